@@ -122,7 +122,7 @@ def test_pretrained_refuses_arguments_that_contradict_the_weights(arguments):
         zoo.get("densenet264", pretrained=True, **arguments)
 
 
-@pytest.mark.parametrize(("option", "value"), [("memory", "nonsense"), ("memory", "unwind")])
+@pytest.mark.parametrize(("option", "value"), [("memory", "nonsense"), ("memory", "invert_sums")])
 def test_a_wrong_option_is_told_before_weights_are_downloaded(monkeypatch, option, value):
     monkeypatch.setattr("zoo.registry.read_weights", lambda name: pytest.fail("the weights were asked for"))
     with pytest.raises(zoo.ConfigError, match=option):
@@ -136,7 +136,7 @@ def test_pretrained_networks_may_be_built_with_any_memory(monkeypatch):
     with torch.device("meta"):
         model = zoo.get("densenet264", pretrained=True, memory="checkpoint")
         assert model.memory == "checkpoint"
-        assert zoo.get("resnext101_ipabn_lr_512", memory="unwind")
+        assert zoo.get("resnext101_ipabn_lr_512", memory="invert_sums")
 
 
 def test_weights_load_strictly_from_a_path_whatever_the_name(tmp_path):
@@ -362,7 +362,7 @@ def test_what_is_assumed_of_a_file_that_does_not_say_its_network_is_logged_once(
     messages = [record.getMessage() for record in caplog.records if "does not say" in record.getMessage()]
     assert len(messages) == (assumed is not None)
     if assumed is not None:
-        assert f"bare.pth does not say which network it belongs to: taken for resnet18 {assumed}" in messages[0]
+        assert f"bare.pth does not describe its network: assuming resnet18 {assumed}" in messages[0]
 
 
 def test_nothing_is_assumed_of_a_file_or_a_name_that_says_its_network(tmp_path, caplog):

@@ -112,9 +112,7 @@ LEAN = "lean"
 # The values that networks of other packages have; "auto" is "plain" there.
 EXTERNAL_MEMORY = ("auto", "plain", LEAN)
 # The values of "memory" that need norms that work in place.
-NEEDS_INPLACE = ("fused", "unwind", "unwind_3x3")
-# The options that set sizes. The size of the network that they make together is limited too (`zoo.models.build`).
-SIZES = ("blocks", "widths", "units", "layers", "pools", "channels")
+NEEDS_INPLACE = ("fused", "invert_sums", "invert_sums_recompute_3x3")
 
 
 def _counts(low: int, high: int) -> tuple[str, Callable[[Any], bool]]:
@@ -225,7 +223,7 @@ def _family(
 
 # Strides 32, 16 and 8 of the last map; the entries are those of mod2 to mod5.
 _DILATIONS = {32: 1, 16: [1, 1, 1, 2], 8: [1, 1, 2, 4]}
-_UNWOUND = ("auto", "plain", "checkpoint", "unwind", "unwind_3x3")
+_INVERTS_SUMS = ("auto", "plain", "checkpoint", "invert_sums", "invert_sums_recompute_3x3")
 DENSE_MEMORY = ("auto", "plain", "checkpoint")
 _WIDER = {"16": (1, 1, 1, 1, 1, 1), "20": (1, 1, 1, 3, 1, 1), "38": (3, 3, 6, 3, 1, 1)}
 _REVNET_WIDTHS = (128, 128, 256, 512, 832)
@@ -253,20 +251,20 @@ ARCHITECTURES: dict[str, Architecture] = {
             "resnext152": {"structure": (3, 8, 36, 3)},
         },
         options={"input_3x3": False, "dilation": 1},
-        memory=_UNWOUND,
+        memory=_INVERTS_SUMS,
         dilations=_DILATIONS,
     ),
     **_family(
         "wider_resnet",
         {f"wider_resnet{depth}": {"structure": structure} for depth, structure in _WIDER.items()},
-        memory=_UNWOUND,
+        memory=_INVERTS_SUMS,
         ignores_input_3x3=True,
     ),
     **_family(
         "wider_resnet_a2",
         {f"wider_resnet{depth}_a2": {"structure": structure} for depth, structure in _WIDER.items()},
         options={"dilation": False},
-        memory=_UNWOUND,
+        memory=_INVERTS_SUMS,
         dilations={32: False, 16: (1, 1, 2, 2), 8: True},
         ignores_input_3x3=True,
     ),

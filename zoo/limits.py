@@ -20,14 +20,11 @@ MAX_STEPS = 10**9
 MAX_RATE = 1e6  # learning rates, weight decay and gains
 MAX_SLOPE = 1e3  # slope of leaky_relu, alpha of elu
 
-# Sizes of networks, and below what they may amount to together. A network beyond these would fill the machine, or take
-# minutes to build.
+# Sizes of networks.
 MAX_DILATION = 1024
 MAX_BLOCKS = 1000  # of one level; the deepest published i-RevNet has 300 in all
 MAX_CHANNELS = 4096
 MAX_LEVELS = 8
-MAX_TOTAL_DEPTH = 5_000  # blocks of all levels, times the units of a branch
-MAX_PARAMETERS = 2_000_000_000  # 8 GB in single precision; the largest published network here has 1.1e8
 
 
 def is_whole(value: Any, low: int, high: int) -> bool:

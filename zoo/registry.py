@@ -118,8 +118,7 @@ def get(
       classifier out, and forward returns the pooled features (N, num_features), in deeplab_* the map of the head.
     - `features_only`: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
     - `**options`: options of the architecture, which ``zoo show NAME`` explains (``memory``, ``input_3x3``,
-      ``dilation`` and others; those that set sizes make at most 5,000 blocks and 2,000,000,000 parameters together),
-      arguments of the other package's builder, and these:
+      ``dilation`` and others), arguments of the other package's builder, and these:
 
       - `activation_param`: slope of leaky_relu (default 0.01) or alpha of elu.
       - `out_indices`: (with features_only) positions of the stages to return, finest first; "stem" is the map that the
@@ -443,11 +442,11 @@ def transforms(
     scale: int | None = None,
     crop: int | None = None,
 ) -> Transform:
-    """Return the preprocessing of a model: a callable from an image to a normalised (3, crop, crop) tensor.
+    """Return the preprocessing of a model: a callable from an image to a normalized (3, crop, crop) tensor.
 
     Args:
     - `name_or_cfg`: a model's name, a model, or its ``pretrained_cfg``.
-    - `training`: random resized crop and flip in place of resize and centre crop; colour jitter and lighting belong to
+    - `training`: random resized crop and flip in place of resize and center crop; color jitter and lighting belong to
       an experiment, see `zoo.data.transforms.TrainTransform`.
     - `ten_crops`: return (10, 3, crop, crop); validation only.
     - `scale`, `crop`: shorter side of the resized image (-1: not resized; validation only) and side of the crop, in px,
@@ -457,7 +456,7 @@ def transforms(
     would, or a tensor (C, H, W) of 1 or 3 channels: uint8, or floating-point with values in [0, 1]. A batch of tensors
     (N, C, H, W) gives (N, 3, crop, crop), each image drawn on its own in training. The published scores are those of
     PIL images. Tensors are resized in float32 (bilinear, antialiased), without PIL's rounding to 8 bits: their
-    values differ by up to 1/255 before the normalisation.
+    values differ by up to 1/255 before the normalization.
 
     Raises ConfigError for an unknown name, for settings that do not go together, and for a network that segments, which
     takes whole images, unless scale and crop are given; the callable raises DataError for
@@ -476,7 +475,7 @@ def transforms(
     if crop is None or (scale is None and not training):
         raise ConfigError(
             "a network that segments takes whole images, so that no scale and crop belong to it; zoo.transforms: give "
-            "scale and crop, or normalise whole images by the mean and std of its pretrained_cfg, as zoo segment does"
+            "scale and crop, or normalize whole images by the mean and std of its pretrained_cfg, as zoo segment does"
         )
     sizes = {"crop_train": crop} if training else {"crop_val": crop, "scale_val": scale}
     content = {"input": {**sizes, "mean": list(cfg["mean"]), "std": list(cfg["std"])}}
@@ -490,7 +489,7 @@ def _cfg_of(name_or_cfg: str | nn.Module | Mapping[str, Any]) -> Mapping[str, An
     if isinstance(name_or_cfg, Mapping):
         return _complete(name_or_cfg, "the mapping")
     if isinstance(name_or_cfg, str):
-        # Without memory and initialisation, to look at its settings alone; a file's weights need memory to go to.
+        # Without memory and initialization, to look at its settings alone; a file's weights need memory to go to.
         with torch.device("cpu" if os.path.isfile(name_or_cfg) else "meta"):
             name_or_cfg = get(name_or_cfg)
     cfg = getattr(name_or_cfg, "pretrained_cfg", None)

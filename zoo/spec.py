@@ -32,10 +32,12 @@ THREE = Field(min_length=3, max_length=3)
 MAX_NAME_CHARS = 2550
 
 WITH_PARAMETER = ("leaky_relu", "elu")
-# These facts are stored with weights. In an experiment the section ``input`` and the data say them.
+# Facts that are stored with weights. In an experiment they come from the section ``input`` and the data.
 STORED_ALONE = ("preprocessing", "class_names", "folded")
-# The keys of a network of another package, which has its own norms, activations and initial weights.
+# The keys for an external network, which has its own norms, activations and initial weights.
 EXTERNAL_KEYS = ("arch", "num_classes", "memory", "options", *STORED_ALONE)
+# Memory strategies in earlier files -> their present names.
+_RENAMED_MEMORY = {"unwind": "invert_sums", "unwind_3x3": "invert_sums_recompute_3x3"}
 # Arguments of other packages' builders -> what to use here.
 _EXTERNAL_WEIGHTS = 'say "pretrained": true, or begin with a file: zoo train --weights FILE'
 _EXTERNAL_OPTIONS = {
@@ -78,24 +80,24 @@ ClassNames = Annotated[list[ClassName], Field(max_length=MAX_CLASSES), AfterVali
 
 
 class Preprocessing(Section):
-    """How images are prepared for validation."""
+    """How validation images are preprocessed."""
 
     scale_val: Scale = Field(default=256, validation_alias=AliasChoices("scale_val", "scale"))
-    """Shorter side that validation images are resized to; -1: not resized."""
+    """Validation images are resized to this length of their shorter side; -1: not resized."""
     crop_val: Side = Field(default=224, validation_alias=AliasChoices("crop_val", "crop"))
-    """Side of the centre crop of validation images."""
+    """Side of the center crop of validation images."""
     mean: Annotated[list[Annotated[float, Field(ge=0, le=1)]], THREE] = Field(default=[0.485, 0.456, 0.406])
-    """Mean of red, green and blue, of values from 0 to 1, which is subtracted."""
+    """Mean of red, green and blue (values from 0 to 1), which is subtracted."""
     std: Annotated[list[Annotated[float, Field(gt=0, le=1)]], THREE] = Field(default=[0.229, 0.224, 0.225])
-    """Standard deviation of red, green and blue, which is divided by."""
+    """Standard deviation of red, green and blue, by which values are divided."""
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield a complaint about a crop that is larger than the resized image."""
+        """Yield a problem if the crop is larger than the resized image."""
         if self.scale_val != -1 and self.crop_val > self.scale_val:
             yield ("crop_val", "scale_val"), f"should be at most scale_val, which is {self.scale_val}"
 
     def preprocessing(self) -> Preprocessing:
-        """Return the settings of this class alone, without those that a subclass adds."""
+        """Return the settings of this class, without those of subclasses."""
         return Preprocessing(**{key: getattr(self, key) for key in Preprocessing.model_fields})
 
 
@@ -112,18 +114,18 @@ class NetworkSpec(Section):
     norm: Literal["standard", "inplace", "sync"] = Field(
         default="standard", validation_alias=AliasChoices("norm", "bn_mode")
     )
-    """Norm: standard batch norm, in place, or in place with the statistics of all processes. Also called bn_mode."""
+    """Norm: standard batch norm, in-place, or in-place and synchronized over all processes. Alias: bn_mode."""
     activation: Literal["relu", "leaky_relu", "elu", "identity"] = "leaky_relu"
-    """Activation behind the norms."""
+    """Activation after the norms."""
     activation_param: Annotated[float, Field(ge=-MAX_SLOPE, le=MAX_SLOPE)] = 0.01
     """Slope of leaky_relu, alpha of elu."""
     num_classes: Annotated[int, Field(ge=0, le=MAX_CLASSES)] = Field(
         default_factory=_default_num_classes, validation_alias=AliasChoices("num_classes", "classes")
     )
-    """Number of classes, which is the number of the network's outputs; 10 by default for CIFAR's networks, 19 for
-    deeplab_*. Also called classes."""
-    memory: Literal["auto", "plain", "fused", "checkpoint", "unwind", "unwind_3x3", "lean"] = "auto"
-    """What is kept for backward; zoo show NAME lists what a network has. lean keeps recipes as zoo.lean does."""
+    """Number of classes, the outputs of the network; default 1000, 10 for CIFAR networks, 19 for deeplab_*. Alias:
+    classes."""
+    memory: Literal["auto", "plain", "fused", "checkpoint", "invert_sums", "invert_sums_recompute_3x3", "lean"] = "auto"
+    """What is saved for backward; zoo show NAME lists the strategies of a network. lean applies zoo.lean."""
     weight_init: Literal[
         "xavier_normal",
         "xavier_uniform",
@@ -135,20 +137,20 @@ class NetworkSpec(Section):
     ] = "xavier_normal"
     """Initial weights of convolutions; truncated_normal is RevNet's, torch is PyTorch's own."""
     weight_gain_multiplier: Annotated[float, Field(gt=0, le=MAX_RATE)] = 1.0
-    """Factor of the initial weights, used by the xavier and orthogonal initialisations."""
+    """Factor of the initial weights, used by the xavier and orthogonal initializations."""
     options: Annotated[dict[str, Any], AfterValidator(_make_plain)] = Field(default_factory=dict)
     """Further options of the architecture, as zoo.get takes them; zoo show NAME explains them. For a network of
     another package: arguments of its builder, and pretrained."""
     preprocessing: SkipJsonSchema[Preprocessing | None] = None
-    """How images were prepared for the network; None if unknown."""
+    """How images were preprocessed for the network; None if unknown."""
     class_names: SkipJsonSchema[ClassNames | None] = None
-    """Names of the first outputs in their order, escaped by `printable`; None if unknown."""
+    """Names of the outputs, in order, escaped by `printable`; None if unknown. May be fewer than the outputs."""
     folded: SkipJsonSchema[bool] = False
-    """Whether the norms are part of the convolutions, see `zoo.convert.fold_network`."""
+    """Whether norms are folded into convolutions, see `zoo.convert.fold_network`."""
 
     @model_serializer(mode="wrap")
-    def _leave_out_what_has_no_meaning(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the settings without stored facts that are unknown, and without those an external network lacks."""
+    def _serialize_known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit unknown stored facts, and settings that do not apply to an external network."""
         content: dict[str, Any] = handler(self)
         meaningless = {key for key in STORED_ALONE if not getattr(self, key) and getattr(self, key) != []}
         if is_external(self.arch):
@@ -156,15 +158,15 @@ class NetworkSpec(Section):
         return {key: value for key, value in content.items() if key not in meaningless}
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield the combinations that no network can be built from."""
+        """Yield invalid combinations of settings."""
         if self.class_names is not None and len(self.class_names) > self.num_classes:
             yield (
                 ("class_names", "num_classes"),
-                f"these are {len(self.class_names):,} names for {self.num_classes:,} classes",
+                f"has {len(self.class_names):,} names for {self.num_classes:,} classes",
             )
         for option in self.options:
             if option in NetworkSpec.model_fields and not is_external(self.arch):
-                yield ("options",), f"{option!r} has a key of its own in this section; set that"
+                yield ("options",), f"{option!r} is a key of this section, not an option; set that key"
         yield from self._external_conflicts() if is_external(self.arch) else self._own_conflicts()
 
     def _own_conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -179,7 +181,7 @@ class NetworkSpec(Section):
                 ("activation_param", "activation"),
                 f"should be greater than 0 for {self.activation}, which has no inverse otherwise",
             )
-        arch = ARCHITECTURES.get(self.arch)  # None for a network of the user's own
+        arch = ARCHITECTURES.get(self.arch)  # None for a custom network
         for option, value in self.options.items():
             if arch is not None and option not in arch.options:
                 yield (
@@ -215,19 +217,19 @@ class NetworkSpec(Section):
 
     @property
     def is_external(self) -> bool:
-        """Whether the network is one of another package."""
+        """Whether the network comes from another package."""
         return is_external(self.arch)
 
     def changed(self, **changes: Any) -> NetworkSpec:
-        """Return the spec with other settings, validated; options are among ``changes`` by their own names."""
+        """Return the validated spec with ``changes`` applied; options are passed by their own names."""
         return parse_spec(merge(self.given(), changes), f"the network {self.arch}")
 
     def given(self) -> dict[str, Any]:
-        """Return the settings that were given and not left at their defaults."""
+        """Return the settings that were set explicitly."""
         return self.model_dump(exclude_unset=True)
 
     def described(self, images: Preprocessing, class_names: Iterable[str] | None = None) -> NetworkSpec:
-        """Return the spec as weights files store it: with preprocessing and class names, without ``pretrained``.
+        """Return the spec to store in weights files: with preprocessing and class names, without ``pretrained``.
 
         Raises DataError as `escape_names` does.
         """
@@ -237,19 +239,19 @@ class NetworkSpec(Section):
         )
 
     def for_experiment(self) -> NetworkSpec:
-        """Return the spec as the ``network`` section of an experiment, without the facts that only files store."""
+        """Return the spec for the ``network`` section of an experiment, without the facts stored only in files."""
         return self.model_copy(update={"preprocessing": None, "class_names": None, "folded": False})
 
     def without_pretrained(self) -> NetworkSpec:
-        """Return the spec of the same network whose weights come from a file, so that no package loads its own."""
+        """Return the spec without ``pretrained``, so that an external package does not load its own weights."""
         options = {key: value for key, value in self.options.items() if key != "pretrained"}
         return self.model_copy(update={"options": options}) if self.is_external else self
 
 
 def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of several descriptions in one; the later one wins, and options are merged one by one.
+    """Merge several descriptions. Later ones win, and options are merged individually.
 
-    Keys that are no fields of `NetworkSpec` are options.
+    Keys that are not fields of `NetworkSpec` are options.
     """
     merged: dict[str, Any] = {}
     options: dict[str, Any] = {}
@@ -261,9 +263,9 @@ def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_spec(content: Mapping[str, Any], source: str) -> NetworkSpec:
-    """Return the spec of the arguments ``content``, named ``source`` in messages.
+    """Return the spec of ``content``, which messages call ``source``.
 
-    Raises ConfigError, also for an unknown architecture.
+    Raises ConfigError for invalid settings and unknown architectures.
     """
     arch = content.get("arch")
     if isinstance(arch, str) and not is_external(arch):
@@ -289,27 +291,28 @@ def stride_option(arch: Architecture, stride: int) -> dict[str, Any]:
 
 
 def escape_names(names: Iterable[str]) -> list[str]:
-    """Return the names of class folders as specs and messages have them, made `printable`.
+    """Return the names of class folders escaped by `printable`, as specs and messages use them.
 
-    Raises DataError if two names become the same.
+    Raises DataError if two names become equal.
     """
     escaped = [printable(name) for name in names]
     if twice := [name for name, count in Counter(escaped).items() if count > 1]:
-        raise DataError(f"class folders whose names look the same: {listed(twice)}; rename one of each")
+        raise DataError(f"names of class folders look the same when printed: {listed(twice)}; rename one of each")
     return escaped
 
 
 def read_earlier_form(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description of a network from an earlier version as the present one; present ones are unchanged.
+    """Convert a description of a network from an earlier version to the current form; current ones are unchanged.
 
-    This is the only reader of earlier forms; `NetworkSpec` itself accepts the earlier keys ``bn_mode`` and ``classes``.
+    This is the only reader of earlier forms. `NetworkSpec` itself accepts the earlier keys ``bn_mode`` and ``classes``.
 
-    - Experiments, also those of the original project: ``input_3x3`` and ``dilation`` stand beside the options. One
-      that has neither ``norm`` nor ``num_classes`` means 1000 classes and relu where it leaves these out. It means
-      leaky_relu where relu is impossible.
-    - Weights files: ``memory`` stands among the options, and settings that an external network lacks are null.
+    - Experiments, also those of the original project: ``input_3x3`` and ``dilation`` are keys instead of options.
+      Without ``norm`` and ``num_classes``, the defaults are 1000 classes and relu, or leaky_relu where relu is
+      impossible.
+    - Weights files: ``memory`` is one of the options, and settings that do not apply to an external network are null.
+    - Both: the memory strategies ``unwind`` and ``unwind_3x3`` have new names.
 
-    Whatever else is wrong with the content is left to `NetworkSpec`.
+    The content is not validated; `NetworkSpec` does that.
     """
     content, options, name = dict(content), content.get("options", {}), content.get("arch", "resnet101")
     if not isinstance(name, str) or not isinstance(options, dict):
@@ -327,10 +330,13 @@ def read_earlier_form(content: Mapping[str, Any]) -> dict[str, Any]:
         for key, default in (("input_3x3", False), ("dilation", 1)):
             value = content.pop(key, default)
             if value is True and key == "input_3x3" and arch is not None and arch.ignores_input_3x3:
-                continue  # the file of a published WiderResNet asks for a stem that no WiderResNet has
+                continue  # the file of a published WiderResNet requests a stem that no WiderResNet has
             if type(value) is not type(default) or value != default:
                 options = {**options, key: value}
     if not is_experiment and "memory" in options and "memory" not in content:
         content["memory"] = options["memory"]
         options = {key: value for key, value in options.items() if key != "memory"}
+    memory = content.get("memory")
+    if isinstance(memory, str) and memory in _RENAMED_MEMORY:
+        content["memory"] = _RENAMED_MEMORY[memory]
     return {**content, "options": options}

@@ -1,4 +1,4 @@
-"""Markdown pages, tables that are also aligned in a terminal, and numbers in them."""
+"""Formats Markdown pages, lists, aligned tables and numbers."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ Cell = str | int | float | None
 
 
 def markdown_page(blocks: Iterable[str]) -> str:
-    """Return a Markdown page of the blocks that are not empty (headings, paragraphs, lists, tables)."""
+    """Return a Markdown page of the non-empty blocks (headings, paragraphs, lists, tables)."""
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def markdown_list(items: Iterable[str]) -> str:
-    """Return a Markdown list, "" without items."""
+    """Return a Markdown list, or "" without items."""
     return "\n".join(f"- {item}" for item in items)
 
 
 def key_value_text(values: Mapping[str, object]) -> str:
-    """Return "key value, key value", without the values that are None or empty."""
+    """Return "key value, key value", omitting values that are None or empty."""
     return ", ".join(f"{key} {value}" for key, value in values.items() if value not in (None, ""))
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a Markdown table with aligned columns, without a final newline.
+    """Return a Markdown table with aligned columns, without a trailing newline.
 
-    Floats get two decimals, None is an empty cell, and a column of numbers is aligned to the right.
+    Floats have two decimals, None is an empty cell, and columns of numbers are right-aligned.
     """
     numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(headers))]
     texts = [[_text(header) for header in headers], *([_text(cell) for cell in row] for row in rows)]

@@ -1,8 +1,8 @@
-"""All private names of torch that this package uses, each with the behavior that it relies on; and names that changed.
+"""All private names of torch that this package uses, with the behavior that it relies on, and names that have changed.
 
-`tests/test_torch_internals.py` tests each behavior by itself, so that a torch that changes one breaks a test that names
-it, and asserts that no other file uses a private name of torch. Most names are plain aliases, which cost nothing at run
-time. Nothing here imports the compiler, which takes a second, before a function that needs it is called.
+`tests/test_torch_internals.py` tests each behavior separately, so a version of torch that changes one fails a test with
+its name. The test also asserts that no other file uses private names of torch. Most names are plain aliases, without
+cost at run time. The compiler takes a second to import, and is imported only by the functions that need it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.utils.data._utils import signal_handling
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Type stubs declare different names in different versions of torch. Through Any every version passes the type check.
+# The type stubs of torch versions declare different names. Any makes the type check pass with every version.
 _C: Any = torch._C
 _module_hooks: Any = module_hooks
 _checkpoint: Any = torch.utils.checkpoint
@@ -34,19 +34,19 @@ _workers: Any = signal_handling
 
 # Dispatch
 
-#: A base class whose `__torch_dispatch__` is called for each operation, while it is active, below autograd.
+#: A base class whose `__torch_dispatch__` is called below autograd for each operation while the mode is active.
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
 
 #: Returns the active dispatch modes, the innermost last.
 dispatch_modes = _python_dispatch._get_current_dispatch_mode_stack
 
-#: Returns how many dispatch modes are active in this thread.
+#: Returns the number of active dispatch modes in this thread.
 num_dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 
-#: Returns how many modes with `__torch_function__` are active in this thread.
+#: Returns the number of active modes with `__torch_function__` in this thread.
 num_function_modes: Callable[[], int] = _C._len_torch_function_stack
 
-#: A context in which operations call no dispatch mode and no `__torch_dispatch__`.
+#: A context that disables dispatch modes and `__torch_dispatch__`.
 DisableTorchDispatch: Callable[[], AbstractContextManager[None]] = _C._DisableTorchDispatch
 
 #: Returns whether a transform of `torch.func`, such as grad or vmap, is active.
@@ -55,13 +55,13 @@ are_transforms_active: Callable[[], bool] = _C._are_functorch_transforms_active
 #: Returns whether the operator "namespace::name" has a kernel for a dispatch key, such as "CPU".
 has_kernel: Callable[[str, str], bool] = _C._dispatch_has_kernel_for_dispatch_key
 
-#: Returns a context within `__torch_dispatch__` in which the operations that a kernel calls count their writes. Without
-#: it only the operator itself does, if it has a kernel for the key "ADInplaceOrView".
+#: Returns a context, for use within `__torch_dispatch__`, in which all operations increment the versions of the tensors
+#: that they write. Without it only the outer operator does, if it has a kernel for the key "ADInplaceOrView".
 count_writes: Callable[[], AbstractContextManager[None]] = functools.partial(
     _C._SetExcludeDispatchKeyGuard, _C.DispatchKey.ADInplaceOrView, False
 )
 
-#: Returns whether a tensor is of a subclass that wraps other tensors and has no memory of its own, as DTensor.
+#: Returns whether a tensor is of a subclass that wraps other tensors and has no memory of its own, such as DTensor.
 is_wrapper = _python_dispatch.is_traceable_wrapper_subclass
 
 #: Returns the schema of an operator overload: its name, `is_mutable`, and arguments with name, type and alias_info.
@@ -76,38 +76,38 @@ def _above_kernels() -> Any:
     return keys
 
 
-#: Returns a context in which operations on CPU and CUDA tensors neither record for autograd nor cast: their kernels get
-#: the arguments as given. Writes are counted, by a tensor and its views together. Dispatch modes are still called.
+#: Returns a context in which operations on CPU and CUDA tensors skip autograd and autocast: their kernels get the
+#: arguments unchanged. Tensors and their views still share a version counter. Dispatch modes are still called.
 skip_autograd_and_autocast: Callable[[], AbstractContextManager[None]] = functools.partial(
     _C._ExcludeDispatchKeyGuard, _above_kernels()
 )
 
-#: The dispatch modes of selective checkpoints, in forward and in recomputation. In a version of torch without these
-#: names every dispatch mode counts as one, to be safe.
+#: The dispatch modes of selective checkpoints, in forward and in recomputation. In versions of torch without these
+#: names, conservatively, any dispatch mode.
 SELECTIVE_CHECKPOINT_MODES: tuple[type[TorchDispatchMode], ...] = tuple(
     getattr(_checkpoint, name, TorchDispatchMode) for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
 )
 
 # Collectives
 
-#: The name of the function in torch.distributed that gathers one tensor of each rank into one tensor. torch 2.11 has
-#: only the second name; 2.13 and 2.14 warn about it.
+#: The name of torch.distributed's all-gather into one tensor. torch 2.11 has only the second name, which 2.13 and 2.14
+#: have deprecated.
 ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 
 # Autograd and memory
 
-#: Returns the innermost pair of hooks for saved tensors, or None. The argument is `ignore_is_tracing`: False returns
-#: None while AOTAutograd traces, True returns the hooks there, too.
+#: Returns the innermost pair of saved-tensor hooks, or None. The argument is `ignore_is_tracing`: with False it returns
+#: None while AOTAutograd traces, with True the hooks.
 top_saved_tensors_hooks: Callable[[bool], tuple[Callable[..., Any], Callable[..., Any]] | None] = (
     _C._autograd._top_saved_tensors_default_hooks
 )
 
 
 def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Enter ``context()`` around every `torch.autograd.graph.disable_saved_tensors_hooks` from now on.
+    """Patch `torch.autograd.graph.disable_saved_tensors_hooks` to enter ``context()`` around each call.
 
-    Transforms of `torch.func` look this function up at each call, and refuse to run while there are hooks for saved
-    tensors. There is no public way to be told of a transform.
+    Transforms of `torch.func` call this function, and raise an error while saved-tensor hooks are active. torch has no
+    public callback for the start of a transform.
     """
     disable = torch.autograd.graph.disable_saved_tensors_hooks
 
@@ -120,26 +120,26 @@ def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]
     torch.autograd.graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
 
 
-#: Returns a number that identifies a storage while the storage lives. Tensors share it if they share their memory.
+#: Returns an integer that identifies a storage during its lifetime. Tensors that share memory have the same one.
 storage_id: Callable[[Any], int] = operator.attrgetter("_cdata")
 
-#: Returns whether two tensors share a storage; they need not overlap in it.
+#: Returns whether two tensors share a storage, even without overlap.
 is_alias_of: Callable[[Tensor, Tensor], bool] = _C._is_alias_of
 
 
 def may_overlap(tensor: Tensor) -> bool:
-    """Return whether several elements of a tensor may lie in one place; True for a part of a tensor with gaps, too."""
+    """Return whether elements of a tensor may overlap in memory; also True for some non-overlapping strided views."""
     return bool(torch._debug_has_internal_overlap(tensor) != 0)
 
 
 def has_backward_hooks(tensor: Tensor) -> bool:
-    """Return whether `Tensor.register_hook` has added a hook to the tensor that was not removed."""
+    """Return whether a tensor has hooks registered by `Tensor.register_hook`."""
     hooks: Any = tensor._backward_hooks
     return bool(hooks)
 
 
 def is_allocation(event: Any) -> bool:
-    """Return whether an event of the profiler's tree is memory that an allocator gave out or took back.
+    """Return whether an event of the profiler's tree is an allocation or a free.
 
     Its ``extra_fields`` then have ``ptr``, ``alloc_size`` (in bytes; negative for a free) and ``device``.
     """
@@ -150,10 +150,10 @@ def is_allocation(event: Any) -> bool:
 
 
 def end_workers(iterator: Any, grace_s: float) -> None:
-    """End the worker processes of the iterator of a DataLoader, and kill those that have not ended after ``grace_s``.
+    """Shut down the workers of a DataLoader iterator; kill those still running after ``grace_s`` seconds.
 
-    torch asks workers to end, and waits without a limit. It takes a worker that is killed for an error, unless it is
-    told to forget them before.
+    torch waits for workers without a timeout. It treats a killed worker as an error, unless the workers' ids are
+    removed first.
     """
     _workers._remove_worker_pids(id(iterator))
     iterator._worker_pids_set = False
@@ -177,7 +177,7 @@ BatchNormBase = batchnorm._BatchNorm
 #: The base class of `nn.Dropout`, `nn.Dropout2d` and the like.
 DropoutBase = dropout._DropoutNd
 
-#: Returns a tuple of two: a number twice, or the two items of a sequence.
+#: Returns a pair: a number twice, or the two items of a sequence.
 pair: Callable[[Any], tuple[Any, Any]] = module_utils._pair
 
 #: Returns the leaves of nested lists, tuples and dicts.
@@ -185,12 +185,12 @@ tree_leaves: Callable[[Any], list[Any]] = _pytree.tree_leaves
 
 
 def forward_hooks(module: nn.Module) -> Mapping[int, Callable[..., Any]]:
-    """Return the forward hooks of a module itself, in the order in which they are called."""
+    """Return the forward hooks registered on a module, in call order."""
     return module._forward_hooks
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether a hook, of this module or of all modules, observes its inputs, outputs or gradients."""
+    """Return whether a forward or backward hook is registered on this module or globally."""
     return (
         _module_hooks._has_any_global_hook()
         or bool(module._forward_hooks)
@@ -201,19 +201,19 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_replica(module: Any) -> bool:
-    """Return whether a module is a copy that `nn.DataParallel` made for one device."""
+    """Return whether a module is a replica made by `nn.DataParallel`."""
     return getattr(module, "_is_replica", False)
 
 
 # Compiler
 
-#: Decorates a function that torch.compile must trace neither itself nor in what it calls. `torch.compiler.disable` does
-#: the same, but imports the compiler at once; this one does so when the function is first called.
+#: Decorator that excludes a function, and everything it calls, from torch.compile. `torch.compiler.disable` does the
+#: same, but imports the compiler immediately instead of at the first call.
 disable_compiler = torch._disable_dynamo
 
 
 def run_while_compiling(function: Function) -> Function:
-    """Mark a function that torch.compile calls while it traces, instead of tracing it; returns the function.
+    """Decorate a function so that torch.compile calls it at trace time and treats the result as a constant.
 
     `torch.compiler.assume_constant_result` does the same, but imports the compiler.
     """
@@ -222,48 +222,48 @@ def run_while_compiling(function: Function) -> Function:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether a module itself was compiled, by `torch.compile(module)` or by `module.compile()`."""
+    """Return whether a module was compiled by `torch.compile(module)` or `module.compile()`; ignores submodules."""
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """Return the module that `torch.compile(module)` wraps; a module without this wrapper is returned itself."""
+    """Return the module inside the wrapper of `torch.compile(module)`, or the module itself without a wrapper."""
     return getattr(module, "_orig_mod", module)
 
 
 def lookup_backend(name: str) -> Any:
-    """Return the backend of torch.compile with this name: a function of a graph, its inputs and further options."""
+    """Return the torch.compile backend of this name: a function of a graph, its inputs and options."""
     from torch._dynamo import lookup_backend
 
     return lookup_backend(name)
 
 
 def list_mode_options(mode: str) -> dict[str, Any]:
-    """Return the options of a mode of torch.compile, which the backend "inductor" takes as `config_patches`."""
+    """Return the Inductor options of a mode of torch.compile, for its argument `config_patches`."""
     from torch._inductor import list_mode_options
 
     return list_mode_options(mode)
 
 
 def activation_memory_budget(budget: float) -> AbstractContextManager[Any]:
-    """Return a context in which a compiled graph keeps at most this share (0 to 1) of its activations for backward."""
+    """Return a context in which compiled graphs save at most this fraction (0 to 1) of their activations."""
     from torch._functorch import config
 
     return config.patch(activation_memory_budget=budget)
 
 
 def current_activation_memory_budget() -> float:
-    """Return the share of its activations that a compiled graph may keep for backward here."""
+    """Return the current limit of `activation_memory_budget`."""
     from torch._functorch import config
 
     return float(config.activation_memory_budget)
 
 
 def partition_by_min_cut(graph: Any, joint_inputs: Any, **options: Any) -> tuple[Any, Any]:
-    """Return the forward and the backward graph of torch's partitioner for the joint graph; nodes keep their names.
+    """Partition a joint graph into forward and backward graphs by torch's min-cut; nodes keep their names.
 
-    It recomputes no node of the forward pass with `CheckpointPolicy.MUST_SAVE` in ``meta["recompute"]``, at any budget
-    above 0. At 0 it saves the inputs and recomputes everything.
+    Forward nodes with `CheckpointPolicy.MUST_SAVE` in ``meta["recompute"]`` are never recomputed at a budget above 0.
+    At budget 0 only the inputs are saved and everything is recomputed.
     """
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -272,10 +272,10 @@ def partition_by_min_cut(graph: Any, joint_inputs: Any, **options: Any) -> tuple
 
 
 def inductor_partitioner(partition: Callable[..., tuple[Any, Any]], source: str) -> Any:
-    """Return a value for Inductor's option ``custom_partitioner_fn`` that calls ``partition`` for its own partitioner.
+    """Return a value for Inductor's option ``custom_partitioner_fn`` that calls ``partition``.
 
-    It is called after Inductor has replaced random operations by its own, with the joint graph, its inputs and options.
-    A hash of the file ``source`` is part of the key of torch's caches.
+    ``partition`` gets the joint graph, its inputs and options, after Inductor has replaced random operations by its
+    own. A hash of the file ``source`` becomes part of the cache key.
     """
     from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 
@@ -290,14 +290,14 @@ def inductor_partitioner(partition: Callable[..., tuple[Any, Any]], source: str)
 
 
 def is_higher_order(operator: object) -> bool:
-    """Return whether the target of a graph's node is an operator that calls graphs, such as cond."""
+    """Return whether a node's target is a higher-order operator, which calls subgraphs, such as cond."""
     from torch._ops import HigherOrderOperator
 
     return isinstance(operator, HigherOrderOperator)
 
 
 def recompile_limit(limit: int, accumulated: int) -> AbstractContextManager[Any]:
-    """Return a context in which torch.compile compiles each function up to ``limit`` times, ``accumulated`` in all."""
+    """Return a context that sets torch.compile's recompilation limits: per function, and ``accumulated``."""
     from torch._dynamo import config
 
     return config.patch(recompile_limit=limit, accumulated_recompile_limit=accumulated)

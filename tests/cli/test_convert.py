@@ -273,7 +273,7 @@ def test_an_onnx_file_of_a_checkpoint_carries_its_record_and_computes_what_it_do
 
 def test_what_is_assumed_of_a_file_without_a_record_is_logged(files, tmp_path, caplog):
     assert convert("fold", files / "zoo.pth", tmp_path / "a.pth", "--norm", "standard", "--no-compare") == 0
-    assert "zoo.pth does not say which network it belongs to: taken for resnet18 with activation='leaky" in caplog.text
+    assert "zoo.pth does not describe its network: assuming resnet18 with activation='leaky" in caplog.text
     caplog.clear()
     options = ["--norm", "standard", "--activation", "leaky_relu", "--no-compare"]
     assert convert("fold", files / "zoo.pth", tmp_path / "b.pth", *options) == 0

@@ -380,7 +380,7 @@ def test_what_is_assumed_of_weights_without_a_record_is_logged(
     make_folder(tmp_path / "data" / "val", {"n02099601": 2}, width=40, height=40)
     command = ["validate", "resnet18", str(tmp_path / "data"), "--weights", str(golden_retrievers), "-j", "0"]
     assert main([*command, "-s", "36", "-c", "32"]) == 0
-    assert caplog.text.count("taken for resnet18 with norm='standard', activation='leaky_relu'") == 1
+    assert caplog.text.count("assuming resnet18 with norm='standard', activation='leaky_relu'") == 1
     caplog.clear()
     config = tmp_path / "said.json"
     config.write_text(json.dumps({"network": {"arch": "resnet18", "activation": "leaky_relu"}}))

@@ -12,8 +12,6 @@ import zoo
 from zoo.architectures import ARCHITECTURES, OPTIONS
 from zoo.config import Experiment, load_experiment, parse_experiment
 from zoo.errors import ConfigError
-from zoo.models.build import FAMILIES
-from zoo.registry import build_from_config
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -145,48 +143,6 @@ def test_options_are_bounded_in_zoo_get_and_in_experiments(arch, options) -> Non
     if name not in ("dilation", "memory", "input_3x3"):  # which have keys of their own
         with pytest.raises(ConfigError, match=name):
             parse_experiment({"network": {"arch": arch, "activation": "leaky_relu", "options": options}}, "x.json")
-
-
-@pytest.mark.parametrize(
-    ("arch", "options", "message"),
-    [
-        ("revnext", {"channels": 4096}, r"39,\d{3},\d{3},\d{3} parameters, more than 2,000,000,000"),
-        ("revnext_revnet", {"channels": 4096}, "parameters, more than 2,000,000,000"),
-        ("irevnet_cifar", {"blocks": [100, 100, 100], "widths": [128, 512, 2048]}, "more than 2,000,000,000"),
-        ("revnext", {"blocks": [1000, 1000], "units": 1000}, "2,000,000 layers or blocks, more than 5,000"),
-        ("revnext_flat", {"layers": [1000] * 8, "pools": ["batch"] * 7}, "8,000 layers or blocks, more than 5,000"),
-        ("irevnet_revnext", {"blocks": [1000] * 8}, "8,000 layers or blocks, more than 5,000"),
-    ],
-)
-@pytest.mark.parametrize("norm", ["inplace", lambda channels: torch.nn.Sequential(torch.nn.BatchNorm2d(channels))])
-def test_sizes_that_are_too_much_together_are_refused_before_anything_is_allocated(
-    arch, options, message, norm, monkeypatch
-) -> None:
-
-    assert set(options) <= set(ARCHITECTURES[arch].options)
-    family = ARCHITECTURES[arch].family
-    build = FAMILIES[family]
-
-    def count(*arguments: Any, **settings: Any) -> Any:
-        assert torch.get_default_device().type == "meta"
-        return build(*arguments, **settings)
-
-    monkeypatch.setitem(FAMILIES, family, count)
-    with pytest.raises(ConfigError, match=message):
-        zoo.get(arch, norm=norm, **options)
-
-
-def test_sizes_are_bounded_together_in_experiments_too() -> None:
-    network = {"arch": "revnext", "activation": "leaky_relu", "options": {"channels": 4096}}
-    experiment = parse_experiment({"network": network}, "x.json")
-    with torch.device("meta"), pytest.raises(ConfigError, match=r"network.arch 'revnext'.*more than 2,000,000,000"):
-        build_from_config(experiment.network)
-
-
-def test_conversions_bound_the_options_of_a_file_too() -> None:
-    for options in ({"channels": 4096}, {"blocks": [1000, 1000], "units": 1000}, {"channels": 65_536}):
-        with pytest.raises(ConfigError, match=r"more than|channels must be an even number"):
-            zoo.convert.fold({}, "revnext", **options)
 
 
 def test_every_option_of_every_network_is_explained_and_bounded() -> None:

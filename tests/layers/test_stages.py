@@ -38,9 +38,9 @@ def stage(channels=BOTTLENECK, blocks=4, in_channels=8, norm=InPlaceABN, stride=
     return plain
 
 
-def unwound(plain: nn.Sequential, redo_3x3=False) -> ResidualInversion:
+def unwound(plain: nn.Sequential, recompute_3x3=False) -> ResidualInversion:
     twin = copy.deepcopy(plain)
-    return ResidualInversion(OrderedDict(twin.named_children()), redo_3x3).train(plain.training)
+    return ResidualInversion(OrderedDict(twin.named_children()), recompute_3x3).train(plain.training)
 
 
 def images(channels=8, dtype=torch.float64) -> torch.Tensor:
@@ -79,31 +79,31 @@ def no_fallback(monkeypatch):
     monkeypatch.setattr(IdentityResidualBlock, "forward", forward)
 
 
-@pytest.mark.parametrize("redo_3x3", [False, True])
+@pytest.mark.parametrize("recompute_3x3", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("channels", [BOTTLENECK, BASIC])
 @pytest.mark.parametrize("blocks", [1, 2, 5])
-def test_outputs_gradients_and_statistics_are_those_of_the_blocks(channels, blocks, dropout, redo_3x3, request):
+def test_outputs_gradients_and_statistics_are_those_of_the_blocks(channels, blocks, dropout, recompute_3x3, request):
     plain = stage(channels, blocks, dropout=dropout)
-    twin = unwound(plain, redo_3x3)
+    twin = unwound(plain, recompute_3x3)
     expected = step(plain, images())
     request.getfixturevalue("no_fallback")
     assert error(step(twin, images()), expected) < 1e-12
     assert all(norm.num_batches_tracked == 1 for norm in twin.modules() if isinstance(norm, ABN))
 
 
-@pytest.mark.parametrize("redo_3x3", [False, True])
-def test_a_first_block_without_projection_keeps_its_input(redo_3x3, request):
+@pytest.mark.parametrize("recompute_3x3", [False, True])
+def test_a_first_block_without_projection_keeps_its_input(recompute_3x3, request):
     plain = stage(in_channels=16, stride=1)
-    twin = unwound(plain, redo_3x3)
+    twin = unwound(plain, recompute_3x3)
     expected = step(plain, images(16))
     request.getfixturevalue("no_fallback")
     assert error(step(twin, images(16)), expected) < 1e-12
 
 
-@pytest.mark.parametrize("redo_3x3", [False, True])
+@pytest.mark.parametrize("recompute_3x3", [False, True])
 @pytest.mark.parametrize("state", ["evaluation", "frozen norms", "frozen convolutions", "a frozen first block"])
-def test_frozen_parts_and_evaluation_are_right(state, redo_3x3, request):
+def test_frozen_parts_and_evaluation_are_right(state, recompute_3x3, request):
     plain = stage()
     step(plain, images())  # running statistics that are not those of the start
     plain.zero_grad()
@@ -114,7 +114,7 @@ def test_frozen_parts_and_evaluation_are_right(state, redo_3x3, request):
     for name, parameter in plain.named_parameters():
         if (state == "frozen convolutions" and "conv" in name) or (state[:2] == "a " and name.startswith("block1")):
             parameter.requires_grad_(False)
-    twin = unwound(plain, redo_3x3)
+    twin = unwound(plain, recompute_3x3)
     expected = step(plain, images())
     request.getfixturevalue("no_fallback")
     assert error(step(twin, images()), expected) < 1e-12
@@ -122,7 +122,7 @@ def test_frozen_parts_and_evaluation_are_right(state, redo_3x3, request):
 
 def test_running_statistics_may_move_between_forward_and_backward():
     plain = stage().eval()
-    twin = unwound(plain, redo_3x3=True)
+    twin = unwound(plain, recompute_3x3=True)
     results = []
     for module in (plain, twin):
         out = module(leaf := images().requires_grad_())
@@ -134,10 +134,10 @@ def test_running_statistics_may_move_between_forward_and_backward():
     assert error(results[1], results[0]) < 1e-12
 
 
-@pytest.mark.parametrize("redo_3x3", [False, True])
-def test_backward_may_run_twice_and_in_parts(redo_3x3):
+@pytest.mark.parametrize("recompute_3x3", [False, True])
+def test_backward_may_run_twice_and_in_parts(recompute_3x3):
     plain = stage()
-    twin = unwound(plain, redo_3x3)
+    twin = unwound(plain, recompute_3x3)
     for module in (plain, twin):
         module(images()).square().sum().backward(retain_graph=False)
     out = twin(images()).square().sum()
@@ -155,7 +155,7 @@ def test_bytes_fall_from_plain_to_unwound_to_redone_and_match_the_count():
     maps = 8 * 3 * 6 * 6  # bytes of one channel
     memory = [
         measure_memory(lambda module=module: module(x).sum(), module.parameters())
-        for module in (plain, unwound(plain), unwound(plain, redo_3x3=True))
+        for module in (plain, unwound(plain), unwound(plain, recompute_3x3=True))
     ]
     vectors = 2500  # per block: mean, variance and their like
     # plain: block 1's first norm (at twice the size), five more of 16 channels, two of 4 in each block; the images
@@ -174,7 +174,7 @@ def test_nothing_is_left_after_backward():
     def new_maps() -> int:
         return sum(all(thing is not other for other in before) for thing in maps())
 
-    twin = unwound(stage(), redo_3x3=True)
+    twin = unwound(stage(), recompute_3x3=True)
     before = maps()  # and held here: other tests have left some
     out = twin(images()).sum()
     assert new_maps() > 0
@@ -183,10 +183,10 @@ def test_nothing_is_left_after_backward():
     assert out.grad_fn is not None  # which is alive, with all that hangs on it
 
 
-@pytest.mark.parametrize("redo_3x3", [False, True])
-def test_modified_inputs_and_outputs_are_refused_as_autograd_does(redo_3x3):
+@pytest.mark.parametrize("recompute_3x3", [False, True])
+def test_modified_inputs_and_outputs_are_refused_as_autograd_does(recompute_3x3):
     for which in ("input", "output"):
-        twin = unwound(stage(), redo_3x3)
+        twin = unwound(stage(), recompute_3x3)
         x = images().requires_grad_() * 1
         out = twin(x)
         loss = out.sum()
@@ -208,11 +208,11 @@ def test_single_precision_loses_nothing_over_many_blocks(channels):
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-@pytest.mark.parametrize("redo_3x3", [False, True])
-def test_half_precision_recovers_the_sums_better_than_it_could_hold_them(redo_3x3, autocast, monkeypatch):
+@pytest.mark.parametrize("recompute_3x3", [False, True])
+def test_half_precision_recovers_the_sums_better_than_it_could_hold_them(recompute_3x3, autocast, monkeypatch):
     plain = stage((16, 16, 32), blocks=12, in_channels=32, stride=1)
     dtype = torch.float32 if autocast else torch.bfloat16
-    x, twin = images(32, dtype), unwound(plain.to(dtype), redo_3x3)
+    x, twin = images(32, dtype), unwound(plain.to(dtype), recompute_3x3)
     exact = copy.deepcopy(twin)
     ours = step(twin, x, autocast)
     truth = step(copy.deepcopy(plain).double(), x.double())
@@ -252,7 +252,7 @@ def test_without_gradients_and_inside_transforms_the_blocks_run_as_they_are():
 def test_compiled_it_has_the_gradients_of_the_eager_stage(backend):
     torch._dynamo.reset()
     plain = stage().float()
-    twin = unwound(plain, redo_3x3=True)
+    twin = unwound(plain, recompute_3x3=True)
     expected = step(plain, images(dtype=torch.float32))
     assert (
         error(step(torch.compile(twin, fullgraph=True, backend=backend), images(dtype=torch.float32)), expected) < 1e-3
@@ -275,7 +275,7 @@ def test_other_norms_run_the_blocks_as_they_are():
 
 def test_a_checkpoint_around_an_unwound_stage_is_right():
     plain = stage()
-    twin = unwound(plain, redo_3x3=True)
+    twin = unwound(plain, recompute_3x3=True)
     expected = step(plain, images())
     ours = step(_Checkpointed(twin), images())
     assert error(ours, expected) < 1e-12
@@ -296,9 +296,9 @@ def test_a_projection_after_the_first_block_is_refused():
         ResidualInversion(blocks)
 
 
-def _distributed_step(unwind: bool) -> list[torch.Tensor]:
+def _distributed_step(inverted: bool) -> list[torch.Tensor]:
     network = stage(norm=InPlaceABNSync)
-    network = nn.parallel.DistributedDataParallel(unwound(network, redo_3x3=True) if unwind else network)
+    network = nn.parallel.DistributedDataParallel(unwound(network, recompute_3x3=True) if inverted else network)
     rank = torch.distributed.get_rank()
     leaf = images()[rank : rank + 1 + rank].clone().requires_grad_()
     network(leaf).square().sum().backward()
@@ -314,7 +314,7 @@ def test_synchronised_and_distributed_stages_have_the_gradients_of_plain_ones():
 
 def test_parameters_are_those_of_the_forward_pass():
     plain = stage()
-    ours = unwound(plain, redo_3x3=True)
+    ours = unwound(plain, recompute_3x3=True)
     swapped = {name: parameter.detach() * 1.5 for name, parameter in plain.named_parameters()}
 
     def gradients(module):
@@ -326,7 +326,7 @@ def test_parameters_are_those_of_the_forward_pass():
 
 @pytest.mark.parametrize("name", ["block1.bn1.weight", "block2.convs.conv1.weight", "block2.convs.bn3.weight"])
 def test_parameters_that_change_before_backward_are_refused_as_autograd_does(name):
-    ours = unwound(stage(), redo_3x3=True)
+    ours = unwound(stage(), recompute_3x3=True)
     out = ours(images().requires_grad_() * 1)
     with torch.no_grad():
         dict(ours.named_parameters())[name].mul_(2)
@@ -334,10 +334,10 @@ def test_parameters_that_change_before_backward_are_refused_as_autograd_does(nam
         out.sum().backward()
 
 
-@pytest.mark.parametrize("redo_3x3", [False, True])
-def test_autocast_around_backward_alone_changes_nothing(redo_3x3):
+@pytest.mark.parametrize("recompute_3x3", [False, True])
+def test_autocast_around_backward_alone_changes_nothing(recompute_3x3):
     def gradients(around):
-        ours = unwound(stage(), redo_3x3).float()
+        ours = unwound(stage(), recompute_3x3).float()
         out = ours(images(dtype=torch.float32).requires_grad_() * 1).square().sum()
         with torch.autocast("cpu", torch.bfloat16, enabled=around):
             out.backward()

@@ -39,7 +39,7 @@ def test_images_may_have_any_number_of_channels(arch, in_chans) -> None:
 
 
 def test_a_network_whose_width_is_padded_refuses_other_images() -> None:
-    with pytest.raises(zoo.ConfigError, match="in_chans: IRevNet reads red, green and blue alone"):
+    with pytest.raises(zoo.ConfigError, match="in_chans: IRevNet supports only RGB images"):
         zoo.get("irevnet_cifar", in_chans=1)
 
 
@@ -129,7 +129,7 @@ def test_the_map_before_the_stems_pool_is_a_feature_that_can_be_asked_for(arch, 
         ("revnet56", {"output_stride": 8}, "cannot be dilated"),
         ("resnet18", {"drop_rate": 0.2, "features_only": True}, "drop_rate.* drops what a classifier reads"),
         ("resnet18", {"drop_rate": 0.2, "num_classes": 0}, "drop_rate drops what a classifier reads"),
-        ("revnext", {"drop_rate": 0.2}, "drop_rate: RevNeXt has not a classifier of mean values"),
+        ("revnext", {"drop_rate": 0.2}, "drop_rate: RevNeXt has no average pooling before its classifier"),
         (
             "resnext50",
             {"norm": nn.BatchNorm2d},

@@ -116,13 +116,13 @@ def test_the_vistas_network_has_the_published_sizes() -> None:
 
 
 def test_memory_and_stem_are_the_bodys() -> None:
-    body = build_meta("deeplab_resnext50", norm="inplace", memory="unwind_3x3", input_3x3=True).body
+    body = build_meta("deeplab_resnext50", norm="inplace", memory="invert_sums_recompute_3x3", input_3x3=True).body
     assert isinstance(body.mod2, ResidualInversion)
     assert hasattr(body.mod1, "conv3")
     assert isinstance(build_meta("deeplab_resnet18", memory="checkpoint").body.mod2, CheckpointedSequential)
     assert build_meta("deeplab_densenet121", memory="checkpoint").body.memory == "checkpoint"
     with pytest.raises(zoo.ConfigError, match="needs norms that work in place"):
-        build_meta("deeplab_resnext50", memory="unwind")
+        build_meta("deeplab_resnext50", memory="invert_sums")
 
 
 def test_a_memory_strategy_changes_no_result() -> None:
@@ -141,13 +141,13 @@ def test_a_memory_strategy_changes_no_result() -> None:
     [
         (
             {"features_only": True},
-            r"has no list of features.*zoo.get\('resnet18', features_only=True, output_stride=8\)",
+            r"from a single map.*zoo.get\('resnet18', features_only=True, output_stride=8\)",
         ),
         ({"out_indices": [0]}, "give features_only=True too"),
-        ({"drop_rate": 0.1}, "drop_rate = 0.1: DeepLab .* drops nothing"),
+        ({"drop_rate": 0.1}, "drop_rate = 0.1: DeepLab has no dropout"),
         ({"output_stride": 32}, "deeplab_resnet18: output_stride must be 8 or 16, got 32"),
         ({"dilation": [1, 1, 2, 4], "output_stride": 8}, "output_stride and dilation say the same"),
-        ({"dilation": 1}, "makes the map of resnet18 32 times smaller .*needs 8 or 16; give output_stride"),
+        ({"dilation": 1}, "resnet18 would have the output stride 32.*needs 8 or 16; pass output_stride"),
         ({"head_dilations": (12, 24)}, "head_dilations must be three whole numbers"),
         ({"pooling_size": (84, 0)}, "pooling_size must be a whole number from 1"),
         ({"input_3x3": True}, "has no option 'input_3x3'"),

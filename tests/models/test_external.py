@@ -51,8 +51,8 @@ def test_a_network_of_timm_gets_its_own_images() -> None:
     ("name", "words"),
     [
         ("torchvision:resnet19", "torchvision has no network called 'resnet19'; the nearest names are .*resnet18"),
-        ("keras:resnet50", "'keras' is no package whose networks are known: timm, torchvision"),
-        ("torchvision:resnet1*", r"'torchvision:resnet1\*' is a pattern, .*fits torchvision:resnet101, "),
+        ("keras:resnet50", "'keras' is not a supported package; use one of timm, torchvision"),
+        ("torchvision:resnet1*", r"'torchvision:resnet1\*' is a pattern, .*matches torchvision:resnet101, "),
         ("resnet50", "'resnet50' does not begin with the name of a package"),
     ],
 )
@@ -105,8 +105,8 @@ def test_pretrained_weights_are_taken_but_for_a_classifier_of_other_classes(
     ("name", "options", "words"),
     [
         ("torchvision:vit_b_16", {}, r"input.crop_train = 64: torchvision:vit_b_16 cannot be run on .*64 x 64 px"),
-        ("torchvision:googlenet", {"init_weights": False}, r'GoogLeNetOutputs, not logits .*"aux_logits": false'),
-        ("torchvision:lraspp_mobilenet_v3_large", {}, r"returns an object OrderedDict, not logits of the shape"),
+        ("torchvision:googlenet", {"init_weights": False}, r'GoogLeNetOutputs for two images.*"aux_logits": false'),
+        ("torchvision:lraspp_mobilenet_v3_large", {}, r"returns an object OrderedDict for two images"),
     ],
 )
 def test_networks_that_do_not_make_logits_of_the_images_are_refused(

@@ -311,7 +311,7 @@ def test_activations_of_v1_branches_end_at_the_sum():
 
 
 def test_groups_need_three_channels():
-    with pytest.raises(ValueError, match="groups=2 needs a block of three channels"):
+    with pytest.raises(ValueError, match="groups=2 needs a bottleneck"):
         IdentityResidualBlock(8, (8, 8), ABN, groups=2)
 
 

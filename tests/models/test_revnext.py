@@ -208,7 +208,7 @@ def test_the_least_gain_of_the_options_reaches_every_norm_and_the_result(eps_i):
     [
         ("revnext", {"pools": ["channel", "mean"]}, 'pools must be a list of "channel" and "batch", got'),
         ("revnext", {"blocks": [1, 1, 1]}, r"each of the 2 pools, got \[1, 1, 1\]"),
-        ("revnext_flat", {"layers": [1, 1]}, "2 pools make 3 levels"),
+        ("revnext_flat", {"layers": [1, 1]}, "2 pools need 3 depths"),
         ("revnext_flat", {"layers": [0, 1, 1]}, "depth"),
         ("revnext_flat", {"eps_i": -1.0}, r"got -1\.0"),
         ("revnext_flat", {"channels": 7}, "got 7"),

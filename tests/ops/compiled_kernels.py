@@ -41,9 +41,9 @@ class Code(NamedTuple):
     instructions: float
     atomics: int
 
-    def blocks(self, room: norm.Room) -> int:
+    def blocks(self, limits: norm.MultiprocessorLimits) -> int:
         """Return the number of blocks that are resident on a multiprocessor."""
-        return norm.resident_blocks(self.registers, self.shared_bytes, norm.WARPS, room)
+        return norm.resident_blocks(self.registers, self.shared_bytes, norm.WARPS, limits)
 
 
 class Kernel(NamedTuple):
@@ -95,8 +95,8 @@ def _compile_kernel(name: str, x: Tensor, activation: str, shortcut: bool, capab
     loads += shortcut and name != "statistics"
     stores += shortcut and name == "backward_apply"
     tiling = norm.tiling_of(x, reducing=planes > 0)
-    stand_ins, numbers = norm.stand_ins(tiling, accumulate_dtype(x.dtype), tensors, constants, planes)
-    types = tuple(_type_of(argument) for argument in (*stand_ins, *numbers))
+    placeholders, numbers = norm.placeholder_arguments(tiling, accumulate_dtype(x.dtype), tensors, constants, planes)
+    types = tuple(_type_of(argument) for argument in (*placeholders, *numbers))
     code, shared_bytes = _compile(name, types, numbers, x.dtype, capability)
     return Kernel(tiling, loads, stores, planes, _read(code, shared_bytes, x.element_size() * loads))
 

@@ -135,7 +135,7 @@ def test_batches_are_counted_where_running_statistics_move(inplace, momentum, dt
 def test_no_momentum_without_the_number_of_batches_is_refused_before_anything_moves():
     x, mean, var = torch.randn(4, 3), torch.zeros(3), torch.ones(3)
     before = x.clone()
-    with pytest.raises(ValueError, match="give num_batches, or a momentum"):
+    with pytest.raises(ValueError, match="pass num_batches or a momentum"):
         inplace_abn(x, None, None, mean, var, momentum=None)
     assert torch.equal(x, before)
     assert not mean.any()

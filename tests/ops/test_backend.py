@@ -51,7 +51,7 @@ def test_a_forced_back_end_that_is_not_there_raises_with_its_reason(monkeypatch)
         backend.DEVICES, "native", ("cpu", SimpleNamespace(unavailable_reason=lambda: "no compiler was found"))
     )
     with (
-        pytest.raises(ConfigError, match="ZOO_KERNELS=native cannot be had: no compiler was found"),
+        pytest.raises(ConfigError, match="ZOO_KERNELS=native is not available: no compiler was found"),
         backend.forced("native"),
     ):
         pass

@@ -27,14 +27,14 @@ class Gpu(NamedTuple):
     """Multiprocessors of a GPU and their capacity, from its data sheet."""
 
     processors: int
-    room: triton.Room
+    limits: triton.MultiprocessorLimits
 
 
 # By compute capability: A100, H200 and B200.
 GENERATIONS = {
-    80: Gpu(108, triton.Room(65536, 167936, 2048)),
-    90: Gpu(132, triton.Room(65536, 233472, 2048)),
-    100: Gpu(148, triton.Room(65536, 233472, 2048)),
+    80: Gpu(108, triton.MultiprocessorLimits(65536, 167936, 2048)),
+    90: Gpu(132, triton.MultiprocessorLimits(65536, 233472, 2048)),
+    100: Gpu(148, triton.MultiprocessorLimits(65536, 233472, 2048)),
 }
 # Bytes in flight per multiprocessor that saturate the memory bandwidth of an H200 at a latency of 0.7 us.
 BYTES_IN_FLIGHT = 4.3e12 / 132 * 0.7e-6
@@ -59,7 +59,7 @@ def assert_fast(kernels: dict[str, Kernel], capability: int, item_bytes: int) ->
         # For float64 the assembler may put a word aside that is read once per tile, to fit one block more.
         assert code.spilled_bytes <= (8 if item_bytes == 8 else 0), name
         assert code.atomics == 0, name
-        blocks = code.blocks(gpu.room)
+        blocks = code.blocks(gpu.limits)
         tile_bytes = tiling.rows * tiling.cols * item_bytes * kernel.loads
         assert blocks * tile_bytes > BYTES_IN_FLIGHT, (name, code)
         places = gpu.processors * blocks
@@ -134,7 +134,9 @@ def test_these_are_the_kernels_that_a_norm_starts(layout):
 
 
 def test_blocks_per_processor_are_those_of_the_occupancy_calculator():
-    room = GENERATIONS[90].room
-    found = {registers: triton.resident_blocks(registers, 512, 4, room) for registers in (32, 64, 72, 80, 96, 168, 255)}
+    limits = GENERATIONS[90].limits
+    found = {
+        registers: triton.resident_blocks(registers, 512, 4, limits) for registers in (32, 64, 72, 80, 96, 168, 255)
+    }
     assert found == {32: 16, 64: 8, 72: 7, 80: 6, 96: 5, 168: 3, 255: 2}
-    assert triton.resident_blocks(32, 2**16, 4, room) == 3
+    assert triton.resident_blocks(32, 2**16, 4, limits) == 3

@@ -53,7 +53,7 @@ NETWORKS = {
     "pre-activation": lambda: nn.Sequential(blocks()),
     "recomputed norms": lambda: DenseModule(8, 4, 3, InPlaceABN),
     "checkpointed blocks": lambda: CheckpointedSequential(blocks()),
-    "unwound": lambda: ResidualInversion(blocks(), redo_3x3=True),
+    "unwound": lambda: ResidualInversion(blocks(), recompute_3x3=True),
     "pool": lambda: nn.Sequential(nn.Conv2d(8, 8, 3), InPlaceABN(8), MaxPool2d(3, 2, 1)),
 }
 

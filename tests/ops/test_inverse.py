@@ -67,7 +67,7 @@ def test_batch_pool_keeps_the_parts_of_an_image_together():
 
 @pytest.mark.parametrize("kind", list(POOLS))
 def test_pools_refuse_odd_sides_with_the_shape(kind):
-    with pytest.raises(ValueError, match=r"even sides, got a map of shape \(1, 2, 4, 5\)"):
+    with pytest.raises(ValueError, match=r"even height and width, got a map of shape \(1, 2, 4, 5\)"):
         POOLS[kind][0](torch.randn(1, 2, 4, 5))
 
 

@@ -257,7 +257,7 @@ def test_what_torch_refuses_it_refuses_itself(window):
 
 def test_the_operator_itself_refuses_windows_that_it_cannot_pool():
     x = torch.randn(1, 1, 40, 40)
-    with pytest.raises(ValueError, match="more than 256 places"):
+    with pytest.raises(ValueError, match="more than 256 positions"):
         torch.ops.zoo.max_pool2d(x, [17, 17], [1, 1], [0, 0], [1, 1], False)
     with pytest.raises(ValueError, match="too small"):
         torch.ops.zoo.max_pool2d(x, [3, 3], [1, 1], [0, 0], [30, 30], False)

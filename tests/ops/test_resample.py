@@ -195,7 +195,7 @@ def test_the_operator_itself_refuses_what_it_would_read_or_write_elsewhere(messa
         (DataError, "smaller size", {"size": (1, MAX_PIXELS + 1)}),
         (
             DataError,
-            "leave the image out",
+            "remove the image",
             {"image": torch.zeros(3, 1, 1, dtype=torch.uint8).expand(3, 1, MAX_PIXELS + 1)},
         ),
         (ValueError, "box", {"box": (0, 0, 10.5, 20)}),
@@ -205,9 +205,9 @@ def test_the_operator_itself_refuses_what_it_would_read_or_write_elsewhere(messa
         (ValueError, "window", {"window": (0, 0, 9, 8)}),
         (ValueError, "window", {"window": (-1, 0, 4, 4)}),
         (ValueError, "window", {"window": (0, 0, 0, 4)}),
-        (ValueError, "result", {"out": torch.zeros(3, 8, 7, dtype=torch.uint8)}),
-        (ValueError, "result", {"out": torch.zeros(3, 8, 8)}),
-        (ValueError, "result", {"out": torch.zeros(8, 8, 3, dtype=torch.uint8).permute(2, 0, 1)}),
+        (ValueError, "got an out", {"out": torch.zeros(3, 8, 7, dtype=torch.uint8)}),
+        (ValueError, "got an out", {"out": torch.zeros(3, 8, 8)}),
+        (ValueError, "got an out", {"out": torch.zeros(8, 8, 3, dtype=torch.uint8).permute(2, 0, 1)}),
     ],
 )
 def test_arguments_out_of_range_are_refused(error, message, arguments):

@@ -176,7 +176,7 @@ def run_formula(case: Case, device: str = "cpu") -> dict[str, Tensor]:
 def measure(case: Case, device: str = "cpu") -> dict[str, dict[str, float]]:
     """Return the errors of every result against the formula and, from the same output, against the reference."""
     truth, plain = run_formula(case, device), run(reference, case, device)
-    few = {"_places": lambda *_: case.programs, "_compiled": {}, "COMBINED_SPLITS": 2}
+    few = {"_resident_programs": lambda *_: case.programs, "_compiled": {}, "COMBINED_SPLITS": 2}
     with patch.multiple(triton, **few) if case.programs else nullcontext():
         ours = run(triton, case, device)
     half = case.dtype in ("bfloat16", "float16")

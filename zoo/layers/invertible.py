@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from zoo.layers.checkpointing import paused_statistics
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import ABN, InPlaceABN, call_norm
-from zoo.ops.abn.functional import normalise
+from zoo.ops.abn.functional import normalize
 from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.chain import Gradients, Tensors, add_gradients
@@ -34,14 +34,14 @@ from zoo.ops.inverse import (
     convolve,
     convolve_gradients,
     couple_,
-    denormalise_,
+    denormalize_,
     halves,
+    invert_coupling_,
+    invert_leaky_relu_,
+    invert_norm_,
     largest,
     largest_gradient,
-    normalise_,
-    unactivate_,
-    uncouple_,
-    undo_norm_,
+    normalize_,
 )
 
 torch.fx.wrap("call_norm")
@@ -165,7 +165,7 @@ class InvertibleLeakyReLU(Invertible):
 
     def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> tuple[Tensor, Tensor, Gradients]:
         """Return x and dx in the memory of y and dy."""
-        unactivate_(y, dy, self.slope)
+        invert_leaky_relu_(y, dy, self.slope)
         return y, dy, {}
 
     def extra_repr(self) -> str:
@@ -199,7 +199,7 @@ class InvertibleNorm(Invertible):
 
     def compute(self, x: Tensor) -> Tensor:
         """Implement `forward`, which torch.fx does not trace into."""
-        return normalise(x, self.norm.take_statistics(x), self._settings(), inplace=False)
+        return normalize(x, self.norm.take_statistics(x), self._settings(), inplace=False)
 
     @torch.no_grad()
     def inverse(self, y: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class InvertibleNorm(Invertible):
                 "running statistics"
             )
         x = y.clone()
-        denormalise_(x, self.norm.take_statistics(y), self._settings())
+        denormalize_(x, self.norm.take_statistics(y), self._settings())
         return x
 
     def record_(self, x: Tensor) -> tuple[Tensor, Statistics]:
@@ -218,13 +218,13 @@ class InvertibleNorm(Invertible):
         statistics = self.norm.take_statistics(x)
         if statistics.num_values is None:  # running statistics, which later batches update in place
             statistics = statistics._replace(mean=statistics.mean.clone())
-        normalise_(x, statistics, self._settings())
+        normalize_(x, statistics, self._settings())
         return x, statistics
 
     def undo_(self, y: Tensor, dy: Tensor, saved: Statistics) -> tuple[Tensor, Tensor, Gradients]:
         """Return x and dx in the memory of y and dy, and the gradients of weight and bias."""
         weight, bias = self.norm.weight, self.norm.bias
-        dgain, dbias = undo_norm_(y, dy, saved, self._settings())
+        dgain, dbias = invert_norm_(y, dy, saved, self._settings())
         return y, dy, {weight: torch.where(weight < 0, -dgain, dgain), bias: dbias}
 
     def _settings(self) -> NormSettings:
@@ -278,7 +278,7 @@ class InvertibleConv(Coupling):
 
     def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> tuple[Tensor, Tensor, Gradients]:
         """Return x and dx in the memory of y and dy, and the gradients of the weights."""
-        return y, dy, uncouple_(y, dy, self.f, self.g)
+        return y, dy, invert_coupling_(y, dy, self.f, self.g)
 
 
 class LayerwiseBlock(Coupling):

@@ -12,7 +12,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS, check_activation, group_to_synchronise, inplace_abn
+from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS, check_activation, group_to_synchronize, inplace_abn
 from zoo.ops.abn.statistics import Statistics, check_input, check_num_values, next_momentum, take_statistics
 from zoo.ops.context import can_work_in_place
 from zoo.torch_internals import NormBase
@@ -212,7 +212,7 @@ class InPlaceABNSync(InPlaceABN):
         self.group = group
 
     def _sync_group(self) -> dist.ProcessGroup | None:
-        return group_to_synchronise(self.group, self.training)
+        return group_to_synchronize(self.group, self.training)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InPlaceABNSync:
         """Return a copy with the same group; process groups cannot be copied."""

@@ -22,8 +22,8 @@ def build_stage(blocks: OrderedDict[str, nn.Module], memory: str) -> nn.Sequenti
     """Return the residual blocks as one module that runs them in order."""
     if memory == "checkpoint":
         return CheckpointedSequential(blocks)
-    if memory in ("unwind", "unwind_3x3"):
-        return ResidualInversion(blocks, redo_3x3=memory == "unwind_3x3")
+    if memory in ("invert_sums", "invert_sums_recompute_3x3"):
+        return ResidualInversion(blocks, recompute_3x3=memory == "invert_sums_recompute_3x3")
     return nn.Sequential(blocks)
 
 
@@ -49,15 +49,16 @@ class ResidualInversion(nn.Sequential):
 
     Args:
     - `blocks`: `IdentityResidualBlock`s by name; only the first may have a projection (ValueError).
-    - `redo_3x3`: also recompute the output of a bottleneck's last norm from the 3x3 convolution before it. It is saved
-      if there is dropout between the two, and in blocks of two convolutions, whose sum could not be inverted otherwise.
+    - `recompute_3x3`: also recompute the output of a bottleneck's last norm from the 3x3 convolution before it. It is
+      saved if there is dropout between the two, and in blocks of two convolutions, whose sum could not be inverted
+      otherwise.
 
     Source: inversion as in Gomez et al., The Reversible Residual Network, 2017, but of unmodified blocks.
     """
 
-    def __init__(self, blocks: Any, redo_3x3: bool = False) -> None:
+    def __init__(self, blocks: Any, recompute_3x3: bool = False) -> None:
         super().__init__(blocks)
-        self.redo_3x3 = redo_3x3
+        self.recompute_3x3 = recompute_3x3
         if any(block.has_projection for block in list(self)[1:]):
             raise ValueError("only the first block of a ResidualInversion may have a projection")
 
@@ -80,7 +81,7 @@ class ResidualInversion(nn.Sequential):
         else:
             with sums.saved_instead_of(x):
                 shortcut, y = x, norm_conv(block.bn1, conv1, x)
-        if self.redo_3x3 and len(inner) == 3:
+        if self.recompute_3x3 and len(inner) == 3:
             norm2, conv2, norm3 = inner
             source = norm2(y)
             y = conv2(source)

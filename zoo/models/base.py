@@ -1,4 +1,4 @@
-"""What all networks have in common: stages, a classifier, and the list of features for other heads."""
+"""The base class of all networks: stages, a classifier, and feature lists for other heads."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from zoo.section import parse_section
 from zoo.spec import NetworkSpec
 
 BlockDilation = int | Sequence[int]
-BEFORE_POOL = "stem"  # the name, in out_indices, of the map that the stem's pool reads
+BEFORE_POOL = "stem"  # in out_indices: the input of the stem's pool
 
 
 def dilation_per_block(dilation: int | Sequence[BlockDilation], structure: Sequence[int]) -> Sequence[BlockDilation]:
-    """Return one entry per module (1, or numbers for its blocks); raise ConfigError for another shape."""
+    """Return one entry per module (a number, or one per block); raise ConfigError for other shapes."""
     entries = [1] * 4 if type(dilation) is int and dilation == 1 else dilation
     if (
         isinstance(entries, Sequence)
@@ -46,7 +46,7 @@ def _fits(entry: BlockDilation, blocks: int) -> bool:
 
 
 class FeatureInfo:
-    """Channels, reduction and module name of each stage output, finest first (the interface of timm)."""
+    """Channels, reduction and module name of each stage's output, finest first (timm's interface)."""
 
     def __init__(self, stages: Sequence[dict[str, Any]]) -> None:
         self.stages = list(stages)
@@ -56,15 +56,15 @@ class FeatureInfo:
         return [stage["num_chs"] for stage in self.stages]
 
     def reduction(self) -> list[int]:
-        """Return, for each stage, the factor by which the image's sides are larger than the map's."""
+        """Return the stride of each stage's output relative to the image."""
         return [stage["reduction"] for stage in self.stages]
 
     def module_name(self) -> list[str]:
-        """Return, for each stage, the name of the module whose output it is."""
+        """Return the name of the module that computes each stage's output."""
         return [stage["module"] for stage in self.stages]
 
     def get_dicts(self) -> list[dict[str, Any]]:
-        """Return a copy of the entries, one dict (num_chs, reduction, module) per stage."""
+        """Return copies of the entries, one dict (num_chs, reduction, module) per stage."""
         return [dict(stage) for stage in self.stages]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -75,37 +75,37 @@ class FeatureInfo:
 
 
 class Network(nn.Module):
-    """Base of all networks: stages in order, an optional last norm ``bn_out``, and ``classifier``.
+    """Base class of all networks: stages in order, an optional last norm ``bn_out``, and ``classifier``.
 
     A subclass registers its modules in the order of the published state dict and calls `_add_stage` for each stage.
-    Convolutions and the classifier have no values at first: `zoo.layers.init_weights` sets them (`zoo.get` calls it).
-    All subclasses have these arguments, beside their own:
+    Convolutions and the classifier are uninitialized until `zoo.layers.init_weights` is called, as `zoo.get` does.
+    All subclasses have these arguments in addition to their own:
 
     Args:
     - `norm`: function channels -> norm with its activation.
-    - `classes`: outputs of the classifier; with 0 forward returns what its linear layer would read, (N, num_features).
-    - `features_only`: leave the classifier out; forward returns the list of the stages' outputs.
+    - `classes`: number of outputs of the classifier; with 0 forward returns pooled features (N, num_features).
+    - `features_only`: omit the classifier; forward returns the list of the stages' outputs.
     """
 
     pretrained_cfg: dict[str, Any]
-    built_as: Any = None  # the `zoo.spec.NetworkSpec` that it was built from, None if that is unknown
-    classifier_name = "classifier"  # the module that makes logits of features
-    recomputed: tuple[str, ...] = ()  # modules of the stages of which backward keeps the input, and runs them again
+    built_as: Any = None  # the `zoo.spec.NetworkSpec` of the network, None if unknown
+    classifier_name = "classifier"  # the module that computes logits from features
+    recomputed: tuple[str, ...] = ()  # modules of stages that are checkpointed: saved by their input
     bn_out: nn.Module
     classifier: nn.Sequential
-    global_pool: nn.Module  # of a network without classifier
+    global_pool: nn.Module  # only without classifier
 
     def __init__(self, features_only: bool = False) -> None:
         super().__init__()
         self.features_only = features_only
         self.in_chans = 3
         self.drop_rate = 0.0
-        self._selected: list[int] | None = None  # positions in the list of all features, BEFORE_POOL at -1
+        self._selected: list[int] | None = None  # indices into the list of all features; BEFORE_POOL is -1
         self._stages: list[tuple[str, ...]] = []
         self._feature_info: list[dict[str, Any]] = []
 
     def _add_stage(self, *modules: str, channels: int, reduction: int) -> None:
-        """Run the named modules as the next stage; the output of the last of them has ``channels`` channels."""
+        """Add the named modules as the next stage, whose output has ``channels`` channels and stride ``reduction``."""
         self._stages.append(modules)
         self._feature_info.append({"num_chs": channels, "reduction": reduction, "module": modules[-1]})
 
@@ -120,26 +120,26 @@ class Network(nn.Module):
 
     @property
     def feature_info(self) -> FeatureInfo:
-        """Channels, reduction and module of each stage, or of those that ``select_features`` chose."""
+        """Channels, reduction and module of each stage, or of those selected by `select_features`."""
         if self._selected is None:
             return FeatureInfo(self._feature_info)
         return FeatureInfo([self._feature_info[i] if i >= 0 else self._before_pool_info() for i in self._selected])
 
     @property
     def num_features(self) -> int:
-        """Number of channels that the classifier reads."""
+        """Number of input channels of the classifier."""
         return self._feature_info[-1]["num_chs"]
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return the last map (N, num_features, H, W), normalised and activated."""
+        """Return the last feature map (N, num_features, H, W), normalized and activated."""
         for stage in self._stages:
             x = self._run_stage(stage, x)
         return self.bn_out(x) if hasattr(self, "bn_out") else x
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
-        """Return the raw output of every stage (before any later norm); none is overwritten afterwards.
+        """Return the raw output of each stage, before any later norm. Later layers do not overwrite them.
 
-        After `select_features` only the selected outputs are returned, and no stage behind the last of them is run.
+        After `select_features` only the selected outputs are returned, and stages after the last of them do not run.
         """
         selected = range(len(self._stages)) if self._selected is None else self._selected
         outputs = []
@@ -157,9 +157,9 @@ class Network(nn.Module):
         return outputs
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
-        """Return the logits (N, classes); without a classifier the pooled features (N, num_features).
+        """Return the logits (N, classes), or without classifier the pooled features (N, num_features).
 
-        With ``features_only`` it returns the list of the stages' outputs.
+        With ``features_only``, return the list of the stages' outputs.
         """
         if self.features_only:
             return self.forward_stages(x)
@@ -167,9 +167,9 @@ class Network(nn.Module):
         return self.classifier(x) if hasattr(self, "classifier") else self.global_pool(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return what `forward` makes of the map of `forward_features`.
+        """Return the logits for the output of `forward_features`.
 
-        With ``pre_logits`` it returns the input of the classifier's linear layer, (N, num_features).
+        With ``pre_logits``, return the input of the classifier's linear layer, (N, num_features).
         """
         if not hasattr(self, "classifier"):
             return self.global_pool(x)
@@ -179,56 +179,54 @@ class Network(nn.Module):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes; 0 without a classifier."""
+        """Number of classes; 0 without classifier."""
         return len(self.get_classifier().weight) if hasattr(self, self.classifier_name) else 0
 
     @property
     def default_cfg(self) -> dict[str, Any]:
-        """The ``pretrained_cfg``, under its older name in timm."""
+        """``pretrained_cfg`` under timm's earlier name."""
         return self.pretrained_cfg
 
     def get_classifier(self) -> Any:
-        """Return the linear layer ``classifier.fc``; `nn.Identity` without a classifier."""
+        """Return the linear layer ``classifier.fc``, or `nn.Identity` without classifier."""
         return self.classifier[-1] if hasattr(self, "classifier") else nn.Identity()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Let training hold about half the memory, as `zoo.lean` does; ``enable=False`` undoes it."""
+        """Apply `zoo.lean` to the network, which about halves its activation memory; ``enable=False`` removes it."""
         lean(self, enabled=enable)
 
     def set_input_channels(self, in_chans: int) -> None:
-        """Give the first convolution an uninitialized weight for ``in_chans`` channels of the image."""
+        """Replace the first convolution's weight by an uninitialized one for ``in_chans`` image channels."""
         _, conv = self._first_conv()
         conv.in_channels = self.in_chans = in_chans
         conv.weight = nn.Parameter(conv.weight.new_empty(conv.out_channels, in_chans, *conv.kernel_size))
 
     def input_weight(self) -> str:
-        """Return the key of the weight whose second dimension is the number of the image's channels."""
+        """Return the state-dict key of the first convolution's weight."""
         return f"{self._first_conv()[0]}.weight"
 
     def _first_conv(self) -> tuple[str, nn.Conv2d]:
-        """Return the convolution that reads the image, and its name."""
+        """Return the name and module of the first convolution."""
         name, conv = next((name, layer) for name, layer in self.named_modules() if isinstance(layer, nn.Conv2d))
         if conv.in_channels != self.in_chans:
-            raise ConfigError(f"in_chans: {type(self).__name__} reads red, green and blue alone; leave it out")
+            raise ConfigError(f"in_chans: {type(self).__name__} supports only RGB images; omit the argument")
         return name, conv
 
     def set_drop_rate(self, drop_rate: float) -> None:
-        """Make the classifier drop this share of its linear layer's inputs in training."""
+        """Add dropout with this rate before the classifier's linear layer."""
         if not hasattr(self, "classifier") or not isinstance(self.classifier[0], GlobalAvgPool2d):
-            what = "a classifier" if not hasattr(self, "classifier") else "a classifier of mean values"
-            raise ConfigError(
-                f"drop_rate: {type(self).__name__} has not {what} to drop values in front of; leave it out"
-            )
+            missing = "classifier" if not hasattr(self, "classifier") else "average pooling before its classifier"
+            raise ConfigError(f"drop_rate: {type(self).__name__} has no {missing}; omit the argument")
         self.drop_rate = drop_rate
         self.classifier = nn.Sequential(
             OrderedDict(avg_pool=self.classifier[0], drop=nn.Dropout(drop_rate), fc=self.get_classifier())
         )
 
     def select_features(self, out_indices: Sequence[int | str]) -> None:
-        """Make forward return only the stages at these positions; -1 is the last, "stem" the map that its pool reads.
+        """Make forward return only the stages at these indices; -1 is the last, "stem" the input of the stem's pool.
 
-        Stages behind the last of them are not run, and their parameters not trained. Raises ConfigError for a position
-        that does not exist, and for positions that are not in the order of the stages.
+        Stages after the last selected one do not run, and their parameters are frozen. Raises ConfigError for an index
+        out of range, and for indices that are not increasing.
         """
         count = len(self._stages)
         known = f"0 to {count - 1}, -{count} to -1{' and ' + repr(BEFORE_POOL) if self._has_stem_pool() else ''}"
@@ -245,7 +243,7 @@ class Network(nn.Module):
         self._selected = selected
         for stage in self._stages[selected[-1] + 1 :]:
             for module in stage:
-                self.get_submodule(module).requires_grad_(False)  # DDP waits for the gradients of what is trained
+                self.get_submodule(module).requires_grad_(False)  # otherwise DDP waits for their gradients
 
     def _has_stem_pool(self) -> bool:
         stem = list(self.get_submodule(self._stages[0][0]).children())
@@ -257,9 +255,9 @@ class Network(nn.Module):
         return {**info, "reduction": info["reduction"] // 2, "module": f"{stage}.{module}"}
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Replace the classifier by a newly initialised one for ``num_classes`` classes; 0 removes it.
+        """Replace the classifier by a newly initialized one for ``num_classes`` classes; 0 removes it.
 
-        Without a classifier `forward` returns pooled features (N, num_features).
+        Without classifier, `forward` returns pooled features (N, num_features).
         """
         if self.features_only:
             raise ConfigError("a network built with features_only has no classifier to reset")
@@ -280,10 +278,10 @@ class Network(nn.Module):
 
 
 def count_network(model: Network) -> dict[str, int]:
-    """Return how large a network is. It may be on the meta device.
+    """Return the size of a network, which may be on the meta device.
 
-    ``parameters`` counts the values that training changes, ``parameters_headless`` those outside the classifier, and
-    ``norms`` the norm layers with running statistics.
+    ``parameters`` is the number of parameters, ``parameters_headless`` the number without the classifier, and ``norms``
+    the number of norm layers with running statistics.
     """
     parameters = sum(parameter.numel() for parameter in model.parameters())
     in_classifier = sum(parameter.numel() for parameter in model.get_classifier().parameters())

@@ -1,4 +1,4 @@
-"""Builds the network of a `NetworkSpec`: the one place where a description becomes a module."""
+"""Builds networks from their `NetworkSpec`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.architectures import LEAN, SIZES, Architecture, architecture
+from zoo.architectures import LEAN, Architecture, architecture
 from zoo.errors import ConfigError
 from zoo.layers.init import init_weights
 from zoo.layers.norm import InPlaceABN, NormFactory, norm_act
-from zoo.limits import MAX_PARAMETERS, MAX_TOTAL_DEPTH
 from zoo.models.base import Network
 from zoo.models.deeplab import HEAD_DILATIONS, DeepLab
 from zoo.models.densenet import DenseNet
@@ -44,25 +43,25 @@ def _deeplab(
 ) -> DeepLab:
     """Return DeepLabV3 on the architecture ``body``, with the options ``of_body``.
 
-    The body is dilated for ``output_stride``, by default 8, or as ``dilation`` says. Raises ConfigError for both, for a
-    dilation that gives another stride than 8 or 16, and for features.
+    The body is dilated for ``output_stride``, by default 8, or by ``dilation``. Raises ConfigError if both are given,
+    if the dilation results in an output stride other than 8 or 16, and for ``features_only``.
     """
     arch = architecture(body)
     if features_only:
         raise ConfigError(
-            "features_only: DeepLab makes logits of one map, and has no list of features; take those of its body: "
+            "features_only: DeepLab computes logits from a single map; use the features of its body: "
             f"zoo.get({body!r}, features_only=True, output_stride={output_stride or 8})"
         )
     if dilation is None:
         dilation = arch.dilations[output_stride or 8]
     elif output_stride is not None:
-        raise ConfigError("output_stride and dilation say the same; give one")
+        raise ConfigError("output_stride and dilation set the same thing; pass one of them")
     network = FAMILIES[arch.family](norm, 0, **arch.structure, **{**arch.options, **of_body, "dilation": dilation})
     stride = network.feature_info.reduction()[-1]
     if stride not in HEAD_DILATIONS:
         raise ConfigError(
-            f"dilation = {dilation!r}: makes the map of {body} {stride} times smaller than the image, and the head "
-            "needs 8 or 16; give output_stride instead"
+            f"dilation = {dilation!r}: {body} would have the output stride {stride}, but the head needs 8 or 16; pass "
+            "output_stride instead"
         )
     return DeepLab(
         norm,
@@ -98,16 +97,14 @@ def build_network(
     features_only: bool = False,
     structure: Sequence[int] | None = None,
 ) -> Network:
-    """Return the network of a spec; its convolutions and classifier have no values yet (`initialize` sets them).
-
-    Under ``torch.device("meta")`` nothing is allocated.
+    """Return the network of a spec with uninitialized convolutions and classifier (`initialize` sets them).
 
     Args:
-    - `norm`: function channels -> norm with its activation, in place of that of the spec.
-    - `features_only`: leave the classifier out; forward returns the list of the stages' outputs.
-    - `structure`: blocks per stage in place of the architecture's own, as many numbers as it has.
+    - `norm`: function channels -> norm with its activation, which replaces that of the spec.
+    - `features_only`: omit the classifier; forward returns the list of the stages' outputs.
+    - `structure`: blocks per stage, which replace those of the architecture; as many numbers.
 
-    Raises ConfigError for an unknown architecture, and for options that are valid one by one but not together.
+    Raises ConfigError for an unknown architecture, and for options that are invalid in combination.
     """
     arch = architecture(spec.arch)
     memory = "auto" if spec.memory == LEAN else spec.memory
@@ -116,12 +113,8 @@ def build_network(
         arguments["structure"] = _checked_structure(arch, structure)
     factory = norm or norm_act(spec.norm, spec.activation, spec.activation_param)
 
-    def build(factory: NormFactory) -> Network:
-        return FAMILIES[arch.family](factory, spec.num_classes, features_only=features_only, **arguments)
-
     try:
-        _check_size(arch, spec.options, build)
-        network = build(factory)
+        network = FAMILIES[arch.family](factory, spec.num_classes, features_only=features_only, **arguments)
     except ConfigError:
         raise
     except ValueError as error:
@@ -130,7 +123,7 @@ def build_network(
 
 
 def build_model(spec: NetworkSpec) -> nn.Module:
-    """Return the network of a spec: without values, or initialized by its package if it is external.
+    """Return the network of a spec, uninitialized, or initialized by its package if external.
 
     Raises ConfigError as `build_network` and `build_external` do.
     """
@@ -142,8 +135,8 @@ def build_model(spec: NetworkSpec) -> nn.Module:
 def build_on_meta(spec: NetworkSpec) -> nn.Module:
     """Return the network of a spec on the meta device.
 
-    Nothing of its size is allocated, except for external networks whose builders compute with values. Raises
-    ConfigError as `build_model` does.
+    Nothing is allocated, except for external networks whose builders compute with values. Raises ConfigError as
+    `build_model` does.
     """
     try:
         with torch.device("meta"):
@@ -155,67 +148,40 @@ def build_on_meta(spec: NetworkSpec) -> nn.Module:
 
 
 def initialize(model: nn.Module, spec: NetworkSpec) -> None:
-    """Set the initial weights of a network of this package as its spec says; nothing on the meta device."""
+    """Initialize the weights of a network of this package as specified; does nothing on the meta device."""
     if not next(model.parameters()).is_meta:
         gain, slope = spec.weight_gain_multiplier, spec.activation_param
         init_weights(model, spec.weight_init, gain, spec.activation, slope)
 
 
 def norm_kind(norm: NormFactory) -> str:
-    """Return "inplace" or "standard", whichever a function channels -> norm builds.
+    """Return "inplace" or "standard", the kind of norm that a function channels -> norm builds.
 
-    Raises ConfigError for a norm without an activation: the networks have none of their own behind their norms.
+    Raises ConfigError for a norm without activation, because networks apply no other activation after norms.
     """
     layer = norm(64)
     if not isinstance(layer, nn.Module):
         raise ConfigError(f"norm must return a module for a number of channels, got {type(layer).__name__} for 64")
     if isinstance(layer, (NormBase, nn.GroupNorm, nn.LayerNorm)) and not hasattr(layer, "activation"):
         raise ConfigError(
-            f"norm: {type(layer).__name__} has no activation, and the networks take norm and activation from one "
-            "module; give norm='standard', or a function such as lambda channels: "
+            f"norm: {type(layer).__name__} has no activation, but networks expect norm and activation in one module; "
+            "pass norm='standard', or a function such as lambda channels: "
             f"nn.Sequential(nn.{type(layer).__name__}(channels), nn.ReLU()). resnet18 to resnet152, which activate "
-            "behind the sum, need a module with the attributes activation and activation_param, as zoo.layers.ABN has"
+            "after the sum, need a module with the attributes activation and activation_param, as zoo.layers.ABN has"
         )
     return "inplace" if isinstance(layer, InPlaceABN) else "standard"
 
 
 def depth_of(arch: Architecture, options: Mapping[str, Any]) -> int:
-    """Return the number of blocks or layers, all with weights, that the options ask for; 0 if no option sets it."""
+    """Return the number of blocks or layers set by options, each of which has weights; 0 if no option sets it."""
     options = {**arch.options, **options}
     return int(sum(options.get("blocks", options.get("layers", ()))) * options.get("units", 1))
 
 
 def _checked_structure(arch: Architecture, structure: Sequence[int]) -> Sequence[int]:
     if "structure" not in arch.structure:
-        raise ConfigError(f"{arch.name} has no structure of blocks per stage to change")
+        raise ConfigError(f"{arch.name} has no structure (blocks per stage) to change")
     num_stages = len(arch.structure["structure"])
     if len(structure) != num_stages:
-        raise ConfigError(f"{arch.name} has {num_stages} stages, the structure {structure} is of other length")
+        raise ConfigError(f"{arch.name} has {num_stages} stages, but the structure {structure} has {len(structure)}")
     return structure
-
-
-def _check_size(arch: Architecture, options: Mapping[str, Any], build: Callable[[NormFactory], nn.Module]) -> None:
-    """Raise ConfigError for sizes among ``options`` that are allowed one by one, but too large together.
-
-    The parameters of what ``build`` returns are counted on the meta device, where nothing is allocated; the depth is
-    checked first, because building a network of a million blocks takes hours even there. If no option sets a size,
-    nothing is built.
-    """
-    if options.keys().isdisjoint(SIZES):
-        return
-    depth = depth_of(arch, options)
-    if depth > MAX_TOTAL_DEPTH:
-        raise ConfigError(
-            f"{arch.name} would have {depth:,} layers or blocks, more than {MAX_TOTAL_DEPTH:,}, with the options "
-            f"{dict(options)}; make them smaller"
-        )
-    try:
-        with torch.device("meta"):
-            num_parameters = sum(parameter.numel() for parameter in build(norm_act("standard")).parameters())
-    except (TypeError, OverflowError, RuntimeError) as error:  # torch's, of sizes that no tensor can have
-        raise ConfigError(f"{arch.name} cannot be built with the options {dict(options)} ({error})") from error
-    if num_parameters > MAX_PARAMETERS:
-        raise ConfigError(
-            f"{arch.name} would have {num_parameters:,} parameters, more than {MAX_PARAMETERS:,}, with the options "
-            f"{dict(options)}; make them smaller"
-        )

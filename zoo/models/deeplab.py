@@ -15,7 +15,7 @@ from zoo.layers.norm import NormFactory
 from zoo.models.base import FeatureInfo, Network
 from zoo.ops.upsampling import upsample
 
-torch.fx.wrap("upsample")  # one call in a traced graph, where no tensor has a size
+torch.fx.wrap("upsample")  # a leaf in traced graphs, where tensors have no size
 
 HEAD_CHANNELS = 256
 # Output stride of the body -> dilations of the head: the same distances in the image.
@@ -23,14 +23,14 @@ HEAD_DILATIONS = {8: (12, 24, 36), 16: (6, 12, 18)}
 
 
 class DeepLab(Network):
-    """``body``, a network without classifier; ``head``; and ``cls``, a 1x1 convolution with bias, to the classes.
+    """``body``, a network without classifier; ``head``; and ``cls``, a 1x1 convolution with bias to the classes.
 
-    ``forward`` returns logits at the size of the image, ``forward_logits`` those of the map. Without a classifier both
-    return the map of the head. It has no list of features: the body alone has (`Network.forward_stages`).
+    ``forward`` returns logits at the size of the image, ``forward_logits`` at the size of the map. Without classifier
+    both return the map of the head. Only the body has a list of features (`Network.forward_stages`).
 
     Args:
     - `norm`: function channels -> norm with its activation, for the head.
-    - `classes`: outputs for each pixel; 0 for none.
+    - `classes`: number of classes; 0 for no classifier.
     - `body`: a network without classifier.
     - `head_dilations`, `pooling_size`: see `DeeplabV3`.
 
@@ -63,24 +63,24 @@ class DeepLab(Network):
             self.cls = uninitialized(nn.Conv2d, HEAD_CHANNELS, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (N, classes, H, W) of the images x (N, 3, H, W); without classifier the head's map."""
+        """Return the logits (N, classes, H, W) of images x (N, 3, H, W), or without classifier the head's map."""
         logits = self.forward_logits(x)
         return upsample(logits, x.shape[2:]) if hasattr(self, "cls") else logits
 
     def forward_logits(self, x: Tensor) -> Tensor:
-        """Return the logits (N, classes, h, w) at the resolution of the map, 1/8 or 1/16 of the image's sides."""
+        """Return the logits (N, classes, h, w) at 1/8 or 1/16 of the image size."""
         return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return the map that the classifier reads, (N, num_features, h, w), normalised and activated."""
+        """Return the input of the classifier, (N, num_features, h, w), normalized and activated."""
         return self.head(self.body(x))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits (N, classes, h, w) of a map of `forward_features`; with ``pre_logits`` the map itself."""
+        """Return the logits (N, classes, h, w) for the output of `forward_features`; with ``pre_logits``, x itself."""
         return x if pre_logits or not hasattr(self, "cls") else self.cls(x)
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
-        """Return the raw outputs of the body's stages; the head is not run."""
+        """Return the raw outputs of the body's stages, without running the head."""
         return self.body.forward_stages(x)
 
     @property
@@ -90,21 +90,18 @@ class DeepLab(Network):
 
     @property
     def num_features(self) -> int:
-        """Number of channels that the classifier reads."""
+        """Number of input channels of the classifier."""
         return HEAD_CHANNELS
 
     def set_input_channels(self, in_chans: int) -> None:
-        """Give the body's first convolution an uninitialized weight for ``in_chans`` channels of the image."""
+        """Replace the body's first convolution weight by an uninitialized one for ``in_chans`` image channels."""
         self.body.set_input_channels(in_chans)
         self.in_chans = in_chans
 
     def get_classifier(self) -> Any:
-        """Return the convolution ``cls``; `nn.Identity` without a classifier."""
+        """Return the convolution ``cls``, or `nn.Identity` without classifier."""
         return self.cls if hasattr(self, "cls") else nn.Identity()
 
     def set_drop_rate(self, drop_rate: float) -> NoReturn:
-        """Raise ConfigError: nothing is dropped before the classifier."""
-        raise ConfigError(
-            f"drop_rate = {drop_rate}: DeepLab classifies maps by a convolution, and drops nothing in front of it; "
-            "leave it out"
-        )
+        """Raise ConfigError: there is no dropout before the classifier."""
+        raise ConfigError(f"drop_rate = {drop_rate}: DeepLab has no dropout before its classifier; omit the argument")

@@ -28,10 +28,10 @@ class DenseNet(Network):
     Args:
     - `structure`: the number of layers of each of the four modules.
     - `input_3x3`: make the stem of three 3x3 convolutions instead of one 7x7.
-    - `dilation`: a number for all dense modules, or one number per module; the pooling before a module with a dilation
-      other than 1 is left out.
-    - `memory`: what is kept for backward, see `DenseModule`. Transitions are treated as the layers are, and "auto" and
-      "checkpoint" keep neither the concatenated outputs of modules nor the pools' inputs.
+    - `dilation`: a number for all dense modules, or one number per module. A dilation other than 1 removes the pooling
+      before the module.
+    - `memory`: what is saved for backward, see `DenseModule`. It applies to transitions, too. "auto" and "checkpoint"
+      save neither the concatenated outputs of modules nor the pools' inputs.
     - All others are those of `Network`.
     """
 
@@ -67,10 +67,10 @@ class DenseNet(Network):
         self._add_classifier(classes)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return the last map (N, num_features, H, W), normalised and activated.
+        """Return the last feature map (N, num_features, H, W), normalized and activated.
 
-        The maps of a module are joined where they are read, so that backward need not keep them twice. Only a module
-        with a hook, which has to see the module's output, joins them itself.
+        The maps of a module are concatenated by the next layer, so they are saved only once. A module with hooks
+        concatenates them itself, because hooks expect its output.
         """
         if self.memory == "plain":
             return super().forward_features(x)
@@ -97,7 +97,7 @@ class DenseNet(Network):
 
 
 def _dilation_per_module(dilation: Any) -> list[int]:
-    """Return the dilations of mod2 to mod5; ``dilation`` is that list, or the number of all of them.
+    """Return the dilations of mod2 to mod5; ``dilation`` is that list, or one number for all of them.
 
     Raises ConfigError for anything else.
     """
@@ -118,19 +118,19 @@ class _Transition(NormConv):
     pool: nn.Module
 
     def __init__(self, in_channels: int, out_channels: int, norm: NormFactory, pool: bool, memory: str) -> None:
-        bn = out_of_place(norm(in_channels))  # reads a stage's output, which may be a returned feature
+        bn = out_of_place(norm(in_channels))  # its input may be a returned feature
         super().__init__(bn, conv2d(in_channels, out_channels, 1), recompute=memory == "auto")
         if pool:
             self.pool = nn.AvgPool2d(2) if memory == "plain" else MeanPool2d()
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return (N, out_channels, H, W) or half that size in a new tensor."""
+        """Return (N, out_channels, H, W), or with pooling half that size, in a new tensor."""
         x = super().forward(*inputs)
         return self.pool(x) if hasattr(self, "pool") else x
 
 
 class MeanPool2d(nn.AvgPool2d):
-    """`torch.nn.AvgPool2d` of 2x2 windows that does not keep its input for backward."""
+    """`torch.nn.AvgPool2d` of 2x2 windows that does not save its input for backward."""
 
     def __init__(self) -> None:
         super().__init__(2)

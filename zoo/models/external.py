@@ -19,13 +19,13 @@ from zoo.remat.lean import lean
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Return the package and the network's name in it, of "PACKAGE:NAME"; None for the name of a network of zoo."""
+    """Split "PACKAGE:NAME" into package and name; return None for the name of a network of zoo."""
     package, colon, own_name = name.partition(":")
     return (package, own_name) if colon else None
 
 
 def list_networks(pattern: str) -> list[str]:
-    """Return the names that fit a shell-style pattern such as "timm:resnet*"; ConfigError if there are none."""
+    """Return the names that match a shell-style pattern such as "timm:resnet*"; raise ConfigError if none does."""
     found = split_name(pattern)
     if found is None:
         raise ConfigError(f"{pattern!r} does not begin with the name of a package: {listed(f'{p}:' for p in PACKAGES)}")
@@ -39,10 +39,10 @@ def list_networks(pattern: str) -> list[str]:
 
 
 def smallest_of_each_family(names: Sequence[str]) -> list[str]:
-    """Return the network with the fewest parameters of each family: those that begin with the same word.
+    """Return the network with the fewest parameters of each family.
 
-    A word ends at a digit or an underscore. Parameters are counted on the meta device, and of two networks with as many
-    the first is taken. One that cannot be built there is taken if it is the only one.
+    A family are the names with the same first word, which ends at a digit or an underscore. Parameters are counted on
+    the meta device; the first network wins a tie. One that cannot be built there is returned only if it has no sibling.
     """
     families: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
@@ -55,27 +55,27 @@ def smallest_of_each_family(names: Sequence[str]) -> list[str]:
 def build_external(
     name: str, *, num_classes: int | None = None, pretrained: bool = False, memory: str = "auto", **options: Any
 ) -> nn.Module:
-    """Return the network of another package, initialised by it.
+    """Return a network of another package, initialized by that package.
 
     Args:
     - `name`: "PACKAGE:NAME".
-    - `num_classes`: outputs of the classifier; default the package's. 0: none (timm alone).
-    - `pretrained`: whether to load the package's weights, which it downloads itself. A classifier for another number of
-      classes than theirs has initial values.
+    - `num_classes`: number of classes; default: the package's. 0: no classifier (timm only).
+    - `pretrained`: load the package's weights, which it downloads itself. A classifier for another number of classes is
+      newly initialized.
     - `memory`: "lean" applies `zoo.lean`; "auto" and "plain" leave the network unchanged.
     - `**options`: further arguments of the package's builder.
 
-    Raises ConfigError for an unknown package or name, a package that is not installed, arguments that the network
-    does not take, and weights that the package cannot get.
+    Raises ConfigError for an unknown package or name, a package that is not installed, arguments that the builder
+    rejects, and weights that the package cannot load.
     """
     if memory not in EXTERNAL_MEMORY:
         raise ConfigError(f"memory must be one of {listed(EXTERNAL_MEMORY)} for {name}, got {memory!r}")
     if name not in (found := list_networks(name)):
-        raise ConfigError(f"{name!r} is a pattern, not the name of a network; it fits {listed(found)}")
+        raise ConfigError(f"{name!r} is a pattern, not the name of a network; it matches {listed(found)}")
     package, _, own_name = name.partition(":")
     if num_classes == 0 and package == "torchvision":
         raise ConfigError(
-            f"num_classes = 0: torchvision builds no {own_name} without a classifier; build it with one, and replace "
+            f"num_classes = 0: torchvision cannot build {own_name} without classifier; build it with one, and replace "
             "that by torch.nn.Identity()"
         )
     if num_classes is not None:
@@ -89,7 +89,7 @@ def build_external(
             get_model = import_module("torchvision.models").get_model
             model = get_model(own_name, weights=None, **options)
             if pretrained:
-                # torchvision has its weights for their own number of classes alone.
+                # torchvision loads weights only for their own number of classes.
                 of_weights = {key: value for key, value in options.items() if key != "num_classes"}
                 model = _with_classifier_of(get_model(own_name, weights="DEFAULT", **of_weights), model)
     except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
@@ -99,7 +99,7 @@ def build_external(
 
 
 def _with_classifier_of(model: nn.Module, other: nn.Module) -> nn.Module:
-    """Return the network with those layers of ``other`` whose parameters have other shapes there: its classifier."""
+    """Return ``model`` with the layers of ``other`` whose parameters have different shapes: the classifier."""
     for name, layer in list(model.named_modules()):
         shapes = [parameter.shape for parameter in layer.parameters(recurse=False)]
         if shapes and shapes != [each.shape for each in other.get_submodule(name).parameters(recurse=False)]:
@@ -108,9 +108,9 @@ def _with_classifier_of(model: nn.Module, other: nn.Module) -> nn.Module:
 
 
 def image_shape(name: str, size: int) -> tuple[int, int, int]:
-    """Return the channels, height and width of images for a network, of ``size`` pixels a side where it takes these.
+    """Return the channels, height and width of images for a network, preferably of ``size`` x ``size`` pixels.
 
-    A network with images of a size of its own gets that, and one that needs larger images the smallest that it takes.
+    A network with a fixed input size gets that size, and one with a larger minimum size gets the minimum.
     """
     (full_name,) = list_networks(name)
     package, _, own_name = full_name.partition(":")
@@ -128,36 +128,35 @@ def image_shape(name: str, size: int) -> tuple[int, int, int]:
 
 
 def check_logits(model: nn.Module, name: str, classes: int, side: int, setting: str) -> None:
-    """Raise ConfigError unless a network makes logits (N, classes) of square images.
+    """Raise ConfigError unless a network returns logits (N, classes) for square images.
 
-    The network is on the meta device, so that nothing is computed; where it cannot be run without values, nothing is
-    known and nothing is raised.
+    The network is on the meta device, so nothing is computed. If its forward pass needs values, nothing is checked.
 
     Args:
     - `name`: the network, in messages.
-    - `side`: of the images, px.
-    - `setting`: where the side comes from, in messages.
+    - `side`: height and width of the images, px.
+    - `setting`: the setting of the image size, in messages.
     """
     images = torch.empty(2, 3, side, side, device="meta")
     try:
         with torch.no_grad():
             output = model(images)
-    except Exception as error:  # forward is another package's code: it can raise anything
+    except Exception as error:  # another package's forward may raise anything
         if isinstance(error, NotImplementedError) or "meta" in str(error):
             return
         reason = brief(next(iter(str(error).strip().splitlines()), type(error).__name__))
         raise ConfigError(
-            f"{setting} = {side}: {name} cannot be run on images of {side} x {side} px ({reason}); set the size that "
-            "the network was made for, or make it for this one by what its builder takes in network.options"
+            f"{setting} = {side}: {name} cannot be run on images of {side} x {side} px ({reason}); set the input size "
+            "of the network, or pass its builder this size in network.options"
         ) from error
     if not isinstance(output, Tensor) or output.shape != (2, classes):
         found = (
             f"the shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"an object {type(output).__name__}"
         )
-        auxiliary = '; network.options {"aux_logits": false} leaves auxiliary ones out' * isinstance(output, tuple)
+        auxiliary = '; network.options {"aux_logits": false} removes auxiliary ones' * isinstance(output, tuple)
         raise ConfigError(
-            f"network.arch = {name}: for two images it returns {found}, not logits of the shape (2, {classes}), which "
-            f"training and scores need{auxiliary}"
+            f"network.arch = {name}: returns {found} for two images; training and scoring need logits of the shape "
+            f"(2, {classes}){auxiliary}"
         )
 
 
@@ -176,7 +175,7 @@ def iter_tensors(output: Any) -> Iterator[Tensor]:
 
 def _names(package: str) -> list[str]:
     if package not in PACKAGES:
-        raise ConfigError(f"{package!r} is no package whose networks are known: {listed(PACKAGES)}")
+        raise ConfigError(f"{package!r} is not a supported package; use one of {listed(PACKAGES)}")
     if find_spec(package) is None:
         raise ConfigError(f"networks of {package} need that package: pip install {package}")
     names = (
@@ -189,7 +188,7 @@ def _num_parameters(name: str) -> float:
     try:
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in build_external(name).parameters())
-    except Exception:  # whatever another package raises
+    except Exception:  # another package may raise anything
         return float("inf")
 
 

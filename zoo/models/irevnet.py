@@ -1,4 +1,4 @@
-"""i-RevNet (Jacobsen et al., ICLR 2018): its pools can be undone too, so that the whole body is one chain."""
+"""i-RevNet (Jacobsen et al., ICLR 2018). Its pooling is invertible, so the whole body is one reversible chain."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from zoo.models.base import Network
 
 
 class IRevNet(Network):
-    """i-RevNet for CIFAR: images are padded by zero channels instead of a stem; ``bn_out`` follows the chain.
+    """i-RevNet for CIFAR: images are padded with zero channels instead of a stem; ``bn_out`` follows the chain.
 
-    In every level but the first, the first block pools.
+    In every level except the first, the first block pools.
 
     Args:
     - `blocks`: the number of `ShiftBlock`s of each level.
-    - `widths`: the channels of a half in each level, four times those of the level before.
-    - `dropout`: share of the values that a branch sets to zero in training.
-    - `memory`: "auto" keeps only the chain's output for backward, "plain" what autograd keeps.
+    - `widths`: the channels of a half in each level, four times those of the previous level.
+    - `dropout`: dropout rate of the branches.
+    - `memory`: "auto" saves only the chain's output for backward, "plain" all activations.
     - All others are those of `Network`.
     """
 
@@ -67,7 +67,7 @@ def build_shift_branch(
 ) -> nn.Sequential:
     """Return the branch of a block: three 3x3 convolutions, a quarter of the ``channels`` wide inside.
 
-    The first branch of a network has no ``leading_norm``. Source: the public code of Jacobsen et al. 2018.
+    The first branch of a network has no ``leading_norm``. Source: the code of Jacobsen et al. 2018.
     """
     inner = channels // 4
     layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -83,7 +83,7 @@ def build_shift_branch(
 
 
 def _check_levels(blocks: Sequence[int], widths: Sequence[int]) -> None:
-    """Raise ConfigError unless each level has a block and, because of its pool, four times the width before it."""
+    """Raise ConfigError unless each level has a block, and four times the width of the previous level (pooling)."""
     if (
         len(blocks) != len(widths)
         or min(blocks) < 1
@@ -91,6 +91,6 @@ def _check_levels(blocks: Sequence[int], widths: Sequence[int]) -> None:
         or any(wide != 4 * width for width, wide in pairwise(widths))
     ):
         raise ConfigError(
-            "each level needs a number of blocks, 1 or more, and a width, four times the one before; got blocks "
+            "each level needs at least 1 block and four times the width of the previous level; got blocks "
             f"{list(blocks)} and widths {list(widths)}"
         )

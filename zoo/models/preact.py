@@ -1,4 +1,4 @@
-"""Pre-activation ResNets, the ordinary twins of the RevNets (Gomez et al. 2017, Table 2)."""
+"""Pre-activation ResNets, the counterparts of the RevNets (Gomez et al. 2017, Table 2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo.models.base import Network
 
 
 class ModuleShape(NamedTuple):
-    """The blocks of one resolution: the first of them changes channels and strides, and may have no leading norm."""
+    """The blocks of one resolution. The first one changes channels and stride, and may lack a leading norm."""
 
     in_channels: int
     out_channels: int
@@ -35,7 +35,7 @@ class PreactNetwork(Network):
     - `structure`: the number of blocks of each module.
     - `widths`: the channels of the stem and of the modules, which have four times as many with ``bottleneck``.
     - `bottleneck`: residual functions of three convolutions instead of two.
-    - `memory`: what is kept for backward, see the subclasses.
+    - `memory`: what is saved for backward, see the subclasses.
     - All others are those of `Network`.
     """
 
@@ -73,9 +73,9 @@ class PreactNetwork(Network):
 class PreactResNet(PreactNetwork):
     """Pre-activation ResNet, with modules of `PreactBlock`s.
 
-    ``memory`` tells what is kept for backward. "auto": the outputs of the norms, also their inputs if they do not work
-    in place, and one byte per output of the pool. "checkpoint": the blocks' inputs; each block is run again. "plain":
-    as "auto", but the pool is torch's.
+    ``memory`` selects what is saved for backward. "auto": the outputs of the norms, also their inputs if they are not
+    in-place, and one byte per output of the pool. "checkpoint": the blocks' inputs; backward recomputes each block.
+    "plain": like "auto", but with torch's pooling.
     """
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:

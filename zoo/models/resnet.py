@@ -24,10 +24,10 @@ class ResNet(Network):
     - `dilation`: 1, or one entry per module, each a number or one number per block; an entry other than 1 (a list of
       ones included) removes the module's stride (for mod2: the stem's pooling).
     - `keep_outputs`: forward returns the list of the five modules' outputs and, with a classifier, the logits.
-    - `memory`: what is kept for backward. "auto": the outputs of in-place norms; for the last norm of a block only the
-      block's output, or both in half precision. "fused": only the block's output in half precision too, where the
-      scales of the last norms allow it (`ResidualBlock`). "checkpoint": the blocks' inputs; each block is run again.
-      "plain": the outputs of all norms and blocks, and the input of the pool, which is torch's.
+    - `memory`: what is saved for backward. "auto": the outputs of in-place norms; for the last norm of a block only the
+      block's output, or both in half precision. "fused": only the block's output in half precision, too, if the scales
+      of the last norms allow it (`ResidualBlock`). "checkpoint": the blocks' inputs; backward recomputes each block.
+      "plain": the outputs of all norms and blocks, and the input of torch's pooling.
     - All others are those of `Network`.
     """
 

@@ -1,4 +1,4 @@
-"""Pre-activation ResNeXt with 64 groups ("64x2d"; the ResNeXt paper's are 32x4d and 64x4d)."""
+"""Pre-activation ResNeXt with 64 groups ("64x2d"; the ResNeXt paper has 32x4d and 64x4d)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ResNeXt(Network):
     - `input_3x3`: make the stem of three 3x3 convolutions instead of one 7x7.
     - `dilation`: 1, or one entry per module, each a number or one number per block; an entry other than 1 (a list of
       ones included) removes the module's stride.
-    - `memory`: what is kept for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
-      pool. "unwind": the same without the outputs of the blocks' first norms; "unwind_3x3": also without those of the
-      last norms (`ResidualInversion`). "checkpoint": the blocks' inputs; each block is run again. "plain": as "auto",
-      but the pool is torch's.
+    - `memory`: what is saved for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
+      pool. "invert_sums": the same without the outputs of the blocks' first norms; "invert_sums_recompute_3x3": also
+      without those of the last norms (`ResidualInversion`). "checkpoint": the blocks' inputs; backward recomputes each
+      block. "plain": like "auto", but with torch's pooling.
     - All others are those of `Network`.
     """
 

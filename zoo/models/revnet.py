@@ -1,4 +1,4 @@
-"""RevNets: residual networks that find the activations again from the outputs of their blocks (Gomez et al. 2017)."""
+"""RevNets: residual networks that reconstruct activations from the outputs of their blocks (Gomez et al. 2017)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class RevNet(PreactNetwork):
     A block has two residual functions, each on half of the channels, and counts twice in the depth that names the
     network.
 
-    ``memory`` tells what is kept for backward. "auto": the output of each module, and the input of a first block that
-    changes stride or width, which is the output of the module before; the stem and all blocks are run once more.
-    "plain": what autograd keeps for all of them; the pool is torch's.
+    ``memory`` selects what is saved for backward. "auto": the output of each module, and the input of a first block
+    that changes stride or width, which is the output of the previous module; backward recomputes the stem and all
+    blocks. "plain": all activations, with torch's pooling.
     """
 
     def __init__(self, norm: NormFactory, classes: int, *, memory: str, **options: Any) -> None:
         super().__init__(norm, classes, memory=memory, **options)
-        # A stem's maps are the largest of a network for ImageNet, and backward needs them when all else is undone.
+        # The stem has the largest maps of a network for ImageNet, and backward needs them last.
         self.recomputed = () if memory == "plain" else ("mod1",)
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
@@ -37,7 +37,7 @@ class RevNet(PreactNetwork):
 class ReversibleModule(nn.Module):
     """The blocks of one resolution: ``first``, if it changes stride or width, and the ``chain`` of all others.
 
-    The input of ``first`` and the chain's output are kept for backward; with ``chain.store``, what autograd keeps.
+    The input of ``first`` and the chain's output are saved for backward; with ``chain.store``, all activations.
     """
 
     def __init__(self, shape: ModuleShape, norm: NormFactory, store: bool) -> None:

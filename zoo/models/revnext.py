@@ -1,6 +1,6 @@
 """RevNeXt: networks of invertible layers, with and without reversible blocks around them (Hascoet et al. 2023).
 
-The body is one chain, from the images to the features that the classifier reads: backward keeps its last map only.
+The body is one chain, from the images to the features of the classifier. Only its last map is saved for backward.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class ScaledLinear(nn.Linear):
 
 
 class LargestValueNetwork(Network):
-    """Base of the paper's networks: the classifier reads the largest value of each channel."""
+    """Base of the paper's networks: the classifier's input is the maximum of each channel (global max pooling)."""
 
-    images_per_input = 1  # images of the last feature map that belong to one input image, 4 per batch pool
+    images_per_input = 1  # images in the last map per input image; times 4 per batch pool
 
     def _add_classifier(self, classes: int) -> None:
         if self.features_only:
@@ -56,19 +56,19 @@ class LargestValueNetwork(Network):
 
 
 class InvertibleNetwork(LargestValueNetwork):
-    """Levels of invertible layers, ``level0`` behind the stem and the others behind a pool; base of the two forms.
+    """Levels of invertible layers, ``level0`` after the stem and the others after a pool; base of the two forms.
 
     Args:
-    - `classes`: outputs of the classifier; 0 for none.
-    - `depths`: a number for each level, which ``build_level`` gets.
+    - `classes`: number of classes; 0 for no classifier.
+    - `depths`: a number per level, passed to ``build_level``.
     - `pools`: one entry per down-sampling; "channel" turns each 2x2 window into channels, "batch" into images.
     - `channels`: channels of the stem.
-    - `build_level`: function (number of the level, channels, depth) -> the layers behind its stem or pool.
-    - `features_only`: leave the classifier out, and return the list of the levels' outputs.
-    - `memory`: "auto" keeps the last map for backward and finds all others again, "plain" keeps what autograd keeps.
+    - `build_level`: function (index of the level, channels, depth) -> the layers after its stem or pool.
+    - `features_only`: omit the classifier, and return the list of the levels' outputs.
+    - `memory`: "auto" saves the last map for backward and reconstructs all others, "plain" saves all activations.
 
     Attributes:
-    - `meter`: None, or that of `run_chain`, which is called with the number of a layer, 0 for the stem.
+    - `meter`: the meter of `run_chain`, called with the index of a layer (0 for the stem), or None.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class InvertibleNetwork(LargestValueNetwork):
         return [layer for (stage,) in self._stages for layer in self.get_submodule(stage).children()]
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
-        """Return the logits (N, classes); without a classifier the largest value of each channel (N, num_features).
+        """Return the logits (N, classes), or without classifier the maximum of each channel (N, num_features).
 
-        With ``features_only`` it returns the list of the levels' outputs.
+        With ``features_only``, return the list of the levels' outputs.
         """
         if self.features_only:
             return self.forward_stages(x)
@@ -117,16 +117,16 @@ class InvertibleNetwork(LargestValueNetwork):
 
 
 class FlatRevNeXt(InvertibleNetwork):
-    """The layer-wise form: units of invertible convolution, norm and leaky ReLU, without blocks around them.
+    """The layer-wise form: units of invertible convolution, norm and leaky ReLU, without reversible blocks.
 
-    Errors of the reconstruction grow exponentially with the number of units. At slope 0.2 the authors' networks train
-    as well as stored ones with up to 7 units, and collapse from 8 on; of ours, in short runs, 9 units trained and 12
-    diverged.
+    Reconstruction errors grow exponentially with the number of units. At slope 0.2 the authors' networks train as well
+    as with stored activations with up to 7 units, and collapse from 8 on. In short runs of this implementation, 9 units
+    trained and 12 diverged.
 
     Args:
     - `norm`: function channels -> norm with leaky ReLU.
-    - `layers`: the number of units of each level. The stem counts as one, so that the first is at least 1.
-    - `eps_i`: the least gain of the norms, see `InvertibleNorm`.
+    - `layers`: the number of units of each level. The stem counts as one, so the first number is at least 1.
+    - `eps_i`: the smallest gain of the norms, see `InvertibleNorm`.
     - All others are those of `InvertibleNetwork`.
     """
 
@@ -152,23 +152,23 @@ class FlatRevNeXt(InvertibleNetwork):
 class RevNeXt(InvertibleNetwork):
     """The hybrid form: reversible blocks whose branches are units of invertible convolution, norm and leaky ReLU.
 
-    The first level has one block with one unit per branch. The paper does not say which pools and depths it took; the
-    defaults are those of the authors' study of errors, 2,446,048 parameters with 10 classes.
+    The first level has one block with one unit per branch. The paper does not state pools and depths; the defaults are
+    those of the authors' error study, with 2,446,048 parameters for 10 classes.
 
     Args:
     - `norm`: function channels -> norm with leaky ReLU.
-    - `blocks`: the number of blocks of each level behind a pool.
+    - `blocks`: the number of blocks of each level after a pool.
     - `units`: the number of units of a branch in these blocks.
-    - `eps_i`: the least gain of the norms, see `InvertibleNorm`.
-    - `keep_branch_input`: keep the exact input of a branch while the branch is undone, as section 4.4 and the authors'
-      code do: how exactly a block finds its input again then depends on neither the slope nor the number of units.
-      False finds the input again from the branch's output.
+    - `eps_i`: the smallest gain of the norms, see `InvertibleNorm`.
+    - `keep_branch_input`: keep the exact input of a branch while the branch is inverted, as in section 4.4 and the
+      authors' code. The reconstruction error of a block then depends neither on the slope nor on the number of units.
+      False reconstructs the input from the branch's output.
     - All others are those of `InvertibleNetwork`.
 
     Float32 bytes per pixel, with 32 ``channels`` and the C++ kernels: 128 for the map, 128 for its gradient, 64 for the
-    map inside a branch, 64 for the gradient there and 16 of scratch memory are 400. Without ``keep_branch_input`` the
-    64 bytes of the map inside are saved. (The paper's 352 has no gradient inside the branch, and 32 bytes for the
-    convolution there.)
+    map inside a branch, 64 for the gradient there and 16 of scratch memory add up to 400. Without ``keep_branch_input``
+    the 64 bytes of the map inside are not needed. (The paper's 352 bytes omit the gradient inside the branch, and have
+    32 bytes for the convolution there.)
     """
 
     def __init__(
@@ -195,12 +195,12 @@ class RevNeXt(InvertibleNetwork):
             return [block(channels, units) for _ in range(depth)]
 
         if len(blocks) != len(pools):
-            raise ConfigError(f"blocks needs a number for each of the {len(pools)} pools, got {list(blocks)}")
+            raise ConfigError(f"blocks must have one number for each of the {len(pools)} pools, got {list(blocks)}")
         super().__init__(classes, (1, *blocks), pools, channels, build_level, features_only, memory)
 
 
 def _units(channels: int, number: int, norm: NormFactory, eps_i: float) -> list[Invertible]:
-    """Return ``number`` times an invertible convolution, norm and leaky ReLU."""
+    """Return ``number`` units of invertible convolution, norm and leaky ReLU."""
     layers: list[Invertible] = []
     for _ in range(number):
         layers += [InvertibleConv(channels), *_norm_act(channels, norm, eps_i)]
@@ -208,7 +208,7 @@ def _units(channels: int, number: int, norm: NormFactory, eps_i: float) -> list[
 
 
 def _norm_act(channels: int, norm: NormFactory, eps_i: float) -> list[Invertible]:
-    """Return an invertible norm and leaky ReLU; ConfigError for a norm that neither can be made of."""
+    """Return an invertible norm and leaky ReLU; raise ConfigError for norms that have no inverse."""
     layer: Any = norm(channels)
     if not isinstance(layer, ABN) or layer.activation != "leaky_relu":
         raise ConfigError(
@@ -219,10 +219,8 @@ def _norm_act(channels: int, norm: NormFactory, eps_i: float) -> list[Invertible
 
 
 def _check_levels(depths: Sequence[int], pools: Sequence[str]) -> None:
-    """Raise ConfigError for unknown pools, and unless there is a depth for each of the levels that they make."""
+    """Raise ConfigError for unknown pools, and unless there is one depth per level."""
     if not set(pools) <= set(POOLS):
         raise ConfigError(f"pools must be among {', '.join(POOLS)}, got {list(pools)}")
     if len(depths) != len(pools) + 1 or min(depths) < 0 or depths[0] < 1:
-        raise ConfigError(
-            f"{len(pools)} pools make {len(pools) + 1} levels, the first of depth 1 or more; got {depths}"
-        )
+        raise ConfigError(f"{len(pools)} pools need {len(pools) + 1} depths, the first of at least 1; got {depths}")

@@ -1,9 +1,9 @@
-"""The networks that Hascoet et al. 2023 compare RevNeXt with: a ResNet-18, a RevNet and an i-RevNet of their own.
+"""The baselines of Hascoet et al. 2023 for RevNeXt: their variants of ResNet-18, RevNet and i-RevNet.
 
-The totals in the paper fix the widths and depths. ResNet and RevNet: four levels of 32 to 256 channels, constant within
-a level, so that the weights of the convolutions are 12.5 MB, and three pools in between, which section 3.4 calls
-max-pooling. The paper does not say how these double the channels without weights; here zeros are added. i-RevNet: 171
-MB of weights, which 2, 2, 2 and 1 blocks have.
+The totals in the paper determine the widths and depths. ResNet and RevNet have four levels of 32 to 256 channels,
+constant within a level, with 12.5 MB of convolution weights, and three pools between them, which section 3.4 calls
+max-pooling. The paper does not state how these double the channels without weights; here zeros are added. The i-RevNet
+has 171 MB of weights, which corresponds to 2, 2, 2 and 1 blocks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class RevNeXtBaseline(LargestValueNetwork):
       post-activation residual blocks of two convolutions.
     - `blocks`: the number of blocks of each level.
     - `channels`: channels of the stem and of the first level.
-    - `memory`: what is kept for backward. "auto": the outputs of reversible levels, before which the stem is run
-      again, and without these what `ResNet` keeps; "plain": what autograd keeps.
+    - `memory`: what is saved for backward. "auto": for reversible blocks the outputs of levels, and the stem is
+      recomputed; otherwise as in `ResNet`. "plain": all activations.
     - All others are those of `Network`.
     """
 
@@ -67,9 +67,9 @@ class RevNeXtBaseline(LargestValueNetwork):
 
 
 class WideningPool(nn.Module):
-    """Maxima of 2x2 windows, then as many channels of zeros as there were, one half of them before and one behind.
+    """2x2 max pooling, then zero channels that double the width, one half before and one after.
 
-    Backward keeps one byte per maximum, and with ``memory`` "plain" what torch's own pooling keeps.
+    One byte per maximum is saved for backward; with ``memory`` "plain" torch's pooling is used.
     """
 
     def __init__(self, channels: int, memory: str) -> None:
@@ -78,7 +78,7 @@ class WideningPool(nn.Module):
         self.pool = (nn.MaxPool2d if memory == "plain" else MaxPool2d)(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (N, 2 C, H / 2, W / 2) of x (N, C, H, W); a last odd row or column is left out."""
+        """Return (N, 2 C, H / 2, W / 2) of x (N, C, H, W); an odd last row or column is ignored."""
         return add_zero_channels(self.pool(x), self.channels)
 
 
@@ -87,9 +87,9 @@ class TwoBranchIRevNet(LargestValueNetwork):
 
     Args:
     - `blocks`: the number of reversible blocks of each level.
-    - `channels`: channels of the stem; each pool makes them four times as many.
-    - `memory`: what is kept for backward. "auto": the output of the chain; the stem is run again. "plain": what
-      autograd keeps.
+    - `channels`: channels of the stem; each pool multiplies them by four.
+    - `memory`: what is saved for backward. "auto": the output of the chain; the stem is recomputed. "plain": all
+      activations.
     - All others are those of `Network`.
     """
 

@@ -18,7 +18,7 @@ from zoo.models.base import Network
 
 
 class ModuleSettings(NamedTuple):
-    """What differs between the modules: a pool before them, and stride, dilation and dropout of their blocks."""
+    """The settings of a module: a pool before it, and stride, dilation and dropout of its blocks."""
 
     pool: bool = False
     stride: int = 1  # of the first block
@@ -26,7 +26,7 @@ class ModuleSettings(NamedTuple):
     dropout: float = 0.0
 
 
-# Of mod2 to mod7: channels of a block's convolutions, then the settings of the three forms.
+# For mod2 to mod7: the channels of a block's convolutions, then the settings of the three forms.
 CHANNELS = ((128, 128), (256, 256), (512, 512), (512, 1024), (512, 1024, 2048), (1024, 2048, 4096))
 PLAIN = (*[ModuleSettings(pool=True)] * 5, ModuleSettings())
 A2 = (
@@ -53,10 +53,10 @@ class WiderResNet(Network):
 
     Args:
     - `structure`: the number of blocks of each of the six modules.
-    - `memory`: what is kept for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
-      pools. "unwind": the same without the outputs of the blocks' first norms; "unwind_3x3": in bottlenecks also
-      without those of the last norms (`ResidualInversion`). "checkpoint": the blocks' inputs; each block is run again.
-      "plain": as "auto", but the pools are torch's.
+    - `memory`: what is saved for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
+      pools. "invert_sums": the same without the outputs of the blocks' first norms; "invert_sums_recompute_3x3": in
+      bottlenecks also without those of the last norms (`ResidualInversion`). "checkpoint": the blocks' inputs; backward
+      recomputes each block. "plain": like "auto", but with torch's pooling.
     - `modules`: the settings of the six modules.
     - All others are those of `Network`.
     """
@@ -106,8 +106,8 @@ class WiderResNetA2(WiderResNet):
     - `dilation`: a truth value, as published; the number 1 means False, too. True keeps the output at 1/8: mod5 and
       mod6 lose their strides, mod5 is dilated by 2, mod6 and mod7 by 4. The list [1, 1, 2, 2], of mod4 to mod7, keeps
       it at 1/16: mod6 loses its stride, mod6 and mod7 are dilated by 2.
-    - All others are those of `WiderResNet`. With the memory "unwind_3x3" blocks with dropout keep the outputs of their
-      last norms.
+    - All others are those of `WiderResNet`. With the memory "invert_sums_recompute_3x3", blocks with dropout save the
+      outputs of their last norms.
     """
 
     def __init__(

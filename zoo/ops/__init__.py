@@ -1,1 +1,1 @@
-"""The mathematics of the memory-optimised layers; no modules here."""
+"""The mathematics of the memory-optimized layers; contains no nn.Module."""

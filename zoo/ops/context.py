@@ -1,8 +1,8 @@
-"""The context of an operation: what decides which tensors backward keeps, the autocast dtype, the random numbers.
+"""Queries of the execution context (tracing, compilation, transforms, autocast), and states for recomputation.
 
-Autograd alone decides what is kept, unless torch.fx traces, torch.compile compiles, a transform of `torch.func` is
-active, or a selective checkpoint records. A recomputation in backward takes the autocast state and the random numbers
-of the forward pass with it.
+In eager mode autograd saves exactly the tensors that an operation saves. This is different under torch.fx,
+torch.compile, transforms of `torch.func` and selective checkpoints. Recomputation in backward restores the autocast
+state and the random numbers of the forward pass.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from zoo.torch_internals import (
 
 
 def is_fx_proxy(x: Any) -> bool:
-    """Return whether x only stands for a tensor that torch.fx traces; it has no shape, dtype or values."""
+    """Return whether x is a proxy of torch.fx, which has no shape, dtype or values."""
     return not isinstance(x, Tensor)
 
 
 def is_transformed() -> bool:
-    """Return whether this runs inside a transform of `torch.func`, which knows neither checkpoints nor saved hooks."""
+    """Return whether a transform of `torch.func` is active; it supports neither checkpoints nor saved-tensor hooks."""
     return are_transforms_active()
 
 
 def is_exporting() -> bool:
-    """Return whether torch.export traces this by itself. Dynamo of torch 2.11 says so of whatever it traces."""
+    """Return whether torch.export traces without Dynamo. In torch 2.11 `is_exporting` is True in all Dynamo traces."""
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 def in_selective_checkpoint() -> bool:
-    """Return whether a selective checkpoint records this, or repeats it.
+    """Return whether a selective checkpoint is active, in forward or in recomputation.
 
-    (`torch.utils.checkpoint.create_selective_checkpoint_contexts`.) Its repetition skips the operations whose results
-    it saved. An in-place update made by a skipped operation would be lost, so nothing may be overwritten here.
+    (`torch.utils.checkpoint.create_selective_checkpoint_contexts`.) Recomputation skips the operations whose results
+    were saved. It would lose the in-place updates of a skipped operation, so nothing may be overwritten here.
     """
     if torch.compiler.is_compiling():
         return False
@@ -55,27 +55,27 @@ def in_selective_checkpoint() -> bool:
 
 
 def can_work_in_place() -> bool:
-    """Return whether operations may overwrite tensors here that are not needed any more.
+    """Return whether operations may overwrite tensors that are no longer needed.
 
-    Compilers reuse the memory by themselves, and write several times slower code for the forms in place; a selective
-    checkpoint may have saved the tensor.
+    False in compiled code, where the compiler reuses memory and in-place operations are several times slower; and in a
+    selective checkpoint, which may have saved the tensor.
     """
     return not torch.compiler.is_compiling() and not in_selective_checkpoint()
 
 
 def is_eager() -> bool:
-    """Return whether operations run one by one as they are written: nothing compiles, transforms or records them."""
+    """Return whether operations run in plain eager mode: not compiled, transformed or selectively checkpointed."""
     return can_work_in_place() and not is_transformed()
 
 
 def is_unwatched(x: Tensor) -> bool:
-    """Return whether nothing but autograd looks at operations on x, which lies on a CPU or CUDA device.
+    """Return whether an operator may be called on x without torch's dispatcher.
 
-    Then a function may do the work of an operator without torch's dispatcher. Not so where a subclass of tensors, a
-    mode, a transform, a trace or the compiler waits for the operator, on other devices, and for a view that negates.
+    True for plain tensors on CPU and CUDA if only autograd observes operations. False for tensor subclasses and lazily
+    negated views, and if a mode, a transform, a trace or the compiler is active.
     """
     return (
-        not torch.compiler.is_compiling()  # first, as it knows not all that follows
+        not torch.compiler.is_compiling()  # first, because Dynamo cannot trace all of the following
         and (type(x) is Tensor or type(x) is Parameter)
         and (x.is_cpu or x.is_cuda)
         and not x.is_neg()
@@ -87,14 +87,14 @@ def is_unwatched(x: Tensor) -> bool:
 
 
 def is_recorded() -> bool:
-    """Return whether autograd records here, and keeps exactly the tensors that operations save."""
+    """Return whether autograd is recording and holds exactly the tensors that operations save."""
     return torch.is_grad_enabled() and is_eager()
 
 
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's `once_differentiable` of a backward, called only where a second derivative could be taken.
+    """Decorate a backward like `once_differentiable`, without its cost where no second derivative can be taken.
 
-    Elsewhere the decorator changes nothing, and takes the host as long as a small kernel.
+    Torch's decorator has no effect there, and takes as long as launching a small kernel.
     """
     refusing = once_differentiable(backward)
 
@@ -106,20 +106,20 @@ def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_autocast(device_type: str) -> bool:
-    """Return whether autocast casts on a device, also for devices that it does not know, such as meta."""
-    # Compilers know all their devices, and not every version of torch can trace is_autocast_available.
+    """Return whether autocast is enabled for a device type; False for types that it does not support, such as meta."""
+    # Autocast supports every device of a compiler, and some versions of torch cannot trace is_autocast_available.
     known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device_type)
     return known and torch.is_autocast_enabled(device_type)
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    """Return a context in which autocast casts nothing, also on devices that it does not know."""
+    """Return a context that disables autocast; it does nothing for device types without autocast."""
     known = torch.amp.is_autocast_available(device_type)
     return torch.autocast(device_type, enabled=False) if known else nullcontext()
 
 
 class Autocast(NamedTuple):
-    """Whether autocast casts on a device, and to which dtype."""
+    """The autocast state of a device type: whether it is enabled, and its dtype (None without autocast)."""
 
     device_type: str
     enabled: bool
@@ -127,14 +127,14 @@ class Autocast(NamedTuple):
 
     @classmethod
     def now(cls, x: Tensor) -> Autocast:
-        """Return the present autocast state of the device of x."""
+        """Return the current autocast state for the device of x."""
         device_type = x.device.type
         if not torch.amp.is_autocast_available(device_type):
             return cls(device_type, False, None)
         return cls(device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
 
     def __call__(self) -> AbstractContextManager[Any]:
-        """Return a context in which it holds again."""
+        """Return a context that restores this state."""
         if self.dtype is None:
             return nullcontext()
         return torch.autocast(self.device_type, self.dtype, enabled=self.enabled)
@@ -150,11 +150,11 @@ class RandomState(NamedTuple):
 
     @classmethod
     def now(cls, x: Tensor) -> RandomState:
-        """Return the present states, for the device of x."""
+        """Return the current states, for the device of x."""
         # torch.utils.checkpoint.get_device_states searches its arguments for tensors, which takes 20 times as long as
-        # all of this, at every link of a chain.
+        # this function, and every link of a chain calls it.
         device_type = x.device.type
-        if device_type in ("cpu", "meta"):  # the one is always there, the other has no random numbers
+        if device_type in ("cpu", "meta"):  # meta has no generator
             return cls(torch.get_rng_state(), device_type, [], [])
         device = x.get_device()
         states = [torch.get_device_module(device_type).get_rng_state(device)]
@@ -167,17 +167,17 @@ class RandomState(NamedTuple):
             set_device_states(self.devices, self.states, device_type=self.device_type)
 
     def is_same(self, other: RandomState) -> bool:
-        """Return whether no random number was drawn between the two."""
+        """Return whether the states are equal: no random number was drawn in between."""
         return all(map(torch.equal, [self.cpu, *self.states], [other.cpu, *other.states]))
 
 
 @contextmanager
 def restored_buffers(module: nn.Module) -> Iterator[None]:
-    """Context that restores the buffers of ``module`` at its end, so that a repeated forward updates no statistics."""
+    """Context that restores the buffers of ``module`` on exit, so that a recomputed forward updates no statistics."""
     before = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         yield
-    finally:  # torch leaves a checkpoint's recomputation by an exception once it has all tensors that it needs
+    finally:  # torch ends a checkpoint's recomputation early by an exception
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)

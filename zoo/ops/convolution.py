@@ -1,4 +1,4 @@
-"""Convolutions that are run again in backward: how they move over their input, in which dtype, and their gradients."""
+"""Convolutions that backward recomputes: their geometry, compute dtype and gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zoo.ops.context import is_autocast, without_autocast
 
 
 class Geometry(NamedTuple):
-    """How a convolution moves over its input, in the words of `torch.nn.Conv2d`."""
+    """Stride, padding, dilation and groups of a `torch.nn.Conv2d`."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -22,25 +22,25 @@ class Geometry(NamedTuple):
 
     @classmethod
     def of(cls, conv: nn.Conv2d) -> Geometry:
-        """Return that of a convolution whose padding is given in numbers."""
+        """Return the geometry of a convolution with numeric padding."""
         return cls(conv.stride, conv.padding, conv.dilation, conv.groups)  # type: ignore[arg-type]
 
 
 class Convolution(NamedTuple):
-    """How a convolution moves over its input, and the dtype that it computes in: under autocast that of autocast."""
+    """A convolution's geometry, and the dtype that it computes in (under autocast, that of autocast)."""
 
     geometry: Geometry
     dtype: torch.dtype
 
     @classmethod
     def of(cls, conv: nn.Conv2d, x: Tensor) -> Convolution:
-        """Return the operation that ``conv`` is here for a tensor like x."""
+        """Return what ``conv`` computes for an input like x in the current autocast state."""
         return cls(Geometry.of(conv), convolution_dtype(x))
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the convolution of x in a new tensor; autocast as it is now has no influence.
+        """Return the convolution of x in a new tensor, regardless of the current autocast state.
 
-        The casts are explicit: autocast would cache a weight that was cast here, where no gradient is recorded.
+        Casts are explicit, because autocast would cache a weight that was cast without gradients.
         """
         bias = None if bias is None else bias.to(self.dtype)
         with without_autocast(x.device.type):
@@ -49,7 +49,7 @@ class Convolution(NamedTuple):
     def backward(
         self, dout: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, needed: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of x, weight and bias, in their dtypes; None for those that are not ``needed``."""
+        """Return the gradients of x, weight and bias in their dtypes; None for each that is not ``needed``."""
         geometry = self.geometry
         gradients = torch.ops.aten.convolution_backward(
             dout.to(self.dtype), x.to(self.dtype), weight.to(self.dtype), None if bias is None else [bias.numel()],
@@ -64,7 +64,7 @@ class Convolution(NamedTuple):
 
 
 def convolution_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype that a convolution of x computes in here: autocast leaves float64 alone."""
+    """Return the dtype that a convolution of x computes in: that of autocast if enabled, except for float64."""
     if x.dtype == torch.float64 or not is_autocast(x.device.type):
         return x.dtype
     return torch.get_autocast_dtype(x.device.type)

@@ -2,7 +2,7 @@
 
 Functions whose names end in an underscore work in place. The inverse of a layer overwrites its output y with the input
 x, and dy with dx. Operations that need scratch memory, mainly convolutions of half the channels, process an eighth of
-the batch at a time, which keeps the scratch memory below the size of the map.
+the batch at a time, so the scratch memory stays below the size of the feature map.
 
 Source: Hascoet et al., EURASIP JIVP 2023:1, section 4.2.
 """
@@ -27,12 +27,12 @@ NUM_PARTS = 8
 
 
 def parts(*maps: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield views of all the maps, an eighth of the batch at a time."""
+    """Yield views of the maps, an eighth of the batch at a time."""
     return zip(*(x.chunk(NUM_PARTS) for x in maps), strict=True)
 
 
 def channel_pool(x: Tensor) -> Tensor:
-    """Return the four values of each 2x2 window as channels: (N, C, H, W) -> (N, 4 C, H/2, W/2).
+    """Move the four values of each 2x2 window to channels: (N, C, H, W) -> (N, 4 C, H/2, W/2).
 
     Channel c of offset (dy, dx) becomes channel (2 dy + dx) C + c: the first half of the channels are the even rows.
     Raises ValueError for odd H or W.
@@ -41,65 +41,66 @@ def channel_pool(x: Tensor) -> Tensor:
 
 
 def channel_unpool(y: Tensor) -> Tensor:
-    """Return the x for which y is ``channel_pool(x)``, bit for bit."""
+    """Return the inverse of `channel_pool`, bit for bit."""
     return _join_windows(y.unflatten(1, (2, 2, -1)))
 
 
 def batch_pool(x: Tensor) -> Tensor:
-    """Return the four values of each 2x2 window as images: (N, C, H, W) -> (4 N, C, H/2, W/2).
+    """Move the four values of each 2x2 window to the batch: (N, C, H, W) -> (4 N, C, H/2, W/2).
 
-    Offset (dy, dx) of image n becomes image 4 n + 2 dy + dx, so that the parts of an image stay together.
+    Offset (dy, dx) of image n becomes image 4 n + 2 dy + dx, so the parts of an image stay adjacent. Raises ValueError
+    for odd H or W.
     """
     return _split_windows(x).flatten(0, 2)
 
 
 def batch_unpool(y: Tensor) -> Tensor:
-    """Return the x for which y is ``batch_pool(x)``, bit for bit."""
+    """Return the inverse of `batch_pool`, bit for bit."""
     return _join_windows(y.unflatten(0, (-1, 2, 2)))
 
 
 def _split_windows(x: Tensor) -> Tensor:
-    """Return the values of the 2x2 windows apart: (N, C, H, W) -> (N, 2, 2, C, H/2, W/2), contiguous."""
+    """Split 2x2 windows: (N, C, H, W) -> (N, 2, 2, C, H/2, W/2), contiguous."""
     if not is_fx_proxy(x) and (x.shape[2] % 2 or x.shape[3] % 2):
-        raise ValueError(f"a 2x2 pool that can be undone needs even sides, got a map of shape {tuple(x.shape)}")
+        raise ValueError(f"invertible 2x2 pooling needs an even height and width, got a map of shape {tuple(x.shape)}")
     windows = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # N, C, H/2, dy, W/2, dx
     return windows.permute(0, 3, 5, 1, 2, 4).contiguous()
 
 
 def _join_windows(windows: Tensor) -> Tensor:
-    """Return the x for which ``windows`` is ``_split_windows(x)``."""
+    """Return the inverse of `_split_windows`."""
     return windows.permute(0, 3, 4, 1, 5, 2).flatten(4, 5).flatten(2, 3)
 
 
 def channel_unpool_(y: Tensor) -> Tensor:
-    """Return the x for which y is ``channel_pool(x)``, in the memory of the contiguous map y."""
+    """Return the inverse of `channel_pool`, in the memory of the contiguous map y."""
     n, c, h, w = y.shape
-    x = y.view(n, c // 4, 2 * h, 2 * w)  # an image's values stay within the image's memory
+    x = y.view(n, c // 4, 2 * h, 2 * w)  # values stay within the memory of their image
     for source, target in parts(y, x):
         target.copy_(channel_unpool(source))
     return x
 
 
 def batch_unpool_(y: Tensor) -> Tensor:
-    """Return the x for which y is ``batch_pool(x)``, in the memory of the contiguous map y."""
+    """Return the inverse of `batch_pool`, in the memory of the contiguous map y."""
     n, c, h, w = y.shape
-    return channel_unpool_(y.view(n // 4, 4 * c, h, w))  # the order of the values is the same
+    return channel_unpool_(y.view(n // 4, 4 * c, h, w))  # the same memory order
 
 
-def unactivate_(y: Tensor, dy: Tensor, slope: float) -> None:
-    """Undo leaky ReLU: overwrite y with x = leaky_relu(y, 1 / slope), and dy with dx."""
+def invert_leaky_relu_(y: Tensor, dy: Tensor, slope: float) -> None:
+    """Invert leaky ReLU: overwrite y with x = leaky_relu(y, 1 / slope), and dy with dx."""
     torch.ops.aten.leaky_relu_backward.grad_input(dy, y, slope, True, grad_input=dy)
     F.leaky_relu_(y, 1 / slope)
 
 
-def normalise_(x: Tensor, statistics: Statistics, settings: NormSettings) -> None:
+def normalize_(x: Tensor, statistics: Statistics, settings: NormSettings) -> None:
     """Overwrite x with (|weight| + eps) x_hat + bias."""
     for (part,) in parts(x):
         kernels_for(x).apply_(part, statistics.mean, statistics.var, settings)
 
 
-def denormalise_(y: Tensor, statistics: Statistics, settings: NormSettings) -> None:
-    """Overwrite y with x = (y - bias) sqrt(var + eps) / gain + mean, for the statistics with which y was computed."""
+def denormalize_(y: Tensor, statistics: Statistics, settings: NormSettings) -> None:
+    """Overwrite y with x = (y - bias) sqrt(var + eps) / (|weight| + eps) + mean, the inverse of `normalize_`."""
     assert settings.weight is not None
     assert settings.bias is not None
     gain = settings.weight.abs() + settings.eps
@@ -107,15 +108,15 @@ def denormalise_(y: Tensor, statistics: Statistics, settings: NormSettings) -> N
     y.sub_(_per_channel(settings.bias)).mul_(_per_channel(scale)).add_(_per_channel(statistics.mean))
 
 
-def undo_norm_(y: Tensor, dy: Tensor, statistics: Statistics, settings: NormSettings) -> tuple[Tensor, Tensor]:
-    """Overwrite y with x, and dy with dx; return the gradients of the weight, which is the gain less eps, and bias."""
+def invert_norm_(y: Tensor, dy: Tensor, statistics: Statistics, settings: NormSettings) -> tuple[Tensor, Tensor]:
+    """Overwrite y with x, and dy with dx; return the gradients of weight and bias."""
     kernels, count = kernels_for(y), statistics.num_values
     sums_of_parts = [torch.stack(kernels.backward_reduce(z, dz, settings)) for z, dz in parts(y, dy)]
     sum_dy, sum_dy_xhat = torch.stack(sums_of_parts).sum(0)
     means = None if count is None else means_over_group(sum_dy, sum_dy_xhat, count, statistics.group)
     for z, dz in parts(y, dy):
         dz.copy_(kernels.backward_apply(z, dz, statistics.var, means, settings)[0])
-    denormalise_(y, statistics, settings)
+    denormalize_(y, statistics, settings)
     dgain, dbias = parameter_gradients(sum_dy, sum_dy_xhat, settings.weight, settings.bias)
     assert dgain is not None
     assert dbias is not None
@@ -140,8 +141,8 @@ def couple_(x: Tensor, f: nn.Conv2d, g: nn.Conv2d) -> None:
         x2.add_(g(x1))
 
 
-def uncouple_(y: Tensor, dy: Tensor, f: nn.Conv2d, g: nn.Conv2d) -> Gradients:
-    """Undo the coupling: overwrite y with x, dy with dx; return the gradients of the weights."""
+def invert_coupling_(y: Tensor, dy: Tensor, f: nn.Conv2d, g: nn.Conv2d) -> Gradients:
+    """Invert `couple_`: overwrite y with x, dy with dx; return the gradients of the weights."""
     gradients: Gradients = {}
     for y_part, dy_part in parts(y, dy):
         (y1, y2), (dy1, dy2) = halves(y_part), halves(dy_part)
@@ -153,7 +154,7 @@ def uncouple_(y: Tensor, dy: Tensor, f: nn.Conv2d, g: nn.Conv2d) -> Gradients:
 def _subtract_conv_(
     conv: nn.Conv2d, source: Tensor, target: Tensor, dsource: Tensor, dtarget: Tensor, gradients: Gradients
 ) -> None:
-    """Subtract ``conv(source)`` from target; add its gradients to dsource and, for the weight, to ``gradients``."""
+    """Subtract ``conv(source)`` from target; accumulate its gradients into dsource and ``gradients`` (weight)."""
     convolution, weight = Convolution.of(conv, source), conv.weight
     target.sub_(convolution(source, weight, None))
     through, dweight, _ = convolution.backward(
@@ -166,7 +167,7 @@ def _subtract_conv_(
 
 
 def convolve(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """Return the convolution, which keeps the map's size, in a contiguous new tensor of float32 or better."""
+    """Return a same-size convolution of x in a new contiguous tensor, in float32 or the wider dtype of x."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     y = x.new_empty((x.shape[0], conv.out_channels, *x.shape[2:]), dtype=dtype)
     for x_part, y_part in parts(x, y):
@@ -175,7 +176,7 @@ def convolve(x: Tensor, conv: nn.Conv2d) -> Tensor:
 
 
 def convolve_gradients(x: Tensor, dy: Tensor, conv: nn.Conv2d) -> tuple[Tensor | None, Tensor]:
-    """Return the gradients of `convolve`: dx, None if x needs no gradient, and that of the weight."""
+    """Return the gradients of `convolve` for x (None if x requires none) and for the weight."""
     convolution, needed = Convolution.of(conv, x), (x.requires_grad, True, False)
     dx = torch.empty_like(x) if x.requires_grad else None
     dweight = torch.zeros_like(conv.weight)
@@ -189,12 +190,12 @@ def convolve_gradients(x: Tensor, dy: Tensor, conv: nn.Conv2d) -> tuple[Tensor |
 
 
 def largest(x: Tensor, images: int) -> Tensor:
-    """Return the largest value of each channel over the map and ``images`` images that belong together."""
+    """Return the maximum of each channel over the positions of each group of ``images`` adjacent images."""
     return x.unflatten(0, (-1, images)).amax((1, 3, 4))
 
 
 def largest_gradient(x: Tensor, best: Tensor, dbest: Tensor, images: int) -> Tensor:
-    """Return dx of `largest`; equal largest values share the gradient."""
+    """Return dx of `largest`. Equal maxima share the gradient."""
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     grouped = (x.unflatten(0, (-1, images)), dx.unflatten(0, (-1, images)), best, dbest)
     for x_part, dx_part, best_part, dbest_part in parts(*grouped):

@@ -1,4 +1,4 @@
-"""How functions of Python become operators of torch, which torch.compile takes as they are."""
+"""Registers Python functions as torch operators, which torch.compile does not trace into."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-# With flexible_layout the operators take tensors in the layout that they have. Without it torch.compile copies the
-# output of every convolution to a contiguous tensor.
+# flexible_layout: the operators accept any layout. Without it torch.compile copies the output of every convolution to a
+# contiguous tensor.
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
 
 
 def operator(
     library: torch.library.Library, schema: str, fake: Callable[..., Any]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as an operator of ``library`` without autograd; ``fake`` returns results without values."""
+    """Return a decorator that registers a function as an operator without autograd; ``fake`` is its fake kernel."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         name = schema.partition("(")[0]

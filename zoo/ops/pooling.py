@@ -1,11 +1,11 @@
-"""Pooling that keeps less for backward than torch's: a byte per maximum, and only the shape for means.
+"""Pooling that saves less for backward than torch's: one byte per maximum, and only the shape for means.
 
-torch's maximum pooling keeps its input and 64-bit indices. Its mean pooling keeps the input but reads only its shape.
+torch's maximum pooling saves its input and 64-bit indices. Its mean pooling saves the input, but reads only the shape.
 
-`max_pool2d` is an operator, zoo::max_pool2d, which writes the maximum of each window and its place there in one sweep.
-On the CPU that is csrc/pool.cpp, on CUDA pooling_triton.py, as chosen in zoo/ops/abn/backend.py; where neither is at
-hand, plain torch operations stand in. Backward goes the other way round, from the places. Where nothing looks at
-operations, the functions behind the operators are called, as the dispatcher takes longer than to pool a small map.
+`max_pool2d` calls the operator zoo::max_pool2d, which writes the maximum of each window and its position in the window
+in one pass. zoo/ops/abn/backend.py chooses the kernel: csrc/pool.cpp on the CPU, pooling_triton.py on CUDA, or plain
+torch operations. Backward scatters the gradient to the saved positions. In plain eager mode the functions behind the
+operators are called directly, because the dispatcher takes longer than pooling a small map.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Pair = int | tuple[int, int]
 
 
 class Window(NamedTuple):
-    """Size, stride, padding and dilation of a pooling window, each (rows, columns), and the rounding of the output."""
+    """Size, stride, padding and dilation of a pooling window, each (rows, columns), and the output's rounding."""
 
     size: tuple[int, int]
     stride: tuple[int, int]
@@ -37,18 +37,18 @@ class Window(NamedTuple):
     ceil_mode: bool
 
     def outputs(self, sides: Sequence[int]) -> list[int]:
-        """Return the sides of the output of a map of these sides; raise ValueError for a window that torch refuses."""
+        """Return the output's (height, width) for a map's; raise ValueError for a window that torch rejects."""
         outputs = []
         for length, size, stride, padding, dilation in zip(sides, *self[:4], strict=True):
             reach = dilation * (size - 1) + 1
             if min(length, size, stride, dilation) < 1 or not 0 <= padding <= size // 2:
-                raise ValueError(f"max_pool2d cannot pool a map of sides {tuple(sides)} with {self}")
+                raise ValueError(f"max_pool2d cannot pool a map of size {tuple(sides)} with {self}")
             rest = length + 2 * padding - reach
             output = (rest + (stride - 1 if self.ceil_mode else 0)) // stride + 1
             if self.ceil_mode and (output - 1) * stride >= length + padding:  # the last window would begin outside
                 output -= 1
             if output < 1:
-                raise ValueError(f"max_pool2d cannot pool a map of sides {tuple(sides)} with {self}: it is too small")
+                raise ValueError(f"max_pool2d cannot pool a map of size {tuple(sides)} with {self}: it is too small")
             outputs.append(output)
         return outputs
 
@@ -56,15 +56,15 @@ class Window(NamedTuple):
 def max_pool2d(
     x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False
 ) -> Tensor:
-    """Return `torch.nn.functional.max_pool2d` of the same arguments; its gradient is torch's, bit for bit.
+    """Return `torch.nn.functional.max_pool2d` of the same arguments; the gradient has torch's bits, too.
 
-    Backward keeps the place of each maximum within its window, one byte per output. Windows of more than 256 places
-    take torch's own pooling, and so do torch.compile, which keeps bytes by itself, TorchScript and `torch.func`.
-    Gradients can be taken once, not twice.
+    The position of each maximum within its window is saved for backward, one byte per output. torch's own pooling is
+    used for windows of more than 256 positions, under torch.compile (which saves bytes itself), TorchScript and
+    `torch.func`. There are no second derivatives.
     """
     window = Window(pair(kernel_size), pair(stride), pair(padding), pair(dilation), ceil_mode)
     directly = is_unwatched(x)
-    sides = _sides_to_keep_bytes_of(x, window) if directly or (is_eager() and not torch.jit.is_tracing()) else None
+    sides = _sides_if_supported(x, window) if directly or (is_eager() and not torch.jit.is_tracing()) else None
     if sides is None:
         return F.max_pool2d(x, *window)
     maps = x if x.dim() == 4 else x.contiguous()[None]
@@ -72,8 +72,8 @@ def max_pool2d(
     return z if x.dim() == 4 else z[0]
 
 
-def _sides_to_keep_bytes_of(x: Tensor, window: Window) -> list[int] | None:
-    """Return the sides of the output; None where torch's own pooling is as good, or alone can pool x."""
+def _sides_if_supported(x: Tensor, window: Window) -> list[int] | None:
+    """Return the output's (height, width), or None where torch's own pooling is to be used."""
     if x.dtype not in DTYPES or x.dim() not in (3, 4):
         return None
     if window.size[0] * window.size[1] > 256 or not all(x.shape[-3:]):
@@ -82,7 +82,7 @@ def _sides_to_keep_bytes_of(x: Tensor, window: Window) -> list[int] | None:
         return None
     try:
         return window.outputs(x.shape[-2:])
-    except ValueError:  # torch has its own words for it
+    except ValueError:  # torch raises its own error
         return None
 
 
@@ -108,15 +108,15 @@ def _new_outputs(x: Tensor, sides: Sequence[int], layout: torch.memory_format) -
     lambda x, *window: _new_outputs(x, _sides(x, Window(*window)), memory_format_of(x)),
 )
 def _pool(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    """Return the maxima and their places within the window: row times the window's columns plus column, uint8."""
+    """Return the maxima and their positions in the window: row * (columns of the window) + column, uint8."""
     window = Window(*arguments)
     if window.size[0] * window.size[1] > 256:
-        raise ValueError(f"a window of {window.size} has more than 256 places, which is what a byte holds")
+        raise ValueError(f"a window of {window.size} has more than 256 positions, which do not fit into a byte")
     return _run_pool(x, window, _sides(x, window), memory_format_of(x))
 
 
 def _run_pool(x: Tensor, window: Window, sides: Sequence[int], layout: torch.memory_format) -> tuple[Tensor, Tensor]:
-    """Return what `_pool` does, given the sides and the layout of the output."""
+    """Return the result of `_pool` for a known output size and layout."""
     kernels = kernels_for(x)
     if kernels is reference:
         return _pool_by_torch(x, window)
@@ -142,7 +142,7 @@ def _new_gradient(dz: Tensor, place: Tensor, height: int, width: int, channels_l
     _new_gradient,
 )
 def _unpool(dz: Tensor, place: Tensor, height: int, width: int, channels_last: bool, *arguments: Any) -> Tensor:
-    """Return the gradient of a map of this height and width."""
+    """Return the gradient of the pooled map, of the given height and width."""
     window, kernels = Window(*arguments), kernels_for(dz)
     dx = _new_gradient(dz, place, height, width, channels_last)
     if kernels is reference:
@@ -174,7 +174,7 @@ def _backward(ctx: Any, dz: Tensor | None, _: None) -> tuple[Tensor | None, ...]
 
 
 class _MaxPool(torch.autograd.Function):
-    """The operator and its autograd for tensors that nothing else looks at: (x, window, sides of the output) to z."""
+    """zoo::max_pool2d and its autograd without the dispatcher, for inputs that are `is_unwatched`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: Window, sides: Sequence[int]) -> Tensor:
@@ -199,7 +199,7 @@ torch.library.register_autograd("zoo::max_pool2d", _backward, setup_context=_sav
 def _pool_by_torch(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     z, index = torch.ops.aten.max_pool2d_with_indices(x, *window)
     distances = _distances(window, x.shape, x.device)
-    # If a map is narrower than the window, two places may have the same distance; both stand for the same element.
+    # In a map narrower than the window, two positions may have the same distance; both mean the same element.
     last_row, last_column = ((size - 1) * step for size, step in zip(window.size, window.dilation, strict=True))
     places = torch.zeros(last_row * x.shape[-1] + last_column + 1, dtype=torch.uint8, device=x.device)
     places[distances] = torch.arange(len(distances), dtype=torch.uint8, device=x.device)
@@ -208,13 +208,13 @@ def _pool_by_torch(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
 
 def _unpool_by_torch(dx: Tensor, dz: Tensor, place: Tensor, window: Window) -> Tensor:
     index = _look_up(_distances(window, dx.shape, dz.device), place.int()).add_(_corners(window, dx.shape, dz))
-    # The operation reads only shape and layout of its second argument, the input, so that dx can stand for it.
+    # The operator reads only shape and layout of its second argument, the input; dx has the same.
     torch.ops.aten.max_pool2d_with_indices_backward.grad_input(dz, dx, *window, index, grad_input=dx)
     return dx
 
 
 def _distances(window: Window, shape: torch.Size, device: torch.device) -> Tensor:
-    """Return how far each place of a window is from its first corner, in elements of a map of that shape."""
+    """Return the distance of each position of a window from the first one, in elements of a map of that shape."""
     rows, columns = (
         torch.arange(size, device=device) * dilation
         for size, dilation in zip(window.size, window.dilation, strict=True)
@@ -238,7 +238,7 @@ def _look_up(table: Tensor, index: Tensor) -> Tensor:
 
 
 def mean_pool2d(x: Tensor) -> Tensor:
-    """Return the means of the 2x2 windows of x (N, C, H, W); a last odd row or column is left out, as by torch's."""
+    """Return the means of the 2x2 windows of x (N, C, H, W). As in torch, an odd last row or column is ignored."""
     if torch.compiler.is_compiling() or is_fx_proxy(x):
         return F.avg_pool2d(x, 2)
     return _MeanPool.apply(x)
@@ -263,27 +263,27 @@ class _MeanPool(torch.autograd.Function):
 
 
 def memory_format_of(x: Tensor) -> torch.memory_format:
-    """Return the memory format of x: channels_last, or contiguous for all other layouts."""
+    """Return channels_last for a channels_last x, and contiguous for all other layouts."""
     channels_last = not x.is_contiguous() and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if channels_last else torch.contiguous_format
 
 
 def window_mean2d(x: Tensor, size: int | Sequence[int]) -> Tensor:
-    """Return the means of all windows of ``size`` that lie within the maps of x (N, C, H, W).
+    """Return the means of all windows inside the maps of x (N, C, H, W): `avg_pool2d` with stride 1.
 
-    ``size`` is (rows, columns), or a number for both; a window is no larger than the map. The output, of the shape
-    (N, C, H - rows + 1, W - columns + 1), is torch's `avg_pool2d` of stride 1, computed as means of columns of means of
-    rows: rows + columns additions for a value, and not rows times columns.
+    ``size`` is (rows, columns), or one number for both, and is clipped to the size of the map. The output has the shape
+    (N, C, H - rows + 1, W - columns + 1). The two axes are averaged one after the other, which takes rows + columns
+    additions per value instead of rows * columns.
     """
     rows, columns = (min(length, limit) for length, limit in zip(pair(size), x.shape[2:], strict=True))
     return F.avg_pool2d(F.avg_pool2d(x, (rows, 1), stride=1), (1, columns), stride=1)
 
 
 def extend_windows(means: Tensor, like: Tensor) -> Tensor:
-    """Return the output of `window_mean2d` at the size of the maps ``like``, its edges repeated outwards.
+    """Return the output of `window_mean2d`, padded to the size of ``like`` by replicating its edges.
 
-    Of k - 1 missing rows (k - 1) // 2 are added before, and the others behind; the same with columns. A single mean is
-    returned as it is, (N, C, 1, 1): it broadcasts.
+    Of k - 1 missing rows, (k - 1) // 2 are added before and the others after; likewise columns. A single mean is
+    returned unchanged, (N, C, 1, 1), because it broadcasts.
     """
     if means.shape[2:] == (1, 1):
         return means

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Maximum pooling on CUDA, in Triton: the kernels and how they are started, for zoo/ops/pooling.py.
+"""Maximum pooling on CUDA: the Triton kernels of zoo/ops/pooling.py and their launchers.
 
-Outputs in forward and elements of the map in backward are seen as (outer, inner): pixels and channels where the
-channels are last, rows of planes and columns where memory is contiguous. A program has a tile of ROWS by COLS of them.
-Backward adds up what flows to an element, in the order of the outputs and without atomic operations, so that runs
-repeat bit for bit. Half precision is added up in float32.
+The outputs in forward, and the elements of the map in backward, are indexed as (outer, inner): (pixel, channel) in
+channels_last, (row of a plane, column) in contiguous memory. A program handles a tile of ROWS by COLS. Backward sums
+the gradients of an element in the order of the outputs, without atomics, so results are reproducible bit for bit. Half
+precision is accumulated in float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WARPS = 4
 
 @triton.jit
 def locate(lines, columns, channels, CHANNELS_LAST: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Return image (or plane), line, column and channel of each element of a tile, and the mask of those that exist."""
+    """Return image (or plane), row, column and channel of each element of a tile, and a mask of valid columns."""
     inner = channels if CHANNELS_LAST else columns
     chunks = tl.cdiv(inner, COLS)
     outer = (tl.program_id(0) // chunks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -41,7 +41,7 @@ def largest(z, place, x, images, height, width, rows, columns, channels,
             SIZE_H: tl.constexpr, SIZE_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
             PAD_H: tl.constexpr, PAD_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
             ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Write the maximum of each window and its place: the first of equal ones inside of the map, and the last NaN."""
+    """Write the maximum of each window and its position: the first of equal maxima inside the map, the last NaN."""
     image, row, column, channel, exists = locate(rows, columns, channels, CHANNELS_LAST, ROWS, COLS)
     exists = exists & (image < images)
     depth = channels if CHANNELS_LAST else 1
@@ -67,13 +67,13 @@ def gradient(dx, dz, place, images, height, width, rows, columns, channels,
              SIZE_H: tl.constexpr, SIZE_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
              PAD_H: tl.constexpr, PAD_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
              ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Write for each element of the map the sum of the gradients of the windows whose maximum it is."""
+    """Write for each element the sum of the gradients of the windows whose maximum it is."""
     image, line, element, channel, exists = locate(height, width, channels, CHANNELS_LAST, ROWS, COLS)
     exists = exists & (image < images)
     depth = channels if CHANNELS_LAST else 1
     REACH_H: tl.constexpr = (SIZE_H - 1) * DILATION_H
     REACH_W: tl.constexpr = (SIZE_W - 1) * DILATION_W
-    # The first window that may hold the element. What is divided is not negative: division rounds towards zero.
+    # The first window that may contain the element. Dividends are not negative, because division rounds toward zero.
     first_row = (line + PAD_H + STEP_H * REACH_H - REACH_H + STEP_H - 1) // STEP_H - REACH_H
     first_column = (element + PAD_W + STEP_W * REACH_W - REACH_W + STEP_W - 1) // STEP_W - REACH_W
     total = tl.zeros((ROWS, COLS), ACC)
@@ -98,19 +98,19 @@ Pair = tuple[int, int]
 
 
 def forward(z: Tensor, place: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> None:
-    """Overwrite z and ``place``, of the layout of x, with the maxima of x and their places."""
-    _start(largest, z, (z, place, x), x, z, (size, stride, padding, dilation))
+    """Overwrite z and ``place``, which have the layout of x, with the maxima of x and their positions."""
+    _launch_tiles(largest, z, (z, place, x), x, z, (size, stride, padding, dilation))
 
 
 def backward(dx: Tensor, dz: Tensor, place: Tensor, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> None:
-    """Overwrite dx, of the layout of dz and ``place``, with the gradient of the map."""
-    _start(gradient, dx, (dx, dz, place), dx, dz, (size, stride, padding, dilation))
+    """Overwrite dx, which has the layout of dz and ``place``, with the gradient of the map."""
+    _launch_tiles(gradient, dx, (dx, dz, place), dx, dz, (size, stride, padding, dilation))
 
 
-def _start(
+def _launch_tiles(
     kernel, target: Tensor, tensors: tuple[Tensor, ...], map_: Tensor, output: Tensor, window: tuple[Pair, ...]
 ) -> None:
-    """Start a kernel on tiles of ``target``."""
+    """Launch a kernel on tiles of ``target``."""
     images, channels, lines, columns = target.shape
     channels_last = not all(tensor.is_contiguous() for tensor in tensors)
     images = images if channels_last else images * channels
@@ -127,4 +127,4 @@ def _start(
     sides = images, *map_.shape[2:], *output.shape[2:], channels
     grid = (-(-outer // rows) * -(-inner // cols),)
     with torch.cuda.device_of(target):
-        kernel[grid](*tensors, *sides, **constants, num_warps=WARPS, enable_fp_fusion=False)  # there are no products
+        kernel[grid](*tensors, *sides, **constants, num_warps=WARPS, enable_fp_fusion=False)  # no products

@@ -1,9 +1,9 @@
 """Inverts residual sums by subtraction in backward, and recomputes norm outputs, instead of saving both.
 
 In a pre-activation network, the sum before a block is the sum after it minus the block's output, which is one
-convolution of a saved map. All earlier sums of a stage follow from the last one, in the order in which backward needs
-them. Sums are accumulated in float32 (float64 for float64), so half precision rounds once per stage instead of once per
-block. The rounding error of the last sum is saved with it.
+convolution of a saved map. Only the last sum of a stage is saved. Backward computes the earlier ones from it, in the
+order in which it needs them. Sums are accumulated in float32 (float64 for float64), so half precision rounds once per
+stage instead of once per block. The rounding error of the last sum is saved with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.abn.functional import normalise
+from zoo.ops.abn.functional import normalize
 from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.convolution import Convolution
@@ -27,10 +27,10 @@ from zoo.torch_internals import storage_id
 
 
 class ResidualSum:
-    """The residual sum of a stage, which grows in forward, by `add`, and shrinks again in backward.
+    """The residual sum of a stage: `add` adds to it in forward, and backward subtracts again.
 
-    Between forward and backward only its last value is kept. Within `saved_instead_of`, an operation of forward that
-    would save an earlier value gets it from here in backward; it has to ask before backward undoes the next addition.
+    Only the last value is saved. An operation that runs inside `saved_instead_of` gets its earlier value from here in
+    backward. It must do so before backward inverts the next addition.
 
     Args:
     - `num_additions`: number of calls of `add` in forward.
@@ -42,25 +42,25 @@ class ResidualSum:
         self.total: Tensor | None = None
 
     def saved_instead_of(self, x: Tensor) -> AbstractContextManager[Any]:
-        """Return a context in which operations do not save the present sum x, but ask for it here in backward.
+        """Return a context in which operations save a reference to the current sum x instead of x itself.
 
-        Before the first addition they save x itself.
+        Before the first addition they save x.
         """
         if self.additions == 0:
             return nullcontext()
         additions, dtype, is_x = self.additions, x.dtype, is_same_as(x)
 
-        def total_of_then() -> Tensor:
+        def earlier_total() -> Tensor:
             assert self.total is not None
             assert self.additions == additions
             return self.total.to(dtype)
 
-        return saved_tensors_hooks(lambda saved: total_of_then if is_x(saved) else _Unmodified(saved), _unpack)
+        return saved_tensors_hooks(lambda saved: earlier_total if is_x(saved) else _Unmodified(saved), _unpack)
 
     def add(self, z: Tensor, conv: nn.Conv2d, shortcut: Tensor, recomputed_z: Recomputed | None = None) -> Tensor:
-        """Return the sum with the convolution of z added, in a new tensor; ``shortcut`` is the sum so far.
+        """Return ``shortcut`` (the sum so far) plus the convolution of z, in a new tensor.
 
-        z is kept for backward, unless ``recomputed_z`` provides it.
+        z is saved for backward, unless ``recomputed_z`` provides it.
         """
         self.additions += 1
         convolution = Convolution.of(conv, z)
@@ -102,7 +102,7 @@ class _Add(torch.autograd.Function):
         z, weight, bias, last_sum, lost = ctx.saved_tensors
         sums, convolution = ctx.sums, ctx.convolution
         z = z if ctx.recomputed_z is None else ctx.recomputed_z().read()
-        if last_sum is not None:  # the stage's output, which others may still read
+        if last_sum is not None:  # copied: the stage's output may still have other readers
             sums.total = last_sum.to(accumulate_dtype(last_sum.dtype), copy=True)
             sums.total = sums.total if lost is None else sums.total.add_(lost)
         sums.additions = ctx.number - 1
@@ -115,12 +115,10 @@ class _Add(torch.autograd.Function):
 def recomputed_norm(
     source: Tensor, conv: nn.Conv2d | None, x: Tensor, statistics: Statistics, settings: NormSettings
 ) -> tuple[Tensor, Recomputed]:
-    """Return z = f(norm(x)), and a `Recomputed` that computes z again from ``source`` in backward.
+    """Return z = f(norm(x)), which is not saved, and a `Recomputed` that computes it from ``source`` in backward.
 
-    z is not kept.
-
-    x is ``conv(source)`` and overwritten, or without ``conv`` it is the source and left as it is. The norm takes the
-    same ``statistics`` both times. Raises RuntimeError in backward if the source has been modified.
+    With ``conv``, x is ``conv(source)`` and is overwritten. Without it, x is the source and is not modified. The norm
+    uses the same ``statistics`` both times. Raises RuntimeError in backward if the source has been modified.
     """
     unmodified = _Unmodified(source.detach())
     if conv is not None:
@@ -137,14 +135,14 @@ def recomputed_norm(
 
     recomputed = Recomputed(compute)
     with recomputed.saved_instead_of(lambda saved: saved.dim() > 1):  # the other tensors are vectors
-        z = normalise(x, statistics, settings, inplace=conv is not None)
+        z = normalize(x, statistics, settings, inplace=conv is not None)
     return z, recomputed
 
 
 class Recomputed:
-    """A tensor that is not kept: in backward ``compute`` makes it for its first reader, and the others get the same.
+    """A tensor that is not saved. In backward its first reader calls ``compute``; later readers share the result.
 
-    Autograd keeps this object alive as long as an operation that saved it in place of the tensor.
+    The operations that save this object instead of the tensor keep it alive.
     """
 
     def __init__(self, compute: Callable[[], Tensor]) -> None:
@@ -153,7 +151,7 @@ class Recomputed:
         self.value: Tensor | None = None
 
     def saved_instead_of(self, is_tensor: Callable[[Tensor], bool]) -> AbstractContextManager[Any]:
-        """Return a context in which operations save this instead of the tensor that ``is_tensor`` recognises."""
+        """Return a context in which operations save this object instead of the tensor that ``is_tensor`` matches."""
 
         def pack(saved: Tensor) -> Any:
             if not is_tensor(saved):
@@ -164,13 +162,13 @@ class Recomputed:
         return saved_tensors_hooks(pack, _unpack)
 
     def add_reader(self) -> weakref.ref[Recomputed]:
-        """Count one more reader; return a reference that does not keep the tensor's source alive."""
+        """Count one more reader; return a weak reference, which does not keep the tensor's source alive."""
         self.num_readers += 1
         return weakref.ref(self)
 
     @torch.no_grad()
     def read(self) -> Tensor:
-        """Return the tensor, and release it after the last reader."""
+        """Return the tensor; release it after the last reader."""
         value = self.compute() if self.value is None else self.value
         self.num_reads = (self.num_reads + 1) % self.num_readers
         self.value = value if self.num_reads else None
@@ -178,7 +176,7 @@ class Recomputed:
 
 
 class _Unmodified:
-    """A saved tensor that must not be modified before backward reads it; torch does not check what hooks save."""
+    """A saved tensor with a version check: torch does not check tensors that saved-tensor hooks return."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.version = tensor, tensor._version
@@ -187,8 +185,8 @@ class _Unmodified:
         if self.tensor._version != self.version:
             raise RuntimeError(
                 f"a tensor of shape {tuple(self.tensor.shape)} that backward needs has been modified by an inplace "
-                f"operation (it is at version {self.tensor._version}, expected was version {self.version}); clone it "
-                "before"
+                f"operation (it is at version {self.tensor._version}; expected version {self.version}); clone it "
+                "before the operation"
             )
         return self.tensor
 
@@ -198,6 +196,6 @@ def _unpack(packed: Callable[[], Tensor]) -> Tensor:
 
 
 def is_same_as(x: Tensor) -> Callable[[Tensor], bool]:
-    """Return the function that recognises x among saved tensors; it does not hold x, which would keep it alive."""
+    """Return a predicate for saved tensors that is True for x; it holds no reference to x."""
     storage, shape = storage_id(x.untyped_storage()), x.shape
     return lambda saved: saved.shape == shape and storage_id(saved.untyped_storage()) == storage

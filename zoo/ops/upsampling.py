@@ -1,4 +1,4 @@
-"""Bilinear upsampling of logits, whole or in strips of rows, so that no map of the image's size need exist at once."""
+"""Bilinear upsampling of logits, whole or in strips of rows that limit the memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from zoo.ops.context import is_fx_proxy
 
 
 def upsample(logits: Tensor, size: Sequence[int]) -> Tensor:
-    """Return ``logits`` (N, C, h, w) at ``size`` (H, W), bilinearly, pixels being areas (``align_corners=False``).
+    """Return ``logits`` (N, C, h, w) resized to ``size`` (H, W), bilinearly with ``align_corners=False``.
 
-    Any size is possible, a smaller one too (without antialiasing). Without gradients the rows are those of
-    `upsample_strips`, bit for bit, however many rows its strips have. Where autograd records, and in compiled or traced
-    graphs, it is torch's own kernel, which keeps nothing for backward and differs by rounding.
+    Smaller sizes are allowed (no antialiasing). Without gradients, the result equals that of `upsample_strips` bit for
+    bit, for any number of rows per strip. With gradients, and in compiled or traced graphs, it comes from torch's
+    kernel, which saves nothing for backward and differs by rounding.
 
-    The result is in float32, or in the format of the logits if that is wider: half precision would round the values
-    between two cells once more, and many pixels near the borders of classes would change sides.
+    The result is float32, or the dtype of the logits if that is wider. Half precision would round interpolated values
+    again, and change the class of many pixels near class boundaries.
     """
     logits = _at_least_float32(logits)
     if is_fx_proxy(logits) or torch.compiler.is_compiling() or (logits.requires_grad and torch.is_grad_enabled()):
@@ -30,11 +30,11 @@ def upsample(logits: Tensor, size: Sequence[int]) -> Tensor:
 
 @torch.no_grad()
 def upsample_strips(logits: Tensor, size: Sequence[int], num_rows: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield what `upsample` returns in strips: the number of the first row, and ``num_rows`` rows (N, C, rows, W).
+    """Yield the result of `upsample` in strips: the index of the first row, and ``num_rows`` rows (N, C, rows, W).
 
     Row i of H is (1 - t) a + t b, where a and b are rows j and j + 1 of h, upsampled to W columns, and
-    j + t = max(0, (i + 1/2) h / H - 1/2), j + 1 at most h - 1. Columns are computed once for all strips, at the low
-    resolution of the rows. The last strip may have fewer rows. No gradients are recorded.
+    j + t = max(0, (i + 1/2) h / H - 1/2), with j + 1 at most h - 1. The columns are interpolated once for all strips,
+    before the rows. The last strip may have fewer rows. No gradients are recorded.
     """
     logits = _at_least_float32(logits)
     height, (rows, columns) = logits.shape[2], size
@@ -46,8 +46,8 @@ def upsample_strips(logits: Tensor, size: Sequence[int], num_rows: int) -> Itera
             place = max(0.0, (index + 0.5) * height / rows - 0.5)
             above = min(int(place), height - 1)
             share, below = place - above, min(above + 1, height - 1)
-            # Product, product, sum, each rounded by itself: the same bits wherever the row is stored. Gathering the
-            # rows of a strip first takes twice its memory, and many times as long where memory is slow to get.
+            # Product, product, sum, each rounded separately: the same bits for every height of strips. Gathering the
+            # rows of a strip first takes twice its memory, and much longer where allocation is slow.
             torch.mul(wide[:, :, above], 1 - share, out=row)
             row.add_(torch.mul(wide[:, :, below], share, out=product))
         yield first, strip

@@ -1,4 +1,4 @@
-"""A weights file as a whole: its tensors, and what it says about the network that they belong to."""
+"""Weights files: their tensors with the description of the network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NORM_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The content of a weights file: the network's tensors, its spec if there is one, and everything else."""
+    """The content of a weights file: tensors, the network's spec (None if unknown), and the whole content."""
 
     path: Path
     state_dict: dict[str, Tensor]
@@ -39,25 +39,25 @@ class StoredWeights:
 
     @property
     def num_parameters(self) -> int:
-        """Number of values that training changes: all tensors but the norms' running statistics and batch counters."""
+        """Number of parameters: all values except the norms' running statistics and batch counters."""
         return sum(tensor.numel() for key, tensor in self.state_dict.items() if not key.endswith(NORM_BUFFERS))
 
     def checked_spec(self) -> NetworkSpec | None:
-        """Return the spec after comparing it with the tensors, without building the network.
+        """Return the spec after comparing it with the tensors, without allocating the network.
 
-        Raises WeightsError if the spec claims another number of classes than the classifier has, or a network that the
-        tensors do not fit: a small file must not make its reader allocate a network of gigabytes.
+        Raises WeightsError if the tensors do not match the spec or its number of classes, because a small file must not
+        request a large network.
         """
         source, spec = printable(self.path), self.spec
         if spec is None:
             return None
-        check_same_network(spec, {}, source)  # a folded network is not built like others
+        check_same_network(spec, {}, source)  # raises for folded networks
         # The classifier of an external network may have any name; `check_fits_spec` compares all shapes.
         num_in_tensors = spec.num_classes if spec.is_external else num_outputs(self.state_dict, source)
         if num_in_tensors != spec.num_classes:
             raise WeightsError(
-                f"{source}: network.num_classes = {spec.num_classes}: the classifier beside it has {num_in_tensors} "
-                f"outputs; {REMEDY}"
+                f"{source}: network.num_classes = {spec.num_classes}, but the classifier has {num_in_tensors} outputs; "
+                f"{REMEDY}"
             )
         try:
             check_fits_spec(self.state_dict, spec, source)
@@ -66,7 +66,7 @@ class StoredWeights:
         return spec
 
     def warn_of_assumptions(self, spec: NetworkSpec, given: Iterable[str], arch: str | None = None) -> None:
-        """Log norm and activation of ``spec`` unless they are among ``given``, if the file does not have a spec.
+        """Warn about the assumed norm and activation of a file without spec, except for settings in ``given``.
 
         ``arch`` is the architecture of the file, by default that of ``spec``.
         """
@@ -74,18 +74,18 @@ class StoredWeights:
         if self.spec is None and assumed:
             settings = ", ".join(f"{key}={getattr(spec, key)!r}" for key in assumed)
             logger.warning(
-                "%s does not say which network it belongs to: taken for %s with %s; if it was trained otherwise, name "
-                "its experiment, or give %s to zoo.get or --%s to zoo convert",
+                "%s does not describe its network: assuming %s with %s; if it was trained with other settings, name "
+                "its experiment, or pass %s to zoo.get or --%s to zoo convert",
                 printable(self.path), arch or spec.arch, settings, " and ".join(f"{key}=" for key in assumed),
                 " and --".join(assumed),
             )  # fmt: skip
 
 
 def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
-    """Return the content of the weights file at a path, or of published weights, downloaded if need be.
+    """Return the content of a weights file, or of published weights, which are downloaded if needed.
 
-    Published weights are read once, and their md5 is compared before anything of them is loaded. Raises WeightsError
-    if the file is missing, damaged or unsafe, or if its description of the network cannot be true.
+    Published weights are read once, and their md5 is verified before anything is loaded. Raises WeightsError if the
+    file is missing, damaged or unsafe, or if its description of the network is invalid.
     """
     name = published_name(path_or_name)
     path = Path(path_or_name) if name is None else weights_path(name)
@@ -96,23 +96,23 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
-    """Load the weights file at ``path``, or the published weights of that name, into ``model``; return what was done.
+    """Load a weights file, or the published weights of that name, into ``model``; return a report.
 
-    Everything must fit, except that the file's classifier is left out, and this is logged, if the model has none or one
-    with another number of classes, and that a DeepLab takes the weights of a classification network into its body, see
-    `load_body`. Where both the file and the model say which network they are, they must agree:
-    weights that were trained with another activation or kind of norm have the same shapes, but compute something else.
-    Raises WeightsError if the file is missing, damaged, unsafe or does not fit; the model is then unchanged.
+    Loading is strict, with two exceptions. The file's classifier is dropped, with a warning, if the model has none or
+    one with another number of classes. A DeepLab loads the weights of a classification network into its body, see
+    `load_body`. If file and model both have a spec, these must agree: weights trained with another activation or norm
+    have the same shapes, but compute something else. Raises WeightsError if the file is missing, damaged or unsafe, or
+    does not fit; the model is then unchanged.
     """
     if not isinstance(model, nn.Module):
         raise WeightsError(
-            f"the network comes first, got a {type(model).__name__}: write zoo.load_weights(model, FILE)"
+            f"the first argument must be the network, got a {type(model).__name__}; call zoo.load_weights(model, FILE)"
         )
     return load_stored(model, read_weights(path))
 
 
 def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_BY_NETWORK) -> LoadReport:
-    """Do what `load_weights` does with a file that was read already; ``asked_by``: see `check_same_network`."""
+    """Load the content of a file like `load_weights`; see `check_same_network` for ``asked_by``."""
     if isinstance(model, DeepLab) and not is_segmentation(stored.state_dict):
         return load_body(model, stored, asked_by)
     built_as = getattr(model, "built_as", None)
@@ -124,16 +124,16 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
 
 
 def _compared(spec: NetworkSpec) -> dict[str, Any]:
-    """Return the settings of a network that was built, with all options of its architecture."""
+    """Return the settings of a built network, with all options of its architecture."""
     return merge(ARCHITECTURES[spec.arch].options, spec.model_dump())
 
 
 def _load_external(
     model: nn.Module, built_as: NetworkSpec, stored: StoredWeights, spec: NetworkSpec, asked_by: str
 ) -> LoadReport:
-    """Load a checkpoint into an external network; a classifier for other classes is left out, and logged.
+    """Load a checkpoint into an external network. A classifier with other classes is dropped, with a warning.
 
-    Where the numbers of classes differ, the classifier is what has other shapes in the file's network.
+    If the numbers of classes differ, the classifier is determined as the tensors whose shapes differ.
     """
     source = printable(stored.path)
     check_same_network(spec, {"arch": built_as.arch}, source, asked_by)
@@ -148,17 +148,17 @@ def _load_external(
     used = {key: tensor for key, tensor in stored.state_dict.items() if key not in unused}
     report = load_state_dict(model, {**used, **own}, source=source)
     logger.warning(
-        "%s: the classifier has %d classes and the network %d: it was left out%s",
-        source, spec.num_classes, built_as.num_classes, ", the network keeps its initial one" if own else "",
+        "%s: the classifier was dropped because it has %d classes, and the network %d%s",
+        source, spec.num_classes, built_as.num_classes, "; the network keeps its initial classifier" if own else "",
     )  # fmt: skip
     return replace(report, num_loaded=len(used), classifier="kept" if own else "dropped")
 
 
 def load_body(model: DeepLab, stored: StoredWeights, asked_by: str = ASKED_BY_NETWORK) -> LoadReport:
-    """Load the weights of a classification network into the body of ``model``; log and return what was done.
+    """Load the weights of a classification network into the body of ``model``; log and return a report.
 
-    The file's classifier is left out; head and cls keep their values. Raises WeightsError as `load_weights` does, also
-    for a file of another body; a `wider_resnet*_a2` takes the weights of the plain form.
+    The file's classifier is dropped; head and cls keep their values. A `wider_resnet*_a2` accepts the weights of the
+    plain form. Raises WeightsError as `load_weights` does, also for a file of another body.
     """
     source, built_as = printable(stored.path), model.built_as
     if built_as is not None and stored.spec is not None:
@@ -173,7 +173,7 @@ def load_body(model: DeepLab, stored: StoredWeights, asked_by: str = ASKED_BY_NE
 
 
 def settings_of_body(settings: Mapping[str, Any], spec: NetworkSpec) -> dict[str, Any]:
-    """Return the settings of a DeepLab that concern its body, to compare them with the spec of a body's file.
+    """Return the settings of a DeepLab's body, for a comparison with the spec of a body's file.
 
     If the file's architecture has the same tensors as the body, its name is used.
     """
@@ -185,19 +185,18 @@ def settings_of_body(settings: Mapping[str, Any], spec: NetworkSpec) -> dict[str
 
 
 def check_fits_spec(state_dict: Mapping[str, Tensor], spec: NetworkSpec, source: str) -> None:
-    """Raise WeightsError, as `load_state_dict` does, unless a state dict fits the network of a spec.
+    """Raise WeightsError unless a state dict fits the network of a spec.
 
-    Nothing of the network's size is allocated, so that a small file cannot make its reader build a large network. The
-    number of tensors is compared first, because building a network of thousands of blocks takes seconds even so.
-    Images of any number of channels are accepted. Raises ConfigError for an unknown architecture, and for options that
-    it cannot have.
+    The network is built on the meta device, so a small file cannot request a large network. The number of tensors is
+    compared first, because thousands of blocks take seconds, and millions hours, to build even there. Any number of
+    image channels is accepted. Raises ConfigError for an unknown architecture or unknown options.
     """
     if not spec.is_external:
         depth = depth_of(architecture(spec.arch), spec.options)
         if depth > len(state_dict):
             raise WeightsError(
                 f"{source}: network: {spec.arch} with the options {shorten_repr(spec.options)} has {depth:,} layers or "
-                f"blocks, and the file only {len(state_dict):,} tensors; ask who made it, or make it again"
+                f"blocks, but the file has only {len(state_dict):,} tensors; ask its author, or save it again"
             )
     model = build_on_meta(spec)
     first = state_dict.get(model.input_weight()) if isinstance(model, Network) else None

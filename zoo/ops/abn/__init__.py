@@ -1,4 +1,4 @@
-"""In-place activated batch norm: kernels, autograd, synchronisation and the two public functions."""
+"""In-place activated batch norm: kernels, autograd, synchronization, and the two public functions."""
 
 from zoo.ops.abn.functional import inplace_abn, inplace_abn_sync
 

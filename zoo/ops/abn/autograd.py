@@ -1,8 +1,7 @@
-"""The autograd of the fused activated batch norm: it keeps its output and per-channel vectors, nothing else.
+"""The autograd functions of the fused activated batch norm, which save only the output and per-channel vectors.
 
-There is one Function with two forms and one backward. In eager mode the output overwrites the input. Under
-torch.compile the output is a new tensor, because in-place forms give wrong gradients in compiled networks; the compiler
-reuses the memory by itself.
+All functions share one backward. In eager mode the output overwrites the input. Under torch.compile the output is a new
+tensor, because in-place operations give wrong gradients in compiled networks; the compiler reuses the memory itself.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from zoo.ops.context import differentiable_once
 class ActivatedBatchNorm(torch.autograd.Function):
     """z = f(g (x - mean) / sqrt(var + eps) + bias + shortcut), g = |weight| + eps, for x of shape (N, C, ...).
 
-    After x come the shortcut, the fields of `NormSettings` and those of `Statistics`, which are inputs without
-    gradient; backward sums over the group. The shortcut, of the shape and dtype of x, or None, is kept for backward
-    instead of the residual sum. With ``inplace`` x is overwritten and returned.
-    The derivative of \\|weight\\| at 0 is +1, as published. Differentiating twice raises RuntimeError.
+    The arguments after x are the shortcut, the fields of `NormSettings`, and those of `Statistics`, which get no
+    gradients. Backward sums over the group. The shortcut (shape and dtype of x, or None) is saved for backward instead
+    of the residual sum. With ``inplace``, x is overwritten and returned.
+    The derivative of \\|weight\\| at 0 is +1, as published. Second derivatives raise RuntimeError.
     """
 
     @staticmethod
@@ -72,7 +71,7 @@ class ActivatedBatchNorm(torch.autograd.Function):
         if kernels.backward is not None and ctx.needs_input_grad[0] and shortcut is None and one_process:
             dx, dweight, dbias = kernels.backward(z, dz, var, num_values is not None, settings)
             return dx, None, _of_dtype(dweight, weight), _of_dtype(dbias, bias), *[None] * 8
-        if not torch.compiler.is_compiling():  # once for both kernels; the compiler lays tensors out as it likes
+        if not torch.compiler.is_compiling():  # once for both kernels; the compiler chooses layouts itself
             dz, shortcut = laid_out(dz, z), laid_out(shortcut, z)
         needs_dx = any(ctx.needs_input_grad[:2])
         means, *gradients = reduce_gradients(z, dz, num_values if needs_dx else None, ctx.group, settings, shortcut)
@@ -82,7 +81,7 @@ class ActivatedBatchNorm(torch.autograd.Function):
 
 
 class EagerBatchNorm(torch.autograd.Function):
-    """`ActivatedBatchNorm` for eager mode, where nothing transforms it: ``ctx`` in forward takes torch less time."""
+    """`ActivatedBatchNorm` for plain eager mode: torch calls a forward that takes ``ctx`` with less overhead."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -94,9 +93,9 @@ class EagerBatchNorm(torch.autograd.Function):
 
 
 class TrainingBatchNorm(torch.autograd.Function):
-    """`EagerBatchNorm` in place, by the kernel that also takes the statistics of the batch and tracks them.
+    """`EagerBatchNorm` in place, with the batch statistics and running averages computed by the same kernel.
 
-    It is for one process.
+    Only for statistics of a single process.
     """
 
     @staticmethod
@@ -121,7 +120,7 @@ class TrainingBatchNorm(torch.autograd.Function):
         ctx.scalars = settings[2:]
         return x
 
-    # It returns more gradients than there are arguments, which torch allows where they are None.
+    # Backward returns more gradients than forward has arguments; torch accepts extra ones that are None.
     backward = staticmethod(ActivatedBatchNorm.backward)
 
 
@@ -133,9 +132,9 @@ def reduce_gradients(
     settings: NormSettings,
     shortcut: Tensor | None = None,
 ) -> tuple[Means, Tensor | None, Tensor | None]:
-    """Return the means of dy and dy x_hat over the group, and dL/dweight and dL/dbias of this process.
+    """Return the means of dy and dy x_hat over the group, and this process's dL/dweight and dL/dbias.
 
-    ``num_values`` is the number of values that the means are taken over. Without it there are no means (None).
+    ``num_values`` is the number of values per channel in the group. If it is None, so are the means.
     """
     kernels = kernels_for(z)
     if kernels.reduce_gradients is None:
@@ -160,7 +159,7 @@ def parameter_gradients(
 
 
 def _of_dtype(gradient: Tensor | None, parameter: Tensor | None) -> Tensor | None:
-    """Return the gradient of a parameter in its dtype, None where there is no parameter."""
+    """Return the gradient in the dtype of its parameter, or None without parameter."""
     if gradient is None or parameter is None:
         return None
     return gradient if gradient.dtype == parameter.dtype else gradient.to(parameter.dtype)

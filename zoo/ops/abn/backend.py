@@ -1,8 +1,8 @@
-"""Chooses the back end for each device: compiled kernels where the device has them, plain torch elsewhere.
+"""Selects the back end for each device: compiled kernels where available, plain torch elsewhere.
 
-The choice is made once, at import. The environment variable ZOO_KERNELS forces it: ``reference`` turns compiled kernels
-off everywhere; ``native`` (C++, CPU) and ``triton`` (CUDA) ask for one back end and raise ConfigError if it cannot be
-used; ``auto``, the default, uses compiled kernels wherever it can.
+The back end is selected once, at import. The environment variable ZOO_KERNELS overrides it: ``reference`` disables all
+compiled kernels; ``native`` (C++, CPU) and ``triton`` (CUDA) require one back end and raise ConfigError if it is not
+available; ``auto``, the default, uses compiled kernels wherever they are available.
 """
 
 from __future__ import annotations
@@ -19,50 +19,48 @@ from zoo.errors import ConfigError
 from zoo.ops.abn import meta, native, reference, triton
 from zoo.ops.abn.kernels import Kernels
 
-# Per back end of compiled kernels, the type of the devices that it is for.
+# Compiled back end -> its device type and kernels.
 DEVICES: dict[str, tuple[str, Kernels]] = {"native": ("cpu", native), "triton": ("cuda", triton)}
 
 
 def _choose(wanted: str) -> dict[str, Kernels]:
-    """Return the kernels per type of device; all other devices use the reference."""
+    """Return the kernels per device type; types not listed use the reference."""
     if wanted not in ("auto", "reference", *DEVICES):
         raise ConfigError(f"ZOO_KERNELS={wanted!r} is not one of auto, reference, {', '.join(DEVICES)}")
     chosen: dict[str, Kernels] = {}
     for name, (device, kernels) in DEVICES.items():
         reason = kernels.unavailable_reason()
         if wanted == name and reason is not None:
-            raise ConfigError(f"ZOO_KERNELS={name} cannot be had: {reason}")
+            raise ConfigError(f"ZOO_KERNELS={name} is not available: {reason}")
         if wanted != "reference" and reason is None:
             chosen[device] = kernels
-    # Meta tensors get byte-counting kernels only where a compiled back end exists; the temporaries of the reference are
-    # counted as they are.
+    # On the meta device memory is counted: with a compiled back end without temporaries, otherwise with those of the
+    # reference.
     return {**chosen, "meta": meta} if chosen else {}
 
 
 _wanted = os.environ.get("ZOO_KERNELS", "auto")
 _chosen = _choose(_wanted)
 if _wanted == "auto" and "cpu" not in _chosen:
-    warnings.warn(
-        f"zoo computes norms on the CPU with plain torch operations: {native.unavailable_reason()}", stacklevel=2
-    )
+    warnings.warn(f"zoo uses plain torch operations for norms on the CPU: {native.unavailable_reason()}", stacklevel=2)
 
 
 def kernels_for(x: Tensor) -> Kernels:
-    """Return the kernels that compute the norm of x."""
-    # Torch writes the name of a device in as long as a small kernel takes, and says at once whether it is one of these.
+    """Return the kernels for the device of x."""
+    # Reading the name of a device takes as long as launching a small kernel; is_cpu and is_cuda are fast.
     device = "cpu" if x.is_cpu else "cuda" if x.is_cuda else x.device.type
     return _chosen.get(device, reference)
 
 
 def name_for(device: torch.device) -> str:
-    """Return the name of the back end that computes norms on ``device``: a value of ZOO_KERNELS."""
+    """Return the name of the back end used on ``device``, a value of ZOO_KERNELS."""
     kernels = _chosen.get(device.type, reference)
     return next((name for name, (_, known) in DEVICES.items() if known is kernels), "reference")
 
 
 @contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Within the block, use the back end ``name``, one of the values of ZOO_KERNELS."""
+    """Context that uses the back end ``name``, a value of ZOO_KERNELS."""
     global _chosen, _wanted
     before = _chosen, _wanted
     _chosen, _wanted = _choose(name), name
@@ -73,8 +71,8 @@ def forced(name: str) -> Iterator[None]:
 
 
 def describe() -> dict[str, str]:
-    """Return, per back end, whether it is active and, where it is not, why."""
-    lines = {"reference": "active where nothing else is: plain torch operations"}
+    """Return a line per back end: whether it is active, or why not."""
+    lines = {"reference": "active on all other devices: plain torch operations"}
     for name, (device, kernels) in DEVICES.items():
         if device == "cuda" and device in _chosen and not torch.cuda.is_available():
             lines[name] = "ready, but there is no CUDA device"

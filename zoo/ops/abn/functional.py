@@ -1,4 +1,4 @@
-"""The activated batch norm as a function: checks, statistics, running averages, synchronisation and output."""
+"""The activated batch norm as a function: checks, statistics, running averages, synchronization and output."""
 
 from __future__ import annotations
 
@@ -42,35 +42,34 @@ def inplace_abn(
     shortcut: Tensor | None = None,
     num_batches: Tensor | None = None,
 ) -> Tensor:
-    """Return f((|weight| + eps) (x - mean) / sqrt(var + eps) + bias + shortcut); if ``inplace``, overwrite x with it.
+    """Return f((|weight| + eps) (x - mean) / sqrt(var + eps) + bias + shortcut), by default written over x.
 
-    Only the output and per-channel vectors are kept for backward, and ``shortcut``, which the producer of x usually
-    keeps anyway: the residual sum before the activation is recovered from the output. x_hat is then recovered with an
-    error of about u rms(sum) / (|weight| + eps), where u is the rounding unit of the dtype of x: in half precision
-    |weight| should be at least 0.01 rms(sum). Where x_hat would be nothing but rounding, at |weight| + eps < u |bias|,
-    backward takes x_hat = 0 (csrc/README.md). Under torch.compile, and in a selective checkpoint, x is never
-    overwritten.
+    Backward saves only the output, per-channel vectors and ``shortcut``, which another operation usually saves anyway.
+    It recovers the residual sum from the output, and x_hat with an error of about u rms(sum) / (|weight| + eps), where
+    u is the unit roundoff of the dtype of x. In half precision |weight| should therefore be at least 0.01 rms(sum).
+    Where |weight| + eps < u |bias|, the recovered x_hat would be pure rounding error, and backward uses x_hat = 0
+    (csrc/README.md). Under torch.compile and in a selective checkpoint x is never overwritten.
 
     Args:
     - `x`: the input, a floating-point tensor of shape (N, C, ...).
     - `weight`, `bias`: shape (C,), or None for 1 and 0.
     - `running_mean`, `running_var`: the running statistics, shape (C,), or None. In training they are updated in place:
       r becomes r + momentum (batch - r), with the unbiased variance of the batch.
-    - `training`: use the statistics of the batch. They are also used where there are no running ones.
+    - `training`: use the statistics of the batch. They are also used without running statistics.
     - `momentum`: the weight of the batch in the running statistics, or None for 1 / ``num_batches``.
     - `eps`: added to the variance and to |weight|.
     - `activation`: leaky_relu, elu or identity.
     - `activation_param`: the slope of leaky_relu below 0, or the alpha of elu; positive.
     - `inplace`: overwrite x. Otherwise the output is a new tensor.
-    - `group`: take the statistics over all processes of this group, at the cost of one all-gather in forward and one
-      all-reduce in backward. None: those of this process.
-    - `shortcut`: added before the activation; of the shape and dtype of x, or None.
-    - `num_batches`: a number without dimensions, which 1 is added to in place where the running statistics are updated;
-      or None.
+    - `group`: synchronize the statistics over this process group, with one all-gather in forward and one all-reduce in
+      backward. None: use the statistics of this process.
+    - `shortcut`: added before the activation; shape and dtype of x, or None.
+    - `num_batches`: a zero-dimensional tensor that is incremented in place when the running statistics are updated, or
+      None.
 
-    Raises ValueError for a wrong shape or activation, and where there are fewer than two values per channel to take
-    statistics of; RuntimeError where autograd does not allow x to be overwritten. In these cases nothing has been
-    changed. Source: Rota Bulo et al., In-Place Activated BatchNorm, CVPR 2018, section 3.
+    Raises ValueError for a wrong shape or activation, and for batch statistics of fewer than two values per channel;
+    RuntimeError where autograd forbids overwriting x. Nothing has been modified in these cases.
+    Source: Rota Bulo et al., In-Place Activated BatchNorm, CVPR 2018, section 3.
     """
     check_activation(activation, activation_param, INVERTIBLE_ACTIVATIONS)
     _check_shortcut(x, shortcut, inplace)
@@ -85,7 +84,7 @@ def inplace_abn(
         tracking = running_mean, running_var, num_batches, momentum
         return TrainingBatchNorm.apply(x, shortcut, weight, bias, settings, *tracking, num_values, forward_)
     statistics = take_statistics(x, weight, bias, running_mean, running_var, training, momentum, num_batches, group)
-    return normalise(x, statistics, settings, inplace, shortcut)
+    return normalize(x, statistics, settings, inplace, shortcut)
 
 
 def inplace_abn_sync(
@@ -103,12 +102,12 @@ def inplace_abn_sync(
     *,
     inplace: bool = True,
 ) -> Tensor:
-    """Return what `inplace_abn` does with the batch statistics of a whole process group.
+    """Return the result of `inplace_abn` with batch statistics synchronized over a process group.
 
     Args:
-    - `group`: the process group, or None for the default one. Without an initialised process group, in a group of one
-      process and in evaluation this is `inplace_abn`.
-    - All others are those of `inplace_abn`.
+    - `group`: the process group, or None for the default one. Without an initialized process group, in a group of one
+      process, and in evaluation this is `inplace_abn`.
+    - All other arguments are those of `inplace_abn`.
     """
     return inplace_abn(
         x,
@@ -122,23 +121,24 @@ def inplace_abn_sync(
         activation,
         activation_param,
         inplace=inplace,
-        group=group_to_synchronise(group, training),
+        group=group_to_synchronize(group, training),
     )
 
 
-def normalise(
+def normalize(
     x: Tensor, statistics: Statistics, settings: NormSettings, inplace: bool, shortcut: Tensor | None = None
 ) -> Tensor:
-    """Return the output of `inplace_abn`, given the statistics."""
+    """Return the output of `inplace_abn` for given statistics."""
     if is_eager():
         return EagerBatchNorm.apply(x, shortcut, *settings, *statistics, inplace)
     return ActivatedBatchNorm.apply(x, shortcut, *settings, *statistics, inplace and can_work_in_place())
 
 
-def group_to_synchronise(group: dist.ProcessGroup | None, training: bool) -> dist.ProcessGroup | None:
-    """Return the group whose batch statistics are taken, the default one for None.
+def group_to_synchronize(group: dist.ProcessGroup | None, training: bool) -> dist.ProcessGroup | None:
+    """Return the group over which to synchronize batch statistics; ``group=None`` means the default group.
 
-    None in evaluation, without an initialised process group, and where the group has no other process.
+    Returns None if there is nothing to synchronize: in evaluation, without an initialized process group, and in a group
+    of one process.
     """
     if not (training and dist.is_available() and dist.is_initialized()):
         return None
@@ -150,32 +150,32 @@ def check_activation(activation: str, activation_param: float, known: tuple[str,
     """Raise ValueError unless the activation is one of ``known`` and its slope or alpha is positive."""
     if activation not in known:
         raise ValueError(f"activation {activation!r} is not one of {', '.join(known)}")
-    # math.isfinite would not do: a graph of dynamic shape has a symbol for the number, which can only be compared.
+    # Not math.isfinite: in a graph with dynamic shapes the number is a symbol, which supports only comparisons.
     positive = isinstance(activation_param, (int, float)) and 0 < activation_param < math.inf
     if activation in ("leaky_relu", "elu") and not positive:
         raise ValueError(f"activation_param of {activation} must be positive, got {activation_param!r}")
 
 
 def _check_shortcut(x: Tensor, shortcut: Tensor | None, inplace: bool) -> None:
-    """Raise ValueError unless the shortcut has the shape and dtype of x, and stays as it is when x is overwritten."""
+    """Raise ValueError unless the shortcut has the shape and dtype of x, and no memory of an x to be overwritten."""
     if shortcut is None:
         return
     if inplace and not torch.compiler.is_compiling() and _may_overlap(x, shortcut):
         raise ValueError(
-            f"x and the shortcut, of shape {tuple(x.shape)}, share memory, and backward needs the shortcut as it is; "
-            "set inplace = False"
+            f"x and the shortcut, of shape {tuple(x.shape)}, share memory, so overwriting x would modify the shortcut, "
+            "which backward needs; set inplace = False"
         )
     if (shortcut.shape, shortcut.dtype) != (x.shape, x.dtype):
         raise ValueError(
-            f"the shortcut, {shortcut.dtype} of shape {tuple(shortcut.shape)}, has not the dtype and shape of the "
-            f"normalised tensor, {x.dtype} of shape {tuple(x.shape)}"
+            f"the shortcut is {shortcut.dtype} of shape {tuple(shortcut.shape)}; it must have the dtype and shape of "
+            f"the normalized tensor, {x.dtype} of shape {tuple(x.shape)}"
         )
 
 
 def _may_overlap(x: Tensor, shortcut: Tensor) -> bool:
-    """Return whether two tensors may have an element in common; of strides that differ this is not found out."""
+    """Return whether two tensors may overlap; True for all tensors of one storage whose strides differ."""
     if not is_alias_of(x, shortcut):
-        return False  # their memory is not the same
+        return False
     if (x.shape, x.stride(), x.dtype) != (shortcut.shape, shortcut.stride(), shortcut.dtype):
         return True
     steps = sorted(
@@ -185,7 +185,7 @@ def _may_overlap(x: Tensor, shortcut: Tensor) -> bool:
 
 
 def _is_reached(distance: int, steps: Sequence[tuple[int, int]]) -> bool:
-    """Return whether ``distance`` is the sum of so many times each stride, of ``steps`` (stride, at most how many)."""
+    """Return whether ``distance`` is a sum of multiples of strides; ``steps`` are (stride, largest multiple)."""
     if not steps:
         return distance == 0
     (stride, most), *rest = steps
@@ -195,7 +195,7 @@ def _is_reached(distance: int, steps: Sequence[tuple[int, int]]) -> bool:
 
 
 def _check_overwritable(x: Tensor, inplace: bool) -> None:
-    """Raise RuntimeError if x is to be overwritten and autograd does not allow it."""
+    """Raise RuntimeError if x is to be overwritten but is a leaf that requires gradients."""
     if inplace and torch.is_grad_enabled() and x.requires_grad and x.is_leaf and not torch.compiler.is_compiling():
         raise RuntimeError(
             f"a leaf tensor that requires grad, of shape {tuple(x.shape)}, cannot be overwritten; put an operation "

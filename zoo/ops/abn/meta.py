@@ -1,7 +1,7 @@
-"""The kernels for tensors on the meta device: they return tensors of the right shapes and compute nothing.
+"""The kernels for the meta device: they return tensors of the right shapes and compute nothing.
 
-With them a network on the meta device takes as many bytes as on a device with compiled kernels. The reference would
-also count its temporaries.
+With them the memory of a network can be counted on the meta device as if it ran with compiled kernels. The reference
+would add its temporaries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ forward_ = None
 
 
 def unavailable_reason() -> None:
-    """Return None: there is nothing to build."""
+    """Return None: always available."""
 
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,7 +34,7 @@ def apply(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut
 
 
 def apply_(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> None:
-    """Leave x as it is: there are no numbers to overwrite."""
+    """Do nothing: meta tensors have no values."""
 
 
 def backward_reduce(

@@ -1,11 +1,10 @@
-"""The kernels for the CPU, compiled from csrc/: the results are those of reference.py within rounding.
+"""The CPU kernels, compiled from csrc/. Results equal those of reference.py up to rounding.
 
-Besides those of norms there are two that pool maps, for zoo/ops/pooling.py, and one that resizes images, for
-zoo/ops/resample.py.
+The library also contains the operators of zoo/ops/pooling.py and zoo/ops/resample.py.
 
-Contiguous and channels_last tensors are read as they are. A tensor of any other layout is first copied to a contiguous
-one; `apply_` copies the result back, and the other functions return contiguous tensors in this case. ``dz`` and
-``shortcut`` are copied where their layout is not that of z. Results repeat bit for bit with the same number of threads.
+Contiguous and channels_last tensors are read in place. Tensors of other layouts are first copied to contiguous ones;
+`apply_` copies the result back, and the other functions then return contiguous tensors. ``dz`` and ``shortcut`` are
+copied if their layout differs from that of z. Results are reproducible bit for bit with the same number of threads.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
 from zoo.ops.operators import TAGS
 from zoo.torch_internals import has_kernel
 
-# The order of csrc/numbers.h; the last three only from x.
+# Activation codes of csrc/numbers.h. Only norm_act, which saves x, supports the last three.
 ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2, "relu": 3, "silu": 4, "hardswish": 5}
 
 reduce_gradients = None
@@ -59,11 +58,11 @@ for _schema in SCHEMAS:
 
 
 def _load() -> str | None:
-    """Load the compiled operators; return why they cannot be used, or None."""
+    """Load the compiled operators; return why they are unavailable, or None."""
     library = PathFinder.find_spec("_native", [str(Path(__file__).parent)])
     if library is None or library.origin is None:
         return (
-            "not built: at installation there was no torch or no C++ compiler; with both, run "
+            "not built: torch or a C++ compiler was missing at installation; install both, then run "
             "pip install --no-build-isolation on the source again"
         )
     try:
@@ -72,7 +71,7 @@ def _load() -> str | None:
         return f"could not be loaded: {error}"
     names = [schema.partition("(")[0] for schema in SCHEMAS]
     if not all(has_kernel(f"zoo::{name}", "CPU") for name in names):
-        return "built from older sources; install again with pip install --no-build-isolation"
+        return "built from older sources; reinstall with pip install --no-build-isolation"
     return None
 
 
@@ -80,7 +79,7 @@ _reason = _load()
 
 
 def unavailable_reason() -> str | None:
-    """Return why these kernels cannot be used, or None where they can."""
+    """Return why these kernels are unavailable, or None if they are available."""
     return _reason
 
 
@@ -123,9 +122,9 @@ def backward(z: Tensor, dz: Tensor, var: Tensor, batch: bool, settings: NormSett
 
 
 def track_statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance, and move the running statistics in place by ``momentum`` towards them."""
+    """Return mean and biased variance, and update the running statistics in place by ``momentum``."""
     mean, var = torch.ops.zoo.abn_track_statistics.default(x, running_mean, running_var, momentum)
-    increment_version((running_mean, running_var))  # autograd does not see that the operator changes them
+    increment_version((running_mean, running_var))  # the operator does not tell autograd that it has modified them
     return mean, var
 
 
@@ -138,7 +137,7 @@ def forward_(
     settings: NormSettings,
     shortcut: Tensor | None = None,
 ) -> Tensor:
-    """Overwrite x with z for the statistics of x, move the running ones towards them, count the batch; return var."""
+    """Overwrite x with z, update the running statistics, increment ``num_batches``; return the batch variance."""
     tracked = running_mean, running_var, num_batches
     var = torch.ops.zoo.abn_train_.default(x, *tracked, momentum, *_operator_arguments(settings), shortcut)
     increment_version([tensor for tensor in tracked if tensor is not None])
@@ -162,7 +161,7 @@ def norm_act_into(
     eps: float,
     activation: str,
 ) -> None:
-    """Overwrite z, of the shape of x, with what `norm_act` returns."""
+    """Overwrite z, of the shape of x, with the result of `norm_act`."""
     torch.ops.zoo.norm_act_into.default(z, x, weight, bias, mean, var, eps, ACTIVATIONS[activation])
 
 
@@ -176,7 +175,7 @@ def norm_act_backward(
     eps: float,
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dL/dx, and dL/dweight and dL/dbias in the accumulation dtype, for the mean and variance of x."""
+    """Return dL/dx, and dL/dweight and dL/dbias in the accumulation dtype, for batch statistics."""
     return torch.ops.zoo.norm_act_backward.default(x, dz, weight, bias, mean, var, eps, ACTIVATIONS[activation])
 
 
@@ -188,22 +187,22 @@ def resize_into(
     corner: tuple[int, int],
     vertical_first: bool,
 ) -> None:
-    """Overwrite ``out`` with that part of the resized box of the image that begins at ``corner`` (row, column).
+    """Overwrite ``out`` with the part of the resized box that begins at ``corner`` (row, column).
 
-    The image has interleaved pixels, the rows of ``out`` no gaps. `zoo.ops.resample.resize_box` has the meaning of the
+    The image has interleaved pixels; the rows of ``out`` are contiguous. See `zoo.ops.resample.resize_box` for the
     arguments.
     """
     torch.ops.zoo.resize_into.default(out, image, *size, *box, *corner, vertical_first)
 
 
 def _operator_arguments(settings: NormSettings) -> tuple[Tensor | None, Tensor | None, float, int, float]:
-    """Return the settings as the operators take them: the activation as a number."""
+    """Return the settings as arguments of the operators, with the activation as its code."""
     weight, bias, eps, activation, activation_param = settings
     return weight, bias, eps, ACTIVATIONS[activation], activation_param
 
 
 def new_like(x: Tensor) -> Tensor:
-    """Return an empty tensor with the layout that the operators give to a result of the shape of x."""
+    """Return an empty tensor of the shape of x in the layout that the operators return."""
     native = x.is_contiguous() or x.movedim(1, -1).is_contiguous()
     return torch.empty_like(x) if native else torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -213,7 +212,7 @@ def _new_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-if _reason is None:  # torch.compile and meta tensors need the shapes of the results
+if _reason is None:  # the fake kernels, for torch.compile and meta tensors
     _register = torch.library.register_fake
     _register("zoo::abn_statistics", _new_vectors)
     _register("zoo::abn_apply", lambda x, *_: new_like(x))

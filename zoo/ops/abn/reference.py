@@ -1,6 +1,6 @@
-"""The kernels in plain torch, for any device, layout and dtype; compiled kernels are tested against them.
+"""The kernels in plain torch, for any device, layout and dtype. Compiled kernels are tested against them.
 
-Contract and notation are those of kernels.py. Half-precision tensors are computed in float32, float64 ones in float64.
+kernels.py defines the interface and the notation. Half precision is computed in float32, float64 in float64.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ forward_ = None
 
 
 def unavailable_reason() -> None:
-    """Return None: plain torch can always be used."""
+    """Return None: always available."""
 
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,8 +34,8 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def apply(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> Tensor:
     """Return z in a new tensor of the dtype of x."""
-    # The last operation must make a new tensor. If it returned its own argument, as an operation in place and a
-    # conversion to the same dtype do, all gradients would be zero when torch 2.11 compiles this.
+    # The last operation must return a new tensor. If it returned its argument, as in-place operations and conversions
+    # to the same dtype do, torch 2.11 would compile this with zero gradients.
     y = (x.to(accumulate_dtype(x.dtype)) - _per_channel(mean, x)) * _per_channel(_slope(var, settings), x)
     if settings.bias is not None:
         y = y + _per_channel(settings.bias, x)
@@ -79,7 +79,7 @@ def backward_apply(
 
 
 def _reduced_dims(x: Tensor) -> list[int]:
-    """Return all dimensions but that of the channels."""
+    """Return all dimensions except the channels."""
     return [dim for dim in range(x.dim()) if dim != 1]
 
 
@@ -115,8 +115,8 @@ def _invert(z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | No
         dy = torch.where(negative, dy * settings.activation_param, dy)
         y = torch.where(negative, y / settings.activation_param, y)
     elif settings.activation == "elu":
-        # A saturated output is -alpha, whose pre-image is -inf. The pre-image of the next larger number is taken
-        # instead: it is multiplied by the gradient z + alpha = 0, and zero times a finite number stays zero.
+        # The pre-image of a saturated output, -alpha, is -inf. The pre-image of the next larger number is used
+        # instead: it is multiplied by the gradient z + alpha = 0, and the product with a finite number is 0.
         dy = torch.where(negative, dy * (y + settings.activation_param), dy)
         ratio = (y / settings.activation_param).clamp(-1 + torch.finfo(z.dtype).eps / 2, 0)
         y = torch.where(negative, torch.log1p(ratio), y)
@@ -129,10 +129,10 @@ def _invert(z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | No
 
 
 def _divisor(settings: NormSettings, dtype: torch.dtype) -> Tensor | None:
-    """Return the divisor of y - b that gives x_hat, (C,): g, or infinity where x_hat would be nothing but rounding.
+    """Return the divisor of y - b that gives x_hat, (C,): g, or infinity where x_hat would be pure rounding error.
 
-    That is so where g is smaller than the error with which a z of ``dtype`` holds y near b. x_hat is then 0, which is
-    wrong by 1 at most (csrc/README.md). None stands for 1.
+    This is where g is smaller than the error of y near b for a z of ``dtype``. x_hat is then set to 0, with an error of
+    at most 1 (csrc/README.md). None means 1.
     """
     weight, bias = settings.weight, settings.bias
     scale = None if weight is None else _scale(weight, settings.eps)

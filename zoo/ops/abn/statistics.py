@@ -1,4 +1,4 @@
-"""The statistics that a norm normalises with: those of the batch, over one process or several, or the running ones."""
+"""The statistics of a norm: of the batch, in one process or synchronized over a group, or the running statistics."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from zoo.torch_internals import ALL_GATHER
 
 
 class Statistics(NamedTuple):
-    """Mean and biased variance, shape (C,), and how many values they were taken over.
+    """Mean and biased variance, shape (C,), with the number of values they were computed from.
 
-    ``num_values`` is the number of values per channel: an int, or for a synchronised layer a tensor without dimensions;
-    None for running statistics, which do not depend on the input. ``group`` is the process group whose batch they are
-    the statistics of, or None for this process alone.
+    ``num_values`` is the number of values per channel: an int, or in a synchronized layer a zero-dimensional tensor;
+    None for running statistics, which do not depend on the input. ``group`` is the process group of synchronized
+    statistics, or None.
     """
 
     mean: Tensor
@@ -39,15 +39,15 @@ def take_statistics(
     num_batches: Tensor | None,
     group: dist.ProcessGroup | None,
 ) -> Statistics:
-    """Return batch statistics in training or without running ones, else the running ones.
+    """Return batch statistics in training or without running statistics, otherwise the running statistics.
 
-    In training the running ones are updated in place; the arguments are those of `inplace_abn`, which says how. Raises
-    ValueError, before anything is changed, if x does not fit the vectors or has fewer than two values per channel to
-    take statistics of. With a group the number of values is known, and checked, after its statistics were gathered.
+    In training the running statistics are updated in place. See `inplace_abn` for the arguments. Raises ValueError,
+    before anything is modified, if x does not match the vectors, or for batch statistics of fewer than two values per
+    channel. With a group, the number of values is checked after the statistics have been gathered.
     """
     check_input(x, [weight, bias, running_mean, running_var])
     if not training and running_mean is not None and running_var is not None:
-        # Backward keeps the variance, and a training batch may move the running one in place before that.
+        # Backward saves the variance, and a training batch may update the running variance in place before backward.
         return Statistics(running_mean, running_var.clone(), num_values=None, group=None)
     if group is None:
         check_num_values(x)
@@ -66,31 +66,33 @@ def take_statistics(
 
 
 def next_momentum(momentum: float | Tensor | None, num_batches: Tensor | None, dtype: torch.dtype) -> float | Tensor:
-    """Count the batch in ``num_batches``, if it is given; return the momentum, or for None 1 / ``num_batches``.
+    """Increment ``num_batches``, if given; return the momentum, or 1 / ``num_batches`` if it is None.
 
-    This is called when nothing can be refused any more. After the forward pass would be too late: a recomputation stops
-    at the last tensor that it needs, with the running statistics updated and the batch not counted.
+    Must be called after all checks, but before the end of the forward pass: the recomputation of a checkpoint stops at
+    the last tensor it needs, which would update the running statistics without counting the batch.
     """
     if num_batches is None:
         if momentum is None:
-            raise ValueError("without a momentum the number of batches is needed: give num_batches, or a momentum")
+            raise ValueError("momentum=None needs num_batches; pass num_batches or a momentum")
         return momentum
     num_batches.add_(1)
     return num_batches.to(dtype).reciprocal() if momentum is None else momentum
 
 
 def check_input(x: Tensor, vectors: list[Tensor | None]) -> None:
-    """Raise ValueError unless x is a floating (N, C, ...) tensor and every given vector has C elements."""
+    """Raise ValueError unless x is a floating-point (N, C, ...) tensor and each vector has C elements or is None."""
     if x.dim() < 2 or not x.is_floating_point():
         raise ValueError(f"expected a floating-point tensor (N, C, ...), got {x.dtype} of shape {tuple(x.shape)}")
     channels = x.shape[1]
     for vector in vectors:
         if vector is not None and vector.numel() != channels:
-            raise ValueError(f"the layer has {vector.numel()} channels, its input of shape {tuple(x.shape)} {channels}")
+            raise ValueError(
+                f"the layer has {vector.numel()} channels, but its input of shape {tuple(x.shape)} has {channels}"
+            )
 
 
 def check_num_values(x: Tensor, num_values: int | None = None) -> None:
-    """Raise ValueError unless there are at least two values per channel: ``num_values`` of them, or those of x."""
+    """Raise ValueError for fewer than two values per channel; ``num_values`` defaults to that of x."""
     num_values = values_per_channel(x) if num_values is None else num_values
     if num_values < 2:
         raise ValueError(
@@ -105,7 +107,7 @@ def values_per_channel(x: Tensor) -> int:
 
 
 def _batch_statistics(x: Tensor, group: dist.ProcessGroup | None) -> Statistics:
-    """Return the statistics of the batch, over the group where one is given."""
+    """Return the statistics of the batch, synchronized over the group if given."""
     if group is not None:
         return _gather_statistics(x, group)
     mean, var = kernels_for(x).statistics(x.detach())
@@ -118,14 +120,13 @@ def _gather_statistics(
     running: tuple[Tensor | None, Tensor | None] = (None, None),
     momentum: float = 0.0,
 ) -> Statistics:
-    """Return the statistics of the values of all processes together, equal on every process.
+    """Return the statistics over the values of all processes, identical in every process.
 
-    Running statistics are given only to kernels that have `group_statistics`, which moves them.
-
-    One all-gather of 2 C + 1 numbers. Processes may hold different numbers of values, 0 included (then mean and var
-    must be finite, but their values do not matter). They are sent in float64, so that any number is exact and the sums
-    of squares do not cancel: n = sum n_k, m = sum n_k m_k / n, v = sum n_k (v_k + (m_k - m)^2) / n. The number of
-    values stays a tensor on the device, so that nothing waits for it.
+    Uses one all-gather of 2 C + 1 numbers. Processes may have different numbers of values, including 0 (mean and var
+    must then be finite, but do not matter). The numbers are sent in float64, so counts are exact and the sums of
+    squares do not cancel: n = sum n_k, m = sum n_k m_k / n, v = sum n_k (v_k + (m_k - m)^2) / n. The number of values
+    stays a tensor on the device, which avoids a synchronization. ``running`` statistics may only be passed if the
+    kernels have `group_statistics`, which updates them.
     """
     kernels, num_local, dtype = kernels_for(x), values_per_channel(x), accumulate_dtype(x.dtype)
     if kernels.local_statistics is not None:
@@ -137,8 +138,8 @@ def _gather_statistics(
     gathered = packed.new_empty(world_size * packed.numel())
     getattr(dist, ALL_GATHER)(gathered, packed, group=group)
     gathered = gathered.view(world_size, -1)
-    # Two local values are enough for the whole group. Only with fewer does this wait for the number of the group, which
-    # a compiled graph cannot do at all.
+    # With two local values the group has enough. Only with fewer does the host wait for the group's number, which a
+    # compiled graph cannot do.
     if num_local < 2 and not torch.compiler.is_compiling():
         check_num_values(x, int(gathered[:, -1].sum()))
     if kernels.group_statistics is not None:
@@ -146,7 +147,7 @@ def _gather_statistics(
     channels = x.shape[1]
     means, variances, counts = gathered.split([channels, channels, 1], dim=1)
     total = counts.sum()
-    divisor = total.clamp(min=1)  # if no process has a value, the caller reports it instead of a division by zero
+    divisor = total.clamp(min=1)  # without any value, the caller raises an error instead of dividing by zero
     group_mean = (counts * means).sum(0) / divisor
     group_var = (counts * (variances + (means - group_mean).square())).sum(0) / divisor
     return Statistics(group_mean.to(dtype), group_var.to(dtype), total.to(dtype), group)
@@ -154,9 +155,9 @@ def _gather_statistics(
 
 @torch.no_grad()
 def update_running(running_mean: Tensor, running_var: Tensor, batch: Statistics, momentum: float | Tensor) -> None:
-    """Move the running statistics in place by ``momentum`` towards those of a batch.
+    """Update the running statistics in place: r becomes r + momentum (batch - r).
 
-    The variance of the batch is biased, the running variance unbiased: n / (n - 1).
+    The running variance is unbiased: that of the batch is multiplied by n / (n - 1).
     """
     assert batch.num_values is not None
     unbiased = batch.var * (batch.num_values / (batch.num_values - 1))
@@ -168,7 +169,7 @@ def update_running(running_mean: Tensor, running_var: Tensor, batch: Statistics,
 def means_over_group(
     sum_dy: Tensor, sum_dy_xhat: Tensor, num_values: int | Tensor, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """Divide the two sums of backward, taken over the whole group in one all-reduce, by the number of values."""
+    """Return the two sums of backward divided by the number of values, summed over the group in one all-reduce."""
     if group is None:
         return sum_dy / num_values, sum_dy_xhat / num_values
     sums = torch.stack([sum_dy, sum_dy_xhat])

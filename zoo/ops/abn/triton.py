@@ -1,21 +1,20 @@
-"""The kernels for CUDA, in Triton; the formulas are those of reference.py, the code on the device is triton_kernels.py.
+"""The CUDA kernels, in Triton: launchers for the device code in triton_kernels.py, with the formulas of reference.py.
 
-Contiguous and channels_last tensors are computed as they are, with any number of elements; anything else goes through
-one contiguous copy per tensor. A result per channel is reduced in two stages, partial results in a fixed split and
-their combination in a fixed order, without atomic operations, so that runs repeat bit for bit. Nothing waits for the
-device, and memory comes from torch, so that CUDA graphs can record the kernels (after a first call, which compiles).
+Contiguous and channels_last tensors of any size are used in place; other layouts are copied to contiguous ones. Results
+per channel are reduced in two stages, partial sums over fixed splits and their combination in a fixed order. There are
+no atomics, so results are reproducible bit for bit. Launchers do not synchronize, and memory comes from torch's
+allocator, so CUDA graphs can capture the kernels after a first call, which compiles them.
 
-How a tensor is cut into tiles depends on its shape and dtype alone; nothing is tuned at run time. A tile has 2048
-elements, 16 per thread of 4 warps, or half of that in float64. Where memory is contiguous and no vector of 128 bits
-divides a channel's positions, a tile holds several channels, and what is reduced is folded per channel afterwards.
+The tiling depends only on shape and dtype; there is no autotuning. A tile has 2048 elements, 16 per thread of 4 warps,
+or half of that in float64. In contiguous memory where the positions of a channel are not divisible by a vector of 128
+bits, a tile contains several channels, and the reduction per channel follows afterwards.
 
-The programs of a kernel are all on the device at once, as many as fit on its processors by the registers and the shared
-memory of the compiled code (`resident_blocks`), or come in nearly full waves (`split`). Into how many splits a sum is
-cut, and so its last bits, depends on the device and on the version of Triton, but is the same from run to run. Their
-speed was not measured.
+All programs of a kernel are resident at once, as many as the registers and shared memory of the compiled code allow
+(`resident_blocks`), or run in nearly full waves (`split`). The number of splits, and with it the last bits of a sum,
+depends on the device and the version of Triton, but does not change between runs. The speed was not measured.
 
-The kernels are registered as operators (zoo_triton::) that torch.compile does not look into. There is nothing to fuse
-them with, and so a compiled network runs the same kernels as any other.
+The kernels are registered as operators (zoo_triton::), which torch.compile does not trace into. A compiled network runs
+the same kernels.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from zoo.torch_internals import are_transforms_active, num_dispatch_modes
 
 TILE = 2048
 WARPS = 4
-PLACES = 132 * 6  # programs of a kernel where no device says how many fit: 6 are usual on each processor of an H100
+RESIDENT_PROGRAMS = 132 * 6  # if unknown: typically 6 on each multiprocessor of an H100
 LONGEST_ROW = 1024
-MOST_STRIPS = 132 * 4  # of rows of several channels, if they need not be longer: as many as fit on most devices at once
-MOST_PIECES = 8  # of each strip, where there are more strips than places
-COMBINED_SPLITS = 256  # the number of splits that a program combines at a time
-COMBINED_CHANNELS = 8  # of so many channels
-COMBINING_WARPS = 8
-MOST_COMPILED = 4096  # of the entries below there is one per kernel and shape, and a run may never see the last shape
+MAX_STRIPS = 132 * 4  # of several channels, unless LONGEST_ROW needs more: resident at once on most devices
+MAX_PIECES = 8  # per strip, if there are more strips than resident programs
+COMBINED_SPLITS = 256  # that a program combines at a time
+COMBINED_CHANNELS = 8  # per program
+COMBINE_WARPS = 8
+MAX_COMPILED = 4096  # entries of the cache, one per kernel and shape: inputs may have unlimited shapes
 
 backward = None
 forward_ = None
@@ -51,9 +50,9 @@ forward_ = None
 
 @functools.cache
 def unavailable_reason() -> str | None:
-    """Return why the kernels cannot be used, None where they can."""
+    """Return why these kernels are unavailable, or None if they are available."""
     if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
-        return None  # they will not run here, and importing Triton takes longer than importing all of zoo
+        return None  # not used without CUDA, and importing Triton takes longer than importing all of zoo
     try:
         import zoo.ops.abn.triton_kernels  # noqa: F401
     except ImportError as error:
@@ -63,28 +62,28 @@ def unavailable_reason() -> str | None:
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance per channel, shape (C,); zeros for a tensor without elements."""
-    mean, var = _called("statistics", _run_statistics)(x)
+    mean, var = _function_or_operator("statistics", _run_statistics)(x)
     return mean, var
 
 
 def track_statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance, and move the running statistics in place by ``momentum`` towards them."""
-    mean, var = _called("track_statistics", _run_track_statistics)(x, running_mean, running_var, momentum)
-    increment_version((running_mean, running_var))  # autograd does not see that the kernel changes them
+    """Return mean and biased variance, and update the running statistics in place by ``momentum``."""
+    mean, var = _function_or_operator("track_statistics", _run_track_statistics)(x, running_mean, running_var, momentum)
+    increment_version((running_mean, running_var))  # the kernel does not tell autograd that it has modified them
     return mean, var
 
 
 def local_statistics(x: Tensor) -> Tensor:
-    """Return mean, biased variance and number of values, (2 C + 1,) in float64, as a process sends them to others."""
-    packed: Tensor = _called("local_statistics", _run_local_statistics)(x)
+    """Return mean, biased variance and number of values, (2 C + 1,) in float64, for an all-gather."""
+    packed: Tensor = _function_or_operator("local_statistics", _run_local_statistics)(x)
     return packed
 
 
 def group_statistics(
     gathered: Tensor, dtype: torch.dtype, running_mean: Tensor | None, running_var: Tensor | None, momentum: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, biased variance and number of values of a group, and move the running statistics towards them."""
-    run = _called("group_statistics", _run_group_statistics)
+    """Return mean, biased variance and number of values of a group, and update the running statistics in place."""
+    run = _function_or_operator("group_statistics", _run_group_statistics)
     mean, var, count = run(gathered, dtype, running_mean, running_var, momentum)
     if running_mean is not None and running_var is not None:
         increment_version((running_mean, running_var))
@@ -93,20 +92,20 @@ def group_statistics(
 
 def apply(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> Tensor:
     """Return z in a new tensor of the dtype and strides of x."""
-    z: Tensor = _called("apply", _run_apply)(x, mean, var, shortcut, *settings)
+    z: Tensor = _function_or_operator("apply", _run_apply)(x, mean, var, shortcut, *settings)
     return z
 
 
 def apply_(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> None:
     """Overwrite x with z."""
-    _called("apply_", _run_apply_)(x, mean, var, shortcut, *settings)
+    _function_or_operator("apply_", _run_apply_)(x, mean, var, shortcut, *settings)
 
 
 def backward_reduce(
     z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return sum(dy) and sum(dy x_hat) per channel, shape (C,), in the accumulation dtype."""
-    sums, _, _ = _called("reduce_gradients", _run_reduce_gradients)(z, dz, 1, shortcut, *settings)
+    sums, _, _ = _function_or_operator("reduce_gradients", _run_reduce_gradients)(z, dz, 1, shortcut, *settings)
     sum_dy, sum_dy_xhat = sums.unbind()
     return sum_dy, sum_dy_xhat
 
@@ -114,8 +113,8 @@ def backward_reduce(
 def reduce_gradients(
     z: Tensor, dz: Tensor, divisor: int, settings: NormSettings, shortcut: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the two sums over ``divisor``, (2, C), and the gradients of weight and bias in their dtypes, or None."""
-    run = _called("reduce_gradients", _run_reduce_gradients)
+    """Return the two sums divided by ``divisor``, (2, C), and dL/dweight and dL/dbias in their dtypes, or None."""
+    run = _function_or_operator("reduce_gradients", _run_reduce_gradients)
     means, dweight, dbias = run(z, dz, divisor, shortcut, *settings)
     return means, None if settings.weight is None else dweight, None if settings.bias is None else dbias
 
@@ -123,17 +122,17 @@ def reduce_gradients(
 def backward_apply(
     z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return dx and, with a shortcut, its gradient dy, in new tensors."""
+    """Return dL/dx and, with a shortcut, dL/dshortcut, both in new tensors."""
     mean_dy, mean_dy_xhat = means if means is not None else (None, None)
-    run = _called("backward_apply", _run_backward_apply)
+    run = _function_or_operator("backward_apply", _run_backward_apply)
     dx, dshortcut = run(z, dz, var, mean_dy, mean_dy_xhat, shortcut, *settings)
     return dx, None if shortcut is None else dshortcut
 
 
-def _called(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the operator, or in plain eager mode the function behind it, which saves the way through the dispatcher.
+def _function_or_operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the operator, or in plain eager mode the function behind it, which avoids the dispatcher.
 
-    The operator is for whatever looks at operations: torch.compile, transforms, dispatch modes.
+    torch.compile, transforms and dispatch modes need the operator.
     """
     watched = torch.compiler.is_compiling() or num_dispatch_modes() > 0 or are_transforms_active()
     return getattr(torch.ops.zoo_triton, name).default if watched else function
@@ -150,7 +149,7 @@ def _two_vectors(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 def _like_shortcut(z: Tensor, shortcut: Tensor | None) -> Tensor:
-    """Return an uninitialized tensor for the gradient of the shortcut; without a shortcut it has no elements."""
+    """Return an uninitialized tensor for the gradient of the shortcut, empty without a shortcut."""
     return z.new_empty(0) if shortcut is None else torch.empty_like(z)
 
 
@@ -189,7 +188,7 @@ def _launch_statistics(
     running: tuple[Tensor | None, Tensor | None] = (None, None),
     momentum: float = 0.0,
 ) -> None:
-    """Write mean, variance and number of values of x, zeros without elements, and move the running ones."""
+    """Write mean, variance and number of values of x (zeros if x is empty), and update the running statistics."""
     if x.numel() == 0:
         for result in (mean, var) if count is None else (mean, var, count):
             result.zero_()
@@ -232,12 +231,12 @@ def _combine_statistics(
     running: tuple[Tensor | None, Tensor | None],
     momentum: float,
 ) -> None:
-    """Write ``results`` and move the running statistics; ``places`` says where things are in ``partial``."""
+    """Write ``results`` and update the running statistics; ``places`` describes the layout of ``partial``."""
     moved = _vector(running[0]), _vector(running[1])
-    rows = min(power_above(splits * places[-1]), COMBINED_SPLITS)
+    rows = min(next_power_of_two(splits * places[-1]), COMBINED_SPLITS)
     numbers = momentum, splits, channels, *places, rows, COMBINED_CHANNELS
     programs = -(-channels // COMBINED_CHANNELS)
-    _start("combine_statistics", partial, programs, COMBINING_WARPS, (partial, *results, *moved), numbers)
+    _launch_programs("combine_statistics", partial, programs, COMBINE_WARPS, (partial, *results, *moved), numbers)
     for old, new in zip(running, moved, strict=True):
         if old is not None and new is not None and old is not new:
             old.copy_(new)
@@ -268,7 +267,7 @@ def _launch_apply(
 
 
 def _new_gradients(z: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return uninitialized tensors for the means and the gradients of weight and bias, of no elements without these."""
+    """Return uninitialized tensors for the means and the gradients of weight and bias (empty without these)."""
     means = z.new_empty(2, z.shape[1], dtype=accumulate_dtype(z.dtype))
     dweight, dbias = (z.new_empty(0) if v is None else torch.empty_like(v) for v in (weight, bias))
     return means, dweight, dbias
@@ -292,10 +291,10 @@ def _run_reduce_gradients(
     constants = *settings[2:], _rounding(z.dtype)
     partial, splits = _launch("backward_reduce", z, tiling, tensors, constants, planes=2)
     results = means, None if settings.weight is None else dweight, None if settings.bias is None else dbias
-    rows = min(power_above(splits * tiling.per_channel), COMBINED_SPLITS)
+    rows = min(next_power_of_two(splits * tiling.per_channel), COMBINED_SPLITS)
     numbers = splits, channels, divisor, tiling.per_channel, rows, COMBINED_CHANNELS
     programs = -(-channels // COMBINED_CHANNELS)
-    _start("combine_sums", partial, programs, COMBINING_WARPS, (partial, weight, *results), numbers)
+    _launch_programs("combine_sums", partial, programs, COMBINE_WARPS, (partial, weight, *results), numbers)
     return means, dweight, dbias
 
 
@@ -326,7 +325,7 @@ def _run_backward_apply(
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Return x, or a copy of the closest layout where it is neither contiguous nor channels_last."""
+    """Return x if it is contiguous or channels_last, otherwise a copy in the closest such layout."""
     if _is_dense(x.shape, x.stride()):
         return x
     copy = torch.empty_like(x)
@@ -336,7 +335,7 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _restored(result: Tensor, like: Tensor, dense: Tensor) -> Tensor:
-    """Return a result in the layout of the tensor ``like``, of which ``dense`` may be a copy in another layout."""
+    """Return ``result`` in the layout of ``like``; ``dense`` is ``like`` or its copy in the result's layout."""
     return result if dense is like else torch.empty_like(like).copy_(result)
 
 
@@ -352,20 +351,20 @@ def _launch(
     constants: tuple[Any, ...] = (),
     planes: int = 0,
 ) -> tuple[Tensor, int]:
-    """Start one of the kernels that read the dense tensor x, with so many programs as are on its device at once.
+    """Launch a kernel that reads the dense tensor x, with as many programs as can be resident on its device.
 
-    Return the partial results of a reduction, (planes, splits, columns), and the number of splits.
+    Returns the partial results of a reduction, (planes, splits, columns), and the number of splits.
     """
     if x.is_cuda and x.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(x):
             return _launch(name, x, tiling, tensors, constants, planes)
-    key = name, x.get_device(), tiling, constants, *_compiled_for(tensors)
+    key = name, x.get_device(), tiling, constants, *_cache_key(tensors)
     found = _compiled.get(key)
     if found is None:
-        arguments = stand_ins(tiling, accumulate_dtype(x.dtype), tensors, constants, planes)
+        arguments = placeholder_arguments(tiling, accumulate_dtype(x.dtype), tensors, constants, planes)
         kernel, accumulate = _compile(name, x, WARPS, *arguments)
-        found = kernel, accumulate, *split(tiling, _places(kernel, x.device))
-        _remember(key, found)
+        found = kernel, accumulate, *split(tiling, _resident_programs(kernel, x.device))
+        _cache_compiled(key, found)
     kernel, accumulate, pieces, programs = found
     if planes == 0:
         kernel[programs, 1, 1](*tensors, pieces, *tiling.numbers, *tiling.constants, *constants, accumulate)
@@ -380,97 +379,97 @@ def _launch(
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
-def stand_ins(
+def placeholder_arguments(
     tiling: Tiling,
     accumulate: torch.dtype,
     tensors: tuple[Tensor | None, ...],
     constants: tuple[Any, ...],
     planes: int,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return arguments for which a kernel is compiled as for the real ones, before the number of its programs is known.
+    """Return arguments to compile a kernel with before the number of programs is known.
 
-    They are the tensors, a dtype in the place of the partial results, and the numbers.
+    They are the tensors, a dtype in place of the partial results, and the numbers.
     """
     partial, places = ((accumulate,), (1,)) if planes else ((), ())
     return (*tensors, *partial), (1, *tiling.numbers, *places, *tiling.constants, *constants)
 
 
-def _start(
+def _launch_programs(
     name: str, x: Tensor, programs: int, warps: int, tensors: tuple[Tensor | None, ...], numbers: tuple[Any, ...]
 ) -> None:
-    """Start a kernel on the device of x, for values of its dtype.
+    """Launch a kernel on the device of x, for values of its dtype.
 
-    Binding its arguments takes Triton longer than anything else here, so that what it compiled is kept under all that
-    the code depends on: device, dtypes, whether addresses are aligned, and the numbers.
+    Binding arguments dominates Triton's launch time. The cache of compiled kernels avoids it; its key is everything
+    that the code depends on: device, dtypes, alignment of addresses, and numbers.
     """
     if x.is_cuda and x.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(x):
-            return _start(name, x, programs, warps, tensors, numbers)
-    key = name, x.get_device(), numbers, *_compiled_for(tensors)
+            return _launch_programs(name, x, programs, warps, tensors, numbers)
+    key = name, x.get_device(), numbers, *_cache_key(tensors)
     found = _compiled.get(key)
     if found is None:
         found = _compile(name, x, warps, tensors, numbers)
-        _remember(key, found)
+        _cache_compiled(key, found)
     kernel, accumulate = found
     kernel[programs, 1, 1](*tensors, *numbers, accumulate)
 
 
-def _compiled_for(tensors: tuple[Tensor | None, ...]) -> list[tuple[torch.dtype, int] | None]:
-    """Return what the code of a kernel depends on in its tensors: their dtypes, and whether addresses are aligned."""
+def _cache_key(tensors: tuple[Tensor | None, ...]) -> list[tuple[torch.dtype, int] | None]:
+    """Return the cache key of a kernel's tensors: their dtypes and the alignment of their addresses."""
     return [x if x is None else (x.dtype, x.data_ptr() % 16) for x in tensors]
 
 
 def _compile(name: str, x: Tensor, warps: int, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return a kernel for arguments such as these, and its accumulation dtype; a dtype stands for an aligned tensor."""
+    """Return a kernel compiled for these arguments, and its accumulation dtype. A dtype means an aligned tensor."""
     import triton.language as tl  # type: ignore
 
     from zoo.ops.abn import triton_kernels
 
     accumulate = tl.float64 if x.dtype == torch.float64 else tl.float32
     jitted = getattr(triton_kernels, name)
-    # Fused multiply-add is the default of the present Triton, but not of the next one.
+    # Fused multiply-add is the default in this version of Triton, but not in the next.
     options = {"num_warps": warps, "enable_fp_fusion": True}
     kernel = jitted.warmup(*tensors, *numbers, accumulate, grid=(1,), **options)
     return jitted if kernel is None else kernel, accumulate  # the interpreter compiles nothing
 
 
-def _remember(key: tuple[Any, ...], found: tuple[Any, ...]) -> None:
-    if len(_compiled) >= MOST_COMPILED:
+def _cache_compiled(key: tuple[Any, ...], found: tuple[Any, ...]) -> None:
+    if len(_compiled) >= MAX_COMPILED:
         _compiled.clear()
     _compiled[key] = found
 
 
-def _places(kernel: Any, device: torch.device) -> int:
-    """Return how many programs of a kernel are on a device at once; `PLACES` without a device or compiled code."""
+def _resident_programs(kernel: Any, device: torch.device) -> int:
+    """Return how many programs of a kernel can be resident on a device; a default without device or compiled code."""
     if device.type != "cuda" or not hasattr(kernel, "_init_handles"):
-        return PLACES
-    kernel._init_handles()  # loads the code, which the number of its registers is known after
+        return RESIDENT_PROGRAMS
+    kernel._init_handles()  # loads the code, which sets n_regs
     properties: Any = torch.cuda.get_device_properties(device)  # the type stubs of some versions lack attributes
-    room = Room(
+    limits = MultiprocessorLimits(
         properties.regs_per_multiprocessor,
         properties.shared_memory_per_multiprocessor,
         properties.max_threads_per_multi_processor,
     )
-    return properties.multi_processor_count * resident_blocks(kernel.n_regs, kernel.metadata.shared, WARPS, room)
+    return properties.multi_processor_count * resident_blocks(kernel.n_regs, kernel.metadata.shared, WARPS, limits)
 
 
-class Room(NamedTuple):
-    """What one processor of a device has for its blocks: registers of 32 bits, bytes of shared memory, threads."""
+class MultiprocessorLimits(NamedTuple):
+    """The resources of one multiprocessor: 32-bit registers, bytes of shared memory, threads."""
 
     registers: int
     shared_bytes: int
     threads: int
 
 
-def resident_blocks(registers: int, shared_bytes: int, warps: int, room: Room) -> int:
-    """Return how many blocks of a kernel with so many registers per thread are on one processor at once.
+def resident_blocks(registers: int, shared_bytes: int, warps: int, limits: MultiprocessorLimits) -> int:
+    """Return how many blocks of a kernel can be resident on one multiprocessor; ``registers`` are per thread.
 
-    Registers are given out to warps in units of 256, by each of the four quarters of a processor, and 1024 bytes of
-    shared memory are taken by the system for each block (CUDA's occupancy calculator).
+    Each of the four partitions of a multiprocessor allocates registers to warps in units of 256, and the system
+    reserves 1024 bytes of shared memory per block (CUDA's occupancy calculator).
     """
     per_warp = -(-32 * registers // 256) * 256
-    by_registers = 4 * (room.registers // 4 // per_warp) // warps
-    return max(1, min(by_registers, room.shared_bytes // (shared_bytes + 1024), room.threads // (32 * warps)))
+    by_registers = 4 * (limits.registers // 4 // per_warp) // warps
+    return max(1, min(by_registers, limits.shared_bytes // (shared_bytes + 1024), limits.threads // (32 * warps)))
 
 
 @functools.cache
@@ -479,9 +478,9 @@ def _rounding(dtype: torch.dtype) -> float:
 
 
 class Tiling(NamedTuple):
-    """How a tensor is cut into tiles; the words are in triton_kernels.py.
+    """How a tensor is divided into tiles; triton_kernels.py defines the terms.
 
-    ``strips`` is how many strips there are and ``tiles`` how many tiles each of them has.
+    ``strips`` is the number of strips, ``tiles`` the number of tiles per strip.
     """
 
     outer: int
@@ -496,38 +495,38 @@ class Tiling(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers that a kernel takes for one tensor as for any other of its kind: outer, groups, units."""
+        """The numbers that do not specialize a kernel: outer, groups, units."""
         return self[:3]
 
     @property
     def constants(self) -> tuple[int, ...]:
-        """The numbers that a kernel is compiled for."""
+        """The numbers that specialize a kernel: period, unit, rows, cols."""
         return self[3:7]
 
     @property
     def per_channel(self) -> int:
-        """The number of partial results of a channel in each split."""
+        """The number of partial results per channel and split."""
         return max(1, self.period)
 
     def results(self, pieces: int) -> tuple[int, int]:
-        """Return the number of splits of a reduction, and how many results each of them has."""
+        """Return the number of splits of a reduction, and the number of results per split."""
         if self.period:
             return pieces, self.units * self.unit
         return pieces * self.strips // self.groups, self.groups
 
 
-def split(tiling: Tiling, places: int) -> tuple[int, int]:
-    """Return into how many pieces each strip is cut, and the number of programs.
+def split(tiling: Tiling, resident: int) -> tuple[int, int]:
+    """Return the number of pieces per strip, and the number of programs, for ``resident`` programs at a time.
 
-    There are at most ``places`` of them. If there are more strips, then there is the number up to `MOST_PIECES` that
-    leaves the fewest places empty at the end.
+    There are at most ``resident`` programs. If there are more strips, each is split into the number of pieces, up to
+    `MAX_PIECES`, that makes the last wave as full as possible.
     """
     strips, tiles = tiling.strips, tiling.tiles
 
-    def time(pieces: int) -> int:  # in tiles that the busiest place has to do
-        return -(-strips * pieces // places) * -(-tiles // pieces)
+    def time(pieces: int) -> int:  # tiles that the busiest program slot processes
+        return -(-strips * pieces // resident) * -(-tiles // pieces)
 
-    most = min(tiles, max(places // strips, 1 if strips <= places else MOST_PIECES))
+    most = min(tiles, max(resident // strips, 1 if strips <= resident else MAX_PIECES))
     pieces = min(range(1, most + 1), key=time)
     return pieces, strips * pieces
 
@@ -545,35 +544,34 @@ def _tiling_of(shape: torch.Size, stride: tuple[int, ...], item_bytes: int, redu
         return _tiling(batch * area, 1, channels, 1, _width(channels, 32, 128), item_bytes)
     vector = 16 // item_bytes
     widened = math.gcd(area, vector) < math.gcd(channels * area, vector)
-    # Three partial results of 4 bytes per column, written and read again, may be as many bytes as the tensor.
+    # Writing and reading three partial results of 4 bytes per column may move as many bytes as the tensor has.
     if widened and (not reducing or batch * item_bytes >= 24):
         row = channels * area
-        cols = power_above(min(max(-(-row // MOST_STRIPS), 64), LONGEST_ROW, row))
+        cols = next_power_of_two(min(max(-(-row // MAX_STRIPS), 64), LONGEST_ROW, row))
         return _tiling(batch, 1, row, area, cols, item_bytes)
     return _tiling(batch, channels, area, 0, _width(area, 256, LONGEST_ROW), item_bytes)
 
 
 def _tiling(outer: int, groups: int, inner: int, period: int, cols: int, item_bytes: int) -> Tiling:
-    rows = min((TILE if item_bytes < 8 else TILE // 2) // cols, power_above(outer))
-    # A row whose last tile ends beyond 32-bit numbers gets the unit 1, so that its units have 64 bits, and its indices,
-    # too.
+    rows = min((TILE if item_bytes < 8 else TILE // 2) // cols, next_power_of_two(outer))
+    # A row whose last tile ends beyond the 32-bit range gets the unit 1, so units, and with them indices, have 64 bits.
     unit = math.gcd(inner, 16) if inner + cols <= 2**31 else 1
     strips = groups * -(-inner // cols)
     return Tiling(outer, groups, inner // unit, period, unit, rows, cols, strips, -(-outer // rows))
 
 
 def _width(length: int, smallest: int, largest: int) -> int:
-    """Return the widest power of two that pads ``length`` by at most a quarter, or else the one that pads least."""
+    """Return the widest power of two that pads ``length`` by at most a quarter, otherwise the one that pads least."""
     if length <= smallest:
-        return power_above(length)
+        return next_power_of_two(length)
     padded = {
         width: -(-length // width) * width for width in (largest, largest // 2, largest // 4) if width >= smallest
     }
     return next((width for width in padded if padded[width] <= 1.25 * length), min(padded, key=padded.__getitem__))
 
 
-def power_above(number: int) -> int:
-    """Return the smallest power of two that is at least ``number``, which is positive."""
+def next_power_of_two(number: int) -> int:
+    """Return the smallest power of two that is at least the positive ``number``."""
     return 1 << (number - 1).bit_length()
 
 
@@ -583,13 +581,13 @@ def _is_dense(shape: torch.Size, stride: tuple[int, ...]) -> bool:
 
 
 def _is_channels_last(shape: torch.Size, stride: tuple[int, ...]) -> bool:
-    """Return whether a tensor is a dense (N, ..., C) one; True as well where there is one position per image."""
+    """Return whether a tensor is dense in (N, ..., C) order, which includes tensors with one position per image."""
     last = _is_packed((shape[0], *shape[2:], shape[1]), (stride[0], *stride[2:], stride[1]))
     return shape[1] > 1 and stride[1] == 1 and last
 
 
 def _is_packed(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Return whether the elements of a tensor follow each other in memory without gaps."""
+    """Return whether a tensor is contiguous: its elements are adjacent in memory, in order."""
     expected = 1
     for length, step in zip(reversed(shape), reversed(stride), strict=True):
         if length != 1 and step != expected:

@@ -1,23 +1,23 @@
 # mypy: disable-error-code="no-untyped-def, name-defined"
-"""The kernels of triton.py as they run on the device, and the two that combine their partial results.
+"""The device code of triton.py: the kernels, and two that combine their partial results.
 
-A tensor's memory is seen as (outer, groups, inner), and a tile of ROWS by COLS of it moves along the outer indices.
+A tensor's memory is indexed as (outer, groups, inner). A tile of ROWS by COLS moves along the outer index.
 
-| memory | outer, groups, inner | PERIOD | a tile holds |
+| memory | outer, groups, inner | PERIOD | a tile contains |
 |---|---|---|---|
 | channels last | N S, 1, C | 1 | COLS channels |
 | contiguous | N, C, S | 0 | one channel, the group |
-| contiguous, and no vector divides S | N, 1, C S | S | the channels of COLS neighbours, S columns each |
+| contiguous, S not divisible by a vector | N, 1, C S | S | the channels of COLS adjacent columns, S columns each |
 
 S is the number of positions of a channel. The tiles of one group and one set of COLS columns are a strip. A program
-does every ``pieces``-th tile of a strip, so that all programs together walk through memory from its start to its end;
-the elementwise kernels walk back, and meet first what the cache still holds.
+processes every ``pieces``-th tile of a strip, so all programs together sweep memory from start to end. Elementwise
+kernels sweep backwards, starting with what is still in the cache.
 
-``inner`` is passed as ``units`` times the constant UNIT, which tells the compiler by what offsets are divisible:
-without it loads are not 128 bits wide. Offsets have 64 bits.
+``inner`` is passed as ``units`` times the constant UNIT, which tells the compiler the divisibility of offsets: without
+it loads would not be 128 bits wide. Offsets have 64 bits.
 
-Nothing is added up atomically: each program stores its own result, per column where PERIOD is not 0, and a second
-kernel combines them in a fixed order. ACC is the accumulation dtype. Names and formulas are those of reference.py.
+There are no atomics: each program stores its own result, per column if PERIOD is not 0, and a second kernel combines
+them in a fixed order. ACC is the accumulation dtype. Names and formulas are those of reference.py.
 """
 
 import triton  # type: ignore
@@ -29,17 +29,17 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 @triton.jit
 def locate(program, pieces, outer, groups, units, PERIOD: tl.constexpr, UNIT: tl.constexpr,
            ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Return where a program works, in nine values.
+    """Return what a program processes, as nine values.
 
     - channel: the channels of the tile, (1, COLS), or with PERIOD = 0 one number
     - valid: the mask of these channels
-    - place: where their results go in a (splits, groups) or (splits, inner) tensor
+    - place: the offsets of their results in a (splits, groups) or (splits, inner) tensor
     - inside: the mask of the tile's columns, (1, COLS)
     - rows: the outer indices of the first tile, (ROWS, 1)
     - step: how far the rows move from one tile to the next
     - offsets: the offsets in memory of the first tile, (ROWS, COLS)
     - stride: how far the offsets move from one tile to the next
-    - steps: the number of tiles; in all but the last one, all rows are there
+    - steps: the number of tiles; only the last one may have missing rows
     """
     inner = units * UNIT
     chunks = tl.cdiv(inner, COLS)
@@ -54,7 +54,7 @@ def locate(program, pieces, outer, groups, units, PERIOD: tl.constexpr, UNIT: tl
         valid = group < groups
         place = (piece.to(tl.int64) * chunks + chunk) * groups + group
     else:
-        # Only one division has 64 bits.
+        # 64-bit divisions are slow; only one is needed.
         channel = first // PERIOD + (((first % PERIOD).to(tl.int32) + tl.arange(0, COLS)) // PERIOD)[None, :]
         valid = inside
         place = piece.to(tl.int64) * inner + cols
@@ -70,7 +70,7 @@ def locate(program, pieces, outer, groups, units, PERIOD: tl.constexpr, UNIT: tl
 @triton.jit
 def locate_last(pieces, outer, groups, units, PERIOD: tl.constexpr, UNIT: tl.constexpr,
                 ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Return what `locate` does for the programs in reversed order, each from its last tile to its first."""
+    """Return the values of `locate` with programs in reverse order, each from its last tile to its first."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     channel, valid, place, inside, rows, step, offsets, stride, steps = locate(
         program, pieces, outer, groups, units, PERIOD, UNIT, ROWS, COLS
@@ -81,7 +81,7 @@ def locate_last(pieces, outer, groups, units, PERIOD: tl.constexpr, UNIT: tl.con
 
 @triton.jit
 def scale_of(weight, channel, valid, EPS: tl.constexpr, ACC: tl.constexpr):
-    """Return g = |weight| + eps of some channels, 1 without weight."""
+    """Return g = |weight| + eps per channel, 1 without weight."""
     if weight is None:
         scale = tl.full((), 1, ACC)
     else:
@@ -91,13 +91,13 @@ def scale_of(weight, channel, valid, EPS: tl.constexpr, ACC: tl.constexpr):
 
 @triton.jit
 def bias_of(bias, channel, valid, ACC: tl.constexpr):
-    """Return the bias of some channels, 0 without one."""
+    """Return the bias per channel, 0 without bias."""
     return tl.full((), 0, ACC) if bias is None else tl.load(bias + channel, mask=valid, other=0).to(ACC)
 
 
 @triton.jit
-def is_lost(scale, shift, ACTIVATION: tl.constexpr, ROUNDING: tl.constexpr):
-    """Return whether g is smaller than the error with which z holds y near the bias: x_hat is then taken to be 0."""
+def is_unrecoverable(scale, shift, ACTIVATION: tl.constexpr, ROUNDING: tl.constexpr):
+    """Return whether g is smaller than the rounding error of y near the bias; x_hat is then set to 0."""
     error = tl.abs(shift)
     if ACTIVATION == "elu":  # the inverse of ELU is steeper than 1 below 0
         error = tl.where(shift < 0, tl.exp(-shift - 2 * scale) - 1, error)
@@ -106,10 +106,10 @@ def is_lost(scale, shift, ACTIVATION: tl.constexpr, ROUNDING: tl.constexpr):
 
 @triton.jit
 def expm1(y):
-    """Return exp(y) - 1 for y <= 0 without cancellation, and anything for y > 0.
+    """Return exp(y) - 1 for y <= 0 without cancellation; undefined for y > 0.
 
-    Near 0 this is a polynomial in float32, whose error and that of exp(y), which is approximate, are below 1e-6 of the
-    result. In float64 it is Kahan's quotient, out of which the rounding of exp(y) drops.
+    In float32 a polynomial near 0, and otherwise the approximate exp(y) - 1, both with a relative error below 1e-6. In
+    float64 Kahan's quotient, in which the rounding error of exp(y) cancels.
     """
     power = tl.exp(y)
     if y.dtype == tl.float64:
@@ -126,7 +126,7 @@ def expm1(y):
 
 @triton.jit
 def log1p(y):
-    """Return log(1 + y) for -1 < y <= 0 without cancellation, in the two ways of `expm1`, and anything for y > 0."""
+    """Return log(1 + y) for -1 < y <= 0 without cancellation, as in `expm1`; undefined for y > 0."""
     total = 1 + y
     if y.dtype == tl.float64:
         usable = total < 1
@@ -144,7 +144,7 @@ def log2(x):
     """Return the logarithm to base 2 of float32 numbers, with an absolute error of 2^-22 between 0.5 and 2."""
     if INTERPRETED:
         result = tl.log2(x)
-    else:  # tl.log2 is exact to a unit in the last place, which takes more instructions than all else in its loop
+    else:  # tl.log2 is accurate to 1 ulp, which takes more instructions than the rest of the loop
         result = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
     return result
 
@@ -161,7 +161,7 @@ def activate(y, ACTIVATION: tl.constexpr, PARAM: tl.constexpr):
 
 @triton.jit
 def invert(z, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ROUNDING: tl.constexpr):
-    """Return f^-1(z); for a saturated elu the pre-image of the next larger ratio z / alpha, ROUNDING above -1."""
+    """Return f^-1(z). For a saturated elu, the pre-image of the next larger ratio z / alpha, -1 + ROUNDING."""
     if ACTIVATION == "leaky_relu":
         z = tl.where(z < 0, z * (1 / PARAM), z)
     if ACTIVATION == "elu":
@@ -182,25 +182,25 @@ def differentiate(z, dz, ACTIVATION: tl.constexpr, PARAM: tl.constexpr):
 
 @triton.jit
 def fold(tile, PERIOD: tl.constexpr):
-    """Return a tile's sums: per column (shape (1, COLS)), or with PERIOD = 0 over all of it (a number)."""
+    """Return the sums of a tile: per column, (1, COLS), or if PERIOD is 0 over the whole tile (a scalar)."""
     return tl.sum(tl.sum(tile, 1), 0) if PERIOD == 0 else tl.sum(tile, 0, keep_dims=True)
 
 
 @triton.jit
 def merge(mean, squares, count, PERIOD: tl.constexpr):
-    """Return mean, biased variance and number of the values of lanes with ``count`` each (Chan et al., 1979)."""
+    """Return mean, biased variance and number of values over lanes with ``count`` values each (Chan et al., 1979)."""
     total = fold(count, PERIOD)
     divisor = tl.maximum(total, 1)
-    centre = fold(mean * count, PERIOD) / divisor
-    distance = mean - centre
-    return centre, fold(squares + distance * distance * count, PERIOD) / divisor, total
+    center = fold(mean * count, PERIOD) / divisor
+    distance = mean - center
+    return center, fold(squares + distance * distance * count, PERIOD) / divisor, total
 
 
 @triton.jit(do_not_specialize=["pieces", "outer", "groups", "units", "places"])
 def statistics(x, partial, pieces, outer, groups, units, places: "i64",  # noqa: F821
                PERIOD: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
                ACC: tl.constexpr):  # fmt: skip
-    """Write mean, biased variance and number of values of each split, by Welford's update in every lane and a merge.
+    """Write mean, biased variance and number of values of each split: Welford's update per lane, then a merge.
 
     ``partial`` is (3, splits, columns), where splits times columns = ``places``.
     """
@@ -210,8 +210,7 @@ def statistics(x, partial, pieces, outer, groups, units, places: "i64",  # noqa:
     mean = tl.zeros((ROWS, COLS), ACC)
     squares = tl.zeros((ROWS, COLS), ACC)
     seen = tl.full((), 0, ACC)
-    # A thread's element of the tile is masked always or in the last step only, so that all that go on have seen as
-    # many values.
+    # An element of the tile is masked always or only in the last step, so all active lanes have seen as many values.
     last = rows + (steps - 1) * step
     count = tl.where(last < outer, steps, steps - 1).to(ACC) * inside.to(ACC)
     for _ in range(steps):
@@ -223,8 +222,8 @@ def statistics(x, partial, pieces, outer, groups, units, places: "i64",  # noqa:
         squares += distance * (value - mean)
         rows += step
         offsets += stride
-    centre, variance, total = merge(mean, squares, count, PERIOD)
-    tl.store(partial + place, centre, mask=valid)
+    center, variance, total = merge(mean, squares, count, PERIOD)
+    tl.store(partial + place, center, mask=valid)
     tl.store(partial + places + place, variance, mask=valid)
     tl.store(partial + 2 * places + place, total, mask=valid)
 
@@ -233,15 +232,16 @@ def statistics(x, partial, pieces, outer, groups, units, places: "i64",  # noqa:
 def combine_statistics(partial, mean, var, count, running_mean, running_var, momentum: "fp64",  # noqa: F821
                        splits, channels, row, second, third, OWN_COUNTS: tl.constexpr,
                        PERIOD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
-    """Write mean and biased variance of the union of all splits, and move the running ones towards them.
+    """Write mean and biased variance over all splits, and update the running statistics.
 
-    The means of a split are at ``partial`` + split ``row``, PERIOD of them per channel, its variances ``second`` behind
-    them and its numbers of values ``third`` behind them: one per mean, or without OWN_COUNTS one for all, as it was
-    gathered from a process. ``count``, the number of values of all splits, and the running statistics may be None.
+    The means of a split are at ``partial + split * row``, PERIOD per channel; its variances follow at offset
+    ``second``, and its numbers of values at offset ``third``. There is one number per mean, or without OWN_COUNTS one
+    per split, as gathered from a process. ``count`` (number of values of all splits) and the running statistics may be
+    None.
     """
     cols = (tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
     rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
-    centre = tl.zeros((ROWS, COLS), ACC)
+    center = tl.zeros((ROWS, COLS), ACC)
     squares = tl.zeros((ROWS, COLS), ACC)
     seen = tl.zeros((ROWS, COLS), ACC)
     for _ in range(0, splits * PERIOD, ROWS):
@@ -249,27 +249,27 @@ def combine_statistics(partial, mean, var, count, running_mean, running_var, mom
         place = start + (cols.to(tl.int64) * PERIOD + rows % PERIOD)
         mask = (rows < splits * PERIOD) & (cols < channels)
         added = tl.load(partial + third + (place if OWN_COUNTS else start + cols * 0), mask=mask, other=0).to(ACC)
-        distance = tl.load(partial + place, mask=mask, other=0).to(ACC) - centre
+        distance = tl.load(partial + place, mask=mask, other=0).to(ACC) - center
         share = added / tl.maximum(seen + added, 1)
-        centre += distance * share
+        center += distance * share
         variance = tl.load(partial + second + place, mask=mask, other=0).to(ACC)
         squares += variance * added + distance * distance * seen * share
         seen += added
         rows += ROWS
-    centre, variance, total = merge(centre, squares, seen, 1)
+    center, variance, total = merge(center, squares, seen, 1)
     valid = cols < channels
-    tl.store(mean + cols, centre.to(mean.dtype.element_ty), mask=valid)
+    tl.store(mean + cols, center.to(mean.dtype.element_ty), mask=valid)
     tl.store(var + cols, variance.to(var.dtype.element_ty), mask=valid)
     if count is not None:
         tl.store(count + cols, total.to(count.dtype.element_ty), mask=cols == 0)
     if running_mean is not None:
-        move(running_mean + cols, centre, momentum, valid, ACC)
+        move(running_mean + cols, center, momentum, valid, ACC)
         move(running_var + cols, variance * (total / tl.maximum(total - 1, 1)), momentum, valid, ACC)
 
 
 @triton.jit
 def move(running, new, momentum, valid, ACC: tl.constexpr):
-    """Move running statistics by ``momentum`` towards new ones."""
+    """Update running statistics: r becomes r + momentum (new - r)."""
     old = tl.load(running, mask=valid, other=0).to(ACC)
     tl.store(running, (old + (new - old) * momentum).to(running.dtype.element_ty), mask=valid)
 
@@ -278,17 +278,17 @@ def move(running, new, momentum, valid, ACC: tl.constexpr):
 def apply(x, out, shortcut, mean, var, weight, bias, pieces, outer, groups, units,
           PERIOD: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
           EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
-    """Write z into ``out``, which may be x, from the end, which the kernel before left in the cache."""
+    """Write z to ``out``, which may be x. Starts at the end, which the previous kernel left in the cache."""
     channel, valid, _, inside, rows, step, offsets, stride, steps = locate_last(
         pieces, outer, groups, units, PERIOD, UNIT, ROWS, COLS
     )
-    centre = tl.load(mean + channel, mask=valid, other=0).to(ACC)
+    center = tl.load(mean + channel, mask=valid, other=0).to(ACC)
     variance = tl.load(var + channel, mask=valid, other=0).to(ACC)
     slope = scale_of(weight, channel, valid, EPS, ACC) * tl.rsqrt(variance + EPS)
     shift = bias_of(bias, channel, valid, ACC)
     for _ in range(steps):
         mask = (rows < outer) & inside
-        y = (tl.load(x + offsets, mask=mask, other=0).to(ACC) - centre) * slope + shift
+        y = (tl.load(x + offsets, mask=mask, other=0).to(ACC) - center) * slope + shift
         if shortcut is not None:
             y += tl.load(shortcut + offsets, mask=mask, other=0).to(ACC)
         tl.store(out + offsets, activate(y, ACTIVATION, PARAM).to(out.dtype.element_ty), mask=mask)
@@ -317,7 +317,7 @@ def backward_reduce(z, dz, shortcut, weight, bias, partial, pieces, outer, group
             rest += tl.load(shortcut + offsets, mask=mask, other=0).to(ACC)
         dy = differentiate(value, gradient, ACTIVATION, PARAM)
         sum_dy += dy
-        # g dy x_hat = dy y - dy (bias + shortcut), subtracted per value, as the sums of the two may nearly cancel.
+        # g dy x_hat = dy y - dy (bias + shortcut), subtracted per value because the two sums may nearly cancel.
         if ACTIVATION == "elu":
             sum_dy_scaled += dy * (invert(value, ACTIVATION, PARAM, ROUNDING) - rest)
         else:
@@ -325,7 +325,7 @@ def backward_reduce(z, dz, shortcut, weight, bias, partial, pieces, outer, group
         rows += step
         offsets += stride
     scale = scale_of(weight, channel, valid, EPS, ACC)
-    divisor = tl.where(is_lost(scale, shift, ACTIVATION, ROUNDING), float("inf"), scale)
+    divisor = tl.where(is_unrecoverable(scale, shift, ACTIVATION, ROUNDING), float("inf"), scale)
     tl.store(partial + place, fold(sum_dy, PERIOD), mask=valid)
     tl.store(partial + places + place, fold(sum_dy_scaled, PERIOD) / divisor, mask=valid)
 
@@ -333,11 +333,10 @@ def backward_reduce(z, dz, shortcut, weight, bias, partial, pieces, outer, group
 @triton.jit(do_not_specialize=["splits", "channels", "divisor"])
 def combine_sums(partial, weight, means, dweight, dbias, splits, channels, divisor,
                  PERIOD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
-    """Write the two sums over all splits, over ``divisor``, into the (2, C) ``means``, and the parameters' gradients.
+    """Write the two sums over all splits, divided by ``divisor``, to the (2, C) ``means``, and the parameter gradients.
 
-    ``partial`` is (2, splits, C PERIOD).
-
-    Those of weight and bias are sign(weight) sum(dy x_hat), the sign of 0 being +1, and sum(dy); either may be None.
+    ``partial`` is (2, splits, C PERIOD). The gradients are dweight = sign(weight) sum(dy x_hat), where the sign of 0 is
+    +1, and dbias = sum(dy). Either may be None.
     """
     cols = (tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
     rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
@@ -370,7 +369,7 @@ def backward_apply(z, dz, shortcut, var, weight, bias, mean_dy, mean_dy_xhat, dx
                    PERIOD: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
                    EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ROUNDING: tl.constexpr,
                    ACC: tl.constexpr):  # fmt: skip
-    """Write dx and, with a shortcut, its gradient, from the end as `apply` does."""
+    """Write dx and, with a shortcut, its gradient. Starts at the end, as `apply` does."""
     channel, valid, _, inside, rows, step, offsets, stride, steps = locate_last(
         pieces, outer, groups, units, PERIOD, UNIT, ROWS, COLS
     )
@@ -381,7 +380,7 @@ def backward_apply(z, dz, shortcut, var, weight, bias, mean_dy, mean_dy_xhat, dx
     if mean_dy is not None:
         constant = -slope * tl.load(mean_dy + channel, mask=valid, other=0).to(ACC)
         factor = -inverse_std * tl.load(mean_dy_xhat + channel, mask=valid, other=0).to(ACC)  # of g x_hat
-        factor = tl.where(is_lost(scale, shift, ACTIVATION, ROUNDING), factor * 0, factor)  # NaN stays NaN
+        factor = tl.where(is_unrecoverable(scale, shift, ACTIVATION, ROUNDING), factor * 0, factor)  # NaN stays NaN
     for _ in range(steps):
         mask = (rows < outer) & inside
         value = tl.load(z + offsets, mask=mask, other=0).to(ACC)
