@@ -71,7 +71,7 @@ def printable(text: object) -> str:
     """Return ``text`` as one line that is safe to show in a terminal and to write into a log.
 
     File names, keys of weights files and answers of servers come from outside. Control characters, line breaks and
-    bytes that are not UTF-8 become backslash escapes, so that none of them can colour a terminal or forge a log line.
+    bytes that are not UTF-8 become backslash escapes, so that none of them can color a terminal or forge a log line.
     """
     full = str(text)
     if full.isprintable():  # nearly all are, and each image of a data set has a name

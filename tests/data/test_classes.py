@@ -134,7 +134,7 @@ def test_a_network_that_was_trained_on_numbered_folders_knows_their_order(tmp_pa
     assert _targets(images) == {"2": names.index("2"), "10": names.index("10")}
 
 
-def test_a_misspelt_name_among_those_of_imagenet_is_named(tmp_path: Path) -> None:
+def test_a_misspelled_name_among_those_of_imagenet_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 of 2 class folders are no classes of the network: golden_retriever"):
         match_classes(_folder(tmp_path, ["golden_retriever", "tabby"]), 1000, None)
 
@@ -177,7 +177,7 @@ def test_unknown_folders_are_named_with_both_ways_out(num_outputs: int, names: S
 
 
 def test_one_misnamed_folder_among_wnids_shifts_nothing(tmp_path: Path) -> None:
-    """With as many folders as outputs, the sorted order would give hundreds of classes to their neighbours."""
+    """With as many folders as outputs, the sorted order would give hundreds of classes to their neighbors."""
     names = ["aaa", *imagenet_wnids()[1:]]
     with pytest.raises(DataError, match=r"1 of 1000 class folders are no classes of the network: aaa"):
         match_classes(_folder(tmp_path, names), 1000, None)

@@ -20,7 +20,7 @@ import numpy as np
 from filelock import FileLock
 
 from zoo.data.folder import OnBadImage
-from zoo.data.label_maps import LabelledImages, read_label
+from zoo.data.label_maps import LabeledImages, read_label
 from zoo.data.reading import read_many
 from zoo.data.segmentation_transforms import Pixel
 from zoo.errors import DataError, listed, printable
@@ -42,7 +42,7 @@ class ClassUniform:
     Raises DataError where no image holds any class. Classes that no image holds are left out, and logged.
     """
 
-    def __init__(self, found: LabelledImages, holds: np.ndarray) -> None:
+    def __init__(self, found: LabeledImages, holds: np.ndarray) -> None:
         present = np.asarray(holds.any(axis=0))
         absent = [name for name, is_present in zip(found.classes, present, strict=True) if not is_present]
         if not present.any():
@@ -77,7 +77,7 @@ def draw_pixel(classes: np.ndarray, number: int, generator: Random) -> Pixel | N
 
 
 def load_class_index(
-    found: LabelledImages,
+    found: LabeledImages,
     *,
     on_bad_image: OnBadImage = "stop",
     workers: int = 0,
@@ -109,13 +109,13 @@ def load_class_index(
     return index
 
 
-def _build(found: LabelledImages, on_bad_image: OnBadImage, workers: int) -> np.ndarray:
+def _build(found: LabeledImages, on_bad_image: OnBadImage, workers: int) -> np.ndarray:
     logger.info("reading %d label maps to find out which image holds which class", len(found.labels))
     read = partial(_held_classes, found, on_bad_image)
     return np.stack(list(read_many(read, found.labels, workers)))
 
 
-def _held_classes(found: LabelledImages, on_bad_image: OnBadImage, label: str) -> np.ndarray:
+def _held_classes(found: LabeledImages, on_bad_image: OnBadImage, label: str) -> np.ndarray:
     """Return which classes have a pixel in a label map; the ignore label is beyond all classes."""
     try:
         classes = read_label(found.root / label, found.table)
@@ -127,7 +127,7 @@ def _held_classes(found: LabelledImages, on_bad_image: OnBadImage, label: str) -
     return np.bincount(classes.ravel(), minlength=len(found.classes))[: len(found.classes)] > 0
 
 
-def _read(file: Path, found: LabelledImages) -> np.ndarray | None:
+def _read(file: Path, found: LabeledImages) -> np.ndarray | None:
     """Return the index in ``file``; None where there is none that fits."""
     with suppress(OSError, ValueError, EOFError):
         index = np.load(file, allow_pickle=False)
@@ -136,7 +136,7 @@ def _read(file: Path, found: LabelledImages) -> np.ndarray | None:
     return None
 
 
-def _digest(found: LabelledImages, on_bad_image: OnBadImage) -> str:
+def _digest(found: LabeledImages, on_bad_image: OnBadImage) -> str:
     digest = hashlib.sha256(VERSION + on_bad_image.encode() + found.table.tobytes())
     digest.update("\0".join(found.classes).encode("utf-8", errors="surrogateescape"))
     for label, status in zip(found.labels, _statuses(found.root, found.labels), strict=True):

@@ -127,7 +127,7 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
 def _are_of_imagenet(folders: Sequence[str]) -> bool:
     """Return whether folders are called as classes of ImageNet: one by a wnid, half by names, or all by numbers.
 
-    Some names may be misspelt.
+    Some names may be misspelled.
     """
     names = set(imagenet_names())
     by_name = sum(folder in names for folder in folders)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.config import Decoder
-from zoo.data.augmentation import Colours, Normalisation, finish
+from zoo.data.augmentation import Colors, Normalization, finish
 from zoo.data.location import DataPath, RemoteFolder
 from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.sampler import Key
@@ -30,7 +30,7 @@ OnBadImage = Literal["stop", "skip"]
 class Sample(NamedTuple):
     """One image: its tensor, target and file. If it was skipped, ``image`` is None and ``fault`` gives the reason.
 
-    The target is a class index, or the class indices of the pixels (H, W), int64. ``colours`` and ``normalisation`` are
+    The target is a class index, or the class indices of the pixels (H, W), int64. ``colors`` and ``normalization`` are
     applied later, on the device, see `zoo.data.transforms.Drawn`.
     """
 
@@ -38,8 +38,8 @@ class Sample(NamedTuple):
     target: int | Tensor
     path: str
     fault: str | None = None
-    colours: Colours | None = None
-    normalisation: Normalisation | None = None
+    colors: Colors | None = None
+    normalization: Normalization | None = None
 
 
 class Batch(NamedTuple):
@@ -50,15 +50,15 @@ class Batch(NamedTuple):
     - `targets`: class indices (N,), or those of pixels (N, H, W), int64.
     - `skipped`: the fault and the file of each skipped image.
     - `paths`: the files of the images.
-    - `colours`, `normalisation`: applied on the device, see `zoo.data.augmentation.finish`.
+    - `colors`, `normalization`: applied on the device, see `zoo.data.augmentation.finish`.
     """
 
     images: Tensor
     targets: Tensor
     skipped: list[str]
     paths: Sequence[str] = ()
-    colours: Tensor | None = None
-    normalisation: Normalisation | None = None
+    colors: Tensor | None = None
+    normalization: Normalization | None = None
 
     def on(self, device: torch.device) -> Tensor:
         """Return the input of the network on ``device``: float32, with changed colors, normalized."""
@@ -69,10 +69,10 @@ class Batch(NamedTuple):
 
         A batch with color changes can only be finished as a whole, because each image has its own.
         """
-        if self.normalisation is None:
+        if self.normalization is None:
             return images
-        colours = None if self.colours is None else self.colours.to(images.device, non_blocking=True)
-        return finish(images, colours, self.normalisation)
+        colors = None if self.colors is None else self.colors.to(images.device, non_blocking=True)
+        return finish(images, colors, self.normalization)
 
 
 class ImageDataset(Dataset[Sample]):
@@ -197,7 +197,7 @@ class ImageFolder(ImageDataset):
         name, encoded = self.file_name(index), self.source.read(index)
         drawn = prepare(encoded, printable(name), self.transform, self.decoder, generator)
         target = int(self._outputs[self.source.targets[index]])
-        return Sample(drawn.pixels, target, name, colours=drawn.colours, normalisation=drawn.normalisation)
+        return Sample(drawn.pixels, target, name, colors=drawn.colors, normalization=drawn.normalization)
 
     def __getstate__(self) -> dict[str, object]:
         return {key: value for key, value in self.__dict__.items() if key != "_names"}  # restored from the source
@@ -250,12 +250,12 @@ def collate(
     good = [sample for sample in samples if sample.image is not None]
     if not good:
         return Batch(torch.empty(0, *shape), torch.empty(0, *target_shape).long(), skipped)
-    colours = [sample.colours for sample in good if sample.colours is not None]
+    colors = [sample.colors for sample in good if sample.colors is not None]
     return Batch(
         images=torch.stack([sample.image for sample in good if sample.image is not None]),
         targets=torch.stack([torch.as_tensor(sample.target) for sample in good]),
         skipped=skipped,
         paths=[sample.path for sample in good],
-        colours=torch.tensor(colours) if colours else None,
-        normalisation=good[0].normalisation,
+        colors=torch.tensor(colors) if colors else None,
+        normalization=good[0].normalization,
     )

@@ -1,7 +1,7 @@
 """Images with a label map each: where the known data sets keep them, and reading a label map as classes.
 
 A label map is a PNG file of the image's size whose values are ids: the indices of a palette image, or the values of a
-gray one of 1 to 16 bits. They are never converted through a colour space. Which id is which class is said by the
+gray one of 1 to 16 bits. They are never converted through a color space. Which id is which class is said by the
 layout:
 
 - `folders`: DATA/{train,val}/{images,labels}, an image and its label map with the same name and sub-folder. The ids are
@@ -12,7 +12,7 @@ layout:
 - `coco_stuff`: DATA/images/{train,val}2017/NAME.jpg with DATA/annotations/{train,val}2017/NAME.png, the
   "stuffthingmaps" of https://github.com/nightrome/cocostuff. The stuff classes have the numbers 92 to 182 there, and a
   pixel has the number of its class minus one, so that the values 91 to 181 are classes 0 to 90. The things (0 to 90)
-  and 255, which is unlabelled, are void. The "stuff_pixelmaps" of COCO's own page have the number itself and 183 for
+  and 255, which is unlabeled, are void. The "stuff_pixelmaps" of COCO's own page have the number itself and 183 for
   things; a file with 182 or 183 is refused.
 - `vistas`: DATA/{training,validation}/images/NAME.jpg with labels/NAME.png beside the folder of the images (version 1.0
   and 1.1, with DATA/config.json), or in v1.2/ (DATA/config_v1.2.json). The classes are the entries of "labels" in that
@@ -67,7 +67,7 @@ COCO_UNLABELED = 255
 
 
 @dataclass(frozen=True)
-class LabelledImages:
+class LabeledImages:
     """The images of one split and their label maps.
 
     Args:
@@ -105,9 +105,9 @@ class _Layout(NamedTuple):
     classes: Callable[[Path, str, int, int], tuple[list[str], np.ndarray]]
 
 
-def find_labelled_images(
+def find_labeled_images(
     data: Path, split: Split, layout: str, num_classes: int, ignore_label: int
-) -> tuple[LabelledImages, list[str]]:
+) -> tuple[LabeledImages, list[str]]:
     """Return the images of ``split`` that have a label map, and a line for each file without its counterpart.
 
     Nothing is read but the names of files and what names the classes. ``layout`` is one of `LAYOUTS`; ``ignore_label``
@@ -146,7 +146,7 @@ def find_labelled_images(
             f"{' '.join(rules.image_endings)}"
         )
     both = [key for key in images if key in labels]
-    found = LabelledImages(
+    found = LabeledImages(
         root=data,
         classes=classes,
         images=[os.path.join(image_folder, images[key]) for key in both],
@@ -169,9 +169,9 @@ def find_labelled_images(
     ]
 
 
-def labelled_images(data: Path, split: Split, layout: str, num_classes: int, ignore_label: int) -> LabelledImages:
-    """Return what `find_labelled_images` finds; DataError if any file is without its counterpart."""
-    found, faults = find_labelled_images(data, split, layout, num_classes, ignore_label)
+def labeled_images(data: Path, split: Split, layout: str, num_classes: int, ignore_label: int) -> LabeledImages:
+    """Return what `find_labeled_images` finds; DataError if any file is without its counterpart."""
+    found, faults = find_labeled_images(data, split, layout, num_classes, ignore_label)
     if faults:
         more = f" (and {len(faults) - 1:,} more such files)" if len(faults) > 1 else ""
         raise DataError(f"{faults[0]}{more}: add the missing files or remove these; zoo data check lists all")
@@ -214,7 +214,7 @@ def _ids(image: ImageFile.ImageFile) -> np.ndarray:
         raise ValueError(f"it is a {image.format} file, and label maps are PNG files")
     if image.mode in ("RGB", "RGBA", "LA"):
         raise ValueError(
-            f"it has colours (mode {image.mode}) where ids are needed: write the ids as a palette image or as gray "
+            f"it has colors (mode {image.mode}) where ids are needed: write the ids as a palette image or as gray "
             "values of 8 or 16 bits"
         )
     # PIL spreads gray values of two and four bits over 0 to 255, which is undone here; those of a palette it leaves.

@@ -180,7 +180,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
         image = _gray_8_bit(image)
     elif "transparency" in image.info:
-        image = image.convert("RGBA")  # the colours are those of a direct conversion, but PIL does not warn
+        image = image.convert("RGBA")  # the colors are those of a direct conversion, but PIL does not warn
     return image if image.mode == "RGB" else image.convert("RGB")
 
 

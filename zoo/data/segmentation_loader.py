@@ -15,7 +15,7 @@ from torch import Tensor
 from zoo.config import Experiment, Segmentation
 from zoo.data.class_uniform import ClassUniform, draw_pixel, load_class_index
 from zoo.data.folder import ImageDataset, OnBadImage, Sample
-from zoo.data.label_maps import LabelledImages, Split, labelled_images, read_pair
+from zoo.data.label_maps import LabeledImages, Split, labeled_images, read_pair
 from zoo.data.loader import Loader, loader_of_crops
 from zoo.data.location import DataPath, require_local
 from zoo.data.sampler import TrainBatches, ValBatches
@@ -25,11 +25,11 @@ from zoo.errors import DataError, printable
 PairTransform = Callable[[Image.Image, np.ndarray, Pixel | None, Random], tuple[Tensor, Tensor]]
 
 
-class LabelledFolder(ImageDataset):
+class LabeledFolder(ImageDataset):
     """Images and their label maps. Its keys are (epoch, index).
 
     Args:
-    - `found`: the files, see `zoo.data.label_maps.labelled_images`.
+    - `found`: the files, see `zoo.data.label_maps.labeled_images`.
     - `transform`: (image, classes, pixel that the crop has to contain, generator) -> tensor and target. The
       generator is seeded by (seed, epoch, index).
     - `ignore_label`: the target of void pixels.
@@ -44,7 +44,7 @@ class LabelledFolder(ImageDataset):
 
     def __init__(
         self,
-        found: LabelledImages,
+        found: LabeledImages,
         transform: PairTransform,
         *,
         ignore_label: int,
@@ -119,7 +119,7 @@ def build_segmentation_train_loader(
     if settings.class_uniform:
         holds = load_class_index(found, on_bad_image=on_bad_image, workers=workers)
         uniform = ClassUniform(found, holds)
-    dataset = LabelledFolder(
+    dataset = LabeledFolder(
         found,
         SegmentationTrain(config.input, settings.scale_range, settings.ignore_label),
         ignore_label=settings.ignore_label,
@@ -156,7 +156,7 @@ def build_segmentation_val_loader(
     Raises the errors of `build_segmentation_train_loader`.
     """
     settings = _settings(config)
-    dataset = LabelledFolder(
+    dataset = LabeledFolder(
         _found(data, "val", config),
         SegmentationVal(config.input.mean, config.input.std, settings.longest_side_val),
         ignore_label=settings.ignore_label,
@@ -166,13 +166,13 @@ def build_segmentation_val_loader(
     return Loader(dataset, batches, (3, 1, 1), workers, pin_memory, target_shape=(1, 1))
 
 
-def _found(data: DataPath, split: Split, config: Experiment) -> LabelledImages:
+def _found(data: DataPath, split: Split, config: Experiment) -> LabeledImages:
     settings = _settings(config)
-    return labelled_images(
+    return labeled_images(
         require_local(data), split, settings.layout, config.network.num_classes, settings.ignore_label
     )
 
 
 def _settings(config: Experiment) -> Segmentation:
-    assert config.segmentation is not None, "the caller has recognised the task by the network"
+    assert config.segmentation is not None, "the caller has recognized the task by the network"
     return config.segmentation

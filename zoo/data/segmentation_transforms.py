@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Input
-from zoo.data.augmentation import Normalisation, draw_colours, finish
+from zoo.data.augmentation import Normalization, draw_colors, finish
 from zoo.errors import DataError
 from zoo.limits import MAX_PIXELS
 
@@ -35,8 +35,8 @@ class SegmentationTrain:
     """Cuts a training crop out of an image and its classes: (3, crop, crop) float32 and (crop, crop) int64.
 
     The steps: scaled by a factor drawn uniformly from ``scale_range`` -> a crop at random -> mirrored in half of the
-    cases -> values from 0 to 1 -> [colour jitter] -> [lighting] -> normalised -> padded at the right and the bottom,
-    where the scaled image is smaller than the crop: with 0, the mean colour, and with the ignore label. The paper
+    cases -> values from 0 to 1 -> [color jitter] -> [lighting] -> normalized -> padded at the right and the bottom,
+    where the scaled image is smaller than the crop: with 0, the mean color, and with the ignore label. The paper
     mirrors first, which makes no difference.
 
     Args:
@@ -67,16 +67,16 @@ class SegmentationTrain:
         tensor = tvF.pil_to_tensor(crop)
         if generator.random() < 0.5:
             tensor, target = tensor.flip(-1), target.flip(-1)
-        colours = draw_colours(self.settings.color_jitter_train, self.settings.lighting_train, generator)
-        changes = None if colours is None else torch.tensor([colours])
-        tensor = finish(tensor[None], changes, Normalisation(self.settings.mean, self.settings.std))[0]
+        colors = draw_colors(self.settings.color_jitter_train, self.settings.lighting_train, generator)
+        changes = None if colors is None else torch.tensor([colors])
+        tensor = finish(tensor[None], changes, Normalization(self.settings.mean, self.settings.std))[0]
         padding = [0, self.settings.crop_train - columns.length, 0, self.settings.crop_train - rows.length]
         return F.pad(tensor, padding), F.pad(target, padding, value=self.ignore_label)
 
 
 @dataclass(frozen=True)
 class SegmentationVal:
-    """Makes an image a normalised tensor (3, h, w); its classes (H, W) become int64 and are not scaled.
+    """Makes an image a normalized tensor (3, h, w); its classes (H, W) become int64 and are not scaled.
 
     Args:
     - `mean`, `std`: of red, green and blue, of values from 0 to 1.
@@ -141,9 +141,9 @@ class _Axis(NamedTuple):
         return (self.first + self.length) * self.side / self.scaled
 
     def nearest(self) -> np.ndarray:
-        """Return, for each pixel of the crop, the pixel of the image that its centre lies in."""
-        centres = 2 * np.arange(self.first, self.first + self.length, dtype=np.int64) + 1
-        return centres * self.side // (2 * self.scaled)
+        """Return, for each pixel of the crop, the pixel of the image that its center lies in."""
+        centers = 2 * np.arange(self.first, self.first + self.length, dtype=np.int64) + 1
+        return centers * self.side // (2 * self.scaled)
 
 
 def _drawn_axis(side: int, factor: float, crop: int, pixel: int | None, generator: Random) -> _Axis:

@@ -1,8 +1,8 @@
 """The transforms from an image file to the input of a network, as the published networks were trained and scored.
 
 A transform has two halves. `Transform.draw` runs where the file is read: it decodes, cuts, resizes, and draws the
-random numbers. `zoo.data.augmentation.finish` runs on the network's device, for a whole batch: it changes colours and
-normalises. A transform that is called with an image does both, with random numbers that the seed of torch decides.
+random numbers. `zoo.data.augmentation.finish` runs on the network's device, for a whole batch: it changes colors and
+normalizes. A transform that is called with an image does both, with random numbers that the seed of torch decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Decoder, Input
-from zoo.data.augmentation import Colours, Cutout, Normalisation, PadCrop, draw_colours, finish
+from zoo.data.augmentation import Colors, Cutout, Normalization, PadCrop, draw_colors, finish
 from zoo.data.pixels import Box, FloatPixels, PILPixels, Pixels, open_pixels
 from zoo.data.reading import Unreadable, to_rgb
 from zoo.data.seeding import random_of_torch
@@ -47,20 +47,20 @@ class Drawn(NamedTuple):
 
     Args:
     - `pixels`: (..., 3, h, w), uint8 or float32 between 0 and 1, or float32 that is finished.
-    - `colours`: how the colours change, see `zoo.data.augmentation.finish`; None if they do not.
-    - `normalisation`: mean and standard deviation to finish it with; None if it is finished.
+    - `colors`: how the colors change, see `zoo.data.augmentation.finish`; None if they do not.
+    - `normalization`: mean and standard deviation to finish it with; None if it is finished.
     """
 
     pixels: Tensor
-    colours: Colours | None = None
-    normalisation: Normalisation | None = None
+    colors: Colors | None = None
+    normalization: Normalization | None = None
 
     def finished(self) -> Tensor:
         """Return the input of the network, float32 (..., 3, h, w)."""
-        if self.normalisation is None:
+        if self.normalization is None:
             return self.pixels
-        colours = None if self.colours is None else torch.tensor([self.colours])
-        return finish(self.pixels[None], colours, self.normalisation)[0]
+        colors = None if self.colors is None else torch.tensor([self.colors])
+        return finish(self.pixels[None], colors, self.normalization)[0]
 
 
 class Transform(ABC):
@@ -95,12 +95,12 @@ def prepare(encoded: bytes, name: str, transform: Transform, decoder: Decoder, g
 
 @dataclass(frozen=True)
 class TrainTransform(Transform):
-    """The training transform of an experiment's ``input``: image -> normalised (3, crop, crop).
+    """The training transform of an experiment's ``input``: image -> normalized (3, crop, crop).
 
     These are the steps; the settings decide about those in brackets: [shorter side to scale_train] -> crop of 0.08 to 1
     of the area with an aspect ratio of 3/4 to 4/3, resized to crop_train -> mirrored in half of the cases -> values
-    from 0 to 1 -> [colour jitter] -> [lighting] -> normalised -> [cutout]. With ``pad_train`` the crop is cut out of
-    the padded image, is not resized, and comes after the normalisation.
+    from 0 to 1 -> [color jitter] -> [lighting] -> normalized -> [cutout]. With ``pad_train`` the crop is cut out of
+    the padded image, is not resized, and comes after the normalization.
     """
 
     settings: Input
@@ -116,8 +116,8 @@ class TrainTransform(Transform):
         pixels = image.tensor()
         if generator.random() < 0.5:
             pixels = pixels.flip(-1)
-        colours = draw_colours(settings.color_jitter_train, settings.lighting_train, generator)
-        drawn = Drawn(pixels, colours, Normalisation(settings.mean, settings.std))
+        colors = draw_colors(settings.color_jitter_train, settings.lighting_train, generator)
+        drawn = Drawn(pixels, colors, Normalization(settings.mean, settings.std))
         if settings.pad_train is None and not settings.cutout_train:
             return drawn
         values = drawn.finished()
@@ -130,10 +130,10 @@ class TrainTransform(Transform):
 
 @dataclass(frozen=True)
 class ValTransform(Transform):
-    """The validation transform: image -> normalised (3, crop, crop), or (10, 3, crop, crop).
+    """The validation transform: image -> normalized (3, crop, crop), or (10, 3, crop, crop).
 
-    The shorter side is resized to ``scale`` px (-1 keeps the size), then the centre of ``crop`` px is cut out, or with
-    ``ten_crops`` the four corners and the centre, and their mirror images. Raises ConfigError when the crop is larger
+    The shorter side is resized to ``scale`` px (-1 keeps the size), then the center of ``crop`` px is cut out, or with
+    ``ten_crops`` the four corners and the center, and their mirror images. Raises ConfigError when the crop is larger
     than the scale, or one of them is larger than any image may be. The transform raises DataError when the crop is
     larger than an image that is not scaled.
     """
@@ -165,12 +165,12 @@ class ValTransform(Transform):
         if self.ten_crops:
             whole = image if keep else image.resized(height, width)
             return self._drawn(torch.stack(tvF.ten_crop(whole.tensor(), self.crop), dim=-4))
-        # torchvision's centre: halves are rounded to the even number.
-        centre = Box(round((height - self.crop) / 2), round((width - self.crop) / 2), self.crop, self.crop)
-        return self._drawn((image.part(centre) if keep else image.resized(height, width, centre)).tensor())
+        # torchvision's center: halves are rounded to the even number.
+        center = Box(round((height - self.crop) / 2), round((width - self.crop) / 2), self.crop, self.crop)
+        return self._drawn((image.part(center) if keep else image.resized(height, width, center)).tensor())
 
     def _drawn(self, pixels: Tensor) -> Drawn:
-        return Drawn(pixels, normalisation=Normalisation(self.mean, self.std))
+        return Drawn(pixels, normalization=Normalization(self.mean, self.std))
 
     def _check(self, height: int, width: int) -> None:
         shorter = min(width, height)

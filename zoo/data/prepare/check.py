@@ -12,7 +12,7 @@ import numpy as np
 from zoo.config import Experiment
 from zoo.data.classes import check_same_classes
 from zoo.data.folder import ImageDataset, ImageFolder
-from zoo.data.label_maps import Split, find_labelled_images, read_pair
+from zoo.data.label_maps import Split, find_labeled_images, read_pair
 from zoo.data.loader import build_train_loader, build_val_loader
 from zoo.data.location import DataPath, require_local
 from zoo.data.prepare.output import ShowProgress
@@ -63,17 +63,17 @@ def check_data(config: Experiment, data: DataPath, workers: int, show_progress: 
     """
     if config.segmentation is None:
         return _check_folders(config, data, workers, show_progress)
-    return [_check_labelled(config, data, split, workers, show_progress) for split in SPLITS]
+    return [_check_labeled(config, data, split, workers, show_progress) for split in SPLITS]
 
 
-def _check_labelled(
+def _check_labeled(
     config: Experiment, data: DataPath, split: Split, workers: int, show_progress: ShowProgress
 ) -> SplitReport:
     settings, num_classes = config.segmentation, config.network.num_classes
     assert settings is not None
     try:
         root = require_local(data)
-        found, faults = find_labelled_images(root, split, settings.layout, num_classes, settings.ignore_label)
+        found, faults = find_labeled_images(root, split, settings.layout, num_classes, settings.ignore_label)
     except DataError as error:
         return SplitReport(split, faults=[str(error)])
 

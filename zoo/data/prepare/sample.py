@@ -5,7 +5,7 @@ the first 100 in the original test file (t10k-images-idx3-ubyte.gz), in the orde
 fashion_mnist_sample.npz, written by numpy.savez_compressed, holds them as ``train`` (10, 400, 28, 28) and ``val`` (10,
 100, 28, 28), uint8, in the order of ``CLASSES``, which are the original labels 0 to 9.
 
-Fashion-MNIST is by Zalando SE (https://github.com/zalandoresearch/fashion-mnist), under the MIT licence beside
+Fashion-MNIST is by Zalando SE (https://github.com/zalandoresearch/fashion-mnist), under the MIT license beside
 the archive.
 """
 

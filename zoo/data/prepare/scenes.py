@@ -42,10 +42,10 @@ PIXELS_SHA256 = "c2f96f9b014cbf21d298cba3055777499c69d31cd5e744dc23b867650ff4e95
 
 DARKEN = 110  # the greatest value of the ground
 SILHOUETTE = 24  # a gray value above it belongs to the garment; below are the soft edges
-DARKEST = 80  # what black becomes, of 255, so that a black garment keeps its colour
+DARKEST = 80  # what black becomes, of 255, so that a black garment keeps its color
 PALEST = 160  # of 255: garments are pale, so that what is woven into them is seen in all channels
 
-# Colours of the classes in the label maps, which are palette images.
+# Colors of the classes in the label maps, which are palette images.
 PALETTE = (
     (0, 0, 0), (230, 25, 75), (60, 180, 75), (255, 225, 25), (0, 130, 200), (245, 130, 48), (145, 30, 180),
     (70, 240, 240), (240, 50, 230), (210, 245, 60), (170, 110, 40),
@@ -87,7 +87,7 @@ def garments_alone(split: str) -> Iterator[tuple[int, np.ndarray]]:
             image, classes = _ground(dice, ALONE_PX), np.zeros((ALONE_PX, ALONE_PX), dtype=np.uint8)
             side = dice.between(GARMENT_PX[0], ALONE_PX)
             place = dice.between(0, ALONE_PX - side), dice.between(0, ALONE_PX - side)
-            _paint(image, classes, garment, _silhouette(garment), number + 1, side, *place, _colour(dice))
+            _paint(image, classes, garment, _silhouette(garment), number + 1, side, *place, _color(dice))
             yield number, image.astype(np.uint8)
 
 
@@ -100,7 +100,7 @@ def _build(tree: Path) -> None:
             digest.update(image.tobytes() + classes.tobytes())
             Image.fromarray(image).save(tree / split / "images" / f"{index:04}.png")
             label_map = Image.fromarray(classes)
-            label_map.putpalette([value for colour in PALETTE for value in colour])
+            label_map.putpalette([value for color in PALETTE for value in color])
             label_map.save(tree / split / "labels" / f"{index:04}.png")
         for name in CLASSES:
             (tree / ALONE / split / name).mkdir(parents=True)
@@ -157,17 +157,17 @@ def _compose(garments: np.ndarray, number: int, silhouettes: dict[tuple[int, int
         top, left = min(
             places, key=lambda place: np.count_nonzero(classes[place[0] : place[0] + side, place[1] : place[1] + side])
         )
-        _paint(image, classes, garments[key], silhouettes[key], key[0] + 1, side, top, left, _colour(dice))
+        _paint(image, classes, garments[key], silhouettes[key], key[0] + 1, side, top, left, _color(dice))
     return Scene(image.astype(np.uint8), classes)
 
 
-def _colour(dice: _Dice) -> np.ndarray:
-    """Return a pale colour, three numbers of at most 255."""
+def _color(dice: _Dice) -> np.ndarray:
+    """Return a pale color, three numbers of at most 255."""
     return PALEST + dice.array(3) * (255 - PALEST) // 255
 
 
 def _ground(dice: _Dice, side: int) -> np.ndarray:
-    """Return a ground (side, side, 3) of two dark colours in soft patches, with noise of single pixels, int64."""
+    """Return a ground (side, side, 3) of two dark colors in soft patches, with noise of single pixels, int64."""
     first, second = dice.array(2, 3)
     patches = _scaled(dice.array(*[dice.between(3, 12)] * 2), side)[..., None]
     noise = dice.array(side, side, 1) * dice.between(0, 48) // 255
@@ -183,14 +183,14 @@ def _paint(
     side: int,
     top: int,
     left: int,
-    colour: np.ndarray,
+    color: np.ndarray,
 ) -> None:
     """Draw a garment over ``image`` and ``classes``; what lies outside of the square image is cut off."""
     part = tuple(slice(max(0, -start), min(side, len(image) - start)) for start in (top, left))
     place = tuple(slice(max(0, start), min(len(image), start + side)) for start in (top, left))
     covered = _scaled(silhouette * 255, side)[part] >= 128
     shade = DARKEST + _scaled(garment.astype(np.int64), side)[part] * (255 - DARKEST) // 255
-    image[place][covered] = (shade[..., None] * colour // 255)[covered]
+    image[place][covered] = (shade[..., None] * color // 255)[covered]
     classes[place][covered] = number
 
 
@@ -214,7 +214,7 @@ def _silhouette(garment: np.ndarray) -> np.ndarray:
 def _scaled(image: np.ndarray, side: int) -> np.ndarray:
     """Return a square image of whole numbers, scaled to ``side`` px by bilinear interpolation in whole numbers.
 
-    Pixel i of the result has its centre at (i + 1/2) * n / side - 1/2 in the image of n px, which is a fraction with
+    Pixel i of the result has its center at (i + 1/2) * n / side - 1/2 in the image of n px, which is a fraction with
     the denominator 2 * side.
     """
     size, whole = len(image), 2 * side

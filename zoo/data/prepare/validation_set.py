@@ -52,7 +52,7 @@ class ValidationSet:
 def describe_validation_set(data: Path) -> ValidationSet:
     """Return a description of ``data``/val. If the folder cannot be used, ``fault`` says why.
 
-    ImageNet is recognised by names and counts alone: 1000 folders called like n01440764 with 50 images each, whose
+    ImageNet is recognized by names and counts alone: 1000 folders called like n01440764 with 50 images each, whose
     files are called ILSVRC2012_val_00000001 to ILSVRC2012_val_00050000. Some of these files in such folders are a part
     of it. What is in the files is not looked at.
     """
