@@ -149,7 +149,7 @@ def test_images_of_a_class_that_the_network_does_not_know_are_refused(
     data = Path(shutil.copytree(finished.data, tmp_path / "data"))
     shutil.copytree(data / "val" / "class0", data / "val" / "class2")
     assert main(["validate", str(finished.checkpoint), str(data), "-j", "0"]) == 2
-    assert "1 of 3 class folders are no classes of the network: class2" in capsys.readouterr().err
+    assert "1 of 3 class folders are not classes of the network: class2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_label_maps_without_any_class_are_a_fault(tmp_path: Path) -> None:
     for path in (data / "train" / "labels").rglob("*.png"):
         label_map([[255] * 12] * 10).save(path)
     train, val = _check(experiment(), data)
-    assert train.faults == ["no pixel of the 2 label maps that can be read has a class"]
+    assert train.faults == ["all pixels of the 2 readable label maps are void"]
     assert val.faults == []
 
 

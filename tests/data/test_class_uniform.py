@@ -67,7 +67,7 @@ def test_without_a_cache_the_index_is_read_each_time(
     (tmp_path / "cache").write_text("a file where a folder should be")
     with caplog.at_level(logging.WARNING):
         assert load_class_index(found, cache=tmp_path / "cache").astype(int).tolist() == INDEX
-    assert "the index of classes is not kept: Not a directory" in caplog.text
+    assert "the class index cannot be cached: Not a directory" in caplog.text
 
 
 def test_a_label_map_that_cannot_be_read_is_named_or_left_out(

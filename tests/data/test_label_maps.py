@@ -75,7 +75,7 @@ def test_classes_of_folders_are_named_by_a_file_whose_number_of_lines_has_to_fit
     data = make_labeled(tmp_path, 1, 1)
     (data / "classes.txt").write_text("ground\ncat\nçedilla\n", encoding="utf-8")
     assert _find(data).classes == ["ground", "cat", "çedilla"]
-    with pytest.raises(ConfigError, match=r"network\.classes = 4: the data have 3 classes \(ground, cat, "):
+    with pytest.raises(ConfigError, match=r"network\.num_classes = 4: the data have 3 classes \(ground, cat, "):
         _find(data, num_classes=4)
     (data / "classes.txt").write_bytes(b"\xff\n")
     with pytest.raises(DataError, match=r"cannot be read: it is not UTF-8 text; .*classes\.txt"):
@@ -86,7 +86,7 @@ def test_classes_of_folders_are_named_by_a_file_whose_number_of_lines_has_to_fit
     with pytest.raises(DataError, match="several classes have the same name: ground; "):
         _find(data)
     (data / "classes.txt").write_text("\n")
-    with pytest.raises(DataError, match="the file that names the classes names none; "):
+    with pytest.raises(DataError, match="the file of class names is empty; "):
         _find(data)
 
 
@@ -106,7 +106,7 @@ def test_cityscapes_has_the_19_classes_of_its_benchmark_and_all_else_is_void(tmp
     assert (classes[7], classes[26], classes[33]) == (0, 13, 18)
     assert found.table[34] == NO_CLASS
     assert len(_find(tmp_path, "val", "cityscapes", 19).images) == 1
-    with pytest.raises(ConfigError, match=r"network\.classes = 3: the data have 19 classes"):
+    with pytest.raises(ConfigError, match=r"network\.num_classes = 3: the data have 19 classes"):
         _find(tmp_path, layout="cityscapes")
 
 
@@ -251,7 +251,7 @@ def test_a_place_without_permission_is_named(
         return original(path, **options)
 
     monkeypatch.setattr(os, function, _deny)  # file modes would not stop root
-    with pytest.raises(DataError, match=f"cannot be listed: Permission denied; {data / denied}; mend"):
+    with pytest.raises(DataError, match=f"cannot be listed: Permission denied; {data / denied}: correct"):
         _find(data, "val" if denied == "val" else "train")
 
 
@@ -267,7 +267,9 @@ def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
 def test_two_images_with_one_label_map_are_an_error(tmp_path: Path) -> None:
     data = make_labeled(tmp_path)
     random_image(0).save(data / "train" / "images" / "000.jpg")
-    with pytest.raises(DataError, match=r"named alike but for their ending, 000\.jpg and 000\.png; .*train/images"):
+    with pytest.raises(
+        DataError, match=r"two files differ only in their extension: 000\.jpg and 000\.png; .*train/images"
+    ):
         _find(data)
 
 

@@ -331,7 +331,7 @@ def test_names_of_imagenet_in_another_order_are_refused() -> None:
 
 
 def test_training_names_the_command_that_makes_shards_of_parquet_files(data: Path, tmp_path: Path) -> None:
-    make = r"Parquet files are not read directly; .*\.parquet: turn them into shards with zoo data shard DATA OUT"
+    make = r"Parquet files are not read directly; .*\.parquet: convert them to shards with zoo data shard DATA OUT"
     (tmp_path / "hub2" / "train").mkdir(parents=True)
     pq.write_table(_table([{"bytes": b"x"}], [0]), tmp_path / "hub2" / "train" / "0.parquet")
     for root in (data / "train", data / "val", tmp_path / "hub2" / "train"):

@@ -57,7 +57,7 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cat.JPEG", "ILSVRC2012_val_00000004.JPEG", "ILSVRC2012_val_00000000.JPEG"])
 def test_images_that_the_labels_do_not_have_are_named(name: str) -> None:
-    with pytest.raises(DataError, match=f"val/n01440764/{name} is no image of ImageNet's validation set"):
+    with pytest.raises(DataError, match=f"val/n01440764/{name} is not an image of ImageNet's validation set"):
         real_labels_of({f"val/n01440764/{name}": 0}, [frozenset()] * 3)
 
 

@@ -94,7 +94,7 @@ def test_a_folder_that_is_there_is_used_again_and_a_damaged_one_mended(tmp_path:
 @pytest.mark.usefixtures("few")
 def test_other_pixels_are_noticed_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DARKEST", module.DARKEST + 1)
-    with pytest.raises(VerificationError, match="other pixels than they should"):
+    with pytest.raises(VerificationError, match="the pixels of the scenes are wrong"):
         unpack_scenes(tmp_path)
     assert not list(tmp_path.iterdir())
 

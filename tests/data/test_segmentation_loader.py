@@ -158,7 +158,7 @@ def test_classes_can_be_numbered_as_a_networks_outputs(data: Path) -> None:
 
 def test_missing_files_and_another_number_of_classes_are_told_before_the_first_batch(data: Path) -> None:
     (data / "classes.txt").write_text("a\nb\nc\n")
-    with pytest.raises(ConfigError, match=r"network\.classes = 4"):
+    with pytest.raises(ConfigError, match=r"network\.num_classes = 4"):
         build_segmentation_train_loader(data, experiment(num_classes=4))
     (data / "val" / "labels" / "002.png").unlink()
     with pytest.raises(DataError, match=r"no label map val/labels/002\.png"):

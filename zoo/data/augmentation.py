@@ -1,7 +1,7 @@
-"""Random changes of the colors of training images, as for the published networks, and of the visible part of them.
+"""Augmentation of training images as for the published networks: color jitter, lighting, padded crops and cutout.
 
-`finish` changes the colors of a whole batch, on the network's device; `PadCrop` and `Cutout` are for normalized values
-of small images, which are not resized.
+`finish` jitters the colors of a whole batch on the network's device and normalizes it. `PadCrop` and `Cutout` work on
+normalized small images.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.errors import DataError
+from zoo.errors import DataError, fault
 from zoo.limits import MAX_PIXELS
 
-Colors = tuple[
-    float, ...
-]  # factors of saturation, brightness and contrast, and the red, green and blue that are added
+# The factors of saturation, brightness and contrast, and the red, green and blue to add.
+Colors = tuple[float, ...]
 
 JITTER = 0.4
 GRAY_WEIGHTS = (0.299, 0.587, 0.114)  # of red, green and blue
@@ -33,12 +32,13 @@ PAD_MODES = {"zeros": "constant", "reflect": "reflect"}  # from the words of an 
 
 
 def draw_colors(jitter: bool, lighting: bool, generator: Random) -> Colors | None:
-    """Return a random change of an image's colors for `finish`; None if nothing is to change.
+    """Return random color jitter for one image, to be applied by `finish`; None without jitter and lighting.
 
-    - `jitter`: saturation, brightness and contrast get factors of 1 + U(-0.4, 0.4) each.
-    - `lighting`: one color is added to the whole image, E (alpha * lambda) with alpha ~ N(0, 0.1^2) per principal
+    Args:
+    - `jitter`: draws factors 1 + U(-0.4, 0.4) of saturation, brightness and contrast.
+    - `lighting`: draws one color to add to the whole image, E (alpha * lambda) with alpha ~ N(0, 0.1^2) per principal
       component of ImageNet's colors.
-    - `generator`: where the random numbers come from.
+    - `generator`: the source of the random numbers.
     """
     if not (jitter or lighting):
         return None
@@ -51,25 +51,25 @@ def draw_colors(jitter: bool, lighting: bool, generator: Random) -> Colors | Non
 
 
 class Normalization(NamedTuple):
-    """Mean and standard deviation of red, green and blue, of values from 0 to 1."""
+    """Mean and standard deviation of red, green and blue, for values from 0 to 1."""
 
     mean: Sequence[float]
     std: Sequence[float]
 
 
 def finish(images: Tensor, colors: Tensor | None, normalization: Normalization) -> Tensor:
-    """Return images as a network takes them: float32 values from 0 to 1, colors changed, normalized.
+    """Return the input of a network: ``images`` as float32 from 0 to 1, with color jitter, normalized.
 
-    Each change of saturation, brightness or contrast is: image * a + other * (1 - a), where other is the gray of each
-    pixel, black, or the mean of the gray image. The original trainer draws an order of the three for each image; but as
-    nothing is clamped, and the weights of gray add up to 1, they commute, and together are one affine map:
+    A change of saturation, brightness or contrast is image * a + other * (1 - a), where other is the gray of each
+    pixel, black, or the mean of the gray image. The original trainer applies the three in a random order. They commute,
+    because nothing is clamped and the gray weights sum to 1, so together they are one affine map:
     b c (s x + (1 - s) gray(x)) + b (1 - c) mean(gray(x)) + color.
 
     Args:
-    - `images`: (N, ..., 3, h, w), uint8, or float32 between 0 and 1. Not changed.
-    - `colors`: (N, 6): the factors s, b and c of saturation, brightness and contrast, and the color that is added;
-      for images (N, 3, h, w). None changes no color, and gives the bits of torchvision's ToTensor and Normalize.
-    - `normalization`: what is subtracted and divided by.
+    - `images`: (N, ..., 3, h, w), uint8, or float32 between 0 and 1. Not mutated.
+    - `colors`: (N, 6), the factors s, b and c and the color to add, for images (N, 3, h, w). With None the result has
+      the bits of torchvision's ToTensor and Normalize.
+    - `normalization`: mean and standard deviation.
     """
     white = 255 if images.dtype == torch.uint8 else 1
     shift, scale = (torch.tensor(list(values), device=images.device)[:, None, None] for values in normalization)
@@ -77,7 +77,7 @@ def finish(images: Tensor, colors: Tensor | None, normalization: Normalization) 
         return images.div(white).sub_(shift).div_(scale)
     saturation, brightness, contrast = (colors[:, place, None, None, None] for place in range(3))
     weights = torch.tensor(GRAY_WEIGHTS, device=images.device)[:, None, None]
-    # Whole numbers have the same sum in any order, so that the result does not depend on the number of threads.
+    # Integer sums do not depend on their order, and so not on the number of threads.
     sums = images.sum(dim=(2, 3), keepdim=True, dtype=torch.int64 if white == 255 else torch.float64)
     mean_gray = (sums * weights.double()).sum(dim=1, keepdim=True).float() / (images[0, 0].numel() * white)
     values = images.float()
@@ -90,10 +90,12 @@ def finish(images: Tensor, colors: Tensor | None, normalization: Normalization) 
 
 @dataclass(frozen=True)
 class PadCrop:
-    """Pads an image by ``pad`` px on each side and cuts ``crop`` x ``crop`` px out of it at random.
+    """Pads an image and takes a random crop.
 
-    ``mode`` "zeros" fills the border with 0, the mean color of normalized values; "reflect" mirrors the image at its
-    edges.
+    Args:
+    - `crop`: side of the crop, px.
+    - `pad`: padding on each side, px.
+    - `mode`: "zeros" pads with 0, the mean color of normalized images; "reflect" mirrors the image at its edges.
     """
 
     crop: int
@@ -101,7 +103,7 @@ class PadCrop:
     mode: str
 
     def __call__(self, image: Tensor, generator: Random) -> Tensor:
-        """Return (C, crop, crop) of ``image`` (C, h, w); DataError if it is too small, or too large when padded."""
+        """Return a crop (C, crop, crop) of ``image`` (C, h, w); DataError if it is too small or too large to pad."""
         height, width = image.shape[-2:]
         self._check(height, width)
         image = F.pad(image, [self.pad] * 4, PAD_MODES[self.mode])
@@ -110,31 +112,26 @@ class PadCrop:
 
     def _check(self, height: int, width: int) -> None:
         side = min(height, width)
+        padded = f"an image of {width} x {height} px with {self.pad} px of padding on each side"
         if (height + 2 * self.pad) * (width + 2 * self.pad) > MAX_PIXELS:
-            raise DataError(
-                f"an image of {width} x {height} px with {self.pad} px on each side would have more than "
-                f"{MAX_PIXELS:,} px; input: a smaller pad_train"
-            )
+            what = f"{padded} has more than {MAX_PIXELS:,} px"
+            raise DataError(fault(what, "input", "set a smaller pad_train"))
         if side + 2 * self.pad < self.crop:
-            raise DataError(
-                f"a crop of {self.crop} px does not fit into an image of {width} x {height} px with {self.pad} px on "
-                "each side; input: a smaller crop_train, a larger pad_train, or images scaled by scale_train"
-            )
+            what = f"a crop of {self.crop} px does not fit into {padded}"
+            raise DataError(fault(what, "input", "set a smaller crop_train, a larger pad_train, or scale_train"))
         if self.mode == "reflect" and self.pad >= side:
-            raise DataError(
-                f"an image of {width} x {height} px cannot be reflected by {self.pad} px; input: a pad_train below "
-                f"{side}, or images scaled by scale_train"
-            )
+            what = f"an image of {width} x {height} px cannot be reflected by {self.pad} px"
+            raise DataError(fault(what, "input", f"set a pad_train below {side}, or scale_train"))
 
 
 @dataclass(frozen=True)
 class Cutout:
-    """Sets a square of ``side`` px, placed at random inside an image, to 0, the mean color of normalized values."""
+    """Sets a random square of ``side`` px to 0, the mean color of normalized images."""
 
     side: int
 
     def __call__(self, image: Tensor, generator: Random) -> Tensor:
-        """Return a copy of ``image`` (C, h, w) with the square blanked."""
+        """Return a copy of ``image`` (C, h, w) with the square set to 0."""
         top, left = (generator.randrange(length - self.side + 1) for length in image.shape[-2:])
         image = image.clone()
         image[:, top : top + self.side, left : left + self.side] = 0
