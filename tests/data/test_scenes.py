@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from zoo.data import scenes as module
 from zoo.data.label_maps import labeled_images, read_pair
+from zoo.data.prepare import scenes as module
 from zoo.data.prepare.sample import ARCHIVE, CLASSES
 from zoo.data.prepare.scenes import ALONE, PALETTE, SCENE_CLASSES, SIDE_PX, garments_alone, scenes, unpack_scenes
 from zoo.errors import VerificationError

@@ -1,4 +1,4 @@
-"""``zoo convert``: turn a weights file into that of another variant, and report what was done and how exactly."""
+"""``zoo convert``: convert a weights file to another variant of its network, and report how exact the result is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zoo.cli.options import (
     check_writable,
     option,
 )
-from zoo.errors import ConfigError, ConversionError, DataError, printable
+from zoo.errors import ConfigError, ConversionError, DataError, fault, printable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,10 +36,10 @@ class Kind(NamedTuple):
     """A kind of conversion.
 
     Args:
-    - `meaning`: what it does, for the help.
+    - `meaning`: the description in the help.
     - `source`: settings that the source must have.
-    - `target`: settings that the conversion changes; None for files without a description.
-    - `options`: options of the command that it takes, beside those that all kinds take.
+    - `target`: settings that the conversion changes; None if the target has no spec.
+    - `options`: options of the command that this kind accepts, in addition to those of all kinds.
     """
 
     meaning: str
@@ -160,7 +160,7 @@ def _run(args: Convert) -> int:
 
 
 def _print_report(args: Convert, report: ConversionReport, measured: dict[str, Any]) -> None:
-    """Print the report of a conversion and what was measured, and write both to the JSON file."""
+    """Print the report and the measurements of a conversion, and write both to the JSON file."""
     from zoo.files import write_json
 
     print(report)
@@ -207,10 +207,8 @@ def _export_external(args: Convert, stored: StoredWeights, source: NetworkSpec) 
     from zoo.weights.stored_spec import check_same_network
 
     if args.kind != "export":
-        raise ConversionError(
-            f"{printable(args.source)}: holds {source.arch}, a network of another package, and {args.kind} is for "
-            "those of zoo; zoo convert export takes it"
-        )
+        what = f"{args.kind} does not support {source.arch}, a network of another package"
+        raise ConversionError(fault(what, args.source, "use zoo convert export"))
     asked = _asked(args)
     assert args.target is not None
     check_same_network(source, {"arch": asked.pop("arch", source.arch)}, printable(args.source), "the options")
@@ -234,47 +232,46 @@ def _export_external(args: Convert, stored: StoredWeights, source: NetworkSpec) 
 
 
 def _as_line(name: str, value: Any) -> str:
-    """Return a measurement as text: an accuracy, or how far the outputs of an exported file are off."""
+    """Return a measurement as text: an accuracy, or the largest difference of the outputs of an exported file."""
     if isinstance(value, dict):
         top1, top5 = (f"{value[key]:.2f} ± {value['standard_errors'][key]:.2f} %" for key in ("top1", "top5"))
         return f"{name}: top-1 {top1}, top-5 {top5}, {value['count']:,} images"
-    return f"the exported file, read again: largest difference {value:.2e} (float32)"
+    return f"exported file, reloaded: largest difference {value:.2e} (float32)"
 
 
 def _check_options(args: Convert) -> None:
-    """Raise ConfigError for options that do not go with the kind, and for files that cannot be written."""
+    """Raise ConfigError for options that the kind does not accept, and for files that cannot be written."""
     for name in RESTRICTED_OPTIONS:
         if getattr(args, name) not in (None, False) and name not in KINDS[args.kind].options:
             takers = ", ".join(other for other, kind in KINDS.items() if name in kind.options)
             raise ConfigError(f"--{name.replace('_', '-')} goes with {takers}, not with {args.kind}")
     if args.reestimate and args.data is None:
-        raise ConfigError("--reestimate needs images; command line: give --data DIR with train/ and val/")
+        raise ConfigError(fault("--reestimate needs images", "command line", "give --data DIR with train/ and val/"))
     if args.target is None and args.kind != "norms":
-        raise ConfigError(f"{args.kind} writes a file; command line: zoo convert {args.kind} SOURCE TARGET")
+        remedy = f"zoo convert {args.kind} SOURCE TARGET"
+        raise ConfigError(fault(f"{args.kind} writes a file", "command line", remedy))
     check_writable(args.target, args.json)
     if args.target is not None and args.target.exists() and args.source.exists() and args.target.samefile(args.source):
-        raise ConfigError(f"{printable(args.target)}: is the source too; give another file to write")
+        raise ConfigError(fault("TARGET is the same file as SOURCE", args.target, "give another TARGET"))
     if args.target is not None and os.path.lexists(args.target) and not args.overwrite:
-        raise ConfigError(
-            f"{printable(args.target)}: exists already; give another TARGET, or --overwrite to replace it"
-        )
+        raise ConfigError(fault("TARGET already exists", args.target, "give another, or --overwrite to replace it"))
 
 
 def _asked(args: Convert) -> dict[str, Any]:
-    """Return the settings of the source's network that were given as options."""
+    """Return the settings of the source network that were given as options."""
     keys = ("arch", *NETWORK_OPTIONS)
     asked = {key: value for key in keys if (value := getattr(args, key)) not in (None, False)}
     if args.kind == "relu-to-leaky-relu":
-        asked.pop("activation_param", None)  # this option is about the target
+        asked.pop("activation_param", None)  # applies to the target
     return asked
 
 
 def _source_spec(args: Convert, stored: StoredWeights) -> NetworkSpec:
-    """Return the spec of the source's network: that of the file, or one made from the options and the kind.
+    """Return the spec of the source network: that of the file, or one from the options and the kind.
 
-    Its memory strategy is the default, as converted networks have other norms. Raises ConfigError if nothing names the
-    architecture, ConversionError for a kind that is not for this network, and WeightsError for options that contradict
-    the file.
+    Its memory strategy is the default, because converted networks have other norms. Raises ConfigError if the
+    architecture is unknown, ConversionError for a kind that does not support the network, and WeightsError for options
+    that contradict the file.
     """
     from zoo.spec import merge, parse_spec
     from zoo.weights.load import num_outputs
@@ -295,7 +292,7 @@ def _source_spec(args: Convert, stored: StoredWeights) -> NetworkSpec:
         return spec
     if args.kind == "from-torchvision":
         raise ConversionError(
-            f"{path}: {args.kind} is for torchvision's files, and this is a {spec.arch} of zoo already"
+            f"{path}: {args.kind} is for torchvision's files, and this is already a {spec.arch} of zoo"
         )
     check_same_network(spec, merge(asked), path, "the options")
     for key, value in kind.source.items():
@@ -308,7 +305,7 @@ def _source_spec(args: Convert, stored: StoredWeights) -> NetworkSpec:
 
 
 def _target_spec(args: Convert, source: NetworkSpec) -> NetworkSpec | None:
-    """Return the spec of the converted network; None for torchvision's files, which have none."""
+    """Return the spec of the converted network; None for torchvision's files, which store none."""
     changes = KINDS[args.kind].target
     slope = {"activation_param": _slope(args)} if args.kind == "relu-to-leaky-relu" else {}
     return None if changes is None else source.changed(**changes, **slope)
@@ -333,17 +330,17 @@ def _convert(args: Convert, state_dict: dict[str, Tensor], source: NetworkSpec) 
 
 
 def _slope(args: Convert) -> float:
-    """Return the slope of leaky_relu that was asked for, or the default."""
+    """Return the slope of leaky_relu from the options, or the default."""
     return DEFAULT_SLOPE if args.activation_param is None else float(args.activation_param)
 
 
 def _measure_accuracy(
     args: Convert, source: NetworkSpec, state_dict: dict[str, Tensor], result: Converted
 ) -> tuple[dict[str, Tensor], ConversionReport, dict[str, Any]]:
-    """Return the result of a conversion from relu to leaky_relu and the accuracies before and after it.
+    """Return the result of a conversion from relu to leaky_relu, and the accuracies before and after it.
 
-    With ``--reestimate`` the running statistics of the result are estimated again on DIR/train. Raises ConfigError for
-    weights without a classifier, DataError for images that cannot be used.
+    With ``--reestimate``, the running statistics are recomputed on DIR/train. Raises ConfigError for weights without a
+    classifier, and DataError for unusable images.
     """
     from zoo.architectures import ARCHITECTURES
     from zoo.config import parse_experiment
@@ -354,14 +351,12 @@ def _measure_accuracy(
     from zoo.weights.load import num_outputs
 
     if ARCHITECTURES[source.arch].task == "segmentation":
-        raise ConfigError(
-            f"{printable(args.source)}: --data measures the accuracy of classification, and {source.arch} segments; "
-            "leave it out, and score both files with zoo validate --task segmentation"
-        )
+        what = f"--data measures classification accuracy, and {source.arch} is a segmentation network"
+        remedy = "leave it out, and score both files with zoo validate --task segmentation"
+        raise ConfigError(fault(what, args.source, remedy))
     if num_outputs(state_dict, printable(args.source)) == 0:
-        raise ConfigError(
-            f"{printable(args.source)}: has no classifier, so there is no accuracy to measure; leave out --data"
-        )
+        what = "--data measures accuracy, and the weights have no classifier"
+        raise ConfigError(fault(what, args.source, "leave out --data"))
     images = _images(args, source)
     settings = {
         "network": source.for_experiment().model_dump(),
@@ -388,19 +383,18 @@ def _measure_accuracy(
         batches = build_train_loader(args.data, experiment, **loading)
         num_batches = reestimate_statistics(after, batches, args.reestimate)
         if num_batches == 0:
-            raise DataError(
-                f"{args.data}/train: gives no batch of {args.batch_size} images; give more, or a smaller --batch-size"
-            )
+            what = f"there are too few images for a batch of {args.batch_size}"
+            raise DataError(fault(what, f"{args.data}/train", "add images, or give a smaller --batch-size"))
         measured["reestimated"] = accuracy(after)
         converted = state_dict_like(after.cpu(), converted)
         compared = {} if args.no_compare else compare_outputs(before.cpu().double(), after.cpu().double())
-        reason = f"{report.reason}; running statistics estimated again on {num_batches} batches"
+        reason = f"{report.reason}; running statistics recomputed on {num_batches} batches"
         report = replace(report, reason=reason, **compared)
     return converted, report, measured
 
 
 def _images(args: Convert, source: NetworkSpec) -> Preprocessing:
-    """Return how images are prepared: as the options say, else the source, else the defaults of experiments."""
+    """Return the preprocessing: from the options, else from the source, else the defaults of experiments."""
     from zoo.spec import Preprocessing
 
     images = source.preprocessing or Preprocessing()
@@ -410,7 +404,7 @@ def _images(args: Convert, source: NetworkSpec) -> Preprocessing:
 
 
 def _export(args: Convert, state_dict: dict[str, Tensor], source: NetworkSpec) -> float:
-    """Write the folded network to TARGET, and return the largest difference of the outputs of the written file."""
+    """Write the folded network to TARGET, and return the largest difference of the reloaded file's outputs."""
     from zoo.convert import export, fold_network
     from zoo.convert.conversion import build_with_weights
 
@@ -424,7 +418,7 @@ def _export(args: Convert, state_dict: dict[str, Tensor], source: NetworkSpec) -
 
 
 def _save(state_dict: dict[str, Tensor], spec: NetworkSpec | None, path: Path) -> None:
-    """Write a state dict, with the spec of its network if it has one; ConversionError if that is impossible."""
+    """Write a state dict, with the spec of its network if given; ConversionError if the file cannot be written."""
     import torch
 
     from zoo.files import replacing
@@ -435,6 +429,5 @@ def _save(state_dict: dict[str, Tensor], spec: NetworkSpec | None, path: Path) -
             content = {} if spec is None else {"state_dict": state_dict, "network": spec.model_dump(mode="json")}
             torch.save(content or state_dict, file)
     except OSError as error:
-        raise ConversionError(
-            f"{printable(path)}: cannot be written ({error.strerror}); give another TARGET"
-        ) from error
+        what = f"the file cannot be written: {error.strerror}"
+        raise ConversionError(fault(what, path, "give another TARGET")) from error
