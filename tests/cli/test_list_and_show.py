@@ -127,7 +127,7 @@ def test_a_network_is_shown_as_json_with_its_options_explained(capsys: pytest.Ca
 def test_each_option_of_a_network_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "revnext"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    for meaning in ("follow each other in a branch", 'makes the windows channels, "batch" images', "halve them"):
+    for meaning in ("leaky ReLU in a branch", '"channel" moves the pixels of a window to channels', "halve them"):
         assert meaning in out
 
 

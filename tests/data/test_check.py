@@ -84,7 +84,7 @@ def test_a_missing_split_is_a_fault_beside_those_of_the_other(tmp_path: Path) ->
 def test_another_number_of_classes_is_the_experiments_fault(tmp_path: Path) -> None:
     data = make_labeled(tmp_path, 1, 1)
     (data / "classes.txt").write_text("a\nb\nc\n")
-    with pytest.raises(ConfigError, match=r"network\.classes = 4"):
+    with pytest.raises(ConfigError, match=r"network\.num_classes = 4"):
         _check(experiment(num_classes=4), data)
 
 
