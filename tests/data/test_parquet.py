@@ -188,7 +188,7 @@ def _rows_of(data: Path) -> list[dict[str, bytes]]:
             "column image is None, not a struct of bytes and path; columns: img, label",
         ),
         (lambda: _table([None], [0], names=["a", "a"]), "several classes have the same name: a"),
-        (lambda: _table([None], [0], names=[]), "names of the classes, in the metadata of the schema, are no list"),
+        (lambda: _table([None], [0], names=[]), "names of the classes in the metadata of the schema are not a list"),
         (
             lambda: _table([None], [0]).replace_schema_metadata({"huggingface": "[" * 9}),
             "the metadata of the schema, huggingface, does not describe the labels",

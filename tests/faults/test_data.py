@@ -73,7 +73,7 @@ def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "scandir", _deny)  # file modes would not stop root
     for scan in (scan_folder, find_images):
-        with pytest.raises(DataError, match=f"cannot be listed: Permission denied; {tmp_path / denied};"):
+        with pytest.raises(DataError, match=f"cannot be listed: Permission denied; {tmp_path / denied}:"):
             scan(root)
 
 
@@ -90,7 +90,7 @@ def test_a_place_without_permission_is_named(
         return original(path, **options)
 
     monkeypatch.setattr(os, function, _deny)
-    with pytest.raises(DataError, match=f"cannot be listed: Permission denied; {tmp_path / denied};"):
+    with pytest.raises(DataError, match=f"cannot be listed: Permission denied; {tmp_path / denied}:"):
         scan_folder(tmp_path / "val")
 
 
