@@ -56,7 +56,7 @@ class Input(Preprocessing):
     color_jitter_train: bool = False
     """Whether brightness, contrast and saturation of training images vary."""
     lighting_train: bool = False
-    """Whether training images get AlexNet's noise along the principal components of color."""
+    """Whether training images get AlexNet's noise along the principal components of colour."""
     decoder: Decoder | None = None
     """What decodes images: pil; torchvision, which is faster and gives the same pixels; scaled, which decodes of a
     training image the crop alone, and smaller if the crop is at least twice crop_train, and validation images as
