@@ -1,7 +1,7 @@
-"""The networks: one `Architecture` for each, which everything else reads. Nothing here imports torch.
+"""Static facts about each architecture; importable without torch.
 
-A new network is a row of `ARCHITECTURES`; a new family is also a class in `zoo.models` (`zoo.models.build.FAMILIES`).
-An option that no family has yet is also an entry of `OPTIONS`.
+A new network is a row of `ARCHITECTURES`. A new family also needs a class in `zoo.models.build.FAMILIES`, and a new
+option an entry in `OPTIONS`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zoo.limits import (
 
 
 class Option(NamedTuple):
-    """An option: a sentence that explains it, a description of its values, and a test of whether a value is allowed."""
+    """An option: its meaning, a description of its values, and a predicate that accepts valid values."""
 
     meaning: str
     values: str
@@ -34,22 +34,21 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is known of one network before it is built.
+    """Static facts about one network.
 
     Args:
-    - `name`: the name by which `zoo.get` and experiment files know the network.
-    - `family`: the class that builds the network, as a key of `zoo.models.build.FAMILIES`.
-    - `structure`: the arguments of that class that make this network of the family, such as the blocks per stage.
-    - `options`: the arguments that a user may choose, in the order in which they are listed, with their defaults;
-      `OPTIONS` explains them. "memory" is always among them.
-    - `memory`: the values of the option "memory": what can be kept for backward.
+    - `name`: the name in `zoo.get` and experiment files.
+    - `family`: the class that builds the network, a key of `zoo.models.build.FAMILIES`.
+    - `structure`: fixed arguments of that class, such as the blocks per stage.
+    - `options`: the arguments that a user may choose, with their defaults, in the order in which they are listed; see
+      `OPTIONS`. "memory" is always among them.
+    - `memory`: the values of the option "memory".
     - `dilations`: maps the stride of the last feature map to the value of the option "dilation" that produces it; empty
       where the stride is fixed.
     - `input`: "imagenet" (224 pixels, 1000 classes) or "cifar" (32 pixels, 10 classes).
     - `task`: "classification" (logits of an image) or "segmentation" (logits of each pixel; 19 classes, as Cityscapes).
-    - `leaky_relu_only`: whether leaky ReLU is the only possible activation, because layers are undone one by one.
-    - `ignores_input_3x3`: whether experiment files may ask for the 3x3 stem, which it does not have: a published file
-      of a WiderResNet does.
+    - `leaky_relu_only`: whether leaky ReLU is the only activation, because layers are inverted one by one.
+    - `ignores_input_3x3`: whether experiment files may set input_3x3 without effect, as a published WiderResNet's does.
     """
 
     name: str
@@ -72,7 +71,7 @@ class Architecture:
 
 
 def architecture(name: str) -> Architecture:
-    """Return the `Architecture` called ``name``; ConfigError, with the nearest names, if there is no such network."""
+    """Return the facts about the network ``name``; ConfigError, with the nearest names, if it is unknown."""
     if name not in ARCHITECTURES:
         near = ", ".join(nearest(name, ARCHITECTURES))
         raise ConfigError(f"unknown network {name!r}; the nearest names are {near} (zoo list shows all)")
@@ -86,9 +85,9 @@ def is_external(name: str) -> bool:
 
 
 def has_same_tensors(first: str, second: str) -> bool:
-    """Return whether the networks of two names have the same state dict, up to the number of classes.
+    """Return whether two networks have the same state-dict keys and shapes, up to the number of classes.
 
-    A WiderResNet and its A2 form differ in pools and dropout alone, which hold no tensors.
+    A WiderResNet and its A2 variant differ only in pooling and dropout, which have no tensors.
     """
     if first == second:
         return True
@@ -116,7 +115,7 @@ NEEDS_INPLACE = ("fused", "invert_sums", "invert_sums_recompute_3x3")
 
 
 def _counts(low: int, high: int) -> tuple[str, Callable[[Any], bool]]:
-    """Return the ``values`` and ``accepts`` of an `Option` that is a list of whole numbers, one per level."""
+    """Return the ``values`` and ``accepts`` of an `Option` that is a list of integers, one per level."""
     values = f"a list of 1 to {MAX_LEVELS} whole numbers from {low} to {high}"
     return values, lambda value: is_list_of(value, lambda item: is_whole(item, low, high), MAX_LEVELS)
 
@@ -157,7 +156,7 @@ OPTIONS: dict[str, Option] = {
     ),
     "keep_outputs": Option("forward returns the outputs of all modules, and the logits behind them", *_SWITCH),
     "memory": Option(
-        "what is kept for backward; it changes neither weights nor results",
+        "strategy for saving activations; it changes neither weights nor results",
         "one of the words that the network has",
         lambda value: isinstance(value, str),
     ),
@@ -169,7 +168,7 @@ OPTIONS: dict[str, Option] = {
         *_counts(2, MAX_CHANNELS),
     ),
     "units": Option(
-        "how many times convolution, norm and leaky ReLU follow each other in a branch",
+        "number of units of convolution, norm and leaky ReLU in a branch",
         f"a whole number from 1 to {MAX_BLOCKS}",
         lambda value: is_whole(value, 1, MAX_BLOCKS),
     ),
@@ -178,26 +177,26 @@ OPTIONS: dict[str, Option] = {
         *_counts(0, MAX_BLOCKS),
     ),
     "pools": Option(
-        'kinds of the pools between the levels: "channel" makes the windows channels, "batch" images',
+        'kinds of the pools between the levels: "channel" moves the pixels of a window to channels, "batch" to images',
         'a list of "channel" and "batch"',
         lambda value: is_list_of(value, lambda item: item in ("channel", "batch"), MAX_LEVELS - 1),
     ),
     "channels": Option(
-        "channels of the stem; an even number, as blocks halve them",
+        "channels of the stem, an even number, because blocks halve them",
         f"an even number from 2 to {MAX_CHANNELS}",
         lambda value: is_whole(value, 2, MAX_CHANNELS) and value % 2 == 0,
     ),
     "keep_branch_input": Option(
-        "keeps the exact input of a branch while the branch is undone, for 64 bytes per pixel and far smaller errors",
+        "stores the exact input of a branch while the branch is inverted: 64 bytes per pixel for far smaller errors",
         *_SWITCH,
     ),
     "eps_i": Option(
-        "added to the absolute scales of invertible norms, so that none of them is too small to be undone",
+        "added to the absolute scales of invertible norms, so that all of them can be inverted",
         "a number from 0 to 1",
         lambda value: is_number(value, 0, 1),
     ),
     "dropout": Option(
-        "share of the values that blocks set to zero in training",
+        "dropout probability in blocks",
         "a number from 0 to 0.99",
         lambda value: is_number(value, 0, 0.99),
     ),
@@ -213,7 +212,7 @@ def _family(
     dilations: Mapping[int, Any] | None = None,
     **others: Any,
 ) -> dict[str, Architecture]:
-    """Return the records of a family; ``networks``: name -> structure."""
+    """Return the architectures of a family; ``networks`` maps names to structures."""
     options = {**(options or {}), "memory": "auto"}
     return {
         name: Architecture(name, family, structure, options, (*memory, LEAN), dilations or {}, **others)
@@ -221,7 +220,7 @@ def _family(
     }
 
 
-# Strides 32, 16 and 8 of the last map; the entries are those of mod2 to mod5.
+# The dilations of mod2 to mod5 for strides 32, 16 and 8 of the last feature map.
 _DILATIONS = {32: 1, 16: [1, 1, 1, 2], 8: [1, 1, 2, 4]}
 _INVERTS_SUMS = ("auto", "plain", "checkpoint", "invert_sums", "invert_sums_recompute_3x3")
 DENSE_MEMORY = ("auto", "plain", "checkpoint")
@@ -351,7 +350,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def _deeplab(body: Architecture) -> Architecture:
-    """Return the `Architecture` of DeepLabV3 on a body, which passes on its memory strategies and its stems."""
+    """Return DeepLabV3 on ``body``, with the memory strategies and the stem of the body."""
     stem = {option: body.options[option] for option in ("input_3x3",) if option in body.options}
     options = {
         **stem,
@@ -377,7 +376,7 @@ ARCHITECTURES |= {
     arch.name: arch for arch in [_deeplab(body) for body in ARCHITECTURES.values() if 8 in body.dilations]
 }
 
-# ResNet -> the RevNet that Gomez et al. 2017 compare it with, their Table 2.
+# ResNet -> its RevNet counterpart in Gomez et al. 2017, Table 2.
 REVERSIBLE_TWINS = {
     "resnet32_cifar": "revnet38_cifar",
     "resnet110_cifar": "revnet110_cifar",

@@ -1,6 +1,6 @@
-"""The largest values that are accepted from files and callers, and whether a value is within such limits.
+"""Upper limits of values from files and callers, and predicates for them.
 
-They are far beyond any use, and below what tensors, powers and loops can take.
+The limits are far beyond any use and below what would overflow or hang.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-# The most pixels that an image may have, read or resized: 256 MiB of RGB. PIL warns of more, but reads twice as many.
+# Pixels of an image, decoded or resized: 256 MiB as RGB. PIL warns above this limit and fails above twice this limit.
 MAX_PIXELS = 2**28 // 3
 MAX_SIDE = math.isqrt(MAX_PIXELS)
 MAX_FILE_BYTES = 2**30  # of an image, which may be stored uncompressed, with 16 bits a value
@@ -28,17 +28,17 @@ MAX_LEVELS = 8
 
 
 def is_whole(value: Any, low: int, high: int) -> bool:
-    """Return whether ``value`` is an int from ``low`` to ``high``; True and False do not count as numbers."""
+    """Return whether ``value`` is an int, not a bool, from ``low`` to ``high``."""
     return type(value) is int and low <= value <= high
 
 
 def is_number(value: Any, low: float, high: float) -> bool:
-    """Return whether ``value`` is a finite int or float from ``low`` to ``high``; True and False do not count."""
+    """Return whether ``value`` is a finite int or float, not a bool, from ``low`` to ``high``."""
     return type(value) in (int, float) and low <= value <= high  # False for NaN
 
 
 def is_list_of(value: Any, accepts: Callable[[Any], bool], max_length: int) -> bool:
-    """Return whether ``value`` is a list or tuple of 1 to ``max_length`` items, each of them accepted."""
+    """Return whether ``value`` is a list or tuple of 1 to ``max_length`` items that ``accepts`` returns True for."""
     return isinstance(value, (list, tuple)) and 1 <= len(value) <= max_length and all(map(accepts, value))
 
 

@@ -49,7 +49,7 @@ def test_images_that_real_does_not_have_are_refused(
 ) -> None:
     (tmp_path / "real.json").write_text(json.dumps([[0]] * 50_000))
     assert main(["compare", str(files[0]), "--real", str(tmp_path / "real.json")]) == 2
-    assert "class0/0.png is no image of ImageNet's validation set" in capsys.readouterr().err
+    assert "class0/0.png is not an image of ImageNet's validation set" in capsys.readouterr().err
 
 
 def test_what_is_read_is_not_overwritten(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:

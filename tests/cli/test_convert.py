@@ -103,7 +103,7 @@ def test_mistakes_are_one_message_and_leave_no_file(kind, options, message, file
 
 def test_the_source_is_never_overwritten(files, capsys):
     assert convert("fold", files / "zoo.pth", files / "zoo.pth") == 2
-    assert "is the source too" in capsys.readouterr().err
+    assert "TARGET is the same file as SOURCE" in capsys.readouterr().err
 
 
 def test_the_script_is_the_command():
@@ -328,7 +328,7 @@ def test_a_file_that_exists_is_overwritten_on_request_alone(files, tmp_path, cap
     target = tmp_path / "there.pth"
     target.write_bytes(b"something that took days")
     assert convert("from-torchvision", files / "tv.pth", target, "--no-compare") == 2
-    assert f"{target}: exists already; give another TARGET, or --overwrite" in capsys.readouterr().err
+    assert f"TARGET already exists; {target}: give another, or --overwrite" in capsys.readouterr().err
     assert target.read_bytes() == b"something that took days"
     assert convert("from-torchvision", files / "tv.pth", target, "--no-compare", "--overwrite") == 0
     assert "classifier.fc.bias" in read_state_dict(target)

@@ -10,7 +10,7 @@ from torchvision.datasets import imagenet
 
 from tests.cli.conftest import Run
 from tests.data.distributed import md5_of
-from tests.data.sample_labels import label_map, make_labelled, random_classes
+from tests.data.sample_labels import label_map, make_labeled, random_classes
 from tests.data.test_cifar import files_of, release_of, write_folder
 from tests.data.test_imagenet_validation import write_release
 from zoo.cli import main
@@ -29,7 +29,7 @@ def config(tmp_path: Path) -> Path:
 def test_a_sound_folder_is_described_with_its_classes(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = make_labelled(tmp_path / "data", 3, 2)
+    data = make_labeled(tmp_path / "data", 3, 2)
     (data / "classes.txt").write_text("ground\ncat\nhat\n")
     assert main(["data", "check", str(config), str(data), "-j", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -44,7 +44,7 @@ def test_a_sound_folder_is_described_with_its_classes(
 def test_all_faults_are_printed_and_the_exit_code_is_that_of_an_error(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = make_labelled(tmp_path / "data", 3, 1)
+    data = make_labeled(tmp_path / "data", 3, 1)
     label_map([[9] * 12] * 10).save(data / "train" / "labels" / "000.png")
     (data / "val" / "labels" / "000.png").write_bytes(b"")
     assert main(["data", "check", str(config), str(data), "-j", "2"]) == 2

@@ -128,7 +128,7 @@ def test_a_network_is_shown_as_json_with_its_options_explained(capsys: pytest.Ca
 def test_each_option_of_a_network_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "revnext"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    for meaning in ("follow each other in a branch", 'makes the windows channels, "batch" images', "halve them"):
+    for meaning in ("leaky ReLU in a branch", '"channel" moves the pixels of a window to channels', "halve them"):
         assert meaning in out
 
 
@@ -140,7 +140,7 @@ def test_a_bundled_experiment_is_shown_as_settings_that_can_be_read_again(
     assert main(["show", name, "--json"]) == 0
     assert parse_experiment(json.loads(capsys.readouterr().out), "shown") == bundled
     assert main(["show", name]) == 0
-    text, _, differing = capsys.readouterr().out.partition("not the defaults:")
+    text, _, differing = capsys.readouterr().out.partition("different from the defaults:")
     assert parse_experiment(json.loads(text), "shown").digest() == bundled.digest()
     assert f"network.arch {json.dumps(bundled.network.arch)}" in " ".join(differing.split())
     assert "optimizer.momentum" not in differing

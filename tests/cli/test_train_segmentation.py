@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.data.sample_labels import make_labelled
+from tests.data.sample_labels import make_labeled
 from zoo.cli import main
 from zoo.weights import read_checkpoint
 
@@ -37,7 +37,7 @@ def _settings(path: Path, batch_size: int = 4) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of one epoch of two steps, its settings and its images."""
     root = tmp_path_factory.mktemp("segmentation")
-    make_labelled(root / "data", num_train=8, num_val=5)
+    make_labeled(root / "data", num_train=8, num_val=5)
     config = _settings(root / "tiny.json")
     assert main(["train", str(config), str(root / "data"), "--log-dir", str(root / "log"), "-j", "0", "-p", "1"]) == 0
     return root

@@ -149,7 +149,7 @@ def test_images_of_a_class_that_the_network_does_not_know_are_refused(
     data = Path(shutil.copytree(finished.data, tmp_path / "data"))
     shutil.copytree(data / "val" / "class0", data / "val" / "class2")
     assert main(["validate", str(finished.checkpoint), str(data), "-j", "0"]) == 2
-    assert "1 of 3 class folders are no classes of the network: class2" in capsys.readouterr().err
+    assert "1 of 3 class folders are not classes of the network: class2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_evaluation_by_the_trainer_matches_names_too(
     (data / "val" / "class0").rename(data / "val" / "klass0")
     command = ["train", "-e", str(finished.config), str(data), "--weights", str(finished.checkpoint), "-j", "0"]
     assert main(command) == 2
-    assert "no classes of the network: klass0" in capsys.readouterr().err
+    assert "not classes of the network: klass0" in capsys.readouterr().err
 
 
 def test_an_experiment_that_contradicts_its_weights_gets_no_score(
@@ -287,7 +287,7 @@ def test_weights_that_say_nothing_of_their_classes_take_the_order_of_the_folders
     before = _result(["validate", str(finished.checkpoint), str(finished.data), "-j", "0"], tmp_path)
     after = _result(["validate", str(tmp_path / "old.pth.tar"), str(finished.data), "-j", "0"], tmp_path)
     assert after["top1"] == before["top1"]
-    assert "class folders in their order" in capsys.readouterr().err
+    assert "class folders in sorted order" in capsys.readouterr().err
     data = Path(shutil.copytree(finished.data, tmp_path / "data"))
     shutil.rmtree(data / "val" / "class0")
     assert main(["validate", str(tmp_path / "old.pth.tar"), str(data), "-j", "0"]) == 2

@@ -38,7 +38,7 @@ def make_pair(image: Path, label: Path, seed: int, num_classes: int, width: int 
     label_map(random_classes(seed, num_classes, width, height), "P").save(label)
 
 
-def make_labelled(data: Path, num_train: int = 5, num_val: int = 3, num_classes: int = 3) -> Path:
+def make_labeled(data: Path, num_train: int = 5, num_val: int = 3, num_classes: int = 3) -> Path:
     """Write a data set of layout "folders" with images of 12 x 10 px and return ``data``."""
     for split, count in (("train", num_train), ("val", num_val)):
         for index in range(count):

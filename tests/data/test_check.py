@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.data.sample_images import make_folder, random_image
-from tests.data.sample_labels import experiment, label_map, make_labelled, make_pair, random_classes
+from tests.data.sample_labels import experiment, label_map, make_labeled, make_pair, random_classes
 from zoo.config import Experiment, parse_experiment
 from zoo.data.prepare.check import SplitReport, check_data
 from zoo.data.prepare.output import Bar
@@ -31,7 +31,7 @@ def _check(config: Experiment, data: Path, workers: int = 0) -> list[SplitReport
 
 @pytest.mark.parametrize("workers", [0, 3])
 def test_sizes_images_and_pixels_of_each_class_are_counted(tmp_path: Path, workers: int) -> None:
-    data = make_labelled(tmp_path, 4, 2)
+    data = make_labeled(tmp_path, 4, 2)
     make_pair(data / "train/images/wide.png", data / "train/labels/wide.png", 9, 3, 30, 7)
     label_map(np.full((7, 30), 2)).save(data / "train/labels/wide.png")
     train, val = _check(experiment(), data, workers)
@@ -45,7 +45,7 @@ def test_sizes_images_and_pixels_of_each_class_are_counted(tmp_path: Path, worke
 
 
 def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
-    data = make_labelled(tmp_path, 6, 2)
+    data = make_labeled(tmp_path, 6, 2)
     labels = data / "train" / "labels"
     (labels / "000.png").unlink()
     (labels / "002.png").write_bytes(b"")
@@ -64,16 +64,16 @@ def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
 
 def test_label_maps_without_any_class_are_a_fault(tmp_path: Path) -> None:
     """A training on them would run, and learn nothing."""
-    data = make_labelled(tmp_path, 2, 1)
+    data = make_labeled(tmp_path, 2, 1)
     for path in (data / "train" / "labels").rglob("*.png"):
         label_map([[255] * 12] * 10).save(path)
     train, val = _check(experiment(), data)
-    assert train.faults == ["no pixel of the 2 label maps that can be read has a class"]
+    assert train.faults == ["all pixels of the 2 readable label maps are void"]
     assert val.faults == []
 
 
 def test_a_missing_split_is_a_fault_beside_those_of_the_other(tmp_path: Path) -> None:
-    data = make_labelled(tmp_path, 2, 1)
+    data = make_labeled(tmp_path, 2, 1)
     (data / "val" / "images" / "000.png").write_bytes(b"")
     (data / "train" / "images").rename(data / "train" / "pictures")
     train, val = _check(experiment(), data)
@@ -82,9 +82,9 @@ def test_a_missing_split_is_a_fault_beside_those_of_the_other(tmp_path: Path) ->
 
 
 def test_another_number_of_classes_is_the_experiments_fault(tmp_path: Path) -> None:
-    data = make_labelled(tmp_path, 1, 1)
+    data = make_labeled(tmp_path, 1, 1)
     (data / "classes.txt").write_text("a\nb\nc\n")
-    with pytest.raises(ConfigError, match=r"network\.classes = 4"):
+    with pytest.raises(ConfigError, match=r"network\.num_classes = 4"):
         _check(experiment(num_classes=4), data)
 
 

@@ -11,18 +11,18 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.data.sample_labels import IGNORE, label_map, make_labelled
+from tests.data.sample_labels import IGNORE, label_map, make_labeled
 from zoo.data import class_uniform
 from zoo.data.class_uniform import ClassUniform, draw_pixel, load_class_index
-from zoo.data.label_maps import LabelledImages, labelled_images, read_label
+from zoo.data.label_maps import LabeledImages, labeled_images, read_label
 from zoo.errors import DataError
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> LabelledImages:
+def found(tmp_path: Path) -> LabeledImages:
     """Five images: class 0 in all, class 1 in two, class 2 in one, class 3 in none."""
-    data = make_labelled(tmp_path / "data", 5, 1)
-    found = labelled_images(data, "train", "folders", 4, IGNORE)
+    data = make_labeled(tmp_path / "data", 5, 1)
+    found = labeled_images(data, "train", "folders", 4, IGNORE)
     for index, label in enumerate(found.labels):
         classes = np.zeros((10, 12), dtype=np.uint8)
         classes[0] = IGNORE
@@ -36,13 +36,13 @@ INDEX = [[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-def test_the_index_says_which_image_holds_which_class(found: LabelledImages, tmp_path: Path, workers: int) -> None:
+def test_the_index_says_which_image_holds_which_class(found: LabeledImages, tmp_path: Path, workers: int) -> None:
     index = load_class_index(found, workers=workers, cache=tmp_path / "cache")
     assert (index.dtype, index.tolist()) == (bool, [list(map(bool, row)) for row in INDEX])
 
 
 def test_the_index_is_read_once_and_again_when_a_label_map_or_the_cached_file_changes(
-    found: LabelledImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: LabeledImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
     monkeypatch.setattr(
@@ -62,16 +62,16 @@ def test_the_index_is_read_once_and_again_when_a_label_map_or_the_cached_file_ch
 
 
 def test_without_a_cache_the_index_is_read_each_time(
-    found: LabelledImages, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    found: LabeledImages, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     with caplog.at_level(logging.WARNING):
         assert load_class_index(found, cache=tmp_path / "cache").astype(int).tolist() == INDEX
-    assert "the index of classes is not kept: Not a directory" in caplog.text
+    assert "the class index cannot be cached: Not a directory" in caplog.text
 
 
 def test_a_label_map_that_cannot_be_read_is_named_or_left_out(
-    found: LabelledImages, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    found: LabeledImages, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = found.root / found.labels[1]
     bad.write_bytes(b"")
@@ -89,7 +89,7 @@ def test_a_label_map_that_cannot_be_read_is_named_or_left_out(
 
 
 def test_classes_are_drawn_uniformly_and_then_the_images_that_hold_them(
-    found: LabelledImages, caplog: pytest.LogCaptureFixture
+    found: LabeledImages, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         uniform = ClassUniform(found, np.array(INDEX, dtype=bool))
@@ -112,6 +112,6 @@ def test_pixels_of_a_class_are_drawn_uniformly() -> None:
     assert draw_pixel(classes, 2, generator) is None
 
 
-def test_label_maps_that_are_void_throughout_cannot_be_sampled(found: LabelledImages) -> None:
+def test_label_maps_that_are_void_throughout_cannot_be_sampled(found: LabeledImages) -> None:
     with pytest.raises(DataError, match=r"no training image has a pixel of any class; .*class_uniform"):
         ClassUniform(found, np.zeros((5, 4), dtype=bool))

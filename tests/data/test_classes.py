@@ -123,7 +123,7 @@ def test_the_numbered_folders_of_imagenet_v2_are_the_classes_of_these_numbers(
 
 def test_some_numbered_folders_are_no_classes_of_imagenet(tmp_path: Path) -> None:
     """Ten folders 0 to 9 are more likely those of digits."""
-    with pytest.raises(DataError, match="3 of 3 class folders are no classes of the network: 0, 1, 10"):
+    with pytest.raises(DataError, match="3 of 3 class folders are not classes of the network: 0, 1, 10"):
         match_classes(_folder(tmp_path, ["0", "1", "10"]), 1000, imagenet_wnids())
 
 
@@ -134,8 +134,8 @@ def test_a_network_that_was_trained_on_numbered_folders_knows_their_order(tmp_pa
     assert _targets(images) == {"2": names.index("2"), "10": names.index("10")}
 
 
-def test_a_misspelt_name_among_those_of_imagenet_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="1 of 2 class folders are no classes of the network: golden_retriever"):
+def test_a_misspelled_name_among_those_of_imagenet_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="1 of 2 class folders are not classes of the network: golden_retriever"):
         match_classes(_folder(tmp_path, ["golden_retriever", "tabby"]), 1000, None)
 
 
@@ -166,7 +166,7 @@ def test_names_that_no_terminal_could_show_are_matched_too(tmp_path: Path) -> No
 @pytest.mark.parametrize(("num_outputs", "names"), [(3, ["a", "b", "c"]), (1000, imagenet_wnids())])
 def test_unknown_folders_are_named_with_both_ways_out(num_outputs: int, names: Sequence[str], tmp_path: Path) -> None:
     images = _folder(tmp_path, [f"zz{index:02}" for index in range(12)])
-    with pytest.raises(DataError, match=r"12 of 12 class folders are no classes of the network") as caught:
+    with pytest.raises(DataError, match=r"12 of 12 class folders are not classes of the network") as caught:
         match_classes(images, num_outputs, names)
     message = str(caught.value)
     assert "zz00" in message
@@ -177,9 +177,9 @@ def test_unknown_folders_are_named_with_both_ways_out(num_outputs: int, names: S
 
 
 def test_one_misnamed_folder_among_wnids_shifts_nothing(tmp_path: Path) -> None:
-    """With as many folders as outputs, the sorted order would give hundreds of classes to their neighbours."""
+    """With as many folders as outputs, the sorted order would give hundreds of classes to their neighbors."""
     names = ["aaa", *imagenet_wnids()[1:]]
-    with pytest.raises(DataError, match=r"1 of 1000 class folders are no classes of the network: aaa"):
+    with pytest.raises(DataError, match=r"1 of 1000 class folders are not classes of the network: aaa"):
         match_classes(_folder(tmp_path, names), 1000, None)
 
 
@@ -190,7 +190,7 @@ def test_without_names_as_many_folders_as_outputs_are_numbered_in_their_order_an
     with caplog.at_level(logging.INFO):
         match_classes(images, 2, None)
     assert _targets(images) == {"x": 0, "y": 1}
-    assert "the class folders in their order (x, y)" in caplog.text
+    assert "the class folders in sorted order (x, y)" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def root(tmp_path: Path) -> Path:
 def _image(images: ImageFolder, epoch: int, index: int) -> Tensor:
     sample = images[epoch, index]
     assert sample.image is not None
-    return Drawn(sample.image, sample.colours, sample.normalisation).finished()
+    return Drawn(sample.image, sample.colors, sample.normalization).finished()
 
 
 def test_samples_have_image_target_and_file(root: Path) -> None:

@@ -14,37 +14,37 @@ import pytest
 from PIL import Image
 
 from tests.data.sample_images import random_image
-from tests.data.sample_labels import IGNORE, label_map, make_labelled, make_pair, random_classes
+from tests.data.sample_labels import IGNORE, label_map, make_labeled, make_pair, random_classes
 from zoo.config import Segmentation
 from zoo.data.label_maps import (
     CITYSCAPES,
     COCO_STUFF,
     LAYOUTS,
     NO_CLASS,
-    LabelledImages,
+    LabeledImages,
     Split,
-    find_labelled_images,
-    labelled_images,
+    find_labeled_images,
+    labeled_images,
     read_label,
     read_pair,
 )
 from zoo.errors import ConfigError, DataError
 
 
-def _find(data: Path, split: Split = "train", layout: str = "folders", num_classes: int = 3) -> LabelledImages:
-    return labelled_images(data, split, layout, num_classes, IGNORE)
+def _find(data: Path, split: Split = "train", layout: str = "folders", num_classes: int = 3) -> LabeledImages:
+    return labeled_images(data, split, layout, num_classes, IGNORE)
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> np.ndarray:
     """The table of three classes in layout "folders"."""
-    return _find(make_labelled(tmp_path / "data", 1, 1)).table
+    return _find(make_labeled(tmp_path / "data", 1, 1)).table
 
 
-def _png(path: Path, rows: list[bytes], width: int, bits: int, colour_type: int = 0) -> Path:
+def _png(path: Path, rows: list[bytes], width: int, bits: int, color_type: int = 0) -> Path:
     """Write a PNG file of packed ``rows``, as PIL writes no gray values of two and four bits."""
     chunks = [
-        (b"IHDR", struct.pack(">IIBBBBB", width, len(rows), bits, colour_type, 0, 0, 0)),
+        (b"IHDR", struct.pack(">IIBBBBB", width, len(rows), bits, color_type, 0, 0, 0)),
         (b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows))),
         (b"IEND", b""),
     ]
@@ -60,7 +60,7 @@ def test_an_experiment_may_name_every_layout_and_no_other() -> None:
 
 
 def test_folders_pair_images_and_label_maps_by_name_and_sub_folder(tmp_path: Path) -> None:
-    data = make_labelled(tmp_path)
+    data = make_labeled(tmp_path)
     (data / "train" / "images" / "000.png").rename(data / "train" / "images" / "000.JPG")
     found = _find(data)
     names = ["000.JPG", "002.png", "004.png", "sub/001.png", "sub/003.png"]
@@ -72,10 +72,10 @@ def test_folders_pair_images_and_label_maps_by_name_and_sub_folder(tmp_path: Pat
 
 
 def test_classes_of_folders_are_named_by_a_file_whose_number_of_lines_has_to_fit(tmp_path: Path) -> None:
-    data = make_labelled(tmp_path, 1, 1)
+    data = make_labeled(tmp_path, 1, 1)
     (data / "classes.txt").write_text("ground\ncat\nçedilla\n", encoding="utf-8")
     assert _find(data).classes == ["ground", "cat", "çedilla"]
-    with pytest.raises(ConfigError, match=r"network\.classes = 4: the data have 3 classes \(ground, cat, "):
+    with pytest.raises(ConfigError, match=r"network\.num_classes = 4: the data have 3 classes \(ground, cat, "):
         _find(data, num_classes=4)
     (data / "classes.txt").write_bytes(b"\xff\n")
     with pytest.raises(DataError, match=r"cannot be read: it is not UTF-8 text; .*classes\.txt"):
@@ -86,7 +86,7 @@ def test_classes_of_folders_are_named_by_a_file_whose_number_of_lines_has_to_fit
     with pytest.raises(DataError, match="several classes have the same name: ground; "):
         _find(data)
     (data / "classes.txt").write_text("\n")
-    with pytest.raises(DataError, match="the file that names the classes names none; "):
+    with pytest.raises(DataError, match="the file of class names is empty; "):
         _find(data)
 
 
@@ -106,7 +106,7 @@ def test_cityscapes_has_the_19_classes_of_its_benchmark_and_all_else_is_void(tmp
     assert (classes[7], classes[26], classes[33]) == (0, 13, 18)
     assert found.table[34] == NO_CLASS
     assert len(_find(tmp_path, "val", "cityscapes", 19).images) == 1
-    with pytest.raises(ConfigError, match=r"network\.classes = 3: the data have 19 classes"):
+    with pytest.raises(ConfigError, match=r"network\.num_classes = 3: the data have 19 classes"):
         _find(tmp_path, layout="cityscapes")
 
 
@@ -163,7 +163,7 @@ def test_ids_of_one_two_and_four_bits_are_not_spread_over_the_range_of_a_byte(
 
 
 def test_ids_of_16_bits_beyond_a_byte_are_classes_of_their_own(tmp_path: Path) -> None:
-    table = _find(make_labelled(tmp_path / "data", 1, 1), num_classes=3000).table
+    table = _find(make_labeled(tmp_path / "data", 1, 1), num_classes=3000).table
     label_map([[0, 2999, 256]], "I;16").save(tmp_path / "x.png")
     with pytest.raises(DataError, match="no class"):
         read_label(tmp_path / "x.png", _find(tmp_path / "data").table)
@@ -171,9 +171,9 @@ def test_ids_of_16_bits_beyond_a_byte_are_classes_of_their_own(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
-def test_colours_are_no_ids(tmp_path: Path, table: np.ndarray, mode: str) -> None:
+def test_colors_are_no_ids(tmp_path: Path, table: np.ndarray, mode: str) -> None:
     random_image(0).convert(mode).save(tmp_path / "x.png")
-    with pytest.raises(DataError, match=rf"^a label map cannot be read: it has colours \(mode {mode}\) .*x\.png$"):
+    with pytest.raises(DataError, match=rf"^a label map cannot be read: it has colors \(mode {mode}\) .*x\.png$"):
         read_label(tmp_path / "x.png", table)
 
 
@@ -214,10 +214,10 @@ def test_an_orientation_in_exif_turns_neither_image_nor_label_map(tmp_path: Path
 
 
 def test_files_without_counterpart_are_all_listed_and_the_first_is_an_error(tmp_path: Path) -> None:
-    data = make_labelled(tmp_path)
+    data = make_labeled(tmp_path)
     (data / "train" / "labels" / "002.png").unlink()
     (data / "train" / "images" / "sub" / "003.png").unlink()
-    found, faults = find_labelled_images(data, "train", "folders", 3, IGNORE)
+    found, faults = find_labeled_images(data, "train", "folders", 3, IGNORE)
     assert len(found.images) == 3
     assert "an image has no label map train/labels/002.png; " in faults[0]
     assert faults[0].endswith("train/images/002.png")
@@ -242,7 +242,7 @@ def test_a_missing_folder_is_named_with_what_is_there_instead(tmp_path: Path, la
 def test_a_place_without_permission_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, denied: str
 ) -> None:
-    data, original = make_labelled(tmp_path / "data", 1, 1), getattr(os, function)
+    data, original = make_labeled(tmp_path / "data", 1, 1), getattr(os, function)
     (data / "val" / "images").rename(data / "val" / "pictures")
 
     def _deny(path: os.PathLike[str], **options: object) -> object:
@@ -251,7 +251,7 @@ def test_a_place_without_permission_is_named(
         return original(path, **options)
 
     monkeypatch.setattr(os, function, _deny)  # file modes would not stop root
-    with pytest.raises(DataError, match=f"cannot be listed: Permission denied; {data / denied}; mend"):
+    with pytest.raises(DataError, match=f"cannot be listed: Permission denied; {data / denied}: correct"):
         _find(data, "val" if denied == "val" else "train")
 
 
@@ -265,9 +265,11 @@ def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
 
 
 def test_two_images_with_one_label_map_are_an_error(tmp_path: Path) -> None:
-    data = make_labelled(tmp_path)
+    data = make_labeled(tmp_path)
     random_image(0).save(data / "train" / "images" / "000.jpg")
-    with pytest.raises(DataError, match=r"named alike but for their ending, 000\.jpg and 000\.png; .*train/images"):
+    with pytest.raises(
+        DataError, match=r"two files differ only in their extension: 000\.jpg and 000\.png; .*train/images"
+    ):
         _find(data)
 
 
@@ -277,10 +279,10 @@ def test_more_classes_than_a_label_map_can_number_are_one_error(tmp_path: Path) 
     (tmp_path / "classes.txt").write_text("".join(f"{number}\n" for number in range(70_000)))
     message = f"the ids of the classes go up to 69,999, but a label map can hold at most 65,535; {tmp_path}: "
     with pytest.raises(DataError, match=message):
-        labelled_images(tmp_path, "train", "folders", 70_000, 255)
+        labeled_images(tmp_path, "train", "folders", 70_000, 255)
     (tmp_path / "classes.txt").unlink()
     with pytest.raises(DataError, match=message):
-        labelled_images(tmp_path, "train", "folders", 70_000, 255)
+        labeled_images(tmp_path, "train", "folders", 70_000, 255)
 
 
 def test_json_that_is_nested_too_deeply_is_one_error(tmp_path: Path) -> None:
@@ -288,7 +290,7 @@ def test_json_that_is_nested_too_deeply_is_one_error(tmp_path: Path) -> None:
         (tmp_path / "training" / folder).mkdir(parents=True)
     (tmp_path / "config.json").write_text("[" * 200_000)
     with pytest.raises(DataError, match=r'no list "labels" .*RecursionError.*config\.json'):
-        labelled_images(tmp_path, "train", "vistas", 3, 255)
+        labeled_images(tmp_path, "train", "vistas", 3, 255)
 
 
 def test_a_pipe_in_place_of_the_class_names_is_refused_and_not_waited_for(tmp_path: Path) -> None:
@@ -298,4 +300,4 @@ def test_a_pipe_in_place_of_the_class_names_is_refused_and_not_waited_for(tmp_pa
     with pytest.raises(
         DataError, match=r"the names of the classes cannot be read: it is not a regular file; .*classes"
     ):
-        labelled_images(tmp_path, "train", "folders", 3, 255)
+        labeled_images(tmp_path, "train", "folders", 3, 255)

@@ -184,7 +184,7 @@ def test_a_class_may_be_missing_from_the_validation_images_but_not_from_training
     for split in ("train", "val"):
         (data / split / "aa").mkdir()
     assert torch.cat([batch.targets for batch in _val_loader(data)]).unique().tolist() == [0, 2]
-    with pytest.raises(DataError, match="1 of 3 class folders hold no image"):
+    with pytest.raises(DataError, match="1 of 3 class folders are empty"):
         _train_loader(data, workers=0)
 
 

@@ -188,7 +188,7 @@ def _rows_of(data: Path) -> list[dict[str, bytes]]:
             "column image is None, not a struct of bytes and path; columns: img, label",
         ),
         (lambda: _table([None], [0], names=["a", "a"]), "several classes have the same name: a"),
-        (lambda: _table([None], [0], names=[]), "names of the classes, in the metadata of the schema, are no list"),
+        (lambda: _table([None], [0], names=[]), "names of the classes in the metadata of the schema are not a list"),
         (
             lambda: _table([None], [0]).replace_schema_metadata({"huggingface": "[" * 9}),
             "the metadata of the schema, huggingface, does not describe the labels",
@@ -331,7 +331,7 @@ def test_names_of_imagenet_in_another_order_are_refused() -> None:
 
 
 def test_training_names_the_command_that_makes_shards_of_parquet_files(data: Path, tmp_path: Path) -> None:
-    make = r"Parquet files are not read directly; .*\.parquet: turn them into shards with zoo data shard DATA OUT"
+    make = r"Parquet files are not read directly; .*\.parquet: convert them to shards with zoo data shard DATA OUT"
     (tmp_path / "hub2" / "train").mkdir(parents=True)
     pq.write_table(_table([{"bytes": b"x"}], [0]), tmp_path / "hub2" / "train" / "0.parquet")
     for root in (data / "train", data / "val", tmp_path / "hub2" / "train"):

@@ -62,7 +62,7 @@ def test_16_bit_gray_keeps_its_shades(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_values_without_a_defined_white_are_refused(tmp_path: Path, dtype: type) -> None:
     path = _saved(tmp_path / "a.tif", Image.fromarray(np.full((4, 4), 70000, dtype)))
-    with pytest.raises(DataError, match="what is white is not defined"):
+    with pytest.raises(DataError, match="beyond 16 bits does not define white"):
         read_image(path)
 
 

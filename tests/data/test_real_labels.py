@@ -35,7 +35,7 @@ def test_the_first_entry_belongs_to_the_image_with_number_one(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({}, "no labels of ImageNet-ReaL: Input should be a valid array"),
+        ({}, "not the labels of ImageNet-ReaL: Input should be a valid array"),
         ([[1], 2, [3]], r"\[1\]"),
         ([[1], [1000], [3]], r"less than 1000 \[1\]\[0\]"),
         ([[1], ["2"], [3]], r"\[1\]\[0\]"),
@@ -57,7 +57,7 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cat.JPEG", "ILSVRC2012_val_00000004.JPEG", "ILSVRC2012_val_00000000.JPEG"])
 def test_images_that_the_labels_do_not_have_are_named(name: str) -> None:
-    with pytest.raises(DataError, match=f"val/n01440764/{name} is no image of ImageNet's validation set"):
+    with pytest.raises(DataError, match=f"val/n01440764/{name} is not an image of ImageNet's validation set"):
         real_labels_of({f"val/n01440764/{name}": 0}, [frozenset()] * 3)
 
 

@@ -36,7 +36,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "small.npz", **small)
 
 
-def test_the_tree_is_an_image_folder_of_5000_gray_images_with_its_licence(unpacked: Path) -> None:
+def test_the_tree_is_an_image_folder_of_5000_gray_images_with_its_license(unpacked: Path) -> None:
     for split, count in (("train", 400), ("val", 100)):
         folder = TorchvisionFolder(unpacked / split)
         assert sorted(folder.classes) == sorted(CLASSES)

@@ -83,7 +83,7 @@ def test_an_empty_class_is_an_error_that_names_it(tmp_path: Path) -> None:
 def test_an_empty_class_of_a_validation_set_keeps_its_number(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = scan_folder(make_folder(tmp_path, {"a": 1, "b": 0, "c": 1}), allow_empty_classes=True)
     assert (found.classes, found.targets) == (["a", "b", "c"], [0, 2])
-    assert "1 of 3 class folders hold no image (b)" in caplog.text
+    assert "1 of 3 class folders are empty (b)" in caplog.text
 
 
 def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

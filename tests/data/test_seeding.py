@@ -8,7 +8,7 @@ import torch
 from zoo.data.seeding import mixed_seed, random_of, random_of_torch
 
 
-def test_neighbouring_words_give_different_draws() -> None:
+def test_neighboring_words_give_different_draws() -> None:
     words = [(seed, epoch, index) for seed in range(4) for epoch in range(4) for index in range(40)]
     assert len({mixed_seed(*word) for word in words}) == len(words)
     draws = [random_of(*word).random() for word in words]

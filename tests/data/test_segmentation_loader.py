@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.sample_labels import IGNORE, experiment, label_map, make_labelled, make_pair, random_classes
+from tests.data.sample_labels import IGNORE, experiment, label_map, make_labeled, make_pair, random_classes
 from zoo.data.folder import Batch
 from zoo.data.loader import Loader
 from zoo.data.sampler import TrainBatches
@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    return make_labelled(tmp_path / "data", 7, 3)
+    return make_labeled(tmp_path / "data", 7, 3)
 
 
 def _epochs(loader: Loader[TrainBatches], *epochs: int, first_batch: int = 0) -> list[Batch]:
@@ -69,7 +69,7 @@ def test_batches_are_the_same_for_any_number_of_workers_and_when_an_epoch_is_con
 
 
 def test_ranks_share_the_crops_of_one_process(tmp_path: Path) -> None:
-    data = make_labelled(tmp_path / "data", 8, 1)
+    data = make_labeled(tmp_path / "data", 8, 1)
     alone = _epochs(build_segmentation_train_loader(data, experiment(batch=4, class_uniform=True)), 0)
     for rank in (0, 1):
         config = experiment(batch=4, class_uniform=True)
@@ -158,7 +158,7 @@ def test_classes_can_be_numbered_as_a_networks_outputs(data: Path) -> None:
 
 def test_missing_files_and_another_number_of_classes_are_told_before_the_first_batch(data: Path) -> None:
     (data / "classes.txt").write_text("a\nb\nc\n")
-    with pytest.raises(ConfigError, match=r"network\.classes = 4"):
+    with pytest.raises(ConfigError, match=r"network\.num_classes = 4"):
         build_segmentation_train_loader(data, experiment(num_classes=4))
     (data / "val" / "labels" / "002.png").unlink()
     with pytest.raises(DataError, match=r"no label map val/labels/002\.png"):

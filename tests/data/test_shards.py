@@ -158,7 +158,7 @@ def test_a_window_shuffles_shards_and_the_images_of_a_few_of_them(shards: Path) 
 
 
 def test_a_folder_has_no_windows(data: Path) -> None:
-    with pytest.raises(DataError, match=r"input\.shuffle_shards = 2: .*folder/train is a folder and has no shards"):
+    with pytest.raises(DataError, match=r"input\.shuffle_shards = 2 needs shards, not class folders; .*folder/train"):
         build_train_loader(data, _config(shuffle_shards=2))
 
 
@@ -301,7 +301,7 @@ def test_headers_that_follow_each_other_for_ever_are_refused(tmp_path: Path) -> 
 
 def test_an_index_that_is_not_of_these_shards_is_refused(shards: Path) -> None:
     (shards / "train" / "000005.tar").unlink()
-    with pytest.raises(DataError, match=r"belongs to other shards; .*make it anew with zoo data index"):
+    with pytest.raises(DataError, match=r"belongs to other shards; .*create it again with zoo data index"):
         open_source(shards / "train")
 
 
@@ -353,7 +353,7 @@ def test_a_folder_that_changed_is_searched_again(data: Path, change: str, caplog
     with caplog.at_level(logging.WARNING):
         source = FolderSource(data / "train")
     place = data / "train" if change == "class" else folder
-    assert f"the index is not used, as {place}" in caplog.text
+    assert f"the index is ignored, because {place}" in caplog.text
     assert len(source.names) == {"add": 22, "remove": 20, "rename": 21, "class": 22}[change]
 
 
@@ -366,12 +366,12 @@ def test_a_damaged_index_is_refused(data: Path) -> None:
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(generator.integers(8))
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"the index cannot be used: .*train.index: make it anew"):
+        with pytest.raises(DataError, match=r"the index cannot be used: .*train.index: create it again"):
             FolderSource(data / "train")
     for cut in (0, 5, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
         with pytest.raises(
-            DataError, match=r"the index cannot be used: .*train.index: make it anew with zoo data index"
+            DataError, match=r"the index cannot be used: .*train.index: create it again with zoo data index"
         ):
             FolderSource(data / "train")
 
@@ -397,7 +397,7 @@ def test_neither_train_nor_val_is_an_error(tmp_path: Path, capsys: pytest.Captur
 
 def test_tar_files_beside_class_folders_are_not_taken_for_shards(data: Path) -> None:
     (data / "train" / "ant.tar").touch()
-    with pytest.raises(DataError, match=r"tar files and folders \(ant is one\); .*train: keep shards"):
+    with pytest.raises(DataError, match=r"tar files and folders such as ant; .*train: keep either"):
         build_train_loader(data, _config())
     (data / "train" / "ant.tar").rename(data / "train" / "._ant.tar")  # as archives of another system leave it
     assert len(build_train_loader(data, _config()).dataset) == 21
@@ -521,7 +521,7 @@ def test_shards_of_others_that_changed_after_their_index_was_made_are_refused(
     assert (root / "a-0.tar").stat().st_size == size
     with pytest.raises(
         DataError,
-        match=r"changed or copied after they were indexed: a-0\.tar; .*train\.index: make it anew with zoo data",
+        match=r"changed or copied after they were indexed: a-0\.tar; .*train\.index: create it again with zoo data",
     ):
         open_source(root)
     assert main(["data", "index", str(root.parent)]) == 0

@@ -19,7 +19,7 @@ from torchvision.transforms import functional as tvF
 from tests.data.sample_images import random_image
 from zoo import registry, transforms
 from zoo.config import Input
-from zoo.data.augmentation import Normalisation, draw_colours, finish
+from zoo.data.augmentation import Normalization, draw_colors, finish
 from zoo.data.pixels import PILPixels
 from zoo.data.seeding import random_of_torch
 from zoo.data.transforms import TrainTransform, ValTransform, random_box
@@ -45,7 +45,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def _normalised(image: Image.Image) -> np.ndarray:
+def _normalized(image: Image.Image) -> np.ndarray:
     values = (np.asarray(image, dtype=np.float64) / 255 - MEAN) / STD
     return values.transpose(2, 0, 1)
 
@@ -57,19 +57,19 @@ def _close(result: Tensor, expected: np.ndarray) -> bool:
 def test_validation_resizes_the_shorter_side_and_cuts_the_centre() -> None:
     image = random_image(0, width=40, height=20)
     scaled = image.resize((32, 16), Image.Resampling.BILINEAR)
-    expected = _normalised(scaled.crop((11, 3, 21, 13)))
+    expected = _normalized(scaled.crop((11, 3, 21, 13)))
     assert _close(ValTransform(16, 10, MEAN, STD)(image), expected)
 
 
 def test_a_scale_of_minus_one_keeps_the_size() -> None:
     image = random_image(0, width=41, height=21)
-    expected = _normalised(image.crop((15, 5, 26, 16)))
+    expected = _normalized(image.crop((15, 5, 26, 16)))
     assert _close(ValTransform(-1, 11, MEAN, STD)(image), expected)
 
 
 def test_ten_crops_are_corners_centre_and_their_mirror_images() -> None:
     image = random_image(0, width=20, height=14)
-    whole = _normalised(image)
+    whole = _normalized(image)
     mirrored = whole[:, :, ::-1]
     tops_and_lefts = [(0, 0), (0, 12), (6, 0), (6, 12), (3, 6)]
     windows = [part[:, y : y + 8, x : x + 8] for part in (whole, mirrored) for y, x in tops_and_lefts]
@@ -89,7 +89,7 @@ def test_a_crop_larger_than_an_unscaled_image_is_an_error_and_not_padded(ten_cro
 
 
 @pytest.mark.parametrize("scale", [-1, 24])
-def test_training_crops_at_random_flips_and_normalises(scale: int) -> None:
+def test_training_crops_at_random_flips_and_normalizes(scale: int) -> None:
     image = random_image(0, width=40, height=30)
     scaled = image if scale == -1 else tv.Resize(scale)(image)
     transform = TrainTransform(Input(scale_train=scale, crop_train=16))
@@ -131,24 +131,24 @@ def test_half_of_the_training_images_are_mirrored() -> None:
     assert 160 < mirrored < 240
 
 
-def test_training_jitters_then_lights_then_normalises() -> None:
+def test_training_jitters_then_lights_then_normalizes() -> None:
     image = random_image(0, width=40, height=30)
     settings = Input(crop_train=16, color_jitter_train=True, lighting_train=True)
     result = TrainTransform(settings).draw(PILPixels(image), Random(1)).finished()
     generator = Random(1)
     crop = tvF.resized_crop(image, *random_box(30, 40, generator), [16, 16])
     values = TO_TENSOR(tvF.hflip(crop) if generator.random() < 0.5 else crop).double().numpy()
-    colours = np.array(draw_colours(jitter=True, lighting=True, generator=generator))
+    colors = np.array(draw_colors(jitter=True, lighting=True, generator=generator))
     for kind in range(3):
-        values = _blended(values, kind, colours[kind])
-    expected = (values + colours[3:, None, None] - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))
+        values = _blended(values, kind, colors[kind])
+    expected = (values + colors[3:, None, None] - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))
     assert _close(result, expected)
 
 
 @pytest.mark.parametrize(("mode", "filling"), [("zeros", "constant"), ("reflect", "reflect")])
 def test_small_images_are_mirrored_and_padded_and_every_place_is_cropped_equally_often(mode: str, filling: str) -> None:
     image = random_image(0, width=4, height=4)
-    plain = _normalised(image)
+    plain = _normalized(image)
     padded = [np.pad(part, [(0, 0), (2, 2), (2, 2)], mode=filling) for part in (plain, plain[:, :, ::-1])]
     windows = [part[:, y : y + 6, x : x + 6] for part in padded for y in range(3) for x in range(3)]
     transform = TrainTransform(Input(crop_train=6, pad_train=2, pad_mode_train=mode))
@@ -159,7 +159,7 @@ def test_small_images_are_mirrored_and_padded_and_every_place_is_cropped_equally
     assert 15 < min(counts) <= max(counts) < 70  # 40 on average, with a standard deviation of 6
 
 
-def test_cutout_blanks_one_square_to_the_mean_colour_and_reaches_every_corner() -> None:
+def test_cutout_blanks_one_square_to_the_mean_color_and_reaches_every_corner() -> None:
     image = Image.fromarray(np.full((6, 6, 3), 255, dtype=np.uint8))
     transform = TrainTransform(Input(crop_train=6, pad_train=0, cutout_train=4))
     places = set()
@@ -190,14 +190,14 @@ def _blended(image: np.ndarray, kind: int, factor: float) -> np.ndarray:
     return image * factor + other * (1 - factor)
 
 
-UNCHANGED = Normalisation([0.0] * 3, [1.0] * 3)
+UNCHANGED = Normalization([0.0] * 3, [1.0] * 3)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_jitter_blends_saturation_brightness_and_contrast_and_any_order_is_the_same(order: list[int]) -> None:
     images, generator = torch.stack([_as_tensor(random_image(seed)) for seed in range(12)]), Random(0)
-    colours = torch.tensor([draw_colours(jitter=True, lighting=False, generator=generator) for _ in images])
-    for image, change, result in zip(images, colours, finish(images, colours, UNCHANGED), strict=True):
+    colors = torch.tensor([draw_colors(jitter=True, lighting=False, generator=generator) for _ in images])
+    for image, change, result in zip(images, colors, finish(images, colors, UNCHANGED), strict=True):
         expected = image.double().numpy() / 255
         for kind in order:
             expected = _blended(expected, kind, float(change[kind]))
@@ -206,48 +206,48 @@ def test_jitter_blends_saturation_brightness_and_contrast_and_any_order_is_the_s
 
 def test_jitter_draws_factors_from_its_whole_range_and_does_not_clamp() -> None:
     generator = Random(0)
-    colours = torch.tensor([draw_colours(jitter=True, lighting=False, generator=generator) for _ in range(2000)])
-    factors = colours[:, :3]
-    assert torch.equal(colours[:, 3:], torch.zeros(2000, 3))
+    colors = torch.tensor([draw_colors(jitter=True, lighting=False, generator=generator) for _ in range(2000)])
+    factors = colors[:, :3]
+    assert torch.equal(colors[:, 3:], torch.zeros(2000, 3))
     assert (factors.amin(0) >= 0.6).all()
     assert (factors.amax(0) <= 1.4).all()
     # The mean and the variance of each factor are those of a uniform distribution, and no two factors are alike.
     assert torch.allclose(factors.mean(0), torch.ones(3), atol=0.02)
     assert torch.allclose(factors.T.cov(), torch.eye(3) * 0.8**2 / 12, atol=0.005)
     white = torch.full((2000, 3, 2, 2), 255, dtype=torch.uint8)  # neither saturation nor contrast changes it
-    assert torch.allclose(finish(white, colours, UNCHANGED)[:, 0, 0, 0], factors[:, 1], atol=1e-6)
+    assert torch.allclose(finish(white, colors, UNCHANGED)[:, 0, 0, 0], factors[:, 1], atol=1e-6)
 
 
-def test_lighting_adds_one_colour_along_the_published_components() -> None:
+def test_lighting_adds_one_color_along_the_published_components() -> None:
     generator = Random(0)
-    colours = torch.tensor([draw_colours(jitter=False, lighting=True, generator=generator) for _ in range(4000)])
-    assert torch.equal(colours[:, :3], torch.ones(4000, 3))
+    colors = torch.tensor([draw_colors(jitter=False, lighting=True, generator=generator) for _ in range(4000)])
+    assert torch.equal(colors[:, :3], torch.ones(4000, 3))
     images = _as_tensor(random_image(0)).expand(4000, -1, -1, -1)[:50]
-    shifts = finish(images, colours[:50], UNCHANGED) - finish(images, None, UNCHANGED)
-    assert torch.allclose(shifts, colours[:50, 3:, None, None].expand_as(shifts), atol=1e-6)
-    colours = colours[:, 3:].double()
+    shifts = finish(images, colors[:50], UNCHANGED) - finish(images, None, UNCHANGED)
+    assert torch.allclose(shifts, colors[:50, 3:, None, None].expand_as(shifts), atol=1e-6)
+    colors = colors[:, 3:].double()
     vectors = torch.tensor(
         [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]], dtype=torch.float64
     )
     variances = torch.diag((0.1 * torch.tensor([0.2175, 0.0188, 0.0045], dtype=torch.float64)) ** 2)
     expected = vectors @ variances @ vectors.T
-    assert torch.allclose(colours.T.cov(), expected, atol=0.05 * expected.abs().max().item())
-    components = (colours @ vectors).T.cov().diag()  # the two small ones would drown in the matrix above
+    assert torch.allclose(colors.T.cov(), expected, atol=0.05 * expected.abs().max().item())
+    components = (colors @ vectors).T.cov().diag()  # the two small ones would drown in the matrix above
     assert torch.allclose(components, variances.diag(), rtol=0.1)
 
 
 def test_images_are_not_changed_by_being_finished() -> None:
     images = torch.rand(2, 3, 5, 7)
     before = images.clone()
-    for colours in (None, torch.rand(2, 6)):
-        finish(images, colours, Normalisation(MEAN, STD))
+    for colors in (None, torch.rand(2, 6)):
+        finish(images, colors, Normalization(MEAN, STD))
         assert torch.equal(images, before)
 
 
-def test_without_a_change_of_colours_a_batch_has_the_bits_of_torchvision() -> None:
+def test_without_a_change_of_colors_a_batch_has_the_bits_of_torchvision() -> None:
     images = torch.randint(0, 256, (2, 10, 3, 5, 7), dtype=torch.uint8)
     expected = tv.Normalize(MEAN, STD)(images.float() / 255)
-    assert torch.equal(finish(images, None, Normalisation(MEAN, STD)), expected)
+    assert torch.equal(finish(images, None, Normalization(MEAN, STD)), expected)
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -396,11 +396,11 @@ def test_an_experiments_training_transform_takes_tensors_too() -> None:
         (np.zeros((2, 20, 30, 3), np.uint8), r"array of shape \(2, 20, 30, 3\)"),
         (np.zeros((20, 30, 3)), "float64"),
         (np.zeros((0, 30, 3), np.uint8), r"array of shape \(0, 30, 3\)"),
-        ("cat.jpg", r"not a str; .*PIL.Image.open"),
-        (Path("cat.jpg"), r"not a \w*Path; .*PIL.Image.open"),
-        ([[0, 1]], "not a list"),
-        (None, "not a NoneType"),
-        (Image.new("F", (30, 20)), "what is white is not defined"),
+        ("cat.jpg", r"got a str; .*PIL.Image.open"),
+        (Path("cat.jpg"), r"got a \w*Path; .*PIL.Image.open"),
+        ([[0, 1]], "got a list"),
+        (None, "got a NoneType"),
+        (Image.new("F", (30, 20)), "beyond 16 bits does not define white"),
         (Image.new("RGB", (0, 20)), "0 x 20 px"),
     ],
 )

@@ -50,10 +50,10 @@ def _number_twice(data: Path) -> None:
     ("spoil", "difference"),
     [
         (_remove, "5 images in 2 classes, not 6 in 2"),
-        (_rename_class, "not called like n01440764: tench"),
+        (_rename_class, "not named like n01440764: tench"),
         (_move, "not every class has 3 images"),
-        (_rename_image, "not called ILSVRC2012_val_00000001 to"),
-        (_number_twice, "not called ILSVRC2012_val_00000001 to"),
+        (_rename_image, "not named ILSVRC2012_val_00000001 to"),
+        (_number_twice, "not named ILSVRC2012_val_00000001 to"),
     ],
 )
 def test_anything_else_is_not_and_the_difference_is_named(

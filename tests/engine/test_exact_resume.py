@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.data.sample_labels import make_labelled
+from tests.data.sample_labels import make_labeled
 from tests.dist.spawn import PRELOADED, TIMEOUT_S, free_port, prepare_process, run_distributed
 from tests.engine.tiny import (
     MemoryLog,
@@ -189,7 +189,7 @@ def _numbers_of_both(config: Experiment, data: Path, straight: Path, killed: Pat
 
 def test_a_killed_segmentation_ends_as_the_straight_one(tmp_path: Path) -> None:
     """The sums of its epoch are a confusion matrix, and its crops are drawn class by class."""
-    images = make_labelled(tmp_path / "data", num_train=16, num_val=2)
+    images = make_labeled(tmp_path / "data", num_train=16, num_val=2)
     config = make_segmentation_config(checkpoint={"every_steps": EVERY_STEPS})
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     _kill_at(7, 1, config, images, killed, build=build_segmenter)

@@ -229,7 +229,7 @@ def test_an_image_that_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Pa
     assert summary.written == 5
     assert len(summary.faults) == 2
     assert "broken.png" in summary.faults[0]
-    assert "200 x 1 px would be scaled to 40 x 0 px" in summary.faults[1]
+    assert "200 x 1 px would be resized to 40 x 0 px" in summary.faults[1]
     assert "thin.png" in summary.faults[1]
 
 

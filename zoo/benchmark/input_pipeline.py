@@ -14,7 +14,7 @@ import torch
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.timing import Step, ratios, time_interleaved
 from zoo.config import Decoder, Experiment
-from zoo.data.augmentation import draw_colours, finish
+from zoo.data.augmentation import draw_colors, finish
 from zoo.data.folder import Batch, ImageFolder, collate
 from zoo.data.location import DataPath
 from zoo.data.pixels import ByteTensorPixels, PILPixels, Pixels, decode_jpeg, jpeg_size, load_codec, open_pixels
@@ -186,15 +186,15 @@ def _stages(
     if device.type != "cpu":
         pinned = [batch.images.pin_memory() for batch in batches]
         stages["transfer"] = _each(lambda images: images.to(device), pinned)
-    normalisation = batches[0].normalisation
-    if normalisation is not None:
+    normalization = batches[0].normalization
+    if normalization is not None:
         on_device = [batch.images.to(device) for batch in batches]
-        stages["normalise"] = _each(partial(finish, colours=None, normalisation=normalisation), on_device)
+        stages["normalize"] = _each(partial(finish, colors=None, normalization=normalization), on_device)
         for jitter, lighting, name in ((True, False, "jitter"), (False, True, "lighting"), (True, True, "both")):
             if isinstance(setting.transform, TrainTransform):
-                change = torch.tensor([draw_colours(jitter, lighting, generator) for _ in range(BATCH)], device=device)
+                change = torch.tensor([draw_colors(jitter, lighting, generator) for _ in range(BATCH)], device=device)
                 changed = [(each, change[: len(each)]) for each in on_device]
-                stages[f"normalise with {name}"] = _each(lambda pair: finish(pair[0], pair[1], normalisation), changed)
+                stages[f"normalize with {name}"] = _each(lambda pair: finish(pair[0], pair[1], normalization), changed)
     return stages
 
 

@@ -1,4 +1,4 @@
-"""``zoo convert``: turn a weights file into that of another variant, and report what was done and how exactly."""
+"""``zoo convert``: convert a weights file to another variant of its network, and report how exact the result is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zoo.cli.options import (
     check_writable,
     option,
 )
-from zoo.errors import ConfigError, printable
+from zoo.errors import ConfigError, fault, printable
 
 if TYPE_CHECKING:
     from zoo.convert import ConversionReport
@@ -191,26 +191,27 @@ class Convert(Command, LoaderOptions):
 
 
 def _as_line(name: str, value: Any) -> str:
-    """Return a measurement as text: an accuracy, or how far the outputs of an exported file are off."""
+    """Return a measurement as text: an accuracy, or the largest difference of the outputs of an exported file."""
     if isinstance(value, dict):
         top1, top5 = (f"{value[key]:.2f} ± {value['standard_errors'][key]:.2f} %" for key in ("top1", "top5"))
         return f"{name}: top-1 {top1}, top-5 {top5}, {value['count']:,} images"
-    return f"the exported file, read again: largest difference {value:.2e} (float32)"
+    return f"exported file, reloaded: largest difference {value:.2e} (float32)"
 
 
 def _check_options(args: Convert) -> None:
-    """Raise ConfigError for options that do not go with the kind, and for files that cannot be written."""
+    """Raise ConfigError for options that the kind does not accept, and for files that cannot be written."""
     for name in RESTRICTED_OPTIONS:
         if getattr(args, name) not in (None, False) and name not in KINDS[args.kind].options:
             takers = ", ".join(other for other, kind in KINDS.items() if name in kind.options)
             raise ConfigError(f"--{name.replace('_', '-')} goes with {takers}, not with {args.kind}")
     if args.reestimate and args.data is None:
-        raise ConfigError("--reestimate needs images; command line: give --data DIR with train/ and val/")
+        raise ConfigError(fault("--reestimate needs images", "command line", "give --data DIR with train/ and val/"))
     if args.target is None and args.kind != "norms":
-        raise ConfigError(f"{args.kind} writes a file; command line: zoo convert {args.kind} SOURCE TARGET")
+        remedy = f"zoo convert {args.kind} SOURCE TARGET"
+        raise ConfigError(fault(f"{args.kind} writes a file", "command line", remedy))
     check_writable(args.target, args.json)
     if args.target is not None and args.target.exists() and args.source.exists() and args.target.samefile(args.source):
-        raise ConfigError(f"{printable(args.target)}: is the source too; give another file to write")
+        raise ConfigError(fault("TARGET is the same file as SOURCE", args.target, "give another TARGET"))
     if args.target is not None and os.path.lexists(args.target) and not args.overwrite:
         raise ConfigError(
             f"{printable(args.target)}: exists already; give another TARGET, or --overwrite to replace it"

@@ -1,4 +1,4 @@
-"""``zoo doctor``: versions, devices and folders of this machine, the back ends in use and why others are not."""
+"""``zoo doctor``: print versions, devices, folders, and the back ends in use with reasons for those that are not."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli.options import Command, argument
-from zoo.errors import ConfigError, nearest, printable
+from zoo.errors import ConfigError, fault, nearest, printable
 
 if TYPE_CHECKING:
     from zoo.models import Network
@@ -37,7 +37,8 @@ class List(Command):
             pattern = next((each for each in (word, f"*{word}*") if list_models(each, self.pretrained)), None)
             if pattern is None:
                 near = ", ".join(nearest(word, list_models(pretrained=self.pretrained)))
-                raise ConfigError(f"no network is called {printable(word)!r}; PATTERN: the nearest names are {near}")
+                what = f"no network is called {printable(word)!r}"
+                raise ConfigError(fault(what, "PATTERN", f"the nearest names are {near}"))
             patterns.append(pattern)
         entries = [describe(name, model) for name, model in _build_all(list_models(patterns, self.pretrained))]
         if self.json:
@@ -63,7 +64,7 @@ class List(Command):
 
 
 def describe(name: str, model: Network) -> dict[str, Any]:
-    """Return what ``zoo list`` and ``zoo show`` print of a network: its name, sizes and published scores."""
+    """Return the facts of a network that ``zoo list`` and ``zoo show`` print: name, sizes and published scores."""
     from zoo.models.base import count_network
     from zoo.registry import published
 
@@ -78,9 +79,9 @@ def describe(name: str, model: Network) -> dict[str, Any]:
 
 
 def _build_all(names: Sequence[str]) -> Iterator[tuple[str, Network]]:
-    """Yield each name with its network, which has shapes and names, but no weights.
+    """Yield each name with its network, built on the meta device.
 
-    Published networks that differ only in their norms have the same sizes: one of them is built for all.
+    Published networks that differ only in their norms have the same sizes, so they share one network.
     """
     import torch
 

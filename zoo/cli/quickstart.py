@@ -1,7 +1,7 @@
 """``zoo quickstart``: train and score a small network on bundled images, in minutes on a CPU.
 
-The task is to classify garments, or to segment scenes of garments. The segmentation network starts from a body that
-was trained to classify, as the paper's starts from ImageNet weights.
+The task is to classify garments, or to segment scenes of garments. The segmentation network starts from a body trained
+to classify, as the paper's starts from ImageNet weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 EXPERIMENTS = {"classification": "quickstart_fashion_mnist", "segmentation": "quickstart_scenes"}
 LOG_DIRS = {"classification": Path("runs/quickstart"), "segmentation": Path("runs/quickstart-segmentation")}
-BODY_EXPERIMENT, BODY = "quickstart_scenes_body", "body"  # its folder is inside the log folder of the segmentation
+BODY_EXPERIMENT, BODY = "quickstart_scenes_body", "body"  # BODY: a folder in the log folder of the segmentation run
 EXAMPLES, NUM_EXAMPLES = "examples", 6  # folder and number of segmented images
 
 
@@ -89,9 +89,9 @@ class Run(NamedTuple):
 
     Args:
     - `seed`: seed of the run.
-    - `results`: its scores, one for each protocol.
-    - `seconds`: duration of training and scoring; None if the run was trained before.
-    - `details`: table of the classes of a segmentation, otherwise empty.
+    - `results`: the scores, one per protocol.
+    - `seconds`: duration of training and scoring; None if the run already existed.
+    - `details`: table of the classes for segmentation, otherwise empty.
     """
 
     seed: int
@@ -139,7 +139,7 @@ def _train_body(config: Experiment, data: Path, log_dir: Path, process: Process)
     body = load_experiment(experiments_dir() / f"{BODY_EXPERIMENT}.json").model_copy(update={"seed": config.seed})
     logger.info(
         "two stages:\n1. %s learns to classify single garments (%d epochs)\n"
-        "2. %s learns to segment scenes of garments and begins with these weights (%d epochs)",
+        "2. %s starts from these weights and learns to segment scenes of garments (%d epochs)",
         body.network.arch,
         body.optimizer.schedule.epochs,
         config.network.arch,
@@ -161,14 +161,14 @@ def _score_garments(
 
 
 def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Process) -> tuple[Sequence[Result], str]:
-    """Return the scores of whole images and a table of the classes; write the first images with their predictions."""
+    """Return the scores of whole images and a table of the classes; write examples of predictions."""
     from zoo.run.label_images import palette_of
     from zoo.run.scoring import score
     from zoo.run.segmentation_scores import class_table, write_examples
     from zoo.tasks.segmentation import SegmentationResult
 
     names = subject.class_names
-    assert names is not None, "training writes the names into the checkpoint"
+    assert names is not None, "training stores class names in the checkpoint"
     record = None
     if process.is_main:
         record = write_examples(log_dir / EXAMPLES, subject.task, palette_of(subject.experiment, names), NUM_EXAMPLES)

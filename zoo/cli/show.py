@@ -1,4 +1,4 @@
-"""``zoo show``: everything known about a network, an experiment, or a checkpoint or weights file."""
+"""``zoo show``: print the facts of a network, an experiment, a checkpoint or a weights file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zoo.architectures import EXTERNAL_MEMORY, is_external
 from zoo.cli.list_networks import describe
 from zoo.cli.options import Command, argument
 from zoo.cli.settings import print_schema, print_settings
-from zoo.errors import ConfigError, listed, printable, shorten_repr
+from zoo.errors import ConfigError, fault, listed, printable, shorten_repr
 
 if TYPE_CHECKING:
     from zoo.config import Experiment
@@ -41,14 +41,15 @@ class Show(Command):
         """Print the facts of NAME, or with ``--schema`` all keys of experiment files."""
         if self.schema:
             if self.name is not None:
-                name = printable(self.name)
-                raise ConfigError(f"--schema is about all experiment files; command line: remove {name!r}")
+                what = "--schema describes all experiment files"
+                raise ConfigError(fault(what, "command line", f"remove {printable(self.name)!r}"))
             if self.json:
                 print_schema()
             else:
                 print_settings()
         elif self.name is None:
-            raise ConfigError("nothing to show; command line: give the name of a network or an experiment, or --schema")
+            remedy = "give the name of a network or an experiment, or --schema"
+            raise ConfigError(fault("nothing to show", "command line", remedy))
         elif self.name.endswith(".json") or _is_bundled_only(self.name):
             _show_experiment(self.name, self.json)
         elif os.path.isfile(self.name) or _is_path_only(self.name):
@@ -69,20 +70,20 @@ def _is_bundled_only(name: str) -> bool:
 
 
 def _is_path_only(name: str) -> bool:
-    """Return whether something that is no plain file (a folder, a pipe) has this name, and no network has it."""
+    """Return whether ``name`` exists in the file system, but not as a network."""
     from zoo.registry import list_models
 
     return os.path.lexists(name) and name not in list_models()
 
 
 def _show_experiment(name: str, as_json: bool) -> None:
-    """Print all settings as an experiment file, and which of them are not the defaults."""
+    """Print all settings as an experiment file, followed by those that differ from the defaults."""
     from zoo.config import differences, load_experiment
 
     experiment = load_experiment(name)
     print(json.dumps(experiment.model_dump(mode="json"), indent=2))
     if not as_json:
-        print("\nnot the defaults:")
+        print("\ndifferent from the defaults:")
         for path, value in differences(experiment).items():
             print(f"  {path:<34}{json.dumps(value)}")
         for doubt in experiment.doubts():
@@ -91,7 +92,7 @@ def _show_experiment(name: str, as_json: bool) -> None:
 
 
 def _show_network(name: str, as_json: bool) -> None:
-    """Print what a network is made of, how it was trained and scored, and where its weights are."""
+    """Print the structure of a network, its training settings and scores, and the source of its weights."""
     import torch
 
     from zoo.architectures import ARCHITECTURES, OPTIONS
@@ -130,7 +131,7 @@ def _show_network(name: str, as_json: bool) -> None:
 
 
 def _show_external(name: str, as_json: bool) -> None:
-    """Print what is known of a network of another package without running it."""
+    """Print the size and options of a network of another package, which is built on the meta device."""
     from zoo.registry import build_on_meta
     from zoo.spec import NetworkSpec
 
@@ -144,13 +145,13 @@ def _show_external(name: str, as_json: bool) -> None:
         "parameters": f"{parameters:,}",
         "state dict": f"{entries} entries",
         "network.memory": listed(EXTERNAL_MEMORY),
-        "network.options": f"what {name.partition(':')[0]} builds it with; pretrained for its weights",
+        "network.options": f"arguments of {name.partition(':')[0]}; pretrained loads its weights",
     }
     _print_facts(facts)
 
 
 def _warn_of_unknown_network(experiment: Experiment) -> None:
-    """Print a warning if the network is of another package, which does not have it or is not installed."""
+    """Print a warning if the package of an external network is not installed or does not have the network."""
     from zoo.models.external import list_networks
 
     if is_external(experiment.network.arch):
@@ -161,7 +162,7 @@ def _warn_of_unknown_network(experiment: Experiment) -> None:
 
 
 def _publication(published: Published) -> dict[str, Any]:
-    """Return the settings and the origin of published weights."""
+    """Return the settings and the source of published weights."""
     spec = published.experiment.network
     options = {"options": shorten_repr(spec.options)} if spec.options else {}
     return {
@@ -171,13 +172,13 @@ def _publication(published: Published) -> dict[str, Any]:
         "trained with": f"batches of {published.experiment.optimizer.batch_size}",
         "weights md5": published.md5,
         "weights at": published.page,
-        "licence of weights": published.weights.licence,
+        "license of weights": published.weights.licence,
         "source": published.source,
     }
 
 
 def _publication_json(published: Published) -> dict[str, Any]:
-    """Return everything that is known of published weights as plain values."""
+    """Return all facts of published weights as JSON values."""
     return {
         "name": published.name,
         "network": published.experiment.network.model_dump(mode="json"),
@@ -190,9 +191,9 @@ def _publication_json(published: Published) -> dict[str, Any]:
 
 
 def _show_file(path: Path, as_json: bool) -> None:
-    """Print what a checkpoint or weights file holds and says of itself, without building a network.
+    """Print the content and metadata of a checkpoint or weights file, without building a network.
 
-    Raises WeightsError if it cannot be read, ConfigError for a folder, with the files in it that can be shown.
+    Raises WeightsError if it cannot be read, and ConfigError for a folder.
     """
     from zoo.config import Experiment
     from zoo.engine.checkpoint import BEST, CHECKPOINT, parse_progress
@@ -207,7 +208,8 @@ def _show_file(path: Path, as_json: bool) -> None:
     stored = read_weights(path)
     progress = parse_progress(stored.content)
     experiment = None if stored.spec is None else parse_stored_experiment(stored.content, printable(path))
-    name, label = next(iter(task_of(experiment or Experiment()).labels.items()))  # those of ImageNet have no experiment
+    # Published ImageNet weights store no experiment; the default one has their labels.
+    name, label = next(iter(task_of(experiment or Experiment()).labels.items()))
     if as_json:
         content = {
             "file": printable(path),
@@ -237,7 +239,7 @@ def _facts_of_network(spec: NetworkSpec | None) -> dict[str, str]:
     from zoo.spec import WITH_PARAMETER
 
     if spec is None:
-        return {"network": "the file does not say which network it belongs to"}
+        return {"network": "not described in the file"}
     facts = {"architecture": spec.arch}
     if not spec.is_external:
         has_parameter = spec.activation in WITH_PARAMETER
@@ -269,12 +271,12 @@ def _classes(spec: NetworkSpec) -> str:
 
 
 def _facts_of_progress(progress: CheckpointProgress, label: str) -> dict[str, str]:
-    """Return the facts that a checkpoint states; none of a file that holds weights alone."""
+    """Return the training progress in a checkpoint; empty for a weights file."""
     facts = {
         "epochs done": None if progress.epochs_done is None else f"{progress.epochs_done:,}",
         "steps done": None if progress.steps_done is None else f"{progress.steps_done:,}",
         f"best {label}": None if progress.best_score is None else f"{progress.best_score:.2f} %",
-        "moving average": "of the weights, which is what is loaded" if progress.moving_average else None,
+        "moving average": "of the weights, which is loaded" if progress.moving_average else None,
         "torch": progress.torch,
     }
     return {name: fact for name, fact in facts.items() if fact is not None}

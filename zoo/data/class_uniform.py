@@ -1,7 +1,7 @@
-"""Class-uniform sampling: rare classes are in as many training crops as frequent ones.
+"""Class-uniform sampling: rare classes occur in as many training crops as frequent ones.
 
-Paper: "In-Place Activated BatchNorm", section 4.2. A class is drawn uniformly, then an image that holds it, then a
-pixel of that class in the image, and the crop is one that contains this pixel. Void is no class.
+Paper: "In-Place Activated BatchNorm", section 4.2. Draws a class uniformly, then an image that contains it, then a
+pixel of that class, then a crop that contains the pixel. Void is not a class.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 from filelock import FileLock
 
 from zoo.data.folder import OnBadImage
-from zoo.data.label_maps import LabelledImages, read_label
+from zoo.data.label_maps import LabeledImages, read_label
 from zoo.data.reading import read_many
 from zoo.data.segmentation_transforms import Pixel
-from zoo.errors import DataError, listed, printable
+from zoo.errors import DataError, fault, listed, printable
 from zoo.files import cache_dir, write_bytes
 
 logger = logging.getLogger(__name__)
@@ -33,42 +33,40 @@ VERSION = b"1"  # of the index's format
 
 
 class ClassUniform:
-    """Draws a class and an image that holds it.
+    """Draws a class and an image that contains it.
+
+    Classes that no image contains are never drawn, which is logged. Raises DataError if no image contains any class.
 
     Args:
     - `found`: the training images.
-    - `holds`: (images, classes), bool: which image holds which class, see `load_class_index`.
-
-    Raises DataError where no image holds any class. Classes that no image holds are left out, and logged.
+    - `holds`: (images, classes), bool: whether an image contains a class, see `load_class_index`.
     """
 
-    def __init__(self, found: LabelledImages, holds: np.ndarray) -> None:
+    def __init__(self, found: LabeledImages, holds: np.ndarray) -> None:
         present = np.asarray(holds.any(axis=0))
         absent = [name for name, is_present in zip(found.classes, present, strict=True) if not is_present]
         if not present.any():
-            raise DataError(
-                f"no training image has a pixel of any class; {printable(found.root)}: class-uniform sampling "
-                "(segmentation.class_uniform) needs label maps that are not void throughout"
-            )
+            remedy = "class-uniform sampling (segmentation.class_uniform) needs label maps that are not entirely void"
+            raise DataError(fault("no training image has a pixel of any class", found.root, remedy))
         if absent:
             logger.warning(
                 "%d of %d classes are in no training image and are not drawn: %s; %s",
                 len(absent), len(found.classes), listed(absent), printable(found.root),
             )  # fmt: skip
-        # Two arrays instead of a list per class, so that workers share their memory.
+        # Arrays instead of a list per class, because workers share their memory.
         self._classes = np.flatnonzero(present)
         self._starts = np.concatenate([[0], np.cumsum(holds.sum(axis=0)[self._classes])])
         self._images = np.concatenate([np.flatnonzero(holds[:, number]) for number in self._classes])
 
     def draw(self, generator: Random) -> tuple[int, int]:
-        """Return a class and the index of an image that holds it."""
+        """Return a class and the index of an image that contains it."""
         place = generator.randrange(len(self._classes))
         start, end = self._starts[place], self._starts[place + 1]
         return int(self._classes[place]), int(self._images[start + generator.randrange(int(end - start))])
 
 
 def draw_pixel(classes: np.ndarray, number: int, generator: Random) -> Pixel | None:
-    """Return a random pixel of class ``number``; None where there is none."""
+    """Return a random pixel of class ``number``; None if there is none."""
     places = np.flatnonzero(classes == number)
     if not len(places):
         return None
@@ -77,18 +75,21 @@ def draw_pixel(classes: np.ndarray, number: int, generator: Random) -> Pixel | N
 
 
 def load_class_index(
-    found: LabelledImages,
+    found: LabeledImages,
     *,
     on_bad_image: OnBadImage = "stop",
     workers: int = 0,
     cache: Path | None = None,
 ) -> np.ndarray:
-    """Return which image holds which class, (images, classes) bool, from the cache or from reading all label maps.
+    """Return whether each image contains each class, (images, classes) bool, from the cache or from all label maps.
 
-    The cached file belongs to the classes and to the names, sizes and times of modification of the label maps, so that
-    changed data are read anew. ``cache`` is `zoo.files.cache_dir` when not given. Of several processes one reads, and
-    the others wait for it. Where the cache cannot be written, this is logged and everything is read. A label map that
-    cannot be read raises DataError ("stop"), or is logged and never drawn ("skip").
+    The cache key covers the classes and the names, sizes and modification times of the label maps. One of several
+    processes reads, and the others wait. If the cache cannot be written, a warning is logged.
+
+    Args:
+    - `on_bad_image`: a label map that cannot be read raises DataError ("stop"), or is logged and never drawn ("skip").
+    - `workers`: number of threads.
+    - `cache`: defaults to `zoo.files.cache_dir`.
     """
     file = (cache or cache_dir()) / FOLDER / f"{_digest(found, on_bad_image)}.npy"
     index = _read(file, found)
@@ -104,19 +105,19 @@ def load_class_index(
                 np.save(content, index, allow_pickle=False)
                 write_bytes(file, content.getvalue())
     except OSError as error:
-        logger.warning("the index of classes is not kept: %s; %s", error.strerror, printable(file.parent))
+        logger.warning("the class index cannot be cached: %s; %s", error.strerror, printable(file.parent))
         index = _build(found, on_bad_image, workers) if index is None else index
     return index
 
 
-def _build(found: LabelledImages, on_bad_image: OnBadImage, workers: int) -> np.ndarray:
-    logger.info("reading %d label maps to find out which image holds which class", len(found.labels))
+def _build(found: LabeledImages, on_bad_image: OnBadImage, workers: int) -> np.ndarray:
+    logger.info("reading %d label maps to index their classes", len(found.labels))
     read = partial(_held_classes, found, on_bad_image)
     return np.stack(list(read_many(read, found.labels, workers)))
 
 
-def _held_classes(found: LabelledImages, on_bad_image: OnBadImage, label: str) -> np.ndarray:
-    """Return which classes have a pixel in a label map; the ignore label is beyond all classes."""
+def _held_classes(found: LabeledImages, on_bad_image: OnBadImage, label: str) -> np.ndarray:
+    """Return whether each class has a pixel in a label map. The ignore label is larger than any class."""
     try:
         classes = read_label(found.root / label, found.table)
     except DataError as error:
@@ -127,8 +128,8 @@ def _held_classes(found: LabelledImages, on_bad_image: OnBadImage, label: str) -
     return np.bincount(classes.ravel(), minlength=len(found.classes))[: len(found.classes)] > 0
 
 
-def _read(file: Path, found: LabelledImages) -> np.ndarray | None:
-    """Return the index in ``file``; None where there is none that fits."""
+def _read(file: Path, found: LabeledImages) -> np.ndarray | None:
+    """Return the index in ``file``; None if it is missing or has another shape."""
     with suppress(OSError, ValueError, EOFError):
         index = np.load(file, allow_pickle=False)
         if index.dtype == bool and index.shape == (len(found.labels), len(found.classes)):
@@ -136,7 +137,7 @@ def _read(file: Path, found: LabelledImages) -> np.ndarray | None:
     return None
 
 
-def _digest(found: LabelledImages, on_bad_image: OnBadImage) -> str:
+def _digest(found: LabeledImages, on_bad_image: OnBadImage) -> str:
     digest = hashlib.sha256(VERSION + on_bad_image.encode() + found.table.tobytes())
     digest.update("\0".join(found.classes).encode("utf-8", errors="surrogateescape"))
     for label, status in zip(found.labels, _statuses(found.root, found.labels), strict=True):
@@ -148,6 +149,5 @@ def _statuses(root: Path, names: Sequence[str]) -> list[os.stat_result]:
     try:
         return [os.stat(root / name) for name in names]
     except OSError as error:  # a link to nowhere
-        raise DataError(
-            f"a label map cannot be read: {error.strerror}; {printable(error.filename)}: replace or remove it"
-        ) from error
+        what = f"a label map cannot be read: {error.strerror}"
+        raise DataError(fault(what, error.filename, "replace or remove it")) from error

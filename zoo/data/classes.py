@@ -1,4 +1,4 @@
-"""The names of classes, and which output of a network each class folder belongs to."""
+"""Class names, and matching class folders to the outputs of a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
 from zoo.data.location import DataPath
 from zoo.data.reading import naming, read_text
 from zoo.data.shards import CLASSES, has_shards
-from zoo.errors import DataError, brief, listed, printable
+from zoo.errors import DataError, brief, fault, listed, printable
 
 if TYPE_CHECKING:
     from zoo.data.folder import ImageDataset
@@ -23,12 +23,15 @@ logger = logging.getLogger(__name__)
 def class_names(num_classes: int, source: Path | None = None, known: Sequence[str] | None = None) -> list[str]:
     """Return a name for each class of a network, in the order of its outputs.
 
-    The names are those of ``source``: a folder with one folder per class, such as the one that the network was trained
-    on (DATA/train), a folder of shards with a file of names, or a text file with one name per line. Without a source
-    they are the ``known`` names from the network's weights file, followed by numbers for the classes that it does not
-    name. If nothing is known either, 1000 classes have the names of ImageNet, and any other count has numbers. If the
-    known names are the wnids of all of ImageNet, the names of ImageNet take their place. Raises DataError unless the
-    source has as many names as the network has classes.
+    Without names, 1000 classes get the names of ImageNet, and any other number of classes is numbered. Raises DataError
+    unless ``source`` has ``num_classes`` names.
+
+    Args:
+    - `num_classes`: number of outputs.
+    - `source`: a folder with one folder per class, such as DATA/train, a folder of shards with a file of names, or a
+      text file with one name per line.
+    - `known`: the names in the weights file, used without a source. Unnamed classes get numbers. The wnids of ImageNet
+      are replaced by its names.
     """
     if source is None:
         of_imagenet = num_classes == NUM_CLASSES and tuple(known or imagenet_wnids()) == imagenet_wnids()
@@ -37,11 +40,9 @@ def class_names(num_classes: int, source: Path | None = None, known: Sequence[st
         return [*(known or ()), *(str(index) for index in range(len(known or ()), num_classes))]
     names = _names_in(source)
     if len(names) != num_classes:
-        raise DataError(
-            f"there are {len(names)} class names ({listed(names, 3)}) but the network has {num_classes} classes; "
-            f"{printable(source)}: give the folder with the class folders (DATA/train), or a file with one name per "
-            "line"
-        )
+        what = f"there are {len(names)} class names ({listed(names, 3)}) but the network has {num_classes} classes"
+        remedy = "give the folder with the class folders (DATA/train), or a file with one name per line"
+        raise DataError(fault(what, source, remedy))
     return names
 
 
@@ -50,23 +51,20 @@ def _names_in(source: Path) -> list[str]:
         source = source / CLASSES
     if not source.is_dir():
         return [line.strip() for line in read_text(source, "the class names").split("\n") if line.strip()]
-    with naming(printable(source), "the class names"):  # sorted, as `ImageFolder` numbers the classes
+    with naming(printable(source), "the class names"):  # sorted as in `ImageFolder`
         return sorted(path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def check_num_classes(images: ImageDataset, num_outputs: int) -> None:
-    """Raise DataError for more classes than the network has outputs; log a warning for fewer."""
+    """Raise DataError if there are more classes than outputs; log a warning if there are fewer."""
     num_classes = len(images.classes)
     if num_classes > num_outputs:
-        raise DataError(
-            f"there are {num_classes} class folders but the network has {num_outputs} outputs; "
-            f"{printable(images.root)}: "
-            f"set network.num_classes to {num_classes} or remove folders"
-        )
+        what = f"there are {num_classes} class folders but the network has {num_outputs} outputs"
+        raise DataError(fault(what, images.root, f"set network.num_classes to {num_classes} or remove folders"))
     if num_classes < num_outputs:
         logger.warning(
             "warning: %d class folders for a network with %d outputs; %s: set network.num_classes to %d unless classes "
-            "are missing on purpose", num_classes, num_outputs, printable(images.root), num_classes,
+            "are intentionally missing", num_classes, num_outputs, printable(images.root), num_classes,
         )  # fmt: skip
 
 
@@ -76,33 +74,30 @@ def check_same_classes(train: ImageDataset, val: ImageDataset) -> None:
         return
     missing = sorted(set(train.classes) - set(val.classes))
     unknown = sorted(set(val.classes) - set(train.classes))
-    if not missing and not unknown:  # folders are sorted, but shards number classes as they like
+    where = train.root.parent
+    if not missing and not unknown:  # folders are sorted, but shards may number classes in any order
         number = next(i for i, pair in enumerate(zip(train.classes, val.classes, strict=True)) if len(set(pair)) > 1)
-        raise DataError(
-            f"{train.root.name}/ and {val.root.name}/ have the same classes in another order: class {number} is "
-            f"{brief(train.classes[number])} and {brief(val.classes[number])}; {printable(train.root.parent)}: "
-            "make both with the same order"
-        )
+        differing = f"class {number} is {brief(train.classes[number])} and {brief(val.classes[number])}"
+        what = f"{train.root.name}/ and {val.root.name}/ have the same classes in another order: {differing}"
+        raise DataError(fault(what, where, "create both with the same order"))
     parts = [f"{len(missing)} only in {train.root.name}/: {listed(missing)}"] if missing else []
     parts += [f"{len(unknown)} only in {val.root.name}/: {listed(unknown)}"] if unknown else []
-    raise DataError(
-        f"{train.root.name}/ and {val.root.name}/ have different classes ({'; '.join(parts)}); "
-        f"{printable(train.root.parent)}: give both the same folders (one in val/ may be empty)"
-    )
+    what = f"{train.root.name}/ and {val.root.name}/ have different classes ({'; '.join(parts)})"
+    raise DataError(fault(what, where, "give both the same folders (one in val/ may be empty)"))
 
 
 def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] | None) -> None:
-    """Number the classes of ``images`` like the network's outputs, by the names of their folders.
+    """Set the targets of ``images`` to the network's outputs, matched by the names of the class folders.
 
-    ``names`` are the classes of the network in the order of its outputs, made `printable`; None where they are not
-    known. A network with 1000 outputs is then taken for one of ImageNet if the folders are called like classes of
-    ImageNet. Otherwise there have to be as many folders as outputs; they are numbered in the order of their names, as
-    in training, and this is logged. A folder of an ImageNet class may be called by its wnid ("n02123045") or by its
-    name in torchvision ("tabby"); 1000 folders called 0 to 999, as those of ImageNet-V2, are the classes of these
-    numbers. If names are known, the folders of some classes may be missing.
+    A folder of an ImageNet class may be named by its wnid ("n02123045") or torchvision's name ("tabby"). 1000 folders
+    named 0 to 999, as in ImageNet-V2, are the classes of these numbers. Folders of some classes may be missing.
 
-    Raises DataError for a folder that is no class of the network, for two folders that are the same class, for a name
-    that two classes have, and for another number of folders if no names are known.
+    ``names`` are the classes of the network in the order of its outputs, made `printable`. If they are None, a network
+    with 1000 outputs is assumed to be trained on ImageNet if the folders are named like classes of ImageNet. Otherwise
+    there must be as many folders as outputs; they are numbered in sorted order, as in training, with a warning.
+
+    Raises DataError for a folder that is not a class of the network, two folders of the same class, an ambiguous name,
+    and, without names, another number of folders.
     """
     folders = [printable(name) for name in images.classes]
     if names is None and num_outputs == NUM_CLASSES and _are_of_imagenet(folders):
@@ -110,7 +105,7 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
     if names is None:
         _check_number(images, num_outputs)
         logger.warning(
-            "the names of the network's classes are not known: its %d outputs are taken for the %s in their order "
+            "the names of the network's classes are unknown: its %d outputs are assumed to be the %s in sorted order "
             "(%s), as if it was trained on the same data; %s",
             num_outputs, images.class_kind, listed(folders, 3), printable(images.root),
         )  # fmt: skip
@@ -125,9 +120,9 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
 
 
 def _are_of_imagenet(folders: Sequence[str]) -> bool:
-    """Return whether folders are called as classes of ImageNet: one by a wnid, half by names, or all by numbers.
+    """Return whether folders are named like ImageNet's classes: one wnid, half of them names, or all of them numbers.
 
-    Some names may be misspelt.
+    The other names may be misspelled.
     """
     names = set(imagenet_names())
     by_name = sum(folder in names for folder in folders)
@@ -136,7 +131,7 @@ def _are_of_imagenet(folders: Sequence[str]) -> bool:
 
 
 def _are_imagenet_numbers(folders: Sequence[str]) -> bool:
-    """Return whether the folders are called 0 to 999, as those of ImageNet-V2; their order is "0", "1", "10", "100"."""
+    """Return whether the folders are named 0 to 999, as in ImageNet-V2. They are sorted as "0", "1", "10", "100"."""
     return set(folders) == {str(number) for number in range(NUM_CLASSES)}
 
 
@@ -144,12 +139,12 @@ def _check_number(images: ImageDataset, num_outputs: int) -> None:
     """Raise DataError unless there are as many classes as outputs."""
     if len(images.classes) == num_outputs:
         return
-    raise DataError(
-        f"there are {len(images.classes)} {images.class_kind} but the network has {num_outputs} outputs, and nobody "
-        f"knows which: the names of its classes are not in its weights file; {printable(images.root)}: give all "
-        f"{images.class_kind} that it was trained on (some may be empty), or weights that know the names, as those of "
-        "zoo train do"
+    counts = f"there are {len(images.classes)} {images.class_kind} but the network has {num_outputs} outputs"
+    remedy = (
+        f"give all {images.class_kind} that it was trained on (some may be empty), or weights with class names, as "
+        "zoo train writes them"
     )
+    raise DataError(fault(f"{counts}, and its weights file does not name its classes", images.root, remedy))
 
 
 def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDataset) -> list[int]:
@@ -160,34 +155,29 @@ def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDatas
         outputs = {**_outputs_by_imagenet_name(folders, outputs, images.root), **outputs}
     unknown = [folder for folder in folders if folder not in outputs]
     if unknown:
-        raise DataError(
-            f"{len(unknown)} of {len(folders)} {images.class_kind} are no classes of the network: {listed(unknown)}; "
-            f"{printable(images.root)}: rename or remove them (the network's {len(names)} classes are "
-            f"{listed(names, 3)}), or give the weights of a network that was trained on them"
+        what = f"{len(unknown)} of {len(folders)} {images.class_kind} are not classes of the network: {listed(unknown)}"
+        remedy = (
+            f"rename or remove them (the network's {len(names)} classes are {listed(names, 3)}), or give the weights "
+            "of a network that was trained on them"
         )
+        raise DataError(fault(what, images.root, remedy))
     by_output = defaultdict(list)
     for folder in folders:
         by_output[outputs[folder]].append(folder)
     for same in by_output.values():
         if len(same) > 1:
-            raise DataError(
-                f"{images.class_kind} that are the same class: {listed(same)}; {printable(images.root)}: merge them"
-            )
+            raise DataError(fault(f"{images.class_kind} of the same class: {listed(same)}", images.root, "merge them"))
     return [outputs[folder] for folder in folders]
 
 
 def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int], root: DataPath) -> dict[str, int]:
-    """Return the output of each name that torchvision has for one of the wnids in ``outputs``.
-
-    Raises DataError where a folder has a name that several classes have.
-    """
+    """Return the output of each torchvision name of the wnids in ``outputs``; DataError if a folder is ambiguous."""
     wnids = defaultdict(list)
     for wnid, name in zip(imagenet_wnids(), imagenet_names(), strict=True):
         if wnid in outputs:
             wnids[name].append(wnid)
     for folder in folders:
         if folder not in outputs and len(wnids.get(folder, ())) > 1:
-            raise DataError(
-                f"{folder} could be {' or '.join(wnids[folder])}; {printable(root)}: name the folder after one of these"
-            )
+            what = f"{folder} could be {' or '.join(wnids[folder])}"
+            raise DataError(fault(what, root, "name the folder after one of these"))
     return {name: outputs[wnids_of_name[0]] for name, wnids_of_name in wnids.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.config import Decoder
-from zoo.data.augmentation import Colours, Normalisation, finish
+from zoo.data.augmentation import Colors, Normalization, finish
 from zoo.data.location import DataPath, RemoteFolder
 from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.sampler import Key
@@ -28,18 +28,22 @@ OnBadImage = Literal["stop", "skip"]
 
 
 class Sample(NamedTuple):
-    """One image: its tensor, target and file. If it was skipped, ``image`` is None and ``fault`` gives the reason.
+    """One image, its target and its file.
 
-    The target is a class index, or the class indices of the pixels (H, W), int64. ``colours`` and ``normalisation`` are
-    applied later, on the device, see `zoo.data.transforms.Drawn`.
+    Args:
+    - `image`: see `zoo.data.transforms.Drawn.pixels`; None if the image was skipped.
+    - `target`: a class index, or the class indices of the pixels (H, W), int64.
+    - `path`: the file.
+    - `fault`: the reason for skipping the image.
+    - `colors`, `normalization`: applied later on the device, see `zoo.data.transforms.Drawn`.
     """
 
     image: Tensor | None
     target: int | Tensor
     path: str
     fault: str | None = None
-    colours: Colours | None = None
-    normalisation: Normalisation | None = None
+    colors: Colors | None = None
+    normalization: Normalization | None = None
 
 
 class Batch(NamedTuple):
@@ -50,15 +54,15 @@ class Batch(NamedTuple):
     - `targets`: class indices (N,), or those of pixels (N, H, W), int64.
     - `skipped`: the fault and the file of each skipped image.
     - `paths`: the files of the images.
-    - `colours`, `normalisation`: applied on the device, see `zoo.data.augmentation.finish`.
+    - `colors`, `normalization`: applied on the device, see `zoo.data.augmentation.finish`.
     """
 
     images: Tensor
     targets: Tensor
     skipped: list[str]
     paths: Sequence[str] = ()
-    colours: Tensor | None = None
-    normalisation: Normalisation | None = None
+    colors: Tensor | None = None
+    normalization: Normalization | None = None
 
     def on(self, device: torch.device) -> Tensor:
         """Return the input of the network on ``device``: float32, with changed colors, normalized."""
@@ -69,20 +73,20 @@ class Batch(NamedTuple):
 
         A batch with color changes can only be finished as a whole, because each image has its own.
         """
-        if self.normalisation is None:
+        if self.normalization is None:
             return images
-        colours = None if self.colours is None else self.colours.to(images.device, non_blocking=True)
-        return finish(images, colours, self.normalisation)
+        colors = None if self.colors is None else self.colors.to(images.device, non_blocking=True)
+        return finish(images, colors, self.normalization)
 
 
 class ImageDataset(Dataset[Sample]):
-    """Base class of the data sets, whose keys are (epoch, index). Samples do not depend on the process.
+    """Base class of the data sets, with keys (epoch, index). Samples do not depend on the process.
 
     Subclasses define `_draw`, which may use random numbers, and `number_classes`. Messages use `class_kind`.
 
     Args:
     - `root`: the folder of the images.
-    - `classes`: names of the classes; their order numbers them.
+    - `classes`: names of the classes, in the order of their numbers.
     - `names`: the files of the images, relative to ``root``, (n,) bytes; an array, see `zoo.data.source.Source`.
     - `seed`: seed of the random numbers.
     - `on_bad_image`: whether an unusable image raises DataError ("stop") or becomes a sample without image ("skip").
@@ -111,9 +115,9 @@ class ImageDataset(Dataset[Sample]):
         return Path(self.file_name(index))
 
     def file_name(self, index: int) -> str:
-        """Return the name of the file of image ``index``.
+        """Return the file name of image ``index``.
 
-        Workers use this instead of a Path, which interns its parts and so makes memory grow with each image.
+        Workers use it instead of a Path, because Path interns its parts, so memory would grow with each image.
         """
         return os.path.join(self.root, os.fsdecode(self._names[index]))
 
@@ -140,8 +144,8 @@ class ImageDataset(Dataset[Sample]):
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample] | DataError:
         """Return the samples of a batch, or the DataError that prevents it.
 
-        The error is returned, and `zoo.data.loader.Loader` raises it: an error that a worker raises would arrive with a
-        page of traceback.
+        The error is returned and then raised by `zoo.data.loader.Loader`, because torch adds the traceback of the
+        worker to an error that a worker raises.
         """
         try:
             return [self[key] for key in keys]
@@ -150,19 +154,19 @@ class ImageDataset(Dataset[Sample]):
 
 
 class ImageFolder(ImageDataset):
-    """Classified images: a folder per class, numbered in the order of their names, or shards.
+    """Classified images: a folder per class, numbered in sorted order, or shards.
 
     Raises DataError if ``root`` has no usable content, see `open_source`.
 
     Args:
     - `root`: folder with one folder of images per class, or with shards, local or remote.
-    - `transform`: image -> tensor. Its random numbers come from a generator seeded by (seed, epoch, index), so that the
-      result does not depend on which process draws the image.
-    - `decoder`: what decodes the files, see `zoo.data.pixels.open_pixels`.
+    - `transform`: image -> tensor. Its generator is seeded by (seed, epoch, index), so the result does not depend on
+      the process.
+    - `decoder`: the decoder, see `zoo.data.pixels.open_pixels`.
     - `seed`: seed of the augmentation.
-    - `on_bad_image`: an image that cannot be read, or that ``transform`` cannot use, raises DataError ("stop") or
-      becomes a sample without image ("skip").
-    - `allow_empty_classes`: whether class folders may hold no image.
+    - `on_bad_image`: an image that cannot be read or transformed raises DataError ("stop") or becomes a sample without
+      image ("skip").
+    - `allow_empty_classes`: whether class folders may be empty.
     """
 
     def __init__(
@@ -182,7 +186,7 @@ class ImageFolder(ImageDataset):
         self._outputs = np.arange(len(self.classes))
 
     def file_name(self, index: int) -> str:
-        """Return the name of the file of image ``index``, or of the sample in its shard."""
+        """Return the file name of image ``index``, or the name of the sample in its shard."""
         return os.path.join(self.source.root, os.fsdecode(self._names[index]))
 
     def number_classes(self, numbers: Sequence[int]) -> None:
@@ -197,7 +201,7 @@ class ImageFolder(ImageDataset):
         name, encoded = self.file_name(index), self.source.read(index)
         drawn = prepare(encoded, printable(name), self.transform, self.decoder, generator)
         target = int(self._outputs[self.source.targets[index]])
-        return Sample(drawn.pixels, target, name, colours=drawn.colours, normalisation=drawn.normalisation)
+        return Sample(drawn.pixels, target, name, colors=drawn.colors, normalization=drawn.normalization)
 
     def __getstate__(self) -> dict[str, object]:
         return {key: value for key, value in self.__dict__.items() if key != "_names"}  # restored from the source
@@ -208,9 +212,9 @@ class ImageFolder(ImageDataset):
 
 
 def open_source(root: DataPath, allow_empty_classes: bool = False) -> Source:
-    """Return the images in ``root``: tar files on this machine or on a server, or a folder per class.
+    """Return the images in ``root``: local or remote tar files, or a folder per class.
 
-    Raises DataError for tar files beside folders, for Parquet files, and as the sources do.
+    Raises DataError for tar files beside folders, for Parquet files, and for the errors of the sources.
     """
     if isinstance(root, RemoteFolder):
         return RemoteShards(root, allow_empty_classes)
@@ -218,31 +222,31 @@ def open_source(root: DataPath, allow_empty_classes: bool = False) -> Source:
 
 
 def write_source_index(root: Path) -> int:
-    """Write the index of what `open_source` opens; return the number of images. Raises DataError."""
+    """Write the index of the source in ``root``, see `open_source`; return the number of images. Raises DataError."""
     return (write_shard_index if _is_sharded(root) else write_folder_index)(root)
 
 
 def _is_sharded(root: Path) -> bool:
-    """Return whether ``root`` contains tar files; DataError if it contains folders as well, or Parquet files."""
+    """Return whether ``root`` contains tar files; DataError if it also contains folders, or Parquet files."""
     if has_shards(root):
         folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
         if folders:
-            what = f"there are tar files and folders ({folders[0]} is one)"
-            raise DataError(fault(what, root, "keep shards alone, or class folders alone"))
+            what = f"there are tar files and folders such as {folders[0]}"
+            raise DataError(fault(what, root, "keep either the shards or the class folders"))
         return True
     places = (root,) if root.is_dir() else (root.parent, root.parent / "data", root.parent / "validation")
     if parquet := next((file for place in places for file in place.glob("*.parquet")), None):
         what = "Parquet files are not read directly"
-        raise DataError(fault(what, parquet, "turn them into shards with zoo data shard DATA OUT, and use OUT"))
+        raise DataError(fault(what, parquet, "convert them to shards with zoo data shard DATA OUT, and use OUT"))
     return False
 
 
 def collate(
     samples: list[Sample] | DataError, shape: tuple[int, ...], target_shape: tuple[int, ...] = ()
 ) -> Batch | DataError:
-    """Return one Batch of the ``samples`` that have an image, or the DataError itself.
+    """Return a Batch of the ``samples`` that were not skipped; a DataError is returned unchanged.
 
-    ``shape`` and ``target_shape`` are those of one image and its target. They are needed if no image could be read.
+    ``shape`` and ``target_shape`` are the shapes of one image and target, for a batch in which all were skipped.
     """
     if isinstance(samples, DataError):
         return samples
@@ -250,12 +254,12 @@ def collate(
     good = [sample for sample in samples if sample.image is not None]
     if not good:
         return Batch(torch.empty(0, *shape), torch.empty(0, *target_shape).long(), skipped)
-    colours = [sample.colours for sample in good if sample.colours is not None]
+    colors = [sample.colors for sample in good if sample.colors is not None]
     return Batch(
         images=torch.stack([sample.image for sample in good if sample.image is not None]),
         targets=torch.stack([torch.as_tensor(sample.target) for sample in good]),
         skipped=skipped,
         paths=[sample.path for sample in good],
-        colours=torch.tensor(colours) if colours else None,
-        normalisation=good[0].normalisation,
+        colors=torch.tensor(colors) if colors else None,
+        normalization=good[0].normalization,
     )

@@ -1,7 +1,7 @@
-"""Index files, which list the images of a folder so that a run need not search for them.
+"""Index files, which list the images of a folder to save the scan.
 
 The index of the folder DATA/train is the file DATA/train.index. It is memory-mapped, so all processes of a machine
-share one copy, however many images there are.
+share one copy.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from zoo.files import replacing
 MAGIC = b"zoo index 1\n"
 DIGEST_BYTES = 32
 START = len(MAGIC) + DIGEST_BYTES
-LENGTH_BYTES = 8  # of the number that holds the length of the header
+LENGTH_BYTES = 8  # size of the field with the length of the header
 ALIGNMENT = 64
-DTYPE = re.compile(r"[<>|][iu][1248]|\|S[1-9]\d{0,6}", re.ASCII)  # of numpy: whole numbers and bytes
+DTYPE = re.compile(r"[<>|][iu][1248]|\|S[1-9]\d{0,6}", re.ASCII)  # numpy's integers and bytes
 MAX_HEADER_BYTES = 2**25  # a million shards take less
-ADVICE = "make it anew with zoo data index"
+REINDEX_HINT = "create it again with zoo data index"
 
 
 class Index:
     """The header and the arrays of an index file.
 
-    Pickling sends the path alone; the other process maps the file again. Raises DataError for a file that is damaged or
-    cannot be read.
+    Pickling sends only the path, and the other process maps the file again. Raises DataError for a file that is damaged
+    or cannot be read.
 
     Args:
     - `path`: the file.
-    - `check`: whether to compare the digest, which one process of several does.
+    - `check`: whether to verify the digest; one of several processes does.
     """
 
     def __init__(self, path: Path, check: bool = True) -> None:
@@ -53,13 +53,12 @@ class Index:
 
     def unusable(self, reason: str) -> DataError:
         """Return the error to raise for an invalid index."""
-        return DataError(fault(f"the index cannot be used: {brief(reason)}", self.path, ADVICE))
+        return DataError(fault(f"the index cannot be used: {brief(reason)}", self.path, REINDEX_HINT))
 
     def check_images(self, kind: str, columns: Mapping[str, str]) -> None:
-        """Raise DataError unless the index is of this ``kind`` and has classes and valid ``columns``.
+        """Raise DataError unless the index has this ``kind``, classes, and valid ``columns`` and targets.
 
-        The digest detects damage, not malice: anyone can write an index. See `check_columns`; the column "targets" has
-        the numbers of the classes.
+        The digest detects damage, not malice, because anyone can write an index. For ``columns`` see `check_columns`.
         """
         if self.header.get("kind") != kind:
             raise self.unusable(f"its kind is {self.header.get('kind')!r}, not {kind!r}")
@@ -95,10 +94,10 @@ def index_path(root: Path) -> Path:
 
 
 def write_index(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an index whose ``header`` is anything that JSON can hold; DataError if that is impossible.
+    """Write an index with a JSON ``header`` and arrays of integers or bytes; DataError if it cannot be written.
 
-    The arrays contain whole numbers or bytes and have any shape. The file is `MAGIC`, the sha256 of all that follows,
-    the length of the header, the header, and the arrays, each at a multiple of 64 bytes.
+    The file is `MAGIC`, the sha256 of the rest, the length of the header, the header, and the arrays, each aligned to
+    64 bytes.
     """
     about = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
     text = json.dumps({"arrays": about, "header": header}).encode()
@@ -114,15 +113,15 @@ def write_index(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.n
         with replacing(path) as temporary, temporary.open("wb") as file:
             file.writelines([MAGIC, digest.digest(), *pieces])
     except OSError as error:
-        remedy = "make the folder writable, or run zoo data index where it is"
+        remedy = "make the folder writable, or run zoo data index where it is writable"
         raise DataError(fault(f"the index cannot be written: {error.strerror}", path, remedy)) from error
 
 
 def facts_of(files: Sequence[Path]) -> dict[str, list[Any]]:
-    """Return what identifies ``files`` in the header of an index.
+    """Return the entries of an index header that identify ``files``.
 
     - `shards`: the name and size of each.
-    - `times`: their modification times in ns. An index without this key may be copied together with its files.
+    - `times`: their modification times in ns. An index without this key can be copied together with its files.
     """
     found = [os.stat(file) for file in files]
     return {

@@ -1,22 +1,20 @@
-"""Images with a label map each: where the known data sets keep them, and reading a label map as classes.
+"""Images with label maps: the layouts of known data sets, and reading a label map as classes.
 
 A label map is a PNG file of the image's size whose values are ids: the indices of a palette image, or the values of a
-gray one of 1 to 16 bits. They are never converted through a colour space. Which id is which class is said by the
-layout:
+gray image of 1 to 16 bits. No color conversion is applied. The layout maps ids to classes:
 
 - `folders`: DATA/{train,val}/{images,labels}, an image and its label map with the same name and sub-folder. The ids are
-  the classes; DATA/classes.txt names them, one per line, otherwise they are called by their numbers.
+  the classes. DATA/classes.txt names them, one per line; without it, their names are their numbers.
 - `cityscapes`: DATA/leftImg8bit/{train,val}/CITY/NAME_leftImg8bit.png with
   DATA/gtFine/{train,val}/CITY/NAME_gtFine_labelIds.png. The ids are those of the data set's own labels
-  (https://github.com/mcordts/cityscapesScripts), 0 to 33, of which 19 are classes of the benchmark and the others void.
+  (https://github.com/mcordts/cityscapesScripts), 0 to 33: 19 are classes of the benchmark, the others are void.
 - `coco_stuff`: DATA/images/{train,val}2017/NAME.jpg with DATA/annotations/{train,val}2017/NAME.png, the
-  "stuffthingmaps" of https://github.com/nightrome/cocostuff. The stuff classes have the numbers 92 to 182 there, and a
-  pixel has the number of its class minus one, so that the values 91 to 181 are classes 0 to 90. The things (0 to 90)
-  and 255, which is unlabelled, are void. The "stuff_pixelmaps" of COCO's own page have the number itself and 183 for
-  things; a file with 182 or 183 is refused.
-- `vistas`: DATA/{training,validation}/images/NAME.jpg with labels/NAME.png beside the folder of the images (version 1.0
-  and 1.1, with DATA/config.json), or in v1.2/ (DATA/config_v1.2.json). The classes are the entries of "labels" in that
-  file that have "evaluate"; the others are void.
+  "stuffthingmaps" of https://github.com/nightrome/cocostuff. They store the number of a stuff class, 92 to 182, minus
+  one, so the values 91 to 181 are classes 0 to 90. Things (0 to 90) and unlabeled pixels (255) are void. The
+  "stuff_pixelmaps" of COCO's own page store the number itself and 183 for things; a file with 182 or 183 is refused.
+- `vistas`: DATA/{training,validation}/images/NAME.jpg with labels/NAME.png beside images/ (version 1.0 and 1.1, with
+  DATA/config.json), or in v1.2/ (DATA/config_v1.2.json). The classes are the entries of "labels" in that file with
+  "evaluate"; the others are void.
 """
 
 from __future__ import annotations
@@ -34,14 +32,14 @@ from PIL import Image, ImageFile
 
 from zoo.data.reading import EXTENSIONS, read_as, read_image, read_text
 from zoo.data.scan import find_names, log_strays, unlistable
-from zoo.errors import ConfigError, DataError, listed, printable
+from zoo.errors import ConfigError, DataError, fault, listed, printable
 
 Split = Literal["train", "val"]
 
 NUM_IDS = 2**16
-NO_CLASS = -1  # in a table of classes by id: an id that a label map must not have
+NO_CLASS = -1  # entry of an id that a label map must not contain
 
-# Of Cityscapes: the ids of the classes of the benchmark and their names, in the order of the classes; ids end at 33.
+# Ids and names of the classes of the Cityscapes benchmark, in the order of the classes.
 CITYSCAPES = {
     7: "road", 8: "sidewalk", 11: "building", 12: "wall", 13: "fence", 17: "pole", 19: "traffic light",
     20: "traffic sign", 21: "vegetation", 22: "terrain", 23: "sky", 24: "person", 25: "rider", 26: "car", 27: "truck",
@@ -49,7 +47,7 @@ CITYSCAPES = {
 }  # fmt: skip
 NUM_CITYSCAPES_IDS = 34
 
-# Of COCO-Stuff: the names of the stuff classes 92 to 182.
+# Names of the stuff classes 92 to 182 of COCO-Stuff.
 COCO_STUFF = (
     "banner", "blanket", "branch", "bridge", "building-other", "bush", "cabinet", "cage", "cardboard", "carpet",
     "ceiling-other", "ceiling-tile", "cloth", "clothes", "clouds", "counter", "cupboard", "curtain", "desk-stuff",
@@ -62,20 +60,20 @@ COCO_STUFF = (
     "wall-other", "wall-panel", "wall-stone", "wall-tile", "wall-wood", "water-other", "waterdrops", "window-blind",
     "window-other", "wood",
 )  # fmt: skip
-FIRST_STUFF = 91  # the pixel value of the first stuff class in a stuffthingmap, one below its number
+FIRST_STUFF = 91  # value of the first stuff class in a stuffthingmap, one below its number
 COCO_UNLABELED = 255
 
 
 @dataclass(frozen=True)
-class LabelledImages:
+class LabeledImages:
     """The images of one split and their label maps.
 
     Args:
-    - `root`: the folder that the names below are relative to.
+    - `root`: the data folder.
     - `classes`: names of the classes, in the order of their numbers.
-    - `images`: files of the images, in the order of their names.
-    - `labels`: the label map of each image.
-    - `table`: the class of each id from 0 to 65535 in a label map, int32; `NO_CLASS` for an id that is an error.
+    - `images`: files of the images, relative to ``root``, sorted by name.
+    - `labels`: the label map of each image, relative to ``root``.
+    - `table`: maps the ids 0 to 65535 to classes, int32; `NO_CLASS` for an invalid id.
     """
 
     root: Path
@@ -86,14 +84,14 @@ class LabelledImages:
 
 
 class _Layout(NamedTuple):
-    """Where a data set keeps its files.
+    """Folders and file names of a data set.
 
     Args:
-    - `splits`: the names of its training and its validation set.
-    - `images`: folder of the images; {split} stands for the name of the split.
-    - `labels`: folders where its label maps may be; the first that exists is taken.
-    - `image_endings`: how the names of images end, behind what an image and its label map have in common.
-    - `label_ending`: the same of label maps.
+    - `splits`: names of the training and the validation set.
+    - `images`: folder of the images, with {split} in place of the name of the split.
+    - `labels`: candidate folders of the label maps; the first that exists is used.
+    - `image_endings`: endings of image files, after the stem that an image shares with its label map.
+    - `label_ending`: ending of label maps, after the same stem.
     - `classes`: (DATA, folder of the label maps, number of classes, ignore label) -> names and table of the classes.
     """
 
@@ -105,17 +103,20 @@ class _Layout(NamedTuple):
     classes: Callable[[Path, str, int, int], tuple[list[str], np.ndarray]]
 
 
-def find_labelled_images(
+def find_labeled_images(
     data: Path, split: Split, layout: str, num_classes: int, ignore_label: int
-) -> tuple[LabelledImages, list[str]]:
-    """Return the images of ``split`` that have a label map, and a line for each file without its counterpart.
+) -> tuple[LabeledImages, list[str]]:
+    """Return the pairs of images and label maps of ``split``, and a line for each file without its counterpart.
 
-    Nothing is read but the names of files and what names the classes. ``layout`` is one of `LAYOUTS`; ``ignore_label``
-    is the target of void pixels. Raises DataError where a folder is missing or has no image, two images have the same
-    label map, or two classes the same name, and ConfigError where the data set has another number of classes than
-    ``num_classes``.
+    Only file names and the names of the classes are read. Raises DataError if a folder is missing or has no image, two
+    images have the same label map, or two classes the same name, and ConfigError unless the data set has
+    ``num_classes`` classes.
+
+    Args:
+    - `layout`: a key of `LAYOUTS`.
+    - `ignore_label`: the target of void pixels.
     """
-    rules = LAYOUTS[layout]
+    rules, where = LAYOUTS[layout], f"{data}, layout {layout}"
     name = rules.splits[split]
     image_folder = rules.images.format(split=name)
     candidates = [folder.format(split=name) for folder in rules.labels]
@@ -127,26 +128,20 @@ def find_labelled_images(
     except OSError as error:
         raise unlistable(Path(error.filename), error) from error
     if not classes:
-        raise DataError(f"the file that names the classes names none; {printable(data)}, layout {layout}: mend it")
+        raise DataError(fault("the file of class names is empty", where, "add the names"))
     if twice := [name for name, count in Counter(map(printable, classes)).items() if count > 1]:
-        raise DataError(
-            f"several classes have the same name: {listed(twice)}; {printable(data)}, layout {layout}: give each a "
-            "name of its own in the file that names them"
-        )
+        what = f"several classes have the same name: {listed(twice)}"
+        raise DataError(fault(what, where, "rename them in the file of class names"))
     if len(classes) != num_classes:
-        raise ConfigError(
-            f"network.num_classes = {num_classes}: the data have {len(classes)} classes ({listed(classes, 3)}); "
-            f"{printable(data)}, layout {layout}: set network.num_classes to {len(classes)}"
-        )
+        what = f"network.num_classes = {num_classes}: the data have {len(classes)} classes ({listed(classes, 3)})"
+        raise ConfigError(fault(what, where, f"set network.num_classes to {len(classes)}"))
     images = _by_key(data / image_folder, rules.image_endings, log=True)
     labels = _by_key(data / label_folder, (rules.label_ending,), log=layout != "cityscapes")
     if not images:
-        raise DataError(
-            f"there is no image in the folder; {printable(data / image_folder)}: images of layout {layout} end in "
-            f"{' '.join(rules.image_endings)}"
-        )
+        remedy = f"images of layout {layout} end in {' '.join(rules.image_endings)}"
+        raise DataError(fault("there is no image in the folder", data / image_folder, remedy))
     both = [key for key in images if key in labels]
-    found = LabelledImages(
+    found = LabeledImages(
         root=data,
         classes=classes,
         images=[os.path.join(image_folder, images[key]) for key in both],
@@ -169,9 +164,9 @@ def find_labelled_images(
     ]
 
 
-def labelled_images(data: Path, split: Split, layout: str, num_classes: int, ignore_label: int) -> LabelledImages:
-    """Return what `find_labelled_images` finds; DataError if any file is without its counterpart."""
-    found, faults = find_labelled_images(data, split, layout, num_classes, ignore_label)
+def labeled_images(data: Path, split: Split, layout: str, num_classes: int, ignore_label: int) -> LabeledImages:
+    """Return the result of `find_labeled_images`; DataError if any file has no counterpart."""
+    found, faults = find_labeled_images(data, split, layout, num_classes, ignore_label)
     if faults:
         more = f" (and {len(faults) - 1:,} more such files)" if len(faults) > 1 else ""
         raise DataError(f"{faults[0]}{more}: add the missing files or remove these; zoo data check lists all")
@@ -181,53 +176,50 @@ def labelled_images(data: Path, split: Split, layout: str, num_classes: int, ign
 def read_pair(image: Path, label: Path, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:
     """Return an image as 8-bit RGB and the classes of its pixels, (H, W) int32; see `read_label`.
 
-    An orientation noted in EXIF is applied to neither. Raises DataError with the names of the files, also where their
-    sizes differ.
+    The EXIF orientation is applied to neither. Raises DataError if a file cannot be read, or if their sizes differ.
     """
     pixels, classes = read_image(image), read_label(label, table)
     height, width = classes.shape
     if pixels.size != (width, height):
-        raise DataError(
-            f"an image has {pixels.width} x {pixels.height} px but its label map {width} x {height}; "
-            f"{printable(image)} and {printable(label)}"
-        )
+        what = f"an image has {pixels.width} x {pixels.height} px but its label map {width} x {height}"
+        raise DataError(fault(what, f"{image} and {label}"))
     return pixels, classes
 
 
 def read_label(path: Path, table: np.ndarray) -> np.ndarray:
-    """Return the classes (H, W), int32, of the label map in ``path``: the entries of ``table`` at its ids.
+    """Return the classes (H, W), int32, of the label map in ``path``, looked up in ``table``.
 
-    Raises DataError with the file's name if it cannot be read, is no PNG file of ids, or has an id without a class.
+    Raises DataError if the file cannot be read, is not a PNG file of ids, or has an invalid id.
     """
     ids = read_as(path, _ids, "a label map")
     classes: np.ndarray = table[ids]
     if classes.min() == NO_CLASS:
         wrong, counts = np.unique(ids[classes == NO_CLASS], return_counts=True)
         values = listed(f"{value} ({count:,} px)" for value, count in zip(wrong, counts, strict=True))
-        raise DataError(f"a label map has values that are no class: {values}; {printable(path)}: {_allowed(table)}")
+        raise DataError(fault(f"a label map has values that are no class: {values}", path, _allowed(table)))
     return classes
 
 
 def _ids(image: ImageFile.ImageFile) -> np.ndarray:
-    """Return the ids of a label map, whose pixels are not read yet; ValueError if it has none."""
+    """Return the ids of a label map, before its pixels are decoded; ValueError unless it is a PNG file of ids."""
     if image.format != "PNG":
         raise ValueError(f"it is a {image.format} file, and label maps are PNG files")
     if image.mode in ("RGB", "RGBA", "LA"):
         raise ValueError(
-            f"it has colours (mode {image.mode}) where ids are needed: write the ids as a palette image or as gray "
+            f"it has colors (mode {image.mode}) where ids are needed: write the ids as a palette image or as gray "
             "values of 8 or 16 bits"
         )
-    # PIL spreads gray values of two and four bits over 0 to 255, which is undone here; those of a palette it leaves.
+    # PIL scales gray values of two and four bits to 0..255, but not palette indices.
     spread = {"L;2": 85, "L;4": 17}.get(str(image.tile[0][3]), 1)
     ids = np.asarray(image)
     if ids.dtype.kind not in "bui" or ids.ndim != 2 or ids.min() < 0 or ids.max() >= NUM_IDS:
         raise ValueError(f"it holds no ids between 0 and {NUM_IDS - 1} (mode {image.mode})")
-    # An array of bool would choose entries of a table instead of looking them up.
+    # A boolean array would be a mask, not indices.
     return ids.astype(np.uint8) if ids.dtype.kind == "b" else ids // spread if spread > 1 else ids
 
 
 def _allowed(table: np.ndarray) -> str:
-    """Return which ids are allowed, in words."""
+    """Return the valid ids of a table as text, and what to correct."""
     ids = np.flatnonzero(table != NO_CLASS)
     starts = ids[np.diff(ids, prepend=-2) > 1]
     ends = ids[np.diff(ids, append=NUM_IDS + 1) > 1]
@@ -241,14 +233,12 @@ def _check_exists(data: Path, folder: str, layout: str) -> None:
     missing = next(step for step in (data, *reversed((data / folder).parents), data / folder) if not step.is_dir())
     parent = missing.parent
     present = listed(sorted(os.listdir(parent))) if parent.is_dir() else ""
-    raise DataError(
-        f"there is no folder {printable(missing)} ({printable(parent)} holds {present or 'nothing'}); "
-        f"segmentation.layout {layout} needs {printable(data / folder)}"
-    )
+    what = f"there is no folder {printable(missing)} ({printable(parent)} holds {present or 'nothing'})"
+    raise DataError(f"{what}; segmentation.layout {layout} needs {printable(data / folder)}")
 
 
 def _by_key(root: Path, endings: Sequence[str], log: bool) -> dict[str, str]:
-    """Return the names of the files below ``root`` that end so, by what stands before the ending, in their order."""
+    """Return the files below ``root`` with one of the ``endings``, by their stems, sorted."""
     names, strays = find_names(root)
     found: dict[str, str] = {}
     for name in names:
@@ -258,10 +248,8 @@ def _by_key(root: Path, endings: Sequence[str], log: bool) -> dict[str, str]:
             continue
         key = name[: -len(ending)]
         if key in found:
-            raise DataError(
-                f"two files are named alike but for their ending, {printable(found[key])} and {printable(name)}; "
-                f"{printable(root)}: an image and its label map belong together by name, rename one of them"
-            )
+            what = f"two files differ only in their extension: {found[key]} and {name}"
+            raise DataError(fault(what, root, "rename one, because images and label maps are matched by name"))
         found[key] = name
     if log:
         log_strays(root, strays)
@@ -269,7 +257,7 @@ def _by_key(root: Path, endings: Sequence[str], log: bool) -> dict[str, str]:
 
 
 def _folder_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
-    """The ids are the classes, and the ignore label; the names are those of DATA/classes.txt, if it is there."""
+    """Return the names in DATA/classes.txt, or numbers without it, and a table of the classes and the ignore label."""
     file = data / "classes.txt"
     names = [str(number) for number in range(num_classes)]
     if file.exists():
@@ -292,10 +280,9 @@ def _vistas_classes(data: Path, labels: str, num_classes: int, ignore_label: int
     try:
         entries = [(str(entry["readable"]), bool(entry["evaluate"])) for entry in json.loads(_text(file))["labels"]]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DataError(
-            'the file has no list "labels" of entries with "readable" and "evaluate" '
-            f"({type(error).__name__}: {error}); {printable(file)}: take it from the data set's archive"
-        ) from error
+        what = 'the file has no list "labels" of entries with "readable" and "evaluate"'
+        remedy = "take it from the data set's archive"
+        raise DataError(fault(f"{what} ({type(error).__name__}: {error})", file, remedy)) from error
     names: list[str] = []
     numbers: dict[int, int] = {}
     for number, (name, is_class) in enumerate(entries):
@@ -305,15 +292,10 @@ def _vistas_classes(data: Path, labels: str, num_classes: int, ignore_label: int
 
 
 def _table(data: Path, classes: Mapping[int, int]) -> np.ndarray:
-    """Return the class of each id that a label map can have, with `NO_CLASS` at those that are not in ``classes``.
-
-    Raises DataError for an id that no label map can have.
-    """
+    """Return the table from ids to ``classes``, with `NO_CLASS` elsewhere; DataError for an id beyond 16 bits."""
     if (largest := max(classes, default=0)) >= NUM_IDS:
-        raise DataError(
-            f"the ids of the classes go up to {largest:,}, but a label map can hold at most {NUM_IDS - 1:,}; "
-            f"{printable(data)}: give fewer classes in the file that names them, or in network.num_classes"
-        )
+        what = f"the ids of the classes go up to {largest:,}, but a label map can hold at most {NUM_IDS - 1:,}"
+        raise DataError(fault(what, data, "remove classes from the file of class names, or in network.num_classes"))
     table = np.full(NUM_IDS, NO_CLASS, dtype=np.int32)
     table[list(classes)] = list(classes.values())
     return table

@@ -1,4 +1,4 @@
-"""Loaders of a data folder, whose batches have the same bits with any number of workers."""
+"""Data loaders. Batches have the same bits with any number of workers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ BatchesT = TypeVar("BatchesT", bound=Sampler[list[Key]])
 
 
 class Loader(DataLoader[Sample], Generic[BatchesT]):
-    """A DataLoader that yields `Batch` tuples and raises the faults of its workers as one-line DataErrors.
+    """A DataLoader that yields `Batch` tuples and raises errors of its workers as one-line DataErrors.
 
     Args:
     - `dataset`: the images.
     - `batches`: the sampler, kept as ``batch_sampler``.
     - `shape`: shape of one transformed image.
-    - `workers`: number of worker processes; 0 reads images in this process.
-    - `pin_memory`: whether batches are in pinned memory, see torch's DataLoader.
+    - `workers`: number of worker processes; 0 loads in this process.
+    - `pin_memory`: as for torch's DataLoader.
     - `target_shape`: shape of one target: () for the class of an image.
     """
 
@@ -58,21 +58,18 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
             collate_fn=partial(collate, shape=shape, target_shape=target_shape),
             pin_memory=pin_memory,
             worker_init_fn=_leave_process_group,
-            # The base seed of the workers is drawn from this generator, so the state of the global one does not depend
-            # on the number of epochs. Nothing uses the base seed: each image is seeded by its key.
+            # DataLoader draws the workers' base seed from this generator instead of the global one. The base seed is
+            # unused, because each image is seeded by its key.
             generator=torch.Generator(),
             persistent_workers=workers > 0,
         )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        """Return an iterator over the batches; prefetching begins with this call."""
+        """Return an iterator over the batches; this call starts prefetching."""
         return _raise_faults(super().__iter__())
 
     def stop_workers(self) -> None:
-        """End the worker processes, even if they hang; the next iterator starts new ones.
-
-        A worker that hangs, for instance on dead network storage, would keep the process from ending.
-        """
+        """Terminate the worker processes, even hung ones; the next iterator starts new ones."""
         iterator: Any = self._iterator  # of persistent workers
         self._iterator = None
         if iterator is not None:
@@ -89,10 +86,10 @@ def build_train_loader(
     pin_memory: bool = False,
     on_bad_image: OnBadImage = "stop",
 ) -> Loader[TrainBatches]:
-    """Return the loader of ``data``/train for one process; its ``batch_sampler`` holds the epoch and the position.
+    """Return the loader of ``data``/train for one process. Its ``batch_sampler`` holds the epoch and the position.
 
-    Raises DataError for a folder that cannot be used, has more classes than the network, or cannot be shuffled as the
-    experiment says, and ConfigError if the decoder is not installed.
+    Raises DataError if the folder is unusable, has more classes than the network, or does not support
+    ``input.shuffle_shards``, and ConfigError if the decoder is not installed.
     """
     if config.input.decoder_train == "scaled":
         load_codec()  # workers inherit it
@@ -105,7 +102,7 @@ def build_train_loader(
     )
     check_num_classes(images, config.network.num_classes)
     order = partial(images.source.order, window=config.input.shuffle_shards)
-    order(torch.Generator())  # a window that is impossible is an error now, and not when the workers have started
+    order(torch.Generator())  # raises for an invalid window before the workers start
     return loader_of_crops(
         images,
         config,
@@ -128,10 +125,10 @@ def loader_of_crops(
     with_label_maps: bool = False,
     order: Callable[[torch.Generator], Tensor] | None = None,
 ) -> Loader[TrainBatches]:
-    """Return the loader that trains on ``dataset``, whose images are square crops, for one process.
+    """Return the training loader of ``dataset``, whose images are square crops, for one process.
 
-    ``with_label_maps``: whether the target of an image is a map of the same size, and not the number of a class.
-    ``order``: see `TrainBatches`.
+    - `with_label_maps`: whether targets are maps of the size of the crop instead of class indices.
+    - `order`: see `TrainBatches`.
     """
     batches = TrainBatches(
         len(dataset),
@@ -164,10 +161,10 @@ def build_val_loader(
     pin_memory: bool = False,
     on_bad_image: OnBadImage = "stop",
 ) -> Loader[ValBatches]:
-    """Return the loader of ``data``/val for one process, ``batch_size`` images of its own at a time.
+    """Return the loader of ``data``/val for one process, with ``batch_size`` images per process and batch.
 
-    ``batch_sampler.num_images`` is how many all processes score together. Raises DataError for a folder that
-    cannot be used and ConfigError for a crop larger than the scale.
+    ``batch_sampler.num_images`` counts the images of all processes. Raises DataError if the folder is unusable, and
+    ConfigError if the crop is larger than the scale.
     """
     transform = ValTransform(scale, crop, mean, std, ten_crops)
     images = ImageFolder(data / "val", transform, decoder=decoder, on_bad_image=on_bad_image, allow_empty_classes=True)
@@ -177,10 +174,10 @@ def build_val_loader(
 
 
 def _leave_process_group(worker: int) -> None:
-    """Move a worker into a process group of its own.
+    """Move a worker into its own process group.
 
-    Ctrl-C and a launcher's SIGTERM go to whole groups. The main process answers them by finishing its step and saving,
-    for which it needs its workers. They still end with it, as torch's workers watch their parent process.
+    Ctrl-C and a launcher's SIGTERM go to whole groups. On a signal, the main process finishes its step, for which it
+    needs its workers. Workers still exit with it, because torch's workers watch their parent process.
     """
     if hasattr(os, "setpgid"):  # not on Windows
         os.setpgid(0, 0)
@@ -189,7 +186,7 @@ def _leave_process_group(worker: int) -> None:
 def _raise_faults(batches: Iterator[Batch | DataError]) -> Iterator[Batch]:
     for batch in batches:
         if isinstance(batch, DataError):
-            # A new error is raised, because raising the local variable would make a reference cycle of the exception,
-            # this frame and the workers. When the garbage collector finds workers in a cycle, torch waits 5 s for each.
+            # Raising the local variable would create a reference cycle of the exception, this frame and the workers.
+            # When the garbage collector finds workers in a cycle, torch waits 5 s for each.
             raise DataError(*batch.args)
         yield batch

@@ -1,7 +1,7 @@
-"""Images on their way from the bytes of a file to a crop, decoded by PIL or torchvision, with the same bits by both.
+"""Decoders of images: from the bytes of a file to a crop, with PIL or torchvision, bit-identical.
 
-The published numbers were made with PIL. torchvision decodes JPEG files with the same library, and
-`zoo.ops.resample` resizes as PIL does, so that the faster way changes no bit of an image.
+The published scores were measured with PIL. torchvision decodes JPEG files with the same library, and
+`zoo.ops.resample` resizes as PIL does, so the faster decoder changes no bit of an image.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from zoo.errors import ConfigError
 from zoo.ops.resample import resize_box
 
 WHAT = "an image"
-# The operator behind torchvision.io.decode_jpeg, which itself warns that torchvision will lose it. Without it all files
-# are left to PIL, which gives the same pixels.
+# The operator behind torchvision.io.decode_jpeg, which is deprecated and warns. Without it, PIL decodes all files into
+# the same pixels.
 _JPEG_OPERATOR = getattr(torch.ops.image, "decode_jpeg", None)
 JPEG_START = b"\xff\xd8\xff"
-FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers of a size; the others of this range define tables
-DCT_SCALES = (8, 4, 2)  # by which PIL can decode a JPEG file smaller
+FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # start-of-frame markers; the others in this range define tables
+DCT_SCALES = (8, 4, 2)  # downscaling factors of the JPEG decoder
 
 
 class Box(NamedTuple):
@@ -46,31 +46,31 @@ class Box(NamedTuple):
 
 
 class Pixels(Protocol):
-    """An image of ``height`` x ``width`` px that can be cut and resized; nothing is decoded before it is needed."""
+    """An image of ``height`` x ``width`` px that can be cropped and resized, decoded lazily."""
 
     height: int
     width: int
 
     def part(self, box: Box, least: tuple[int, int] = ...) -> Pixels:
-        """Return the part ``box`` of the image, which lies within it.
+        """Return the part ``box`` of the image.
 
-        The part may be smaller than the box, but not than ``least`` (height, width), where that is faster.
+        A decoder may downscale the part, but not below ``least`` (height, width).
         """
         ...
 
     def resized(self, height: int, width: int, window: Box | None = None) -> Pixels:
-        """Return the image resized bilinearly, with antialiasing; only the part ``window`` of it, if that is given."""
+        """Return the image resized bilinearly with antialiasing; with a ``window``, only that part of the result."""
         ...
 
     def tensor(self) -> Tensor:
-        """Return the pixels (3, height, width): uint8, or float32 between 0 and 1 if the image came as such."""
+        """Return the pixels (3, height, width), uint8, or float32 between 0 and 1 for floating-point images."""
         ...
 
 
 def open_pixels(encoded: bytes, name: str, decoder: Decoder) -> Pixels:
-    """Return the image that the bytes ``encoded`` of a file hold, in RGB.
+    """Return an encoded image in RGB.
 
-    "torchvision" and "scaled" decode JPEG files of one or three components; all others are left to PIL. Raises
+    "torchvision" and "scaled" decode JPEG files of one or three components; PIL decodes all other files. Raises
     `zoo.data.reading.Unreadable` with the file's ``name``, here or when the image is decoded.
     """
     if decoder != "pil":
@@ -82,7 +82,7 @@ def open_pixels(encoded: bytes, name: str, decoder: Decoder) -> Pixels:
 
 
 class PILPixels:
-    """An RGB image of PIL."""
+    """A PIL image in RGB."""
 
     def __init__(self, image: Image.Image) -> None:
         self.image = image
@@ -103,7 +103,7 @@ class PILPixels:
 
 
 class FloatPixels:
-    """A tensor (3, H, W), float32 between 0 and 1, whose values are never rounded to 8 bits."""
+    """A tensor (3, H, W), float32 between 0 and 1. Values are not rounded to 8 bits."""
 
     def __init__(self, image: Tensor) -> None:
         self.image = image
@@ -144,7 +144,7 @@ class ByteTensorPixels:
 
 
 class JPEGPixels:
-    """A JPEG file that torchvision decodes, as a whole, when the first pixel is needed."""
+    """A JPEG file that torchvision decodes as a whole on first use."""
 
     def __init__(self, encoded: bytes, name: str, width: int, height: int) -> None:
         self.encoded = encoded
@@ -173,14 +173,14 @@ class JPEGPixels:
 
 
 class ScaledJPEGPixels(JPEGPixels):
-    """A JPEG file of which no more is decoded than the part that is needed, and at no larger size.
+    """A JPEG file of which only the requested part is decoded, downscaled where possible.
 
-    A part that may be 2, 4 or 8 times smaller is decoded by PIL at that scale, from fewer coefficients of each block.
-    Any other is decoded by nvImageCodec, which gives the bits of the whole image's part.
+    PIL decodes a part that may be 2, 4 or 8 times smaller at that scale, from fewer DCT coefficients. nvImageCodec
+    decodes any other part, bit-identical to a crop of the whole image.
     """
 
     def part(self, box: Box, least: tuple[int, int] = (0, 0)) -> ByteTensorPixels:
-        """Return a part of the image, possibly scaled down."""
+        """Return a part of the image, possibly downscaled."""
         with naming(self.name, WHAT):
             for scale in DCT_SCALES:
                 if min(least) > 0 and box.height >= scale * least[0] and box.width >= scale * least[1]:
@@ -207,7 +207,7 @@ class ScaledJPEGPixels(JPEGPixels):
 
 
 def decode_jpeg(encoded: Tensor) -> Tensor:
-    """Return the pixels (3, H, W), uint8, of a JPEG file (n,), uint8, as torchvision decodes it into RGB."""
+    """Return the RGB pixels (3, H, W), uint8, of an encoded JPEG file (n,), uint8, decoded by torchvision."""
     assert _JPEG_OPERATOR is not None
     pixels: Tensor = _JPEG_OPERATOR(encoded, tvio.ImageReadMode.RGB.value, False)
     return pixels
@@ -217,7 +217,7 @@ def decode_jpeg(encoded: Tensor) -> Tensor:
 def load_codec() -> Any:
     """Return the module of nvImageCodec; ConfigError if it is not installed."""
     try:
-        with _without_complaints():
+        with _silent_stderr():
             from nvidia import nvimgcodec
     except ImportError as error:
         raise ConfigError(
@@ -228,8 +228,8 @@ def load_codec() -> Any:
 
 
 @contextmanager
-def _without_complaints() -> Iterator[None]:
-    """Keep what nvImageCodec prints about codecs of other formats, which are not installed, off stderr."""
+def _silent_stderr() -> Iterator[None]:
+    """Suppress nvImageCodec's warnings on stderr about codecs that are not installed."""
     os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
     sys.stderr.flush()
     stderr = os.dup(2)
@@ -244,7 +244,7 @@ def _without_complaints() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _region_decoder(process: int) -> Any:
-    """Return the decoder of this process; one that was inherited from a parent process would wait for its threads."""
+    """Return the decoder of this process. A forked one would wait for threads of its parent."""
     codec = load_codec()
     return codec.Decoder(
         device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY,
@@ -254,9 +254,9 @@ def _region_decoder(process: int) -> Any:
 
 
 def jpeg_size(encoded: bytes) -> tuple[int, int] | None:
-    """Return (width, height) of a JPEG file of 8 bits and one or three components; None for any other file.
+    """Return (width, height) of an 8-bit JPEG file with one or three components; None for any other file.
 
-    Raises ValueError for more pixels than an image may have, which torchvision would take memory for.
+    Raises ValueError for too many pixels, before torchvision allocates memory for them.
     """
     if not encoded.startswith(JPEG_START):
         return None
@@ -269,7 +269,7 @@ def jpeg_size(encoded: bytes) -> tuple[int, int] | None:
                 return None
             check_size(width, height)
             return width, height
-        # A byte may be repeated to fill up; anything else has a length, or is no JPEG file that begins in this way.
+        # 0xFF bytes may pad a marker. Any other marker is followed by the length of its segment.
         place += 1 if marker == 0xFF else 2 + int.from_bytes(encoded[place + 2 : place + 4], "big")
     return None
 

@@ -1,4 +1,4 @@
-"""Batch samplers of one process, which yield lists of (epoch, index)."""
+"""Batch samplers for one process, which yield lists of (epoch, index)."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import torch
 from torch.utils.data import Sampler
 
 from zoo.data.seeding import mixed_seed
-from zoo.errors import ConfigError, DataError
+from zoo.errors import ConfigError, DataError, fault
 
 Key = tuple[int, int]  # epoch, index
-MIN_PER_NORM = 2  # images that a norm needs for its statistics, as a single value has no variance
+MIN_PER_NORM = 2  # images per forward pass, because the variance of a single value is undefined
 
 
 class TrainBatches(Sampler[list[Key]]):
     """The training batches of one process. All processes together draw each image exactly once per epoch.
 
-    Global batch i is a slice of the epoch's permutation, which is a function of (seed, epoch) alone. Process r of R
-    gets [r::R] of the slice, so that sizes differ by at most one. The last, partial batch is kept, unless some process
-    would get fewer than two images for each of its ``accumulate_steps``; it is then merged into the one before, and
-    ``merged`` is true. Raises DataError when all images together are too few for one batch.
+    Global batch i is a slice of the epoch's permutation, which depends only on (seed, epoch). Process r of R gets
+    [r::R] of the slice, so sizes differ by at most one. The last, partial batch is kept, unless a process would get
+    fewer than two images for each of its ``accumulate_steps``. It is then merged into the previous batch, and
+    ``merged`` is True. Raises DataError if there are too few images for one batch.
 
     Args:
     - `num_images`: number of images in the data set.
     - `batch_size`: images per optimizer step, over all processes.
     - `rank`: number of this process.
     - `world_size`: number of processes.
-    - `accumulate_steps`: parts in which a process computes the gradients of its share of a batch.
+    - `accumulate_steps`: gradient accumulation steps per batch.
     - `seed`: seed of the permutations.
-    - `order`: generator -> permutation of the images, (num_images,) int64; one of all of them together if None.
+    - `order`: generator -> permutation of the images, (num_images,) int64; defaults to `torch.randperm`.
     """
 
     def __init__(
@@ -54,15 +54,14 @@ class TrainBatches(Sampler[list[Key]]):
         full, rest = divmod(num_images, batch_size)
         least = MIN_PER_NORM * accumulate_steps * world_size
         if full == 0 and rest < least:
-            raise DataError(
-                f"{num_images} images are too few for one optimizer step; training data with {world_size} "
-                f"processes and optimizer.accumulate_steps {accumulate_steps}: give at least {least} images"
-            )
+            where = f"training data with {world_size} processes and optimizer.accumulate_steps {accumulate_steps}"
+            what = f"{num_images} images are too few for one optimizer step"
+            raise DataError(fault(what, where, f"give at least {least} images"))
         self.merged = 0 < rest < least
         self._num_batches = full + (rest >= least)
 
     def __len__(self) -> int:
-        """The number of batches of an epoch: the same on all processes, wherever the epoch is begun."""
+        """The number of batches of an epoch, the same on all processes and independent of ``first_batch``."""
         return self._num_batches
 
     def global_size(self, batch: int) -> int:
@@ -71,17 +70,15 @@ class TrainBatches(Sampler[list[Key]]):
         return end - start
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration draw ``epoch`` (counted from 0) from its first batch."""
+        """Set the epoch (from 0) of the next iteration, which starts at its first batch."""
         self.epoch = epoch
         self.first_batch = 0
 
     def skip_to(self, batch: int) -> None:
         """Resume the current epoch at ``batch``; DataError if the epoch has no such batch."""
         if not 0 <= batch <= len(self):
-            raise DataError(
-                f"there is no batch {batch} in an epoch of {len(self)} batches ({self.num_images} images); "
-                "training data: use the data and the batch size that the run was begun with"
-            )
+            what = f"there is no batch {batch} in an epoch of {len(self)} batches ({self.num_images} images)"
+            raise DataError(fault(what, "training data", "use the data and batch size that the run was started with"))
         self.first_batch = batch
 
     def __iter__(self) -> Iterator[list[Key]]:
@@ -100,15 +97,15 @@ class TrainBatches(Sampler[list[Key]]):
 
 
 class ValBatches(Sampler[list[Key]]):
-    """The validation batches of one process. All processes together draw every image exactly once, in order.
+    """The validation batches of one process. All processes together draw each image exactly once, in order.
 
     Process r of R gets images r, r + R, r + 2R and so on. It may have fewer batches than another process, or none. The
-    attribute ``num_images`` is how many images all processes draw together. The epoch of all keys is 0. Raises
-    ConfigError for a limit below 1.
+    attribute ``num_images`` counts the images of all processes. The epoch of all keys is 0. Raises ConfigError for a
+    limit below 1.
 
     Args:
     - `num_images`: number of images in the data set.
-    - `batch_size`: images of this process in a batch.
+    - `batch_size`: images per process and batch.
     - `rank`: number of this process.
     - `world_size`: number of processes.
     - `limit`: number of images to draw, spread evenly over the data set; None for all.
@@ -124,7 +121,7 @@ class ValBatches(Sampler[list[Key]]):
         limit: int | None = None,
     ) -> None:
         if limit is not None and limit < 1:
-            raise ConfigError(f"the number of images is limited to {limit}; --limit: give 1 or more")
+            raise ConfigError(fault(f"the number of images is limited to {limit}", "--limit", "give 1 or more"))
         self.num_images = num_images if limit is None else min(limit, num_images)
         self.batch_size = batch_size
         chosen = (i * num_images // self.num_images for i in range(rank, self.num_images, world_size))

@@ -1,4 +1,4 @@
-"""Finds the images of a folder with one sub-folder per class, in torchvision's order."""
+"""Scanning a folder with one sub-folder per class for images, in torchvision's order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS
-from zoo.errors import DataError, listed, printable
+from zoo.errors import DataError, fault, listed, printable
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +22,13 @@ logger = logging.getLogger(__name__)
 class Scan:
     """The content of a data folder.
 
-    ``classes`` are the names of the class folders, ``names`` the files of the images, relative to ``root``, as bytes,
-    ``targets`` their class indices, ``strays`` other entries, and ``times`` when each folder was last changed, by its
-    name relative to ``root``, in ns.
+    Args:
+    - `root`: the folder.
+    - `classes`: names of the class folders.
+    - `names`: files of the images, relative to ``root``, as bytes.
+    - `targets`: class indices of the images.
+    - `strays`: other entries.
+    - `times`: modification time of each folder in ns, by its name relative to ``root``.
     """
 
     root: Path
@@ -36,7 +40,7 @@ class Scan:
 
 
 class _Folder(NamedTuple):
-    """A folder and its entries, sorted by kind; all names are relative to the folder where the search began."""
+    """A folder and its entries by kind; all names are relative to the root of the scan."""
 
     name: str
     folders: list[str]
@@ -45,12 +49,12 @@ class _Folder(NamedTuple):
 
 
 def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
-    """Return the images below ``root``, sorted by class, folder and name as torchvision sorts them.
+    """Return the images below ``root``, sorted by class, folder and name as in torchvision.
 
-    An image is a file with an image extension in upper or lower case. Other files and hidden ones are skipped, and
-    their number is logged. Links are followed. Raises DataError if ``root`` is missing, cannot be listed, or has no
-    class folder or image; if a class has no image (logged only, with ``allow_empty_classes``); if a link makes a folder
-    count twice; and for a pipe, socket or device with the name of an image.
+    An image is a file with an image extension, in upper or lower case. Other and hidden files are skipped, and their
+    number is logged. Links are followed. Raises DataError if ``root`` is missing, cannot be listed, or has no class
+    folder or image, and if a link makes a folder count twice. A class without images raises DataError, or is logged
+    with ``allow_empty_classes``.
     """
     _check_exists(root)
     search = _Search(root)
@@ -68,24 +72,22 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
 
 
 def find_images(root: Path) -> list[Path]:
-    """Return the images in ``root`` and its sub-folders, those of sub-folders in the order of `scan_folder`.
+    """Return the images in ``root`` and its sub-folders, found and sorted as in `scan_folder`.
 
-    The same files count as images as there, and the same faults raise DataError, as does a folder without any image.
+    Raises DataError as `scan_folder` does, and if there is no image.
     """
     images, strays = find_names(root)
     if not images:
-        raise DataError(
-            f"there is no image in the folder, but {len(strays)} other entries; {printable(root)}: images are files "
-            f"that end in {' '.join(EXTENSIONS)}"
-        )
+        what = f"there is no image in the folder, but {len(strays)} other entries"
+        raise DataError(fault(what, root, f"images are files that end in {' '.join(EXTENSIONS)}"))
     log_strays(root, strays)
     return [root / name for name in images]
 
 
 def find_names(root: Path) -> tuple[list[str], list[str]]:
-    """Return the images in ``root`` and its sub-folders and its other entries, by their names relative to ``root``.
+    """Return the images and the other entries in ``root`` and its sub-folders, by their names relative to ``root``.
 
-    Order and faults are those of `find_images`, but a folder without any image is none.
+    Order and errors are those of `find_images`, but there may be no image.
     """
     search = _Search(root)
     top = search.entries()
@@ -96,16 +98,16 @@ def find_names(root: Path) -> tuple[list[str], list[str]]:
 
 
 class _Search:
-    """Lists folders below ``root``, links followed, and none of them twice."""
+    """Lists the folders below ``root``. Follows links; DataError if a folder occurs twice."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self.times: dict[str, int] = {}
-        # A link to a parent folder would lead back here, after a long search.
+        # A link to a parent folder would lead back here after a long scan.
         self._seen = {_identity(os.stat(folder)): folder for folder in root.resolve().parents}
 
     def walk(self, top: str) -> list[_Folder]:
-        """Return ``top`` and the folders below it, sorted as a whole: their order decides each image's index."""
+        """Return ``top`` and the folders below it, sorted by name; their order determines the index of each image."""
         folders, names = [], [top]
         while names:
             folders.append(self.entries(names.pop()))
@@ -138,42 +140,25 @@ class _Search:
         if link is None:
             reason, remedy = "", "remove one of them"
         else:
-            reason = f": {printable(link)} is a link to {printable(os.readlink(link))}"
+            reason = f": {link} is a link to {os.readlink(link)}"
             remedy = "remove the link"
-        raise DataError(
-            f"the images of a folder would count twice{reason}; {printable(path)} and {printable(other)} are the same "
-            f"folder: {remedy}"
-        )
+        where = f"{path} and {other} are the same folder"
+        raise DataError(fault(f"the images of a folder would count twice{reason}", where, remedy))
 
 
 def _kind_of(entry: os.DirEntry[str], folder: _Folder) -> list[str]:
-    """Return the list of ``folder`` that ``entry`` belongs to; the disk is asked only about links."""
+    """Return the list of ``folder`` that ``entry`` belongs to. Only links need a system call."""
     if entry.name.startswith("."):
         return folder.strays
     if _leads_to_folder(entry):
         return folder.folders
-    if not entry.name.lower().endswith(EXTENSIONS):
-        return folder.strays
-    if _is_special(entry):
-        raise DataError(
-            f"a pipe, socket or device is called like an image, but is neither a file nor a folder; "
-            f"{printable(entry.path)}: remove it"
-        )
-    return folder.images
+    return folder.images if entry.name.lower().endswith(EXTENSIONS) else folder.strays
 
 
 def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself, or to a folder without permission: whatever reads it reports that
-        return False
-
-
-def _is_special(entry: os.DirEntry[str]) -> bool:
-    """Return whether ``entry`` exists but is no file; a link to nowhere counts as an image that cannot be read."""
-    try:
-        return not entry.is_file() and os.path.exists(entry.path)
-    except OSError:
+    except OSError:  # a link to itself or to a folder without permission; reading it raises the error
         return False
 
 
@@ -190,47 +175,41 @@ def _check_exists(root: Path) -> None:
     except OSError as error:
         raise unlistable(root, error) from error
     if not root.parent.is_dir():
-        raise DataError(
-            f"there is no folder {printable(root.parent)}; DATA: give a folder that holds train/ and val/, each with "
-            "one folder of images per class"
-        )
+        remedy = "give a folder with train/ and val/, each with one folder of images per class"
+        raise DataError(fault(f"there is no folder {root.parent}", "DATA", remedy))
     try:
         present = listed(sorted(os.listdir(root.parent))) or "nothing"
     except OSError as error:
         raise unlistable(root.parent, error) from error
-    raise DataError(
-        f"there is no folder {printable(root.name)}/ (but {present}); {printable(root.parent)}: it needs train/ and "
-        "val/, each with one folder of images per class"
-    )
+    what = f"there is no folder {root.name}/ (but {present})"
+    raise DataError(fault(what, root.parent, "it needs train/ and val/, each with one folder of images per class"))
 
 
 def unlistable(folder: Path, error: OSError) -> DataError:
     """Return the error to raise for a folder that cannot be listed."""
-    return DataError(f"a folder cannot be listed: {error.strerror}; {printable(folder)}; mend its permissions")
+    return DataError(fault(f"a folder cannot be listed: {error.strerror}", folder, "correct its permissions"))
 
 
 def check_filled(
     root: DataPath, classes: Sequence[str], targets: Sequence[int], allow_empty_classes: bool, num_strays: int = 0
 ) -> None:
-    """Raise DataError unless there are classes and images, and images of each class; see `scan_folder`."""
+    """Raise DataError unless there are classes, and images of each class; see `scan_folder`."""
+    extensions = " ".join(EXTENSIONS)
     if not classes or not len(targets):
-        what = f"{len(classes)} class folders and no image in them"
-        raise DataError(
-            f"there are {what}, and {num_strays} other entries; {printable(root)}: it needs one folder "
-            f"per class with images ({' '.join(EXTENSIONS)})"
-        )
+        what = f"there are {len(classes)} class folders and no image in them, and {num_strays} other entries"
+        raise DataError(fault(what, root, f"it needs one folder per class with images ({extensions})"))
     filled = set(targets)
     empty = [name for target, name in enumerate(classes) if target not in filled]
     if not empty:
         return
-    message = f"{len(empty)} of {len(classes)} class folders hold no image ({listed(empty)}); {printable(root)}"
+    what = f"{len(empty)} of {len(classes)} class folders are empty ({listed(empty)})"
     if not allow_empty_classes:
-        raise DataError(f"{message}: put images ({' '.join(EXTENSIONS)}) there or remove the folders")
-    logger.warning("%s", message)
+        raise DataError(fault(what, root, f"put images ({extensions}) there or remove the folders"))
+    logger.warning("%s", fault(what, root))
 
 
 def log_strays(root: Path, strays: list[str]) -> None:
-    """Log how many of the entries of ``root`` are left out, and of which kinds."""
+    """Log the number of skipped entries of ``root``, by kind."""
     if not strays:
         return
     kinds = Counter(_extension(path) for path in strays).most_common()

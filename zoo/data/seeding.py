@@ -12,7 +12,7 @@ import torch
 
 
 def mixed_seed(*words: int) -> int:
-    """Return a 64-bit seed for ``words``, such as (seed, epoch, index); neighbours get unrelated seeds."""
+    """Return a 64-bit seed for ``words``, such as (seed, epoch, index); neighbors get unrelated seeds."""
     text = " ".join(str(word) for word in words)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 

@@ -1,4 +1,4 @@
-"""Loaders of images with the classes of their pixels, whose batches have the same bits with any number of workers."""
+"""Loaders of images and label maps. Batches have the same bits with any number of workers."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ from torch import Tensor
 from zoo.config import Experiment, Segmentation
 from zoo.data.class_uniform import ClassUniform, draw_pixel, load_class_index
 from zoo.data.folder import ImageDataset, OnBadImage, Sample
-from zoo.data.label_maps import LabelledImages, Split, labelled_images, read_pair
+from zoo.data.label_maps import LabeledImages, Split, labeled_images, read_pair
 from zoo.data.loader import Loader, loader_of_crops
 from zoo.data.location import DataPath, require_local
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, fault, printable
 
 PairTransform = Callable[[Image.Image, np.ndarray, Pixel | None, Random], tuple[Tensor, Tensor]]
 
 
-class LabelledFolder(ImageDataset):
-    """Images and their label maps. Its keys are (epoch, index).
+class LabeledFolder(ImageDataset):
+    """Images and their label maps, with keys (epoch, index).
 
     Args:
-    - `found`: the files, see `zoo.data.label_maps.labelled_images`.
-    - `transform`: (image, classes, pixel that the crop has to contain, generator) -> tensor and target. The
-      generator is seeded by (seed, epoch, index).
+    - `found`: the files, see `zoo.data.label_maps.labeled_images`.
+    - `transform`: (image, classes, pixel that the crop must contain, generator) -> tensor and target. The generator is
+      seeded by (seed, epoch, index).
     - `ignore_label`: the target of void pixels.
-    - `uniform`: draws the image of each sample; None for image ``index`` itself. A sample is a function of (seed,
-      epoch, index) in both cases.
+    - `uniform`: draws the image of each sample, from the same generator; None for image ``index``.
     - `seed`: seed of the random numbers.
-    - `on_bad_image`: an image or label map that cannot be read or used raises DataError ("stop") or becomes a sample
-      without image ("skip").
+    - `on_bad_image`: an unusable image or label map raises DataError ("stop") or becomes a sample without image
+      ("skip").
     """
 
     class_kind = "classes of the label maps"
 
     def __init__(
         self,
-        found: LabelledImages,
+        found: LabeledImages,
         transform: PairTransform,
         *,
         ignore_label: int,
@@ -65,15 +64,15 @@ class LabelledFolder(ImageDataset):
         return Path(self.root, os.fsdecode(self._labels[index]))
 
     def number_classes(self, numbers: Sequence[int]) -> None:
-        """Give the pixels of class i the target ``numbers[i]`` instead of i, before any image is drawn."""
+        """Set the target of class i to ``numbers[i]``, before any image is drawn."""
         if self.uniform is not None:
-            raise ValueError("the classes of a class-uniform data set cannot be numbered anew")
+            raise ValueError("the classes of a class-uniform data set cannot be renumbered")
         is_class = (self._table >= 0) & (self._table != self._ignore_label)
         self._table = self._table.copy()
         self._table[is_class] = np.array(numbers)[self._table[is_class]]
 
     def names_digest(self) -> str:
-        """Return the sha256 of the names of classes, images and label maps, and of what the ids in these mean."""
+        """Return the sha256 of the names of classes, images and label maps, and of the table of ids."""
         digest = hashlib.sha256(super().names_digest().encode())
         digest.update(self._labels.tobytes())
         digest.update(self._table.tobytes())
@@ -87,10 +86,8 @@ class LabelledFolder(ImageDataset):
         if number is not None:
             pixel = draw_pixel(classes, number, generator)
             if pixel is None:
-                raise DataError(
-                    f"a label map has changed during training: it has no class {printable(self.classes[number])} any "
-                    f"more; {printable(self.label_path(index))}"
-                )
+                what = f"a label map changed during training: it no longer has class {self.classes[number]}"
+                raise DataError(fault(what, self.label_path(index)))
         try:
             tensor, target = self.transform(image, classes, pixel, generator)
         except DataError as error:
@@ -108,10 +105,10 @@ def build_segmentation_train_loader(
     pin_memory: bool = False,
     on_bad_image: OnBadImage = "stop",
 ) -> Loader[TrainBatches]:
-    """Return the loader of training crops for one process; its ``batch_sampler`` holds the epoch and the position.
+    """Return the loader of training crops for one process. Its ``batch_sampler`` holds the epoch and the position.
 
-    Images are (N, 3, crop, crop), targets (N, crop, crop) with the ignore label in void and padded pixels. Raises
-    DataError for files that are missing and ConfigError for another number of classes than the network's.
+    Images are (N, 3, crop, crop); targets are (N, crop, crop), with the ignore label in void and padded pixels. Raises
+    DataError for missing files, and ConfigError unless the network has as many classes as the data.
     """
     settings = _settings(config)
     found = _found(data, "train", config)
@@ -119,7 +116,7 @@ def build_segmentation_train_loader(
     if settings.class_uniform:
         holds = load_class_index(found, on_bad_image=on_bad_image, workers=workers)
         uniform = ClassUniform(found, holds)
-    dataset = LabelledFolder(
+    dataset = LabeledFolder(
         found,
         SegmentationTrain(config.input, settings.scale_range, settings.ignore_label),
         ignore_label=settings.ignore_label,
@@ -151,12 +148,12 @@ def build_segmentation_val_loader(
 ) -> Loader[ValBatches]:
     """Return the loader of validation images for one process, one whole image (1, 3, h, w) at a time.
 
-    Its target is (1, H, W) at the label map's own resolution, from which h and w differ with
-    ``segmentation.longest_side_val`` alone. ``batch_sampler.num_images`` is how many all processes score together.
-    Raises the errors of `build_segmentation_train_loader`.
+    The target (1, H, W) has the resolution of the label map. h and w differ from it only if
+    ``segmentation.longest_side_val`` is set. ``batch_sampler.num_images`` counts the images of all processes. Raises
+    the errors of `build_segmentation_train_loader`.
     """
     settings = _settings(config)
-    dataset = LabelledFolder(
+    dataset = LabeledFolder(
         _found(data, "val", config),
         SegmentationVal(config.input.mean, config.input.std, settings.longest_side_val),
         ignore_label=settings.ignore_label,
@@ -166,13 +163,13 @@ def build_segmentation_val_loader(
     return Loader(dataset, batches, (3, 1, 1), workers, pin_memory, target_shape=(1, 1))
 
 
-def _found(data: DataPath, split: Split, config: Experiment) -> LabelledImages:
+def _found(data: DataPath, split: Split, config: Experiment) -> LabeledImages:
     settings = _settings(config)
-    return labelled_images(
+    return labeled_images(
         require_local(data), split, settings.layout, config.network.num_classes, settings.ignore_label
     )
 
 
 def _settings(config: Experiment) -> Segmentation:
-    assert config.segmentation is not None, "the caller has recognised the task by the network"
+    assert config.segmentation is not None, "only segmentation experiments are loaded here"
     return config.segmentation

@@ -1,6 +1,6 @@
-"""Transforms of an image together with the classes of its pixels.
+"""Transforms of an image together with its label map.
 
-Images are scaled bilinearly, classes by taking the nearest pixel: a mean of two classes would be a third one.
+Images are resized bilinearly, label maps to the nearest pixel, because the mean of two classes is a third one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.nn import functional as F
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Input
-from zoo.data.augmentation import Normalisation, draw_colours, finish
-from zoo.errors import DataError
+from zoo.data.augmentation import Normalization, draw_colors, finish
+from zoo.errors import DataError, fault
 from zoo.limits import MAX_PIXELS
 
 
 class Pixel(NamedTuple):
-    """The place of a pixel, counted from the upper left corner."""
+    """The position of a pixel from the upper left corner."""
 
     row: int
     column: int
@@ -32,16 +32,16 @@ class Pixel(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentationTrain:
-    """Cuts a training crop out of an image and its classes: (3, crop, crop) float32 and (crop, crop) int64.
+    """The training transform: image and classes -> (3, crop, crop) float32 and (crop, crop) int64.
 
-    The steps: scaled by a factor drawn uniformly from ``scale_range`` -> a crop at random -> mirrored in half of the
-    cases -> values from 0 to 1 -> [colour jitter] -> [lighting] -> normalised -> padded at the right and the bottom,
-    where the scaled image is smaller than the crop: with 0, the mean colour, and with the ignore label. The paper
-    mirrors first, which makes no difference.
+    The steps: resize by a factor drawn uniformly from ``scale_range`` -> random crop -> flip with probability 1/2 ->
+    scale values to 0..1 -> [color jitter] -> [lighting] -> normalize -> pad at the right and bottom, if the resized
+    image is smaller than the crop, with 0 (the mean color) and with the ignore label. The paper flips first, which is
+    equivalent.
 
     Args:
-    - `settings`: ``crop_train``, ``color_jitter_train``, ``lighting_train``, ``mean`` and ``std`` are used.
-    - `scale_range`: least and greatest factor.
+    - `settings`: uses ``crop_train``, ``color_jitter_train``, ``lighting_train``, ``mean`` and ``std``.
+    - `scale_range`: smallest and largest factor.
     - `ignore_label`: the target of padded pixels.
     """
 
@@ -52,10 +52,9 @@ class SegmentationTrain:
     def __call__(
         self, image: Image.Image, classes: np.ndarray, pixel: Pixel | None, generator: Random
     ) -> tuple[Tensor, Tensor]:
-        """Return crop and target of ``image`` and ``classes`` (H, W).
+        """Return crop and target of ``image`` and ``classes`` (H, W); the crop contains ``pixel``, if given.
 
-        If a ``pixel`` is given, the crop contains the place of this pixel in the scaled image. Only the pixels of the
-        crop are scaled, which are few where the image is large.
+        Only the pixels of the crop are resized, which saves time for large images.
         """
         low, high = self.scale_range
         factor = generator.uniform(low, high)
@@ -67,21 +66,20 @@ class SegmentationTrain:
         tensor = tvF.pil_to_tensor(crop)
         if generator.random() < 0.5:
             tensor, target = tensor.flip(-1), target.flip(-1)
-        colours = draw_colours(self.settings.color_jitter_train, self.settings.lighting_train, generator)
-        changes = None if colours is None else torch.tensor([colours])
-        tensor = finish(tensor[None], changes, Normalisation(self.settings.mean, self.settings.std))[0]
+        colors = draw_colors(self.settings.color_jitter_train, self.settings.lighting_train, generator)
+        changes = None if colors is None else torch.tensor([colors])
+        tensor = finish(tensor[None], changes, Normalization(self.settings.mean, self.settings.std))[0]
         padding = [0, self.settings.crop_train - columns.length, 0, self.settings.crop_train - rows.length]
         return F.pad(tensor, padding), F.pad(target, padding, value=self.ignore_label)
 
 
 @dataclass(frozen=True)
 class SegmentationVal:
-    """Makes an image a normalised tensor (3, h, w); its classes (H, W) become int64 and are not scaled.
+    """The validation transform: image -> normalized (3, h, w). Classes (H, W) become int64 and are not resized.
 
     Args:
-    - `mean`, `std`: of red, green and blue, of values from 0 to 1.
-    - `longest_side`: what the longer side of the image is scaled to, up or down, see `scale_to_longest_side`;
-      None keeps its size.
+    - `mean`, `std`: of red, green and blue, for values from 0 to 1.
+    - `longest_side`: the longer side after resizing, px, see `scale_to_longest_side`; None keeps the size.
     """
 
     mean: Sequence[float]
@@ -91,38 +89,37 @@ class SegmentationVal:
     def __call__(
         self, image: Image.Image, classes: np.ndarray, pixel: Pixel | None, generator: Random
     ) -> tuple[Tensor, Tensor]:
-        """Return the tensor and the target of ``image`` and ``classes``; nothing is cropped, and nothing random."""
+        """Return tensor and target of ``image`` and ``classes``, without cropping or randomness."""
         if self.longest_side is not None:
             image = scale_to_longest_side(image, self.longest_side)
         return tvF.normalize(tvF.to_tensor(image), list(self.mean), list(self.std)), torch.from_numpy(classes).long()
 
 
 def scale_to_longest_side(image: Image.Image, longest_side: int) -> Image.Image:
-    """Return ``image`` scaled bilinearly to a longer side of ``longest_side`` px; fractions of a pixel are cut off.
+    """Return ``image`` resized bilinearly to a longer side of ``longest_side`` px.
 
-    As in the original project's script, whose input the published network was scored with, both sides are products of
-    floats. With 2048 px the longer side of one image size in nine comes out just below that, and is one pixel less.
+    Both sides are truncated products of floats, as in the original project's script, with which the published network
+    was scored. At 2048 px, one image size in nine therefore gets a longer side of 2047 px.
 
-    Raises DataError where the result would have no pixels, or more than an image may have.
+    Raises DataError if the result would have no pixels or too many.
     """
     factor = longest_side / max(image.size)
     width, height = (int(side * factor) for side in image.size)
     if min(width, height) < 1 or width * height > MAX_PIXELS:
-        raise DataError(
-            f"an image of {image.width} x {image.height} px would be scaled to {width} x {height} px; "
-            f"segmentation.longest_side_val = {longest_side}: it has to give between 1 and {MAX_PIXELS:,} px"
-        )
+        what = f"an image of {image.width} x {image.height} px would be resized to {width} x {height} px"
+        remedy = f"set a value that gives between 1 and {MAX_PIXELS:,} px"
+        raise DataError(fault(what, f"segmentation.longest_side_val = {longest_side}", remedy))
     return image.resize((width, height), Image.Resampling.BILINEAR)
 
 
 class _Axis(NamedTuple):
-    """The part of one side of an image that becomes the crop.
+    """The extent of a crop along one axis.
 
     Args:
-    - `side`: pixels of the image.
-    - `scaled`: pixels of the scaled image.
-    - `first`: first pixel of the crop in the scaled image.
-    - `length`: pixels of the crop.
+    - `side`: length of the image, px.
+    - `scaled`: length of the resized image, px.
+    - `first`: first pixel of the crop in the resized image.
+    - `length`: length of the crop, px.
     """
 
     side: int
@@ -132,22 +129,22 @@ class _Axis(NamedTuple):
 
     @property
     def start(self) -> float:
-        """Where the crop begins, in pixels of the image."""
+        """Start of the crop, in pixels of the image."""
         return self.first * self.side / self.scaled
 
     @property
     def end(self) -> float:
-        """Where the crop ends, in pixels of the image."""
+        """End of the crop, in pixels of the image."""
         return (self.first + self.length) * self.side / self.scaled
 
     def nearest(self) -> np.ndarray:
-        """Return, for each pixel of the crop, the pixel of the image that its centre lies in."""
-        centres = 2 * np.arange(self.first, self.first + self.length, dtype=np.int64) + 1
-        return centres * self.side // (2 * self.scaled)
+        """Return, for each pixel of the crop, the pixel of the image that contains its center."""
+        centers = 2 * np.arange(self.first, self.first + self.length, dtype=np.int64) + 1
+        return centers * self.side // (2 * self.scaled)
 
 
 def _drawn_axis(side: int, factor: float, crop: int, pixel: int | None, generator: Random) -> _Axis:
-    """Return a part of ``crop`` pixels, drawn among all, or among those that contain the scaled ``pixel``."""
+    """Return a random extent of ``crop`` pixels, which contains the resized ``pixel`` if one is given."""
     scaled = max(1, round(side * factor))
     least, most = 0, max(0, scaled - crop)
     if pixel is not None:

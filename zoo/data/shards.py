@@ -22,7 +22,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from zoo.data.index import ADVICE, Index, facts_of, index_path, write_index
+from zoo.data.index import REINDEX_HINT, Index, facts_of, index_path, write_index
 from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS, naming, open_regular, read_text
 from zoo.data.scan import check_filled
@@ -217,15 +217,15 @@ def _open_index(root: Path) -> Index:
     files = shard_files(root)
     facts = facts_of(files)
     if index.header["shards"] != facts["shards"]:
-        raise DataError(fault("the index belongs to other shards", path, ADVICE))
+        raise DataError(fault("the index belongs to other shards", path, REINDEX_HINT))
     times = index.header.get("times", facts["times"])
     if times != facts["times"]:
         known = times if isinstance(times, list) else []
         changed = [file.name for file, now, then in zip(files, facts["times"], known, strict=False) if now != then]
         what = f"shards were changed or copied after they were indexed: {listed(changed)}"
-        raise DataError(fault(what, path, ADVICE))
+        raise DataError(fault(what, path, REINDEX_HINT))
     if (root / CLASSES).exists() and _class_names(root, 0) != index.header["classes"]:
-        raise DataError(fault(f"{CLASSES} and the index have different names", path, ADVICE))
+        raise DataError(fault(f"{CLASSES} and the index have different names", path, REINDEX_HINT))
     return index
 
 

@@ -1,4 +1,4 @@
-"""Sources of classified images: the protocol, and class folders. `zoo.data.shards` reads tar files."""
+"""Sources of classified images: the protocol, and class folders. `zoo.data.shards` has tar files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.data.index import Index, index_path, write_index
+from zoo.data.index import REINDEX_HINT, Index, index_path, write_index
 from zoo.data.location import DataPath
 from zoo.data.reading import read_bytes
 from zoo.data.scan import check_filled, scan_folder
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, fault, printable
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +25,12 @@ FOLDER = "folder"  # the kind of its index
 
 
 class Source(Protocol):
-    """Images with a class each, with random access.
+    """Classified images with random access.
 
-    Names and targets are numpy arrays, because each worker copies the memory page of every Python object it touches.
+    Names and targets are numpy arrays, because a forked worker copies the page of every Python object that it touches.
 
     Args:
-    - `classes`: names of the classes; their order numbers them.
+    - `classes`: names of the classes, in the order of their numbers.
     - `names`: names of the images, relative to ``root``, (n,) bytes.
     - `targets`: class indices of the images, (n,).
     """
@@ -41,27 +41,27 @@ class Source(Protocol):
 
     @property
     def root(self) -> DataPath:
-        """The folder that messages name."""
+        """The folder of the images, for messages."""
         ...
 
     @property
     def details(self) -> tuple[np.ndarray, ...]:
-        """Arrays that distinguish the images besides ``names``."""
+        """Further arrays that identify the images, for `source_digest`."""
         ...
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of the file of image ``index``; `zoo.data.reading.Unreadable` with its name otherwise."""
+        """Return the encoded image ``index``; `zoo.data.reading.Unreadable` if it cannot be read."""
         ...
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
-        """Return a random order of the images, (n,) int64; see `zoo.data.shards.Shards.order` for the ``window``."""
+        """Return a random permutation of the images, (n,) int64; for ``window`` see `zoo.data.shards.Shards.order`."""
         ...
 
 
 def source_digest(classes: Sequence[str], names: np.ndarray, details: Sequence[np.ndarray] = ()) -> str:
     """Return the sha256 of the names of classes and images and of ``details``, see `Source`.
 
-    Sizes and contents of files are not part of it: network storage takes minutes to stat a million files.
+    It does not cover file sizes and contents, because network storage takes minutes to stat a million files.
     """
     digest = hashlib.sha256("\0".join(classes).encode("utf-8", errors="surrogateescape"))
     for array in (names, *details):
@@ -70,13 +70,13 @@ def source_digest(classes: Sequence[str], names: np.ndarray, details: Sequence[n
 
 
 class FolderSource:
-    """The images of a folder with one folder per class, from its index, or from `zoo.data.scan.scan_folder`.
+    """The images of class folders, listed by their index or by `zoo.data.scan.scan_folder`.
 
-    An outdated index is ignored with a warning. Raises DataError if the folder has no usable content.
+    An outdated index is ignored with a warning. Raises DataError if the folder is unusable.
 
     Args:
     - `root`: the folder.
-    - `allow_empty_classes`: whether class folders may hold no image.
+    - `allow_empty_classes`: whether class folders may be empty.
     """
 
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
@@ -93,25 +93,23 @@ class FolderSource:
 
     @property
     def details(self) -> tuple[np.ndarray, ...]:
-        """Nothing: the names of the files contain the classes."""
+        """Empty, because the file names contain the classes."""
         return ()
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of the file of image ``index``."""
+        """Return the encoded image ``index``."""
         return read_bytes(os.path.join(self.root, os.fsdecode(self.names[index])))
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
-        """Return a random order of the images; DataError for a ``window``, which only shards have."""
+        """Return a random permutation of the images; DataError for a ``window``, which needs shards."""
         if window is not None:
-            raise DataError(
-                f"input.shuffle_shards = {window}: {printable(self.root)} is a folder and has no shards; remove the "
-                "key, or make shards with zoo data shard"
-            )
+            what = f"input.shuffle_shards = {window} needs shards, not class folders"
+            raise DataError(fault(what, self.root, "remove the key, or create shards with zoo data shard"))
         return torch.randperm(len(self.names), generator=generator)
 
     def __getstate__(self) -> dict[str, object]:
         state = dict(self.__dict__)
-        if "_index" in state:  # which has the arrays
+        if "_index" in state:  # the index has the arrays
             del state["names"], state["targets"]
         return state
 
@@ -124,8 +122,7 @@ class FolderSource:
 def write_folder_index(root: Path) -> int:
     """Write the index of the folder ``root``; return the number of images. Raises DataError as `scan_folder` does.
 
-    The index has the modification time of each folder, which changes when an entry is added, removed or renamed. It
-    does not detect changed sub-folders of a linked folder.
+    The index stores the modification time of each folder, which changes when an entry is added, removed or renamed.
     """
     scan = scan_folder(root, allow_empty_classes=True)
     header = {"kind": FOLDER, "classes": scan.classes}
@@ -156,8 +153,8 @@ def _fresh_index(root: Path) -> Index | None:
             changed = True
         if changed:
             logger.warning(
-                "the index is not used, as %s has changed since it was made; %s: make it anew with zoo data index",
-                printable(root / name), printable(path),
+                "the index is ignored, because %s has changed since it was written; %s: %s",
+                printable(root / name), printable(path), REINDEX_HINT,
             )  # fmt: skip
             return None
     return index

@@ -1,8 +1,8 @@
-"""The transforms from an image file to the input of a network, as the published networks were trained and scored.
+"""Transforms from an image file to the input of a network, as used to train and score the published networks.
 
-A transform has two halves. `Transform.draw` runs where the file is read: it decodes, cuts, resizes, and draws the
-random numbers. `zoo.data.augmentation.finish` runs on the network's device, for a whole batch: it changes colours and
-normalises. A transform that is called with an image does both, with random numbers that the seed of torch decides.
+A transform has two halves. `Transform.draw` runs in the data loader's workers: it decodes, crops, resizes, and draws
+the random numbers. `zoo.data.augmentation.finish` runs on the network's device for a whole batch: it jitters colors and
+normalizes. Calling a transform with an image does both, with random numbers from torch's global generator.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torch import Tensor
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Decoder, Input
-from zoo.data.augmentation import Colours, Cutout, Normalisation, PadCrop, draw_colours, finish
+from zoo.data.augmentation import Colors, Cutout, Normalization, PadCrop, draw_colors, finish
 from zoo.data.pixels import Box, FloatPixels, PILPixels, Pixels, open_pixels
 from zoo.data.reading import Unreadable, to_rgb
 from zoo.data.seeding import random_of_torch
-from zoo.errors import ConfigError, DataError
+from zoo.errors import ConfigError, DataError, fault
 from zoo.limits import MAX_PIXELS, MAX_SIDE
 
 KEEP_SCALE = -1
-AREAS = (0.08, 1.0)  # of a training crop, as parts of the image
-RATIOS = (3 / 4, 4 / 3)  # of width to height of a training crop
+AREAS = (0.08, 1.0)  # area of a training crop, as a fraction of the image
+RATIOS = (3 / 4, 4 / 3)  # aspect ratio of a training crop, width / height
 LOG_RATIOS = tuple(map(math.log, RATIOS))
 CROP_TRIES = 10
 ACCEPTED = (
@@ -43,24 +43,24 @@ ImageLike = Image.Image | np.ndarray | Tensor
 
 
 class Drawn(NamedTuple):
-    """What is drawn of an image.
+    """The output of `Transform.draw`: a crop, and what `finish` still has to apply to it.
 
     Args:
-    - `pixels`: (..., 3, h, w), uint8 or float32 between 0 and 1, or float32 that is finished.
-    - `colours`: how the colours change, see `zoo.data.augmentation.finish`; None if they do not.
-    - `normalisation`: mean and standard deviation to finish it with; None if it is finished.
+    - `pixels`: (..., 3, h, w), uint8 or float32 between 0 and 1; float32 of any range if already normalized.
+    - `colors`: the color jitter, see `zoo.data.augmentation.finish`; None for no jitter.
+    - `normalization`: mean and standard deviation; None if ``pixels`` are already normalized.
     """
 
     pixels: Tensor
-    colours: Colours | None = None
-    normalisation: Normalisation | None = None
+    colors: Colors | None = None
+    normalization: Normalization | None = None
 
     def finished(self) -> Tensor:
         """Return the input of the network, float32 (..., 3, h, w)."""
-        if self.normalisation is None:
+        if self.normalization is None:
             return self.pixels
-        colours = None if self.colours is None else torch.tensor([self.colours])
-        return finish(self.pixels[None], colours, self.normalisation)[0]
+        colors = None if self.colors is None else torch.tensor([self.colors])
+        return finish(self.pixels[None], colors, self.normalization)[0]
 
 
 class Transform(ABC):
@@ -68,12 +68,12 @@ class Transform(ABC):
 
     @abstractmethod
     def draw(self, image: Pixels, generator: Random) -> Drawn:
-        """Return the part of ``image`` that the network is to see; DataError if that is impossible."""
+        """Return a crop of ``image``, not yet normalized; DataError if the image cannot be cropped."""
 
     def __call__(self, image: ImageLike) -> Tensor:
-        """Return the finished tensor of an image, float32, or those of a batch (N, C, H, W), stacked.
+        """Return the normalized tensor of an image, float32; for a batch (N, C, H, W), the stacked tensors.
 
-        Raises DataError for anything but an image, and for an image that cannot be used.
+        Raises DataError for anything but an image, and for an image that cannot be transformed.
         """
         if isinstance(image, Tensor) and image.dim() == 4 and len(image) > 0:
             return torch.stack([self(one) for one in image])
@@ -81,9 +81,9 @@ class Transform(ABC):
 
 
 def prepare(encoded: bytes, name: str, transform: Transform, decoder: Decoder, generator: Random) -> Drawn:
-    """Return what ``transform`` draws of the image that the bytes ``encoded`` of the file ``name`` hold.
+    """Return ``transform.draw`` of an encoded image.
 
-    Raises DataError, with the file's name, if that is impossible.
+    Raises DataError with the file's ``name`` if the image cannot be decoded or transformed.
     """
     try:
         return transform.draw(open_pixels(encoded, name, decoder), generator)
@@ -95,18 +95,18 @@ def prepare(encoded: bytes, name: str, transform: Transform, decoder: Decoder, g
 
 @dataclass(frozen=True)
 class TrainTransform(Transform):
-    """The training transform of an experiment's ``input``: image -> normalised (3, crop, crop).
+    """The training transform of an experiment's ``input``: image -> normalized (3, crop, crop).
 
-    These are the steps; the settings decide about those in brackets: [shorter side to scale_train] -> crop of 0.08 to 1
-    of the area with an aspect ratio of 3/4 to 4/3, resized to crop_train -> mirrored in half of the cases -> values
-    from 0 to 1 -> [colour jitter] -> [lighting] -> normalised -> [cutout]. With ``pad_train`` the crop is cut out of
-    the padded image, is not resized, and comes after the normalisation.
+    The steps, with optional ones in brackets: [resize the shorter side to scale_train] -> crop 0.08 to 1 of the area
+    with an aspect ratio of 3/4 to 4/3 and resize it to crop_train -> flip with probability 1/2 -> scale values to 0..1
+    -> [color jitter] -> [lighting] -> normalize -> [cutout]. With ``pad_train``, the image is normalized, padded and
+    cropped, and not resized.
     """
 
     settings: Input
 
     def draw(self, image: Pixels, generator: Random) -> Drawn:
-        """Return a random part of ``image``; it is finished already if it is padded or has a square blanked."""
+        """Return a random crop of ``image``. With padding or cutout it is already normalized."""
         settings, side = self.settings, self.settings.crop_train
         if settings.scale_train != KEEP_SCALE:
             image = image.resized(*_scaled_size(image, settings.scale_train))
@@ -116,8 +116,8 @@ class TrainTransform(Transform):
         pixels = image.tensor()
         if generator.random() < 0.5:
             pixels = pixels.flip(-1)
-        colours = draw_colours(settings.color_jitter_train, settings.lighting_train, generator)
-        drawn = Drawn(pixels, colours, Normalisation(settings.mean, settings.std))
+        colors = draw_colors(settings.color_jitter_train, settings.lighting_train, generator)
+        drawn = Drawn(pixels, colors, Normalization(settings.mean, settings.std))
         if settings.pad_train is None and not settings.cutout_train:
             return drawn
         values = drawn.finished()
@@ -130,12 +130,16 @@ class TrainTransform(Transform):
 
 @dataclass(frozen=True)
 class ValTransform(Transform):
-    """The validation transform: image -> normalised (3, crop, crop), or (10, 3, crop, crop).
+    """The validation transform: image -> normalized (3, crop, crop), or (10, 3, crop, crop) with ten crops.
 
-    The shorter side is resized to ``scale`` px (-1 keeps the size), then the centre of ``crop`` px is cut out, or with
-    ``ten_crops`` the four corners and the centre, and their mirror images. Raises ConfigError when the crop is larger
-    than the scale, or one of them is larger than any image may be. The transform raises DataError when the crop is
-    larger than an image that is not scaled.
+    Raises ConfigError if ``crop`` is larger than ``scale``, or if either exceeds the largest side of an image. The
+    transform raises DataError for an image that is smaller than the crop.
+
+    Args:
+    - `scale`: length of the shorter side after resizing, px; -1 keeps the size.
+    - `crop`: side of the center crop, px.
+    - `mean`, `std`: of red, green and blue, for values from 0 to 1.
+    - `ten_crops`: returns the four corners and the center, and their mirror images, in place of the center crop.
     """
 
     scale: int
@@ -147,15 +151,12 @@ class ValTransform(Transform):
     def __post_init__(self) -> None:
         scale, crop = self.scale, self.crop
         if max(scale, crop) > MAX_SIDE:
-            raise ConfigError(
-                f"a square of {max(scale, crop)} px has more than the {MAX_PIXELS:,} px that an image may have; crop "
-                f"and scale of validation: give at most {MAX_SIDE}"
-            )
+            what = f"a square of {max(scale, crop)} px has more than the {MAX_PIXELS:,} px that an image may have"
+            raise ConfigError(fault(what, "crop and scale of validation", f"give at most {MAX_SIDE}"))
         if scale != KEEP_SCALE and crop > scale:
-            raise ConfigError(
-                f"a crop of {crop} px does not fit into images scaled to {scale} px; crop and scale of validation: "
-                f"scale to {crop} px or more, or crop {scale} px or less"
-            )
+            what = f"a crop of {crop} px does not fit into images scaled to {scale} px"
+            remedy = f"scale to {crop} px or more, or crop {scale} px or less"
+            raise ConfigError(fault(what, "crop and scale of validation", remedy))
 
     def draw(self, image: Pixels, generator: Random) -> Drawn:
         """Return the crop or the ten crops of ``image``."""
@@ -165,41 +166,42 @@ class ValTransform(Transform):
         if self.ten_crops:
             whole = image if keep else image.resized(height, width)
             return self._drawn(torch.stack(tvF.ten_crop(whole.tensor(), self.crop), dim=-4))
-        # torchvision's centre: halves are rounded to the even number.
-        centre = Box(round((height - self.crop) / 2), round((width - self.crop) / 2), self.crop, self.crop)
-        return self._drawn((image.part(centre) if keep else image.resized(height, width, centre)).tensor())
+        # torchvision's center crop rounds halves to even.
+        center = Box(round((height - self.crop) / 2), round((width - self.crop) / 2), self.crop, self.crop)
+        return self._drawn((image.part(center) if keep else image.resized(height, width, center)).tensor())
 
     def _drawn(self, pixels: Tensor) -> Drawn:
-        return Drawn(pixels, normalisation=Normalisation(self.mean, self.std))
+        return Drawn(pixels, normalization=Normalization(self.mean, self.std))
 
     def _check(self, height: int, width: int) -> None:
         shorter = min(width, height)
         if shorter < self.crop:
-            raise DataError(
-                f"a crop of {self.crop} px does not fit into an image of {width} x {height} px (scale "
-                f"{self.scale}); validation: crop {shorter} px or less, or scale to {self.crop} px or more"
-            )
+            what = f"a crop of {self.crop} px does not fit into an image of {width} x {height} px (scale {self.scale})"
+            remedy = f"crop {shorter} px or less, or scale to {self.crop} px or more"
+            raise DataError(fault(what, "validation", remedy))
 
 
 def as_pixels(image: ImageLike) -> Pixels:
-    """Return ``image`` in RGB; DataError for anything but an image. A tensor has float32 values from 0 to 1 then."""
+    """Return ``image`` in RGB; DataError for anything but an image. Tensors become float32 from 0 to 1."""
     if isinstance(image, Tensor):
         return FloatPixels(_rgb_tensor(image))
     if isinstance(image, np.ndarray):
         image = _from_array(image)
     if not isinstance(image, Image.Image):
         hint = "open it with PIL.Image.open" if isinstance(image, (str, os.PathLike)) else ACCEPTED
-        raise DataError(f"an image is needed, not a {type(image).__name__}; zoo.transforms: {hint}")
+        raise DataError(fault(f"expected an image, got a {type(image).__name__}", "zoo.transforms", hint))
     if 0 in image.size:
-        raise DataError(f"an image of {image.width} x {image.height} px has no pixels; zoo.transforms: {ACCEPTED}")
+        raise DataError(
+            fault(f"an image of {image.width} x {image.height} px has no pixels", "zoo.transforms", ACCEPTED)
+        )
     try:
         return PILPixels(to_rgb(image))
     except ValueError as error:
-        raise DataError(f"{error}; zoo.transforms: {ACCEPTED}") from error
+        raise DataError(fault(error, "zoo.transforms", ACCEPTED)) from error
 
 
 def random_box(height: int, width: int, generator: Random) -> Box:
-    """Return a random part of an image, with the distribution of torchvision's RandomResizedCrop."""
+    """Return a random box in an image, with the distribution of torchvision's RandomResizedCrop."""
     for _ in range(CROP_TRIES):
         area = height * width * generator.uniform(*AREAS)
         ratio = math.exp(generator.uniform(*LOG_RATIOS))
@@ -208,46 +210,43 @@ def random_box(height: int, width: int, generator: Random) -> Box:
             top = generator.randrange(height - box_height + 1)
             left = generator.randrange(width - box_width + 1)
             return Box(top, left, box_height, box_width)
-    # Long images: the largest part of an allowed aspect ratio, in the middle.
+    # Elongated images: the largest centered box with an allowed aspect ratio.
     least, most = RATIOS
     box_width, box_height = min(width, round(height * most)), min(height, round(width / least))
     return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
 
 
 def _scaled_size(image: Pixels, size: int) -> tuple[int, int]:
-    """Return (height, width) of an image scaled to a shorter side of ``size`` px, as torchvision rounds them.
+    """Return (height, width) of an image whose shorter side is resized to ``size`` px, rounded as torchvision does.
 
-    Raises DataError where the image would have too many pixels: one that is long and thin, and a few bytes large, could
-    fill the memory otherwise.
+    Raises DataError if the result has too many pixels: a long, thin image of a few bytes could exhaust the memory.
     """
     shorter, longer = sorted((image.height, image.width))
     scaled = int(size * longer / shorter)
     if size * scaled > MAX_PIXELS:
-        raise DataError(
-            f"an image of {image.width} x {image.height} px would be resized to {size} x {scaled} px, more than "
-            f"{MAX_PIXELS:,} px; scale: make it smaller, or cut the image"
-        )
+        resized = f"an image of {image.width} x {image.height} px would be resized to {size} x {scaled} px"
+        raise DataError(fault(f"{resized}, more than {MAX_PIXELS:,} px", "scale", "make it smaller, or crop the image"))
     return (size, scaled) if image.height <= image.width else (scaled, size)
 
 
 def _rgb_tensor(image: Tensor) -> Tensor:
     if image.dim() != 3 or image.shape[-3] not in (1, 3) or image.numel() == 0:
-        raise DataError(f"a tensor of shape {tuple(image.shape)} is no image; zoo.transforms: {ACCEPTED}")
+        raise DataError(fault(f"a tensor of shape {tuple(image.shape)} is not an image", "zoo.transforms", ACCEPTED))
     if image.dtype == torch.uint8:
         image = image.float() / 255
     elif not image.is_floating_point():
-        raise DataError(f"a tensor of {image.dtype} does not say what white is; zoo.transforms: {ACCEPTED}")
+        raise DataError(fault(f"a tensor of {image.dtype} does not define white", "zoo.transforms", ACCEPTED))
     else:
         image = image.float()
         least, most = (value.item() for value in image.aminmax())
         if not (least >= 0 and most <= 1):  # also true for NaN
-            raise DataError(f"a tensor has values from {least:.4f} to {most:.4f}; zoo.transforms: {ACCEPTED}")
+            raise DataError(fault(f"a tensor has values from {least:.4f} to {most:.4f}", "zoo.transforms", ACCEPTED))
     return image.expand(*image.shape[:-3], 3, -1, -1)
 
 
 def _from_array(image: np.ndarray) -> Image.Image:
     if image.dtype != np.uint8:
-        raise DataError(f"an array of {image.dtype} does not say what white is; zoo.transforms: {ACCEPTED}")
+        raise DataError(fault(f"an array of {image.dtype} does not define white", "zoo.transforms", ACCEPTED))
     if image.size == 0 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3, 4))):
-        raise DataError(f"an array of shape {image.shape} is no image; zoo.transforms: {ACCEPTED}")
+        raise DataError(fault(f"an array of shape {image.shape} is not an image", "zoo.transforms", ACCEPTED))
     return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)

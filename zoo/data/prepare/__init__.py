@@ -1,1 +1,1 @@
-"""Data sets made of archives, bundled files and other formats, and checks of data sets before a run."""
+"""Preparing data sets from archives, bundled files and Parquet files, and checking them before a run."""

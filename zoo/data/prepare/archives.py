@@ -1,4 +1,4 @@
-"""Archives as the owners of data sets distribute them: checked by their md5, read without unpacking."""
+"""Reading the published archives of data sets: verified by md5, without unpacking them."""
 
 from __future__ import annotations
 

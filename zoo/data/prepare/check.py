@@ -1,4 +1,4 @@
-"""Reading all images of a data folder before a run does, for what is in them and for all that is wrong with them."""
+"""Checking a data set before a run: reads all images, counts classes and sizes, and reports all faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from zoo.config import Experiment
 from zoo.data.classes import check_same_classes
 from zoo.data.folder import ImageDataset, ImageFolder
-from zoo.data.label_maps import Split, find_labelled_images, read_pair
+from zoo.data.label_maps import Split, find_labeled_images, read_pair
 from zoo.data.loader import build_train_loader, build_val_loader
 from zoo.data.location import DataPath, require_local
 from zoo.data.prepare.output import ShowProgress
@@ -25,17 +25,17 @@ SPLITS: tuple[Split, ...] = ("train", "val")
 
 @dataclass
 class SplitReport:
-    """What is in the images of one split.
+    """The content of one split.
 
     Args:
     - `split`: "train" or "val".
     - `classes`: names of the classes.
-    - `num_images`: how many images there are, also those with faults.
-    - `sizes`: how many images have each (width, height).
-    - `images`: how many images are of a class, or have a pixel of it, (classes,) int64.
-    - `pixels`: how many pixels are of a class, and in the last place how many are void, (classes + 1,) int64. None for
-      images without label maps.
-    - `faults`: a line for everything that is wrong, with the names of the files.
+    - `num_images`: number of images, including faulty ones.
+    - `sizes`: number of images of each (width, height).
+    - `images`: number of images of each class, or with a pixel of it, (classes,) int64.
+    - `pixels`: number of pixels of each class, followed by that of void pixels, (classes + 1,) int64. None for images
+      without label maps.
+    - `faults`: a message for each fault, with the names of the files.
     """
 
     split: Split
@@ -48,32 +48,35 @@ class SplitReport:
 
 
 class _Content(NamedTuple):
-    """The size of an image, and how many of its pixels are of each class, or which class it is of."""
+    """The (width, height) of an image, and its pixels of each class or its one-hot class."""
 
     size: tuple[int, int]
     counts: np.ndarray
 
 
 def check_data(config: Experiment, data: DataPath, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
-    """Read every image of ``data`` that a run of ``config`` would read, by ``workers`` threads, and return what it is.
+    """Return a report on each split of ``data``, after reading all images as a run of ``config`` would.
 
-    ``show_progress(split, number of images)`` returns a context manager whose `advance` is called for each image.
-    Raises ConfigError where ``config`` and the data set have different numbers of classes, and Unreachable where a
-    server fails while images are read; all other faults are reported.
+    All faults are reported, with two exceptions: ConfigError is raised if ``config`` and the data set have different
+    numbers of classes, and Unreachable if a server fails while images are read.
+
+    Args:
+    - `workers`: number of threads.
+    - `show_progress`: (split, number of images) -> context manager, whose `advance` is called for each image.
     """
     if config.segmentation is None:
         return _check_folders(config, data, workers, show_progress)
-    return [_check_labelled(config, data, split, workers, show_progress) for split in SPLITS]
+    return [_check_labeled(config, data, split, workers, show_progress) for split in SPLITS]
 
 
-def _check_labelled(
+def _check_labeled(
     config: Experiment, data: DataPath, split: Split, workers: int, show_progress: ShowProgress
 ) -> SplitReport:
     settings, num_classes = config.segmentation, config.network.num_classes
     assert settings is not None
     try:
         root = require_local(data)
-        found, faults = find_labelled_images(root, split, settings.layout, num_classes, settings.ignore_label)
+        found, faults = find_labeled_images(root, split, settings.layout, num_classes, settings.ignore_label)
     except DataError as error:
         return SplitReport(split, faults=[str(error)])
 
@@ -98,7 +101,7 @@ def _check_labelled(
         report.images += content.counts[:-1] > 0
         report.pixels += content.counts
     if report.sizes and not report.images.any():
-        report.faults.append(f"no pixel of the {sum(report.sizes.values()):,} label maps that can be read has a class")
+        report.faults.append(f"all pixels of the {sum(report.sizes.values()):,} readable label maps are void")
     return report
 
 
@@ -122,7 +125,7 @@ def _check_folders(config: Experiment, data: DataPath, workers: int, show_progre
 
 def _class_folders(config: Experiment, data: DataPath, split: Split) -> ImageFolder:
     dataset = _dataset(config, data, split)
-    assert isinstance(dataset, ImageFolder), "that is what classification trains on"
+    assert isinstance(dataset, ImageFolder), "classification trains on image folders"
     return dataset
 
 
@@ -142,7 +145,7 @@ def _check_class_folders(dataset: ImageFolder, split: Split, workers: int, show_
         try:
             encoded = dataset.source.read(index)
             return _Content(decode_as(encoded, printable(dataset.file_name(index)), load_rgb, "an image").size, one_hot)
-        except Unreachable:  # each image of the shard would wait for as long, and say the same
+        except Unreachable:  # every image of the shard would wait and fail in the same way
             raise
         except DataError as error:
             return str(error)
@@ -156,7 +159,7 @@ def _check_class_folders(dataset: ImageFolder, split: Split, workers: int, show_
 def _contents(
     read: Callable[[int], _Content | str], report: SplitReport, workers: int, show_progress: ShowProgress
 ) -> Iterator[_Content]:
-    """Yield the contents of the images that can be used; put the others' faults, and all sizes, into the report."""
+    """Yield the contents of the usable images; add sizes and faults to ``report``."""
     with show_progress(report.split, report.num_images) as bar:
         for content in read_many(read, range(report.num_images), workers):
             bar.advance(1)

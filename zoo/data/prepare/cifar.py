@@ -1,7 +1,4 @@
-"""Class folders of CIFAR-10 and CIFAR-100, from the Python version that their owners distribute.
-
-torchvision has the md5 digests of the files and reads them.
-"""
+"""Converting CIFAR-10 and CIFAR-100 from the published Python version to class folders, with torchvision's readers."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ CIFAR: dict[str, type[CIFAR10]] = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 def unpack_cifar(release: type[CIFAR10], source: Path, out: Path, show_progress: ShowProgress) -> dict[str, str]:
     """Write ``out``/train/CLASS/*.png and ``out``/val/CLASS/*.png; return the md5 of each file that was read.
 
-    ``source`` is the archive, the unpacked folder, or a folder that holds one of these. Images are named by their
-    numbers in the owners' order. ``out`` appears complete or not at all. Raises DataError if files are missing, differ
-    from the owners', or ``out`` exists.
+    ``source`` is the archive, the unpacked folder, or a folder that contains one of these. Images are named by their
+    numbers in the published order. ``out`` is renamed into place when it is complete. Raises DataError if files are
+    missing or differ from the published ones, and if ``out`` exists.
     """
     check_free(out)
     with tempfile.TemporaryDirectory() as private:
@@ -38,9 +35,9 @@ def unpack_cifar(release: type[CIFAR10], source: Path, out: Path, show_progress:
 
 
 def _copy_files(release: type[CIFAR10], source: Path, private: Path) -> dict[str, str]:
-    """Copy the owners' files to a folder that nobody else changes, where torchvision checks their md5.
+    """Copy the published files to a private folder and return their md5.
 
-    Pickles can run any code. Only bytes whose digest was compared are ever unpickled.
+    Pickles can run code, so only bytes with a verified digest are unpickled. torchvision verifies the copies.
     """
     meta = release.meta["filename"], release.meta["md5"]
     md5s = dict([*release.train_list, *release.test_list, meta])
@@ -54,7 +51,7 @@ def _copy_files(release: type[CIFAR10], source: Path, private: Path) -> dict[str
         archive = source / release.filename if source.is_dir() else source
         if not archive.exists():
             what = f"there is neither {release.filename} nor {release.base_folder}/"
-            raise DataError(fault(what, source, "SOURCE is one of these, or a folder that holds one"))
+            raise DataError(fault(what, source, "SOURCE is one of these, or a folder that contains one"))
         check_md5(archive, release.tgz_md5)
         members = read_all(archive, [f"{release.base_folder}/{name}" for name in md5s])
         contents = {os.path.basename(name): content for name, content in members.items()}
@@ -70,7 +67,7 @@ def _read_split(release: type[CIFAR10], folder: Path, train: bool) -> CIFAR10:
         with warnings.catch_warnings():  # numpy warns about the age of these pickles
             warnings.simplefilter("ignore")
             return release(folder, train=train)
-    except RuntimeError as error:  # a file of another md5
+    except RuntimeError as error:  # the md5 of a file differs
         raise DataError(fault("the files are not the original ones", remedy="download the data set again")) from error
 
 

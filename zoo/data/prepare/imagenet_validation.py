@@ -1,4 +1,4 @@
-"""Class folders of ImageNet's validation set, from the two archives that its owners distribute."""
+"""Converting ImageNet's validation set from the two published archives to class folders."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TRUTH = "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
 
 @dataclass(frozen=True)
 class ImageNetRelease:
-    """The two archives, with the md5 digests that torchvision publishes.
+    """The two archives, with their md5 digests from torchvision.
 
     Args:
     - `images`, `images_md5`: the archive of the images.
-    - `devkit`, `devkit_md5`: the archive with their classes.
+    - `devkit`, `devkit_md5`: the development kit, which has their classes.
     - `per_class`: number of images of each class.
     """
 
@@ -38,9 +38,9 @@ def unpack_imagenet_val(
 ) -> dict[str, str]:
     """Write ``out``/val/WNID/ILSVRC2012_val_*.JPEG, unchanged; return the md5 of the archives.
 
-    ``source`` is the archive of the images, with the devkit beside it, or the folder that holds both. ``out``/val
-    appears complete or not at all. Raises DataError if an archive is missing or differs from the owners', and if
-    ``out``/val exists.
+    ``source`` is the archive of the images, with the devkit beside it, or the folder that contains both. ``out``/val is
+    renamed into place when it is complete. Raises DataError if an archive is missing or differs from the published one,
+    and if ``out``/val exists.
     """
     target = out / "val"
     check_free(target)

@@ -1,4 +1,4 @@
-"""Folders that a command or the cache creates, complete or not at all."""
+"""Output folders of commands and of the cache, which are renamed into place when they are complete."""
 
 from __future__ import annotations
 
@@ -27,11 +27,16 @@ ShowProgress = Callable[[str, int], AbstractContextManager[Bar]]  # (split, numb
 
 
 def cached_folder(name: str, build: Callable[[Path], None], made_of: bytes, cache: Path | None = None) -> Path:
-    """Return the folder NAME-DIGEST of the cache, and create it with ``build(folder)`` if it does not exist.
+    """Return the folder NAME-DIGEST of the cache; create it with ``build(folder)`` if it does not exist.
 
-    ``made_of`` changes whenever the result of ``build`` does; DIGEST is its sha256. ``cache`` is `zoo.files.cache_dir`
-    by default. The folder is built under a temporary name and renamed, so several processes may do so at once. Raises
-    DataError if it cannot be written.
+    The folder is built under a temporary name and renamed, so several processes may build it at once. Raises DataError
+    if it cannot be written.
+
+    Args:
+    - `name`: NAME.
+    - `build`: (folder) -> None, creates the folder.
+    - `made_of`: the inputs of ``build``; DIGEST is their sha256.
+    - `cache`: defaults to `zoo.files.cache_dir`.
     """
     cache = cache or cache_dir()
     tree = cache / f"{name}-{hashlib.sha256(made_of).hexdigest()[:DIGEST_CHARS]}"

@@ -1,7 +1,7 @@
-"""Images in Parquet files as Hugging Face distributes them, which ``zoo data shard`` turns into tar files.
+"""Images in Hugging Face's Parquet files, which ``zoo data shard`` converts to tar files.
 
-A row is an image: the column ``image`` holds its file as {bytes, path}, the column ``label`` the number of its class.
-The names of the classes are in the metadata of the schema. pyarrow reads the files.
+Each row is an image: the column ``image`` is the encoded image as {bytes, path}, the column ``label`` the class index.
+The metadata of the schema has the names of the classes. pyarrow reads the files.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_list_of
 logger = logging.getLogger(__name__)
 
 SPLITS = {"train": ("train",), "val": ("val", "validation")}  # Hugging Face's names
-# The number of a file and how many there are; older data sets have a hash after these.
+# The number of a file and the number of files, followed by a hash in older data sets.
 OF_SEVERAL = re.compile(r"-\d{5}-of-(\d{5})(?:-\w+)?\.parquet")
-CACHE_BYTES = 256 * 2**20  # of images in row groups that are kept in memory
+CACHE_BYTES = 256 * 2**20  # size of the images of row groups that are kept in memory
 MAX_GROUP_BYTES = 2**30
 BATCH_ROWS = 64  # decompressed at a time
-MAX_OTHER_NAMES = 10  # of classes that ImageNet does not have; Hugging Face has one, "crane2"
+MAX_OTHER_NAMES = 10  # class names unknown to ImageNet; Hugging Face has one, "crane2"
 OF_WORDNET = {"crane bird": "crane", "maillot tank suit": "maillot, tank suit"}  # torchvision's own names
 REMEDY = "download it again, or create it anew"
 
@@ -51,8 +51,8 @@ class _Group(NamedTuple):
 class ParquetImages:
     """The images of the Parquet files of a split, in the order of the files and of their rows; see `Source`.
 
-    Labels are read at once, images when they are needed. Row groups of up to `CACHE_BYTES` stay in memory, but always
-    one. Raises DataError for damaged files, other schemas, rows without a class, and if pyarrow is missing.
+    Labels are read at once, images on demand. Up to `CACHE_BYTES` of row groups stay in memory, but at least one.
+    Raises DataError for damaged files, other schemas, rows without a class, and if pyarrow is missing.
 
     Args:
     - `root`: the folder DATA/train or DATA/val, which need not exist, see `parquet_files`.
@@ -79,11 +79,11 @@ class ParquetImages:
 
     @property
     def details(self) -> tuple[np.ndarray, ...]:
-        """What distinguishes the images besides their names."""
+        """The targets, see `Source`."""
         return (self.targets,)
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of the file of image ``index``; Unreadable if the row has none."""
+        """Return the encoded image ``index``; Unreadable if the row has none."""
         with naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
             group = int(np.searchsorted(self._ends, index, side="right"))
             image = self._load(group)[index - int(self._ends[group])]  # counted from the end of the group
@@ -95,10 +95,10 @@ class ParquetImages:
             return bytes(encoded)
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
-        """Return a random order of the images, (n,) int64, that decompresses each row group once.
+        """Return a random permutation of the images, (n,) int64, that decompresses each row group once.
 
-        Row groups are shuffled, and then the images of each ``window`` consecutive ones; by default as many as fit
-        into memory.
+        Row groups are shuffled, and then the images within each ``window`` of consecutive row groups, by default as
+        many as fit into `CACHE_BYTES`.
         """
         largest = max(1, *(group.num_bytes for group in self._groups))
         window = window or max(1, CACHE_BYTES // largest)
@@ -108,7 +108,7 @@ class ParquetImages:
         return shuffled[windows[shuffled].argsort(stable=True)]
 
     def _load(self, number: int) -> Any:
-        """Return the images of a row group, an array of pyarrow, and evict the least recently used ones."""
+        """Return the images of a row group, a pyarrow array, and evict the least recently used row groups."""
         if number in self._kept:
             self._kept.move_to_end(number)
             return self._kept[number]
@@ -121,9 +121,9 @@ class ParquetImages:
 def parquet_files(root: Path) -> list[Path]:
     """Return the Parquet files of the split ``root``, DATA/train or DATA/val, in the order of their names.
 
-    They are in that folder, or, if it does not exist, where Hugging Face puts them: DATA/data/train-*.parquet,
-    DATA/train-*.parquet, and DATA/validation/*.parquet, with "validation" or "val". Raises DataError if several of
-    these places have some, or if their numbers show several sets of files in one place.
+    They are in that folder. If it does not exist, they are where Hugging Face puts them: DATA/data/train-*.parquet,
+    DATA/train-*.parquet, and DATA/validation/*.parquet, with "validation" or "val". Raises DataError if there are
+    several sets of files, in several of these places or by their numbers.
     """
     if root.is_dir():
         found = [sorted(root.glob("*.parquet"))]
@@ -141,9 +141,9 @@ def parquet_files(root: Path) -> list[Path]:
 
 
 def as_imagenet_wnids(names: Sequence[str]) -> Sequence[str]:
-    """Return the wnids of ImageNet if ``names`` are those of its 1000 classes in their order, otherwise ``names``.
+    """Return the wnids of ImageNet if ``names`` are its 1000 class names in order, otherwise ``names``.
 
-    Synonyms may follow a name: "tench, Tinca tinca". A few names may be unknown. Raises DataError if the names of
+    Synonyms may follow a name ("tench, Tinca tinca"), and a few names may be unknown. Raises DataError if the names of
     ImageNet are in another order, or if two classes have the same name.
     """
     if len(names) == NUM_CLASSES:
@@ -160,7 +160,7 @@ def as_imagenet_wnids(names: Sequence[str]) -> Sequence[str]:
 
 
 def _load_pyarrow(path: Path) -> Any:
-    """Return pyarrow with its module for Parquet files; DataError if it is not installed."""
+    """Return pyarrow with pyarrow.parquet imported; DataError if it is not installed."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -171,13 +171,13 @@ def _load_pyarrow(path: Path) -> Any:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a file with pyarrow, which compares the checksums of its pages where it has some."""
+    """Open a file with pyarrow, which verifies the checksums of its pages, if any."""
     with _load_pyarrow(path).parquet.ParquetFile(path, page_checksum_verification=True) as file:
         yield file
 
 
 def _read_images(group: _Group) -> Any:
-    """Return the images of a row group, an array of pyarrow; ValueError if it has changed or is too large."""
+    """Return the images of a row group, a pyarrow array; ValueError if it has changed or is too large."""
     parts: list[Any] = []
     with _opened(group.path) as file:
         for batch in file.iter_batches(BATCH_ROWS, [group.number], columns=["image.bytes"], use_threads=False):
@@ -192,7 +192,7 @@ def _read_images(group: _Group) -> Any:
 
 
 def _read_file(path: Path, groups: list[_Group], targets: list[int], names: list[bytes]) -> list[str] | None:
-    """Append what a file holds to the lists; return the names of its classes, None if it has none."""
+    """Append the content of a file to the lists; return its class names, None if it has none."""
     try:
         with _opened(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
@@ -250,10 +250,10 @@ def _class_names(metadata: dict[bytes, bytes]) -> list[str] | None:
         names = json.loads(metadata[b"huggingface"])["info"]["features"]["label"].get("names")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError("the metadata of the schema, huggingface, does not describe the labels") from error
-    if names is None:  # numbers that are no classes
+    if names is None:  # plain integers without names
         return None
     if not is_list_of(names, lambda name: isinstance(name, str), MAX_CLASSES):
-        raise DataError("the names of the classes, in the metadata of the schema, are no list of names")
+        raise DataError("the names of the classes in the metadata of the schema are not a list of names")
     return list(as_imagenet_wnids(names))
 
 
@@ -264,12 +264,12 @@ def _check_labels(labels: Sequence[int | None], first: int, num_classes: int) ->
 
 
 def _name_of(file: str, row: int, path: str | None) -> bytes:
-    """Return FILE/ROW/NAME, with the name of the file that the image was stored as, if the row has it."""
+    """Return FILE/ROW/NAME; NAME is the original file name, if the row has one."""
     return os.fsencode("/".join(filter(None, [file, str(row), os.path.basename(path or "")])))
 
 
 def _first_of_sets(files: Sequence[Path]) -> list[Path]:
-    """Return the first file of each set of numbered files: sets have other names, other counts, or the same numbers."""
+    """Return the first file of each set of numbered files. Sets differ in name or count, or repeat numbers."""
     firsts: dict[tuple[str, str, int], Path] = {}
     seen: Counter[str] = Counter()
     for path in files:
@@ -285,6 +285,6 @@ def _warn_of_missing(files: Sequence[Path]) -> None:
     matches = [match for path in files if (match := OF_SEVERAL.search(path.name))]
     if matches and len(matches) != int(matches[0][1]):
         logger.warning(
-            "%d of %d Parquet files are missing; %s: download them unless they are missing on purpose",
+            "%d of %d Parquet files are missing; %s: download them unless they are intentionally missing",
             int(matches[0][1]) - len(matches), int(matches[0][1]), printable(files[0].parent),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The labels of ImageNet-ReaL (Beyer et al. 2020): all classes seen in an image of ImageNet's validation set."""
+"""The labels of ImageNet-ReaL (Beyer et al. 2020): all classes in each image of ImageNet's validation set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from zoo.data.imagenet import NUM_CLASSES, imagenet_wnids
 from zoo.data.prepare.validation_set import NUM_IMAGES, validation_number
 from zoo.data.reading import read_bytes
-from zoo.errors import DataError, brief, printable
+from zoo.errors import DataError, brief, fault
 
 _REMEDY = "give real.json of https://github.com/google-research/reassessed-imagenet"
 _CONTENT = TypeAdapter(list[list[Annotated[int, Field(ge=0, lt=NUM_CLASSES)]]])
@@ -22,7 +22,7 @@ def read_real_labels(path: Path) -> list[frozenset[int]]:
     """Return the labels of the 50,000 images in the order of their numbers; some images have none.
 
     The file is ``real.json`` of https://github.com/google-research/reassessed-imagenet: a list of 50,000 lists of
-    classes, 0 to 999. Raises DataError for a file that is anything else.
+    classes, 0 to 999. Raises DataError for any other file.
     """
     try:
         labels = _CONTENT.validate_json(read_bytes(path, "the labels"), strict=True)
@@ -31,37 +31,32 @@ def read_real_labels(path: Path) -> list[frozenset[int]]:
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join([" ", *(f"[{index}]" for index in first["loc"])]).rstrip()
-        raise DataError(
-            f"these are no labels of ImageNet-ReaL: {brief(first['msg'])}{place}; {printable(path)}: {_REMEDY}"
-        ) from error
+        what = f"these are not the labels of ImageNet-ReaL: {brief(first['msg'])}{place}"
+        raise DataError(fault(what, path, _REMEDY)) from error
     if len(labels) != NUM_IMAGES:
-        raise DataError(
-            f"there are labels of {len(labels):,} images, not of the {NUM_IMAGES:,} of ImageNet's validation set; "
-            f"{printable(path)}: {_REMEDY}"
-        )
+        what = f"there are labels of {len(labels):,} images, not of the {NUM_IMAGES:,} of ImageNet's validation set"
+        raise DataError(fault(what, path, _REMEDY))
     return [frozenset(classes) for classes in labels]
 
 
 def real_labels_of(targets: Mapping[str, int | None], labels: Sequence[frozenset[int]]) -> dict[str, frozenset[int]]:
-    """Return the labels of each image of ``targets``, paths with the class of their folder; some images have none.
+    """Return the labels of each image of ``targets`` (path -> scored class); some images have none.
 
-    Raises DataError for a file that is not called as those of ImageNet's validation set, and for a target that is not
-    the class of the image's folder: the network then numbers the classes in another way than ImageNet.
+    Raises DataError for a file that is not named like an image of ImageNet's validation set, and for a target that
+    differs from the class of the image's folder, because the network then numbers the classes in another order.
     """
     wnids = {wnid: number for number, wnid in enumerate(imagenet_wnids())}
     found = {}
     for path, target in targets.items():
         number = validation_number(os.fsencode(path))
         if number is None or not 1 <= number <= len(labels):
-            raise DataError(
-                f"{brief(path)} is no image of ImageNet's validation set, ILSVRC2012_val_00000001 to "
-                f"ILSVRC2012_val_{NUM_IMAGES:08}; predictions: ImageNet-ReaL has labels for these alone"
-            )
+            names = f"ILSVRC2012_val_00000001 to ILSVRC2012_val_{NUM_IMAGES:08}"
+            what = f"{brief(path)} is not an image of ImageNet's validation set, {names}"
+            raise DataError(fault(what, "predictions", "ImageNet-ReaL has labels for these images only"))
         folder = os.path.basename(os.path.dirname(path))
         if wnids.get(folder, target) != target:
-            raise DataError(
-                f"{brief(path)} was scored as class {target}, but {folder} is class {wnids[folder]} of ImageNet; "
-                "predictions: give those of a network whose outputs are the classes of ImageNet in their order"
-            )
+            what = f"{brief(path)} was scored as class {target}, but {folder} is class {wnids[folder]} of ImageNet"
+            remedy = "give those of a network whose outputs are the classes of ImageNet in their order"
+            raise DataError(fault(what, "predictions", remedy))
         found[path] = labels[number - 1]
     return found

@@ -2,10 +2,10 @@
 
 The images are the first 400 of each of the ten classes in the original training file (train-images-idx3-ubyte.gz) and
 the first 100 in the original test file (t10k-images-idx3-ubyte.gz), in the order of the files, unchanged.
-fashion_mnist_sample.npz, written by numpy.savez_compressed, holds them as ``train`` (10, 400, 28, 28) and ``val`` (10,
+fashion_mnist_sample.npz, written by numpy.savez_compressed, has the arrays ``train`` (10, 400, 28, 28) and ``val`` (10,
 100, 28, 28), uint8, in the order of ``CLASSES``, which are the original labels 0 to 9.
 
-Fashion-MNIST is by Zalando SE (https://github.com/zalandoresearch/fashion-mnist), under the MIT licence beside
+Fashion-MNIST is by Zalando SE (https://github.com/zalandoresearch/fashion-mnist), under the MIT license beside
 the archive.
 """
 
@@ -39,9 +39,9 @@ LICENSE = Path(__file__).with_name("LICENSE.fashion-mnist.txt")
 
 
 def unpack_sample(cache: Path | None = None) -> Path:
-    """Return the folder with train/ and val/, unpacked into ``cache`` where needed, see `cached_folder`.
+    """Return the folder with train/ and val/, unpacked into ``cache`` on first use, see `cached_folder`.
 
-    The images are 28x28 grayscale PNG files. Raises DataError when the folder cannot be written.
+    The images are 28x28 grayscale PNG files. Raises DataError if the folder cannot be written.
     """
     return cached_folder(SAMPLE_NAME, _build, ARCHIVE.read_bytes(), cache)
 

@@ -1,16 +1,14 @@
-"""The bundled scenes: garments of Fashion-MNIST on a textured ground, with the class of each pixel.
+"""The bundled scenes: garments of Fashion-MNIST on a textured background, with label maps.
 
 A scene has 96 x 96 px and shows one to five garments of one class on a dark ground, each scaled, tinted, and placed at
-random where it hides little. A later garment hides what is behind it, in the image and in the label map. Class 0 is the
-ground; 1 to 10 are the garments in the order of `zoo.data.prepare.sample.CLASSES`, each in as many scenes as the
-others. A garment that is ambiguous alone, a shirt or a coat, is often clear from its neighbors. The scenes of train/
-use the sample's training images alone, those of val/ its validation images. Colors say nothing about classes. Garments
-are whole, pale and of similar size, the ground is dark, and most scenes have many garments, so that a small network
-learns them within the minutes of a quickstart. The folder garments/ has each garment alone, drawn in the same way, to
-pretrain a body.
+random where it occludes little. Class 0 is the ground; 1 to 10 are the garments in the order of
+`zoo.data.prepare.sample.CLASSES`, equally frequent. Scenes of train/ use only training images of the sample, scenes of
+val/ only its validation images. Colors are independent of classes. The scenes are easy, so that a small network learns
+them within the minutes of a quickstart: garments are whole, pale and of similar size, and several in a scene
+disambiguate a shirt from a coat. The folder garments/ has each garment alone, to pretrain a body.
 
-All numbers are integers computed from the bytes of a hash function, so every machine and every version of the libraries
-makes the same pixels; their digest is `PIXELS_SHA256`.
+All numbers are integers computed from a hash function, so the pixels are the same on every machine and with every
+version of the libraries; their digest is `PIXELS_SHA256`.
 """
 
 from __future__ import annotations
@@ -26,26 +24,26 @@ from PIL import Image
 
 from zoo.data.prepare.output import cached_folder
 from zoo.data.prepare.sample import ARCHIVE, CLASSES, LICENSE
-from zoo.errors import VerificationError
+from zoo.errors import VerificationError, fault
 
 SCENES_NAME = "fashion-scenes"
 SCENE_CLASSES = ("ground", *CLASSES)
 NUM_SCENES = {"train": 1200, "val": 200}
-NUM_ALONE = {"train": 400, "val": 100}  # of each class, which are all that there are
+NUM_ALONE = {"train": 400, "val": 100}  # per class: all images of the sample
 SIDE_PX = 96
 GARMENT_PX = (38, 48)
 MAX_GARMENTS = 5
 ALONE = "garments"  # the folder of the garments alone
 ALONE_PX = 48
-TRIES = 4  # places that are drawn for a garment; the one that hides least is taken
+TRIES = 4  # random positions per garment, of which the one that occludes least is used
 PIXELS_SHA256 = "c2f96f9b014cbf21d298cba3055777499c69d31cd5e744dc23b867650ff4e952"
 
-DARKEN = 110  # the greatest value of the ground
-SILHOUETTE = 24  # a gray value above it belongs to the garment; below are the soft edges
-DARKEST = 80  # what black becomes, of 255, so that a black garment keeps its colour
-PALEST = 160  # of 255: garments are pale, so that what is woven into them is seen in all channels
+DARKEN = 110  # largest value of the ground
+SILHOUETTE = 24  # gray values above it belong to the garment, those below to its soft edges
+DARKEST = 80  # value of black parts of a garment, so that they keep its color
+PALEST = 160  # smallest value of a color, so that textures are visible in all channels
 
-# Colours of the classes in the label maps, which are palette images.
+# Colors of the classes in the label maps, which are palette images.
 PALETTE = (
     (0, 0, 0), (230, 25, 75), (60, 180, 75), (255, 225, 25), (0, 130, 200), (245, 130, 48), (145, 30, 180),
     (70, 240, 240), (240, 50, 230), (210, 245, 60), (170, 110, 40),
@@ -60,16 +58,16 @@ class Scene(NamedTuple):
 
 
 def unpack_scenes(cache: Path | None = None) -> Path:
-    """Return the folder with train/ and val/, each with images/ and labels/, made in ``cache`` where needed.
+    """Return the folder with train/ and val/, each with images/ and labels/, created in ``cache`` on first use.
 
-    The layout is "folders" of `zoo.data.label_maps`, with classes.txt. The folder garments/ in it has train/ and val/
-    with a folder per class, whose images of 48 x 48 px have one garment each. Raises DataError if it cannot be written.
+    The layout is "folders" of `zoo.data.label_maps`, with classes.txt. Its folder garments/ has class folders in train/
+    and val/, with images of 48 x 48 px of one garment each. Raises DataError if the folder cannot be written.
     """
     return cached_folder(SCENES_NAME, _build, f"{PIXELS_SHA256} of {NUM_SCENES} and {NUM_ALONE}".encode(), cache)
 
 
 def scenes(split: str) -> Iterator[Scene]:
-    """Yield the scenes of ``split`` ("train" or "val") in their order."""
+    """Yield the scenes of ``split`` ("train" or "val") in order."""
     with np.load(ARCHIVE, allow_pickle=False) as archive:
         garments = archive[split]
     silhouettes: dict[tuple[int, int], np.ndarray] = {}
@@ -78,7 +76,7 @@ def scenes(split: str) -> Iterator[Scene]:
 
 
 def garments_alone(split: str) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the number of the class, from 0, and an image (48, 48, 3) uint8 of each garment of ``split``, in order."""
+    """Yield the class, from 0, and an image (48, 48, 3) uint8 of each garment of ``split``, in order."""
     with np.load(ARCHIVE, allow_pickle=False) as archive:
         garments = archive[split]
     for number, of_class in enumerate(garments):
@@ -87,7 +85,7 @@ def garments_alone(split: str) -> Iterator[tuple[int, np.ndarray]]:
             image, classes = _ground(dice, ALONE_PX), np.zeros((ALONE_PX, ALONE_PX), dtype=np.uint8)
             side = dice.between(GARMENT_PX[0], ALONE_PX)
             place = dice.between(0, ALONE_PX - side), dice.between(0, ALONE_PX - side)
-            _paint(image, classes, garment, _silhouette(garment), number + 1, side, *place, _colour(dice))
+            _paint(image, classes, garment, _silhouette(garment), number + 1, side, *place, _color(dice))
             yield number, image.astype(np.uint8)
 
 
@@ -100,25 +98,23 @@ def _build(tree: Path) -> None:
             digest.update(image.tobytes() + classes.tobytes())
             Image.fromarray(image).save(tree / split / "images" / f"{index:04}.png")
             label_map = Image.fromarray(classes)
-            label_map.putpalette([value for colour in PALETTE for value in colour])
+            label_map.putpalette([value for color in PALETTE for value in color])
             label_map.save(tree / split / "labels" / f"{index:04}.png")
         for name in CLASSES:
             (tree / ALONE / split / name).mkdir(parents=True)
         for position, (number, image) in enumerate(garments_alone(split)):
             digest.update(image.tobytes())
-            file = f"{position % NUM_ALONE[split]:03}.png"  # as many of each class, one class after the other
+            file = f"{position % NUM_ALONE[split]:03}.png"  # sorted by class, equally many of each
             Image.fromarray(image).save(tree / ALONE / split / CLASSES[number] / file)
     if digest.hexdigest() != PIXELS_SHA256:
-        raise VerificationError(
-            f"the scenes have other pixels than they should: sha256 {digest.hexdigest()}, not {PIXELS_SHA256}; "
-            "zoo/data/prepare/scenes.py: install zoo anew"
-        )
+        what = f"the pixels of the scenes are wrong: sha256 {digest.hexdigest()}, expected {PIXELS_SHA256}"
+        raise VerificationError(fault(what, "zoo/data/prepare/scenes.py", "reinstall zoo"))
     (tree / "classes.txt").write_text("\n".join(SCENE_CLASSES) + "\n", encoding="utf-8")
     shutil.copyfile(LICENSE, tree / LICENSE.name)
 
 
 class _Dice:
-    """Random whole numbers that are a function of a text."""
+    """A generator of random integers, seeded by a text."""
 
     def __init__(self, text: str) -> None:
         self._hash = hashlib.shake_128(text.encode())
@@ -146,7 +142,7 @@ class _Dice:
 
 
 def _compose(garments: np.ndarray, number: int, silhouettes: dict[tuple[int, int], np.ndarray], dice: _Dice) -> Scene:
-    """Return the scene of the ``dice`` from the ``garments`` (class, image, 28, 28) of class ``number``."""
+    """Return a random scene of the ``garments`` (class, image, 28, 28) of class ``number``."""
     image, classes = _ground(dice, SIDE_PX), np.zeros((SIDE_PX, SIDE_PX), dtype=np.uint8)
     for _ in range(max(dice.between(1, MAX_GARMENTS), dice.between(1, MAX_GARMENTS))):
         key = number, dice.below(garments.shape[1])
@@ -157,17 +153,17 @@ def _compose(garments: np.ndarray, number: int, silhouettes: dict[tuple[int, int
         top, left = min(
             places, key=lambda place: np.count_nonzero(classes[place[0] : place[0] + side, place[1] : place[1] + side])
         )
-        _paint(image, classes, garments[key], silhouettes[key], key[0] + 1, side, top, left, _colour(dice))
+        _paint(image, classes, garments[key], silhouettes[key], key[0] + 1, side, top, left, _color(dice))
     return Scene(image.astype(np.uint8), classes)
 
 
-def _colour(dice: _Dice) -> np.ndarray:
-    """Return a pale colour, three numbers of at most 255."""
+def _color(dice: _Dice) -> np.ndarray:
+    """Return a random pale color: three numbers from `PALEST` to 255."""
     return PALEST + dice.array(3) * (255 - PALEST) // 255
 
 
 def _ground(dice: _Dice, side: int) -> np.ndarray:
-    """Return a ground (side, side, 3) of two dark colours in soft patches, with noise of single pixels, int64."""
+    """Return a ground (side, side, 3), int64, of soft patches in two dark colors, with per-pixel noise."""
     first, second = dice.array(2, 3)
     patches = _scaled(dice.array(*[dice.between(3, 12)] * 2), side)[..., None]
     noise = dice.array(side, side, 1) * dice.between(0, 48) // 255
@@ -183,19 +179,19 @@ def _paint(
     side: int,
     top: int,
     left: int,
-    colour: np.ndarray,
+    color: np.ndarray,
 ) -> None:
-    """Draw a garment over ``image`` and ``classes``; what lies outside of the square image is cut off."""
+    """Draw a garment onto ``image`` and ``classes``, which are mutated; it is clipped at the border."""
     part = tuple(slice(max(0, -start), min(side, len(image) - start)) for start in (top, left))
     place = tuple(slice(max(0, start), min(len(image), start + side)) for start in (top, left))
     covered = _scaled(silhouette * 255, side)[part] >= 128
     shade = DARKEST + _scaled(garment.astype(np.int64), side)[part] * (255 - DARKEST) // 255
-    image[place][covered] = (shade[..., None] * colour // 255)[covered]
+    image[place][covered] = (shade[..., None] * color // 255)[covered]
     classes[place][covered] = number
 
 
 def _silhouette(garment: np.ndarray) -> np.ndarray:
-    """Return where a garment (28, 28) is, 0 or 1: all that is not connected with the border by dark pixels."""
+    """Return the mask of a garment (28, 28), 0 or 1: all pixels not connected to the border by dark pixels."""
     dark = np.pad(garment <= SILHOUETTE, 1, constant_values=True)
     outside = np.zeros_like(dark)
     outside[0, 0] = True
@@ -212,10 +208,10 @@ def _silhouette(garment: np.ndarray) -> np.ndarray:
 
 
 def _scaled(image: np.ndarray, side: int) -> np.ndarray:
-    """Return a square image of whole numbers, scaled to ``side`` px by bilinear interpolation in whole numbers.
+    """Return a square integer image resized to ``side`` px by bilinear interpolation in integers.
 
-    Pixel i of the result has its centre at (i + 1/2) * n / side - 1/2 in the image of n px, which is a fraction with
-    the denominator 2 * side.
+    The center of pixel i of the result is at (i + 1/2) * n / side - 1/2 in the image of n px, a fraction with
+    denominator 2 * side.
     """
     size, whole = len(image), 2 * side
     places = np.clip((2 * np.arange(side) + 1) * size - side, 0, (size - 1) * whole)

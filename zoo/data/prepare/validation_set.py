@@ -1,4 +1,4 @@
-"""Tells whether a folder is the ImageNet validation set, and describes it in any case."""
+"""Describing a validation folder, and recognizing the ImageNet validation set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zoo.data.imagenet import NUM_CLASSES
 from zoo.data.scan import Scan, scan_folder
-from zoo.errors import DataError, listed, printable
+from zoo.errors import DataError, fault, listed
 
 NUM_IMAGES = 50_000
 CLASS_NAME = re.compile(r"n\d{8}")
@@ -21,17 +21,17 @@ ARCHIVE = "ILSVRC2012_img_val.tar (md5 29b22e2961454d5413ddabcf34fc5622)"
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """The images below ``folder``.
+    """The images of a validation folder.
 
     Args:
-    - `folder`: the folder of the images.
+    - `folder`: the folder.
     - `images`: number of images.
-    - `classes`: number of their classes.
-    - `per_class`: the fewest and the most images of a class.
-    - `digest`: sha256 of their names and sizes.
-    - `difference`: what distinguishes them from the ImageNet validation set, None if they are that set.
-    - `is_part`: whether all of them belong to the ImageNet validation set by their names, but others are missing.
-    - `fault`: why there are no images, None if there are; if it is given, all other fields are empty.
+    - `classes`: number of classes.
+    - `per_class`: smallest and largest number of images of a class.
+    - `digest`: sha256 of the names and sizes of the images.
+    - `difference`: the difference from the ImageNet validation set; None if there is none.
+    - `is_part`: whether the images are, by their names, a proper subset of the ImageNet validation set.
+    - `fault`: why the folder is unusable; the other fields then have their defaults.
     """
 
     folder: str
@@ -45,16 +45,15 @@ class ValidationSet:
 
     @property
     def is_imagenet(self) -> bool:
-        """Whether these are the 50,000 images that scores are published for."""
+        """Whether these are the 50,000 images of the published scores."""
         return self.fault is None and self.difference is None
 
 
 def describe_validation_set(data: Path) -> ValidationSet:
-    """Return a description of ``data``/val. If the folder cannot be used, ``fault`` says why.
+    """Return a description of ``data``/val, with a ``fault`` if the folder is unusable.
 
-    ImageNet is recognised by names and counts alone: 1000 folders called like n01440764 with 50 images each, whose
-    files are called ILSVRC2012_val_00000001 to ILSVRC2012_val_00050000. Some of these files in such folders are a part
-    of it. What is in the files is not looked at.
+    ImageNet is recognized by names and counts alone: 1000 folders named like n01440764 with 50 images each, whose files
+    are named ILSVRC2012_val_00000001 to ILSVRC2012_val_00050000. Files are not opened.
     """
     folder = data / "val"
     try:
@@ -75,7 +74,7 @@ def describe_validation_set(data: Path) -> ValidationSet:
 
 
 def expected_layout(data: Path) -> str:
-    """Return where the ImageNet validation set would have to be, and where it comes from."""
+    """Return instructions on where to put the ImageNet validation set and where to get it."""
     return (
         f"the ImageNet validation set is expected as {data / 'val' / 'n01440764' / 'ILSVRC2012_val_00000293.JPEG'} and "
         f"so on: {NUM_IMAGES:,} images, 50 in each of {NUM_CLASSES} class folders. It cannot be fetched without an "
@@ -89,33 +88,33 @@ def _difference(scan: Scan) -> str | None:
         return f"it has {sizes[0]:,} images in {sizes[1]:,} classes, not {NUM_IMAGES:,} in {NUM_CLASSES:,}"
     strange = [name for name in scan.classes if not CLASS_NAME.fullmatch(name)]
     if strange:
-        return f"class folders are not called like n01440764: {listed(strange, 3)}"
+        return f"class folders are not named like n01440764: {listed(strange, 3)}"
     if set(Counter(scan.targets).values()) != {NUM_IMAGES // NUM_CLASSES}:
         return f"not every class has {NUM_IMAGES // NUM_CLASSES} images"
     if set(map(validation_number, scan.names)) != set(range(1, NUM_IMAGES + 1)):
-        return f"its files are not called ILSVRC2012_val_00000001 to ILSVRC2012_val_{NUM_IMAGES:08}"
+        return f"its files are not named ILSVRC2012_val_00000001 to ILSVRC2012_val_{NUM_IMAGES:08}"
     return None
 
 
 def _is_part(scan: Scan) -> bool:
     numbers = set(map(validation_number, scan.names))
-    are_different = len(numbers) == len(scan.names) < NUM_IMAGES and numbers <= set(range(1, NUM_IMAGES + 1))
-    return are_different and all(map(CLASS_NAME.fullmatch, scan.classes))
+    is_subset = len(numbers) == len(scan.names) < NUM_IMAGES and numbers <= set(range(1, NUM_IMAGES + 1))
+    return is_subset and all(map(CLASS_NAME.fullmatch, scan.classes))
 
 
 def validation_number(name: bytes) -> int | None:
-    """Return the number of an image of the ImageNet validation set by its file's name, None for another image."""
+    """Return the number in the file name of an image of the ImageNet validation set; None for any other name."""
     match = IMAGE_NAME.match(os.path.basename(name))
     return int(match[1]) if match else None
 
 
 def _digest(scan: Scan) -> str:
-    """Return the sha256 of the names and sizes; to read 50,000 images would take as long as scoring them."""
+    """Return the sha256 of names and sizes. Reading 50,000 images would take as long as scoring them."""
     digest = hashlib.sha256()
     for name in scan.names:
         path = scan.root / os.fsdecode(name)
         try:
             digest.update(name + b"\0%d\n" % os.stat(path).st_size)
         except OSError as error:  # a link to nowhere
-            raise DataError(f"an image cannot be read: {error.strerror}; {printable(path)}") from error
+            raise DataError(fault(f"an image cannot be read: {error.strerror}", path)) from error
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Writes images as shards: tar files in webdataset's format, with an index that has a checksum of each image."""
+"""Writing shards: tar files in webdataset's format, and an index with a checksum of each image."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def open_shardable(root: Path, allow_empty_classes: bool = False) -> Source:
 def write_shards(source: Source, target: Path, *, per_shard: int, seed: int | None, show_progress: ShowProgress) -> int:
     """Write the images of ``source`` to ``target``/000000.tar and so on, and their index; return the number of shards.
 
-    The files of the images are copied unchanged. The bytes of the shards depend on the images, ``seed`` and
-    ``per_shard`` alone. ``target`` appears complete or not at all. Raises DataError if ``target`` exists, and if an
-    image cannot be read.
+    Encoded images are copied unchanged. The bytes of the shards depend only on the images, ``seed`` and ``per_shard``.
+    ``target`` is renamed into place when it is complete. Raises DataError if ``target`` exists, and if an image cannot
+    be read.
 
     Args:
-    - `per_shard`: images in a shard; the last one may have fewer.
-    - `seed`: shuffles the images, so that each shard has many classes; None keeps their order. Images of Parquet files
-      are shuffled within a window of row groups, see `ParquetImages.order`.
+    - `per_shard`: images per shard; the last one may have fewer.
+    - `seed`: seed of the shuffle; None keeps the order. Images of Parquet files are shuffled within a window of row
+      groups, see `ParquetImages.order`.
     """
     check_free(target)
     num_images = len(source.names)
@@ -60,23 +60,23 @@ def write_shards(source: Source, target: Path, *, per_shard: int, seed: int | No
 
 
 def _write_shard(file: io.BufferedWriter, source: Source, chosen: Sequence[int], start: int) -> Iterator[ImagePosition]:
-    """Write the images ``chosen`` to a tar file and yield their positions; ``start`` is the number of the first."""
+    """Write the images ``chosen`` to a tar file, numbered from ``start``, and yield their positions."""
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for number, index in enumerate(chosen, start=start):
             key, target, encoded = f"{number:09}", int(source.targets[index]), source.read(index)
             name = os.fsdecode(source.names[index])
             extension = os.path.splitext(name)[1].lower()
-            if extension not in EXTENSIONS:  # rows of Parquet files need not have a name
+            if extension not in EXTENSIONS:  # rows of Parquet files may have no file name
                 with naming(printable(os.path.join(source.root, name)), "an image"):
                     extension = extension_of(encoded)
             _add(tar, key + extension, encoded)
-            # The member that was added last is at the end of the file, except for the padding of its last block.
+            # The content of the last member is at the end of the file, padded to whole blocks.
             offset, label = tar.offset - padded(len(encoded)), str(target).encode()
             _add(tar, f"{key}.cls", label)
             yield ImagePosition(key, offset, len(encoded), target, checksum(encoded, label))
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)  # its other fields are always the same
+    member = tarfile.TarInfo(name)  # other fields have fixed defaults
     member.size = len(content)
     tar.addfile(member, io.BytesIO(content))
