@@ -1,7 +1,32 @@
-"""``zoo test-imagenet`` under the original project's name: CONFIG CHECKPOINT DATA, also for launchers."""
+"""``zoo validate`` with the arguments of the original project's test script: CONFIG CHECKPOINT DATA."""
 
-import sys
+from __future__ import annotations
 
-from zoo.cli import main
+from dataclasses import dataclass, fields
+from pathlib import Path
 
-raise SystemExit(main(["test-imagenet", *sys.argv[1:]]))
+from zoo.cli import run_script
+from zoo.cli.options import Command, DataFolder, Positive, argument, option
+from zoo.cli.validate import ScoreOptions, Validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreImageNet(Command, ScoreOptions):
+    """Score a checkpoint on DATA/val."""
+
+    config: str = argument("CONFIG")
+    """Experiment file."""
+    checkpoint: Path = argument("CHECKPOINT")
+    """Checkpoint, weights file or published name."""
+    data: DataFolder = argument("DATA")
+    """Folder with val/, one folder per class."""
+    log_every: Positive = option("-p", "--print-freq", default=10)
+
+    def run(self) -> int:
+        """Score the checkpoint as ``zoo validate`` does."""
+        options = {field.name: getattr(self, field.name) for field in fields(ScoreOptions)}
+        return Validate(name=self.config, weights=self.checkpoint, data=self.data, **options).run()
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_script(ScoreImageNet))

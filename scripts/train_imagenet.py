@@ -1,7 +1,20 @@
-"""``zoo train`` under the original project's name: CONFIG DATA, also for torch.distributed.launch and torchrun."""
+"""``zoo train`` with the arguments of the original training script: --print-freq is its --log-every."""
 
-import sys
+from __future__ import annotations
 
-from zoo.cli import main
+from dataclasses import dataclass
 
-raise SystemExit(main(["train", *sys.argv[1:]]))
+from zoo.cli import run_script
+from zoo.cli.options import Positive, option
+from zoo.cli.train import Train
+
+
+@dataclass(frozen=True, kw_only=True)
+class OriginalTrain(Train):
+    """Train an experiment on DATA/train and validate on DATA/val."""
+
+    log_every: Positive = option("-p", "--print-freq", default=10)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_script(OriginalTrain))

@@ -10,12 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zoo import convert, layers, weights
-    from zoo.errors import CheckpointError, ConfigError, ConversionError, DataError, WeightsError, ZooError
+    from zoo.errors import (
+        CheckpointError,
+        ConfigError,
+        ConversionError,
+        DataError,
+        NonFiniteLossError,
+        TrainingInterrupted,
+        VerificationError,
+        WeightsError,
+        ZooError,
+    )
     from zoo.registry import create_model, get, is_model, list_models, list_pretrained, transforms
     from zoo.remat.lean import lean
     from zoo.remat.memory_report import memory_report
     from zoo.remat.memory_use import count_memory, measure_memory
     from zoo.run.scoring import load_network, score
+    from zoo.run.segmenting import segment
+    from zoo.run.training import train
     from zoo.weights import load_weights
 
     __version__: str
@@ -25,6 +37,9 @@ __all__ = [
     "ConfigError",
     "ConversionError",
     "DataError",
+    "NonFiniteLossError",
+    "TrainingInterrupted",
+    "VerificationError",
     "WeightsError",
     "ZooError",
     "convert",
@@ -41,6 +56,8 @@ __all__ = [
     "measure_memory",
     "memory_report",
     "score",
+    "segment",
+    "train",
     "transforms",
     "weights",
 ]
@@ -58,6 +75,8 @@ _HOMES = {
     "measure_memory": "zoo.remat.memory_use",
     "memory_report": "zoo.remat.memory_report",
     "score": "zoo.run.scoring",
+    "segment": "zoo.run.segmenting",
+    "train": "zoo.run.training",
     "transforms": "zoo.registry",
 }
 

@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),  # torch 2.11's own decompositions
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # and its torch.compile
 ]
-NATIVE = pytest.mark.skipif(native.why_not() is not None, reason="the CPU kernels are not built")
+NATIVE = pytest.mark.skipif(native.unavailable_reason() is not None, reason="the CPU kernels are not built")
 
 
 def new_results() -> Results:
@@ -185,7 +185,7 @@ def test_every_layer_has_all_metrics_and_the_bytes_known_by_hand() -> None:
     layer.measure_layers(results, [(2, 16, 14, 14)], ["float32"], ["contiguous"], rounds=2)
     providers = {record.provider for record in results.records if record.subject == "norm + activation"}
     assert {BASELINE, "checkpointed std-BN", "compiled std-BN", "compiled iABN", "iABN reference"} <= providers
-    assert ("iABN native" in providers) == (native.why_not() is None)
+    assert ("iABN native" in providers) == (native.unavailable_reason() is None)
     held = values_of(results, "held")
     assert held[BASELINE] == pytest.approx(2, abs=0.05)  # x and z
     assert held["iABN reference"] == pytest.approx(1, abs=0.05)  # z
@@ -540,7 +540,7 @@ def test_a_strategy_is_a_point_and_the_budgets_of_a_compiled_network_are_a_curve
 
 def test_without_matplotlib_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match="--no-picture"):
+    with pytest.raises(ConfigError, match="--no-plot"):
         plot_style.check_matplotlib()
 
 

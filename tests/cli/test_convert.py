@@ -248,7 +248,9 @@ def test_folders_of_files_are_made_and_places_that_cannot_be_written_are_refused
     assert (tmp_path / "new" / "folder" / "file").is_file()
     (tmp_path / "x.pth").unlink(missing_ok=True)
     assert run(*command(relu_file / "file")) == 2
-    assert f"{relu_file / 'file'}: cannot be written, as {relu_file} is no folder" in capsys.readouterr().err
+    assert (
+        f"{relu_file / 'file'}: cannot be written, as {relu_file} is not a writable folder" in capsys.readouterr().err
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 

@@ -54,7 +54,7 @@ def test_all_faults_are_printed_and_the_exit_code_is_that_of_an_error(
     assert [
         str(path) in fault for path, fault in zip(("train/labels/000.png", "val/labels/000.png"), faults, strict=True)
     ]
-    assert "zoo data: 2 faults, listed above;" in error
+    assert "zoo data check: 2 faults, listed above;" in error
 
 
 def test_class_folders_are_described_by_their_numbers_of_images(

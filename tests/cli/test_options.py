@@ -41,12 +41,16 @@ def _options() -> dict[str, dict[str, object]]:
         commands = _commands()
     return {
         name: {
-            "/".join(action.option_strings) or str(action.metavar): str(action.default)
+            "/".join(action.option_strings) or str(action.metavar): _text(action.default)
             for action in parser._actions
             if action.dest != "help"
         }
         for name, parser in commands.items()
     }
+
+
+def _text(default: object) -> str:
+    return str(list(default) if isinstance(default, tuple) else default)
 
 
 def test_commands_and_options_are_those_written_down() -> None:

@@ -168,7 +168,7 @@ def test_a_grid_of_many_images_shows_the_first(
 
 def test_a_grid_that_is_no_png_is_refused_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "no-such-network", "no-such-image", "--grid", "grid.jpg"]) == 2
-    assert "grid.jpg is not called .png" in capsys.readouterr().err
+    assert "grid.jpg does not end in .png" in capsys.readouterr().err
 
 
 def test_a_image_predicted_alone_is_what_validation_scored(

@@ -46,7 +46,7 @@ def test_the_second_quickstart_only_scores_and_prints_the_same(
 def test_another_seed_is_another_run_in_a_folder_of_its_own() -> None:
     records = []
     for seed in ("1", "2"):
-        assert main(["quickstart", "--seed", seed]) == 0
+        assert main(["quickstart", "--seeds", seed]) == 0
         lines = Path(f"runs/quickstart-seed{seed}/metrics.jsonl").read_text().splitlines()
         records.append([json.loads(line) for line in lines])
     assert records[0][0]["config_digest"] != records[1][0]["config_digest"]
@@ -56,10 +56,10 @@ def test_another_seed_is_another_run_in_a_folder_of_its_own() -> None:
 @pytest.mark.usefixtures("in_small")
 def test_the_scores_of_several_seeds_are_written_with_their_origin(capsys: pytest.CaptureFixture[str]) -> None:
     """The seconds are those of training and scoring, and of a run that was there already nobody knows them."""
-    command = ["quickstart", "--seed", "1", "2", "--json", "seeds.json"]
+    command = ["quickstart", "--seeds", "1", "2", "--json", "seeds.json"]
     assert main(command) == 0
     first = json.loads(Path("seeds.json").read_text())
-    assert first["command"] == "zoo quickstart --seed 1 2 --json seeds.json"
+    assert first["command"] == "zoo quickstart --seeds 1 2 --json seeds.json"
     assert {"commit", "cpu", "threads", "torch"} <= first["environment"].keys()
     assert [run["seed"] for run in first["runs"]] == [1, 2]
     assert all(run["seconds"] > 0 for run in first["runs"])
@@ -78,7 +78,7 @@ def test_the_scores_of_several_seeds_are_written_with_their_origin(capsys: pytes
 
 @pytest.mark.usefixtures("in_small")
 def test_one_folder_is_not_enough_for_two_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["quickstart", "--seed", "1", "2", "--log-dir", "here"]) == 2
+    assert main(["quickstart", "--seeds", "1", "2", "--log-dir", "here"]) == 2
     assert "--log-dir" in capsys.readouterr().err
 
 
@@ -98,7 +98,7 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
     monkeypatch.setattr("zoo.config.experiments_dir", lambda: tmp_path)
     monkeypatch.setattr("zoo.data.scenes.unpack_scenes", lambda: data)
     monkeypatch.chdir(tmp_path)
-    command = ["quickstart", "--task", "segmentation", "--seed", "3", "--json", "seeds.json"]
+    command = ["quickstart", "--task", "segmentation", "--seeds", "3", "--json", "seeds.json"]
 
     assert main(command) == 0
 

@@ -205,7 +205,7 @@ def test_without_a_network_the_server_is_asked_for_once_and_the_reason_told_once
     assert asked == ["mirror.example"]
     reasons = list(dict.fromkeys(row["reason"] for row in content["rows"]))
     assert len(content["rows"]) == 3 * 9
-    assert "the name of the server is not known" in reasons[0]
+    assert "the host name cannot be resolved" in reasons[0]
     assert reasons[1:] == [f"no weights: see {next(iter(published()))}"]
 
 

@@ -64,7 +64,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
 
 
 def reproduce(*words: object) -> int:
-    return main(["reproduce", *map(str, words), "--no-picture"])
+    return main(["reproduce", *map(str, words), "--no-plot"])
 
 
 def rows_in(folder: Path) -> dict[str, dict[str, Any]]:
@@ -73,7 +73,7 @@ def rows_in(folder: Path) -> dict[str, dict[str, Any]]:
 
 def test_every_paper_can_be_named_and_all_of_them_at_once() -> None:
     names = [*PAPERS, "all"]
-    assert [build_parser().parse_args(["reproduce", name]).benchmark for name in names] == names
+    assert [build_parser().parse_args(["reproduce", name]).command.paper for name in names] == names
 
 
 def test_report_and_plots_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,8 +89,8 @@ def test_report_and_plots_are_written(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("all", "--out", tmp_path) == 0
     assert {(row["state"], row["command"]) for id, row in rows_in(tmp_path).items() if id.startswith("revnext")} == {
-        ("reproduced", "zoo reproduce revnext --item 'Table 9'"),
-        ("needs training", "zoo reproduce revnext --item 'Figure 1'"),
+        ("reproduced", "zoo reproduce revnext --only 'Table 9'"),
+        ("needs training", "zoo reproduce revnext --only 'Figure 1'"),
     }
     printed = capsys.readouterr().out
     assert "Of 6 published numbers: 3 reproduced, 3 need training." in printed
@@ -111,14 +111,14 @@ def test_one_paper_fills_its_rows_alone_and_says_what_nothing_measures(
 
 @pytest.mark.parametrize("item", ["Table 9", "table9", "TABLE  9"])
 def test_an_item_is_chosen_whatever_its_case_and_blanks(tmp_path: Path, item: str, measured: Measured) -> None:
-    assert reproduce("all", "--item", item, "--out", tmp_path) == 0
+    assert reproduce("all", "--only", item, "--out", tmp_path) == 0
     assert measured.items == [(paper, "Table 9") for paper in PAPERS]
     assert {row["state"] for row in rows_in(tmp_path).values()} == {"reproduced", "not run"}
 
 
 def test_an_unknown_item_is_answered_with_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reproduce("revnet", "--item", "Table 1", "--out", tmp_path) == 2
-    assert "--item: there is no measurement of Table 1; there are those of revnet: Table 9, Figure 1" in (
+    assert reproduce("revnet", "--only", "Table 1", "--out", tmp_path) == 2
+    assert "--only: there is no measurement of Table 1; there are those of revnet: Table 9, Figure 1" in (
         capsys.readouterr().err
     )
     assert list(tmp_path.iterdir()) == []
@@ -131,7 +131,7 @@ def test_rows_of_runs_stay_when_a_later_command_has_none(tmp_path: Path) -> None
     assert reproduce("all", "--out", out) == 0
     row = rows_in(out)["revnet/figure1/a"]
     assert (row["measured"], row["commit"], row["date"]) == (3, "1", "")
-    assert row["command"] == f"zoo reproduce revnet --item 'Figure 1' --runs {run}"
+    assert row["command"] == f"zoo reproduce revnet --only 'Figure 1' --runs {run}"
     assert rows_in(out)["revnext/figure1/a"]["state"] == "needs training", "the run belongs to the other paper"
 
 
@@ -257,9 +257,9 @@ def test_other_images_are_refused_before_anything_is_measured(
         (["revnext", "--data", "here"], "--data"),
         (["revnext", "-j", "99"], "-j"),
         (["inplace_abn", "--runs", "there"], "--runs"),
-        (["imagenet", "--data", "here", "--no-picture"], "--no-picture"),
+        (["imagenet", "--data", "here", "--no-plot"], "--no-plot"),
         (["imagenet", "--data", "here", "--runs", "there"], "--runs"),
-        (["imagenet", "--data", "here", "--item", "Table 1"], "--item"),
+        (["imagenet", "--data", "here", "--only", "Table 1"], "--only"),
         (["imagenet"], "--data"),
     ],
 )

@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 
 import zoo
+from scripts.test_vistas import SegmentVistas
 from tests.data.sample_images import random_image
 from tests.dist.spawn import free_port
-from zoo.cli import main
+from zoo.cli import main, run_script
 from zoo.cli.segment import kinds, numbers
 from zoo.tasks.views import ImageViews, segment
 
@@ -51,6 +52,10 @@ def _run(command: str, *words: object) -> int:
     return main([command, *map(str, words)])
 
 
+def _run_script(*words: object) -> int:
+    return run_script(SegmentVistas, [*map(str, words)])
+
+
 def _segment(files: Files, out: Path, *words: object) -> int:
     return _run("segment", files.config, files.images, out, "--weights", files.snapshot, *words)
 
@@ -77,7 +82,7 @@ def test_segment_writes_what_was_asked_for_and_says_how_fast(
         assert image.getpalette("RGB")[:3] == [0xA5, 0x2A, 0x2A]  # of Vistas, as its layout is the experiment's
     assert _segment(files, tmp_path / "new" / "out", *options) == 0
     assert "0 of 0 images segmented" in (text := capsys.readouterr().out)
-    assert "3 were there already" in text
+    assert "3 already had files" in text
 
 
 def test_segment_goes_on_after_a_broken_image_and_exits_with_code_2(
@@ -90,7 +95,7 @@ def test_segment_goes_on_after_a_broken_image_and_exits_with_code_2(
     output = capsys.readouterr()
     assert "1 of 2 images segmented" in output.out
     assert "broken.png" in output.err
-    assert "1 of 2 images could not be used and are named above" in output.err
+    assert "1 of 2 images could not be segmented and are listed above" in output.err
     assert _written(tmp_path / "out") == {"palette/a.png", "segment.json"}
 
 
@@ -100,7 +105,7 @@ def test_segment_goes_on_after_a_broken_image_and_exits_with_code_2(
         (("--scales", "1,0"), "scales = 1.0, 0.0: give one or more numbers above 0"),
         (("--scales", "1,1.0"), "1.0 more than once"),
         (("--tile", "33"), "tile = 33 is not a multiple of 32"),
-        (("--longest-side", "100000"), "--longest-side 100000: give at most 9459"),
+        (("--longest-side", "100000"), "longest_side = 100000: give a number from 1 to 9459"),
     ],
 )
 def test_impossible_options_are_refused_before_anything_is_loaded(
@@ -133,12 +138,12 @@ def test_an_unknown_kind_of_files_is_refused(capsys: pytest.CaptureFixture[str])
 @pytest.fixture
 def vistas(files: Files, monkeypatch: pytest.MonkeyPatch) -> Files:
     """A network of 11 million parameters takes the place of the published one, which has 136."""
-    monkeypatch.setattr("zoo.cli.segment.VISTAS", str(files.config))
+    monkeypatch.setattr("scripts.test_vistas.NETWORK", str(files.config))
     return files
 
 
 def _test_vistas(files: Files, out: Path, *words: object) -> int:
-    return _run("test-vistas", files.snapshot, files.images, out, *words)
+    return _run_script(files.snapshot, files.images, out, *words)
 
 
 def test_the_script_writes_the_originals_files_with_the_originals_defaults(vistas: Files, tmp_path: Path) -> None:
@@ -176,7 +181,7 @@ def test_a_rank_of_the_script_takes_its_share(
     assert "1 of 1 images segmented" in text
 
 
-def test_the_script_starts_a_process_for_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_starts_a_process_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = []
 
     class Process:
@@ -189,19 +194,19 @@ def test_the_script_starts_a_process_for_each_rank(tmp_path: Path, monkeypatch: 
         def terminate(self) -> None:
             pass
 
-    monkeypatch.setattr("zoo.cli.segment.subprocess.Popen", Process)
-    monkeypatch.chdir(tmp_path)
-    assert _run("test-vistas", "s", "in", "out", "--world-size", 2, "--flip", "--tile", 64, "--scales", "1,2") == 0
-    words = "--scales 1.0,2.0 --fusion-mode mean --output-mode raw --flip --tile 64 --world-size 2 --rank"
-    expected = ["test-vistas", *(str(tmp_path / name) for name in ("s", "in", "out")), *words.split(" ")]
-    assert [command[3:] for command in commands] == [[*expected, str(rank)] for rank in range(2)]
+    monkeypatch.setattr("scripts.test_vistas.subprocess.Popen", Process)
+    monkeypatch.setattr("sys.argv", ["scripts/test_vistas.py"])
+    assert _run_script("s", "in", "out", "--world-size", 2, "--flip", "--tile", 64, "--scales", "1,2") == 0
+    given = ["s", "in", "out", "--world-size", "2", "--flip", "--tile", "64", "--scales", "1,2"]
+    expected = [["scripts/test_vistas.py", "--world-size", "2", "--rank", str(rank), *given] for rank in range(2)]
+    assert [command[1:] for command in commands] == expected
 
 
 @pytest.mark.parametrize(
     ("words", "launched", "message"),
     [
         (("--world-size", "2", "--rank", "2"), False, "--rank 2 is not one of the 2 processes"),
-        (("--world-size", "2"), True, "a launcher has started this process"),
+        (("--world-size", "2"), True, "a launcher set rank and world size"),
     ],
 )
 def test_a_rank_that_cannot_be_is_refused(
@@ -215,7 +220,7 @@ def test_a_rank_that_cannot_be_is_refused(
     if launched:
         for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}.items():
             monkeypatch.setenv(name, str(value))
-    assert _run("test-vistas", "s", tmp_path, tmp_path / "out", *words) == 2
+    assert _run_script("s", tmp_path, tmp_path / "out", *words) == 2
     assert message in capsys.readouterr().err
 
 

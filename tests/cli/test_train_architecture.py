@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from pathlib import Path
@@ -12,10 +11,11 @@ import pytest
 import zoo
 from tests.engine.tiny import make_images
 from zoo.cli import main
-from zoo.cli.train import _experiment
+from zoo.cli.train import Train
 from zoo.config import load_experiment, parse_experiment
 from zoo.data.places import place_of
 from zoo.registry import default_experiment
+from zoo.run.training import experiment_for
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_an_architecture_is_trained_by_its_name(
         settings["input"] |= {"crop_train": 32, "scale_val": 32, "crop_val": 32}
         return parse_experiment(settings, "test")
 
-    monkeypatch.setattr("zoo.registry.default_experiment", one_epoch)
+    monkeypatch.setattr("zoo.run.training.default_experiment", one_epoch)
     assert main(["train", name, str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
     printed = capsys.readouterr().err
     assert f"{name} is an architecture, not an experiment, and is trained with default settings" in printed
@@ -51,10 +51,10 @@ def test_a_folder_with_the_name_of_the_architecture_may_be_there(
     """It may be the log folder of an earlier run."""
     monkeypatch.chdir(tmp_path)
     Path("resnet18").mkdir()
-    assert _experiment("resnet18", place_of(data), None).network.arch == "resnet18"
+    assert experiment_for("resnet18", place_of(data)).network.arch == "resnet18"
 
 
-def test_the_number_of_epochs_that_is_logged_is_the_one_of_the_command(
+def test_the_logged_settings_have_the_epochs_of_the_command(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zoo.run.training.train_experiment", lambda *args: None)
@@ -67,11 +67,11 @@ def test_the_default_log_folder_has_the_whole_name(name: str, monkeypatch: pytes
     """The weights of timm that differ only behind the dot are not trained into one folder."""
     folders: list[Path] = []
 
-    def train(args: argparse.Namespace) -> int:
-        folders.append(args.log_dir)
+    def train(self: Train, log_dir: Path) -> int:
+        folders.append(log_dir)
         return 0
 
-    monkeypatch.setattr("zoo.cli.train._train", train)
+    monkeypatch.setattr(Train, "_train", train)
     assert main(["train", name, "data"]) == main(["train", f"folder/{name}.json", "data"]) == 0
     assert folders == [Path("runs") / name] * 2
 

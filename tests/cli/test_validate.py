@@ -10,6 +10,8 @@ import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,9 +21,10 @@ import torch
 from torch import nn
 
 import zoo
+from scripts.test_imagenet import ScoreImageNet
 from tests.cli.conftest import NUM_VAL, SETTINGS, Run
 from tests.data.sample_images import make_folder, random_image
-from zoo.cli import main
+from zoo.cli import main, run_script
 from zoo.config import parse_experiment
 from zoo.engine.process import Process
 from zoo.registry import published
@@ -32,15 +35,15 @@ from zoo.weights.cache import weights_path
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
-def _result(command: list[str], folder: Path) -> dict[str, Any]:
-    assert main([*command, "--json", str(folder / "result.json")]) == 0
+def _result(command: list[str], folder: Path, run: Callable[[list[str]], int] = main) -> dict[str, Any]:
+    assert run([*command, "--json", str(folder / "result.json")]) == 0
     content: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return content
 
 
 def test_the_json_file_holds_scores_protocol_weights_and_machine(finished: Run, tmp_path: Path) -> None:
-    command = ["test-imagenet", str(finished.config), str(finished.checkpoint), str(finished.data), "-j", "0"]
-    result = _result(command, tmp_path)
+    command = [str(finished.config), str(finished.checkpoint), str(finished.data), "-j", "0"]
+    result = _result(command, tmp_path, partial(run_script, ScoreImageNet))
     lines = (finished.log_dir / "metrics.jsonl").read_text().splitlines()
     last = next(record for record in map(json.loads, reversed(lines)) if record["event"] == "validation")
     assert {key: result[key] for key in ("top1", "top5", "loss", "count")} == {
@@ -115,7 +118,7 @@ def test_weights_whose_classifier_does_not_fit_get_no_score(
 ) -> None:
     config = tmp_path / "three.json"
     config.write_text(json.dumps({**SETTINGS, "network": {**SETTINGS["network"], "classes": 3}}))
-    assert main(["test-imagenet", str(config), str(finished.checkpoint), str(finished.data)]) == 2
+    assert run_script(ScoreImageNet, [str(config), str(finished.checkpoint), str(finished.data)]) == 2
     assert "random classifier" in capsys.readouterr().err
 
 
@@ -264,7 +267,7 @@ def test_an_experiment_that_contradicts_its_weights_gets_no_score(
 ) -> None:
     config = tmp_path / "standard.json"
     config.write_text(json.dumps({**SETTINGS, "network": {**SETTINGS["network"], "bn_mode": "standard"}}))
-    assert main(["test-imagenet", str(config), str(finished.checkpoint), str(finished.data)]) == 2
+    assert run_script(ScoreImageNet, [str(config), str(finished.checkpoint), str(finished.data)]) == 2
     assert "norm='inplace' in the file, but norm='standard' is asked for" in capsys.readouterr().err
     assert main(["validate", "resnet34", str(finished.data), "--weights", str(finished.checkpoint)]) == 2
     assert "arch='resnet18' in the file, but arch='resnet34' is asked for" in capsys.readouterr().err
@@ -324,9 +327,8 @@ def test_folders_of_files_are_made_and_places_that_cannot_be_written_are_refused
     assert (tmp_path / "new" / "folder" / "file").is_file()
     capsys.readouterr()
     assert main([*command, str(finished.config / "file")]) == 2
-    assert (
-        f"{finished.config / 'file'}: cannot be written, as {finished.config} is no folder" in capsys.readouterr().err
-    )
+    message = f"{finished.config / 'file'}: cannot be written, as {finished.config} is not a writable folder"
+    assert message in capsys.readouterr().err
     assert main([*command, str(tmp_path)]) == 2
     assert f"{tmp_path}: cannot be written, as it is a folder" in capsys.readouterr().err
 

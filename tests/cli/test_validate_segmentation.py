@@ -104,7 +104,7 @@ def test_the_confusion_is_drawn(files: Files, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--confusion", "plot.jpg"], "plot.jpg is not called .png"),
+        (["--confusion", "plot.jpg"], "plot.jpg does not end in .png"),
         (["--task", "classification"], "tiny (deeplab_resnet18) is a network of segmentation; --task classification"),
         (["--crop", "8"], "whole images are scored, one at a time; command line: leave out --crop"),
         (["--scale", "-1", "--ten-crops"], "leave out --scale, --ten-crops"),

@@ -17,12 +17,12 @@ ZOO = [sys.executable, "-m", "zoo"]
 # Shells let what they start in the background ignore Ctrl-C, and its children inherit that.
 SLOW = """
 import signal, time
-from zoo.cli import doctor, main
+from zoo.cli import Doctor, main
 signal.signal(signal.SIGINT, signal.default_int_handler)
 def run(args):
     print("working", flush=True)
     time.sleep(60)
-doctor.run = run
+Doctor.run = run
 raise SystemExit(main(["doctor", *{arguments!r}]))
 """
 
@@ -52,7 +52,7 @@ def test_debug_shows_where_ctrl_c_came() -> None:
 
 
 def test_a_reader_that_leaves_early_ends_the_command_without_a_word() -> None:
-    code = "from zoo.cli import doctor, main; doctor.run = lambda args: print('line\\n' * 200000) or 0; "
+    code = "from zoo.cli import Doctor, main; Doctor.run = lambda args: print('line\\n' * 200000) or 0; "
     code += "raise SystemExit(main(['doctor']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -68,7 +68,7 @@ def test_a_pipe_of_the_commands_own_that_breaks_is_not_taken_for_the_output(monk
     def fail(args: object) -> int:
         raise BrokenPipeError("a worker has gone")
 
-    monkeypatch.setattr("zoo.cli.doctor.run", fail)
+    monkeypatch.setattr("zoo.cli.doctor.Doctor.run", fail)
     monkeypatch.setattr("zoo.cli._reader_has_left", lambda: False)
     with pytest.raises(BrokenPipeError, match="a worker has gone"):
         main(["doctor"])
@@ -81,7 +81,7 @@ def test_a_rank_that_is_no_number_does_not_keep_a_command_from_running(rank: str
 
 
 def test_output_that_knows_only_ascii_shows_other_characters_escaped() -> None:
-    code = "from zoo.cli import doctor, main; doctor.run = lambda args: print('Kühe\\udcff') or 0; main(['doctor'])"
+    code = "from zoo.cli import Doctor, main; Doctor.run = lambda args: print('Kühe\\udcff') or 0; main(['doctor'])"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True
     )

@@ -88,7 +88,7 @@ def test_an_option_that_the_ranks_have_to_share_is_refused_by_its_name(
     command = ["train", _write_settings(tmp_path / "a.json"), str(data), "-j", "0", "--log-dir", "log"]
     for code, printed, _ in _run([command, [*command, *option]], tmp_path):
         assert code == 2
-        assert f"rank 1: --{'on-bad-image' if option[0] != '-p' else 'print-freq'} = " in printed
+        assert f"rank 1: --{'on-bad-image' if option[0] != '-p' else 'log-every'} = " in printed
 
 
 def _copy_with_one_image_in_another_class(data: Path, target: Path) -> Path:

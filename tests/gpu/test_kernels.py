@@ -37,7 +37,7 @@ from zoo.ops.abn.kernels import NormSettings
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(triton.why_not() is not None, reason=str(triton.why_not())),
+    pytest.mark.skipif(triton.unavailable_reason() is not None, reason=str(triton.unavailable_reason())),
 ]
 LAYER_SHAPES = [(8, 64, 112, 112), (8, 256, 56, 56), (8, 512, 28, 28), (8, 1024, 14, 14), (8, 2048, 7, 7)]
 ODD_SHAPES = [(2, 176, 14, 14), (5, 3, 225, 223), (1, 1, 1000, 1001), (4099, 37), (2, 24, 5, 6, 7), (2, 64, 3, 2)]

@@ -15,8 +15,8 @@ from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, checkpoint, freeze_norms, init_weights
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.layers.stages import UnwoundSequential
-from zoo.ops.unwind import ResidualSum
+from zoo.layers.stages import ResidualInversion
+from zoo.ops.residual_inversion import ResidualSum
 from zoo.remat.memory_use import measure_memory
 
 BOTTLENECK, BASIC = (4, 4, 16), (8, 16)
@@ -38,9 +38,9 @@ def stage(channels=BOTTLENECK, blocks=4, in_channels=8, norm=InPlaceABN, stride=
     return plain
 
 
-def unwound(plain: nn.Sequential, redo_3x3=False) -> UnwoundSequential:
+def unwound(plain: nn.Sequential, redo_3x3=False) -> ResidualInversion:
     twin = copy.deepcopy(plain)
-    return UnwoundSequential(OrderedDict(twin.named_children()), redo_3x3).train(plain.training)
+    return ResidualInversion(OrderedDict(twin.named_children()), redo_3x3).train(plain.training)
 
 
 def images(channels=8, dtype=torch.float64) -> torch.Tensor:
@@ -290,7 +290,7 @@ class _Checkpointed(nn.Module):
 def test_a_projection_after_the_first_block_is_refused():
     blocks = OrderedDict(a=IdentityResidualBlock(8, (4, 4, 8), InPlaceABN), b=IdentityResidualBlock(8, (4, 8), ABN, 2))
     with pytest.raises(ValueError, match="only the first"):
-        UnwoundSequential(blocks)
+        ResidualInversion(blocks)
 
 
 def _distributed_step(unwind: bool) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from tests.formula import activated_batch_norm, relative_error
 from tests.layers.test_deeplab_head import paper_head
 from zoo.architectures import ARCHITECTURES
 from zoo.layers import ABN, InPlaceABN, freeze_norms
-from zoo.layers.stages import CheckpointedSequential, UnwoundSequential
+from zoo.layers.stages import CheckpointedSequential, ResidualInversion
 from zoo.models.base import count_network
 
 DEEPLABS = [name for name, record in ARCHITECTURES.items() if record.task == "segmentation"]
@@ -117,7 +117,7 @@ def test_the_vistas_network_has_the_published_sizes() -> None:
 
 def test_memory_and_stem_are_the_bodys() -> None:
     body = build_meta("deeplab_resnext50", norm="inplace", memory="unwind_3x3", input_3x3=True).body
-    assert isinstance(body.mod2, UnwoundSequential)
+    assert isinstance(body.mod2, ResidualInversion)
     assert hasattr(body.mod1, "conv3")
     assert isinstance(build_meta("deeplab_resnet18", memory="checkpoint").body.mod2, CheckpointedSequential)
     assert build_meta("deeplab_densenet121", memory="checkpoint").body.memory == "checkpoint"

@@ -17,7 +17,7 @@ from zoo.architectures import ARCHITECTURES, LEAN, NEEDS_INPLACE
 from zoo.convert.trace import Trace
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.layers.stages import UnwoundSequential, build_stage
+from zoo.layers.stages import ResidualInversion, build_stage
 from zoo.models import wider_resnet
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
@@ -250,5 +250,5 @@ def test_lean_networks_can_be_traced_and_exported():
 def test_unwound_stages_are_built_where_they_are_asked_for():
     with torch.device("meta"):
         network = zoo.get("resnext50", norm="inplace", memory="unwind_3x3")
-    assert isinstance(network.mod3, UnwoundSequential)
+    assert isinstance(network.mod3, ResidualInversion)
     assert network.mod3.redo_3x3

@@ -19,7 +19,14 @@ from zoo.ops.abn import backend, kernels, meta, native, reference, triton
 def test_every_back_end_has_the_kernels_of_the_contract_with_its_arguments(module):
     members = vars(kernels.Kernels).items()
     required = {name: member for name, member in members if inspect.isfunction(member) and name[0] != "_"}
-    assert required.keys() == {"why_not", "statistics", "apply", "apply_", "backward_reduce", "backward_apply"}
+    assert required.keys() == {
+        "unavailable_reason",
+        "statistics",
+        "apply",
+        "apply_",
+        "backward_reduce",
+        "backward_apply",
+    }
     for name, contract in required.items():
         _, *expected = inspect.signature(contract).parameters.values()  # the first is self
         assert list(inspect.signature(getattr(module, name)).parameters.values()) == expected
@@ -40,7 +47,9 @@ def test_the_reference_can_be_forced_and_the_choice_comes_back():
 
 
 def test_a_forced_back_end_that_is_not_there_raises_with_its_reason(monkeypatch):
-    monkeypatch.setitem(backend.DEVICES, "native", ("cpu", SimpleNamespace(why_not=lambda: "no compiler was found")))
+    monkeypatch.setitem(
+        backend.DEVICES, "native", ("cpu", SimpleNamespace(unavailable_reason=lambda: "no compiler was found"))
+    )
     with (
         pytest.raises(ConfigError, match="ZOO_KERNELS=native cannot be had: no compiler was found"),
         backend.forced("native"),
@@ -57,11 +66,11 @@ def test_an_unknown_name_raises_with_the_known_ones():
 
 
 def test_the_description_says_why_a_back_end_is_off(monkeypatch):
-    monkeypatch.setitem(backend.DEVICES, "native", ("cpu", SimpleNamespace(why_not=lambda: None)))
+    monkeypatch.setitem(backend.DEVICES, "native", ("cpu", SimpleNamespace(unavailable_reason=lambda: None)))
     assert "active" in backend.describe()["reference"]
     with backend.forced("reference"):
         assert backend.describe()["native"] == "off: ZOO_KERNELS=reference"
-    monkeypatch.setitem(backend.DEVICES, "triton", ("cuda", SimpleNamespace(why_not=lambda: None)))
+    monkeypatch.setitem(backend.DEVICES, "triton", ("cuda", SimpleNamespace(unavailable_reason=lambda: None)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with backend.forced("auto"):
         assert backend.describe()["triton"] == "ready, but there is no CUDA device"

@@ -10,7 +10,9 @@ from zoo.ops.abn.functional import inplace_abn
 from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
 from zoo.ops.abn.statistics import Statistics, update_running
 
-pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=f"compiled kernels: {native.why_not()}")
+pytestmark = pytest.mark.skipif(
+    native.unavailable_reason() is not None, reason=f"compiled kernels: {native.unavailable_reason()}"
+)
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 2.0), ("elu", 1.0), ("elu", 0.3), ("identity", 0.0)]

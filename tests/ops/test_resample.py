@@ -13,7 +13,9 @@ from zoo.limits import MAX_PIXELS
 from zoo.ops.abn import native
 from zoo.ops.resample import resize_box
 
-compiled = pytest.mark.skipif(native.why_not() is not None, reason=f"compiled kernels: {native.why_not()}")
+compiled = pytest.mark.skipif(
+    native.unavailable_reason() is not None, reason=f"compiled kernels: {native.unavailable_reason()}"
+)
 SIDES = st.one_of(st.integers(1, 12), st.integers(1, 70), st.integers(1, 700))
 # The two ends of a box along one axis, as fractions of the image.
 EDGES = st.one_of(st.just((0.0, 1.0)), st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted))
@@ -146,7 +148,7 @@ def test_the_result_is_written_into_out_and_nowhere_else():
 def test_without_the_kernels_the_result_is_the_same(source, monkeypatch):
     image, arguments = make_image(*source), ((31, 20), (0.3, 1.5, 1.9, 8.25), (4, 5, 20, 13))
     native_result = resize_box(image, *arguments)
-    monkeypatch.setattr(native, "why_not", lambda: "not built")
+    monkeypatch.setattr(native, "unavailable_reason", lambda: "not built")
     monkeypatch.setattr(native, "resize_into", None)
     out = torch.empty(3, 20, 13, dtype=torch.uint8)
     assert torch.equal(resize_box(image, *arguments), native_result)

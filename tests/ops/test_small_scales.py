@@ -23,9 +23,11 @@ from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.norm_act_conv import norm_act_conv
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.convolution import Convolution, Geometry
-from zoo.ops.unwind import recomputed_norm
+from zoo.ops.residual_inversion import recomputed_norm
 
-needs_native = pytest.mark.skipif(native.why_not() is not None, reason=f"compiled kernels: {native.why_not()}")
+needs_native = pytest.mark.skipif(
+    native.unavailable_reason() is not None, reason=f"compiled kernels: {native.unavailable_reason()}"
+)
 BACK_ENDS = [pytest.param("native", marks=needs_native), "reference"]
 KERNELS = {"native": native, "reference": reference}
 

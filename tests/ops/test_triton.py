@@ -27,7 +27,7 @@ from zoo.ops.abn import triton
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ["statistics", "combine_statistics", "apply", "backward_reduce", "combine_sums", "backward_apply"]
-needs_triton = pytest.mark.skipif(triton.why_not() is not None, reason=str(triton.why_not()))
+needs_triton = pytest.mark.skipif(triton.unavailable_reason() is not None, reason=str(triton.unavailable_reason()))
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,9 @@ def test_six_norms_compiled_in_one_graph_equal_eager_ones(interpreted):
 
 
 def test_importing_the_kernels_without_triton_gives_the_reason():
-    program = "import sys; sys.modules['triton'] = None\nfrom zoo.ops.abn import triton\nprint(triton.why_not())"
+    program = (
+        "import sys; sys.modules['triton'] = None\nfrom zoo.ops.abn import triton\nprint(triton.unavailable_reason())"
+    )
     child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert child.stdout.startswith("triton is not installed: ")
 

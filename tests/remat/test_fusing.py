@@ -20,7 +20,7 @@ from zoo.remat.memory_use import measure_memory
 from zoo.remat.operations import apply_line
 from zoo.remat.recipes import RecipeError
 
-pytestmark = pytest.mark.skipif(native.why_not() is not None, reason="the C++ kernels are not built")
+pytestmark = pytest.mark.skipif(native.unavailable_reason() is not None, reason="the C++ kernels are not built")
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda y: y, "relu": F.relu, "silu": F.silu, "hardswish": F.hardswish,

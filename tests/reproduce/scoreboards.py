@@ -45,7 +45,7 @@ def found(
 
 def measured_by(section: str = "Table 3", **environment: Any) -> MeasuredBy:
     """Return what measured an item of the RevNet paper, in this environment."""
-    return MeasuredBy(section, f"zoo reproduce revnet --item '{section}'", {**ENVIRONMENT, **environment})
+    return MeasuredBy(section, f"zoo reproduce revnet --only '{section}'", {**ENVIRONMENT, **environment})
 
 
 def rows_of(*comparisons: Comparison) -> list[Row]:

@@ -43,7 +43,7 @@ def test_a_row_has_the_published_number_the_measured_one_and_how_it_was_measured
         7.3, "%", 3, 0.1, "reproduced", "reproduced: as measured",
     )  # fmt: skip
     assert (row.commit, row.date, row.environment) == ("a" * 40, "2026-03-04", {"torch": "2.15.0", "cuda": None})
-    assert (row.weights_md5, row.data, row.command) == ("md5", "digest", "zoo reproduce revnet --item 'Table 3'")
+    assert (row.weights_md5, row.data, row.command) == ("md5", "digest", "zoo reproduce revnet --only 'Table 3'")
 
 
 def test_the_first_comparison_that_names_a_number_is_its_row() -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import ToTensor
 
+from scripts.test_vistas import OriginalFiles
 from tests.data.sample_images import random_image
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import this_process
@@ -21,7 +22,7 @@ from zoo.engine.process import Process
 from zoo.errors import ConfigError, DataError
 from zoo.run.label_images import palette_for
 from zoo.run.scoring import LoadedNetwork
-from zoo.run.segmenting import Folders, OriginalFiles, segment_images
+from zoo.run.segmenting import Folders, segment_images
 from zoo.tasks.views import ImageViews, segment
 
 CLASSES = 4

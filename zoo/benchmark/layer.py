@@ -69,7 +69,7 @@ def providers(channels: int, device: torch.device) -> dict[str, Provider]:
         "iABN reference": ours("reference"),
     }
     for name, (kind, module) in backend.DEVICES.items():
-        if kind == device.type and module.why_not() is None:
+        if kind == device.type and module.unavailable_reason() is None:
             by_name[f"iABN {name}"] = ours(name)
     return by_name
 
@@ -118,7 +118,7 @@ def _measure_case(results: Results, case: Case, by_name: dict[str, Provider], by
             results.add(case, name, "held", "tensors", [memory.held / x.nbytes])
             results.add(case, name, "peak", "tensors", [memory.peak / x.nbytes])
         steps = {name: _layer_step(provider, x, dz) for name, provider in by_name.items()}
-        if results.device.type == "cpu" and native.why_not() is None:
+        if results.device.type == "cpu" and native.unavailable_reason() is None:
             steps["raw native"] = _raw_step(x, dz)
         seconds = time_interleaved(steps, Clock(results.device), rounds=rounds)
     torch.compiler.reset()  # the next case compiles its own layers

@@ -1,6 +1,6 @@
 """The command line: ``zoo`` and ``python -m zoo``, one file per command.
 
-Nothing here imports torch before a command runs, so that ``--help`` and mistakes are answered at once.
+Nothing here imports torch before a command runs, so that ``--help`` and usage errors are answered at once.
 """
 
 from __future__ import annotations
@@ -11,60 +11,114 @@ import select
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from zoo.cli import (
-    benchmark,
-    compare,
-    convert,
-    data,
-    doctor,
-    fetch,
-    list_networks,
-    predict,
-    quickstart,
-    reproduce,
-    segment,
-    settings,
-    show,
-    train,
-    validate,
-)
+from zoo.cli.benchmark import BENCHMARK
+from zoo.cli.compare import Compare
+from zoo.cli.convert import Convert
+from zoo.cli.data import DATA
+from zoo.cli.doctor import Doctor
+from zoo.cli.fetch import Fetch, Verify
+from zoo.cli.list_networks import List
+from zoo.cli.options import Command, Group, add_options, parsed
+from zoo.cli.predict import Predict
+from zoo.cli.quickstart import Quickstart
+from zoo.cli.reproduce import REPRODUCE
+from zoo.cli.segment import Segment
+from zoo.cli.settings import Settings
+from zoo.cli.show import Show
+from zoo.cli.train import Train
+from zoo.cli.validate import Validate
 from zoo.engine.interrupts import RememberedInterrupt
 from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, nearest, printable
 from zoo.run.console import set_up_console
 
-COMMANDS = (
-    list_networks, show, settings, fetch, data, train, validate, compare, convert, predict, segment, reproduce,
-    benchmark, quickstart, doctor,
-)  # fmt: skip
+COMMANDS: Mapping[str, type[Command] | Group] = {
+    "list": List,
+    "show": Show,
+    "settings": Settings,
+    "fetch": Fetch,
+    "verify": Verify,
+    "data": DATA,
+    "train": Train,
+    "validate": Validate,
+    "compare": Compare,
+    "convert": Convert,
+    "predict": Predict,
+    "segment": Segment,
+    "reproduce": REPRODUCE,
+    "benchmark": BENCHMARK,
+    "quickstart": Quickstart,
+    "doctor": Doctor,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, or the ``exit_code`` of the ZooError that it raised.
 
-    ``argv`` defaults to the arguments of the process. A ZooError is printed on stderr, without a traceback
-    unless ``--debug`` is given; Ctrl-C ends with code 130 and one line. A reader of the output that stops reading
-    (``zoo list | head -1``) ends the command without a message and with code 141, as it ends other programs. Wrong
-    arguments end the process with code 2, as argparse does.
+    ``argv`` defaults to the arguments of the process. Usage errors exit with code 2, as argparse does.
     """
-    set_up_console(rank=_rank())
     parser = build_parser()
     words = _known_command(parser, sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(words)
-    args.command_line = shlex.join(["zoo", *words])  # recorded in result files
-    if args.command is None:
+    if "command" not in args:
         parser.print_help(sys.stderr)
         parser.exit(EXIT_USER_ERROR)
-    # Threads that spin while they wait make a step many times slower as soon as anything else wants a core. torch
-    # reads the variable when it is imported, which has not happened yet.
+    return _run(args, shlex.join(["zoo", *words]))
+
+
+def run_script(command: type[Command], argv: Sequence[str] | None = None) -> int:
+    """Run ``command`` as a program of its own, with the options alone as its arguments; return its exit code."""
+    parser = _Parser(description=_descriptions(command)[1])
+    add_options(parser, command)
+    words = sys.argv[1:] if argv is None else argv
+    return _run(parser.parse_args(words), shlex.join([sys.argv[0], *words]))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = _Parser(prog="zoo", description="Train, score and convert networks that classify or segment images.")
+    parser.add_argument("--version", action=_PrintVersion, help="Print the version and exit")
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        if isinstance(command, Group):
+            group = commands.add_parser(name, help=command.summary)
+            kinds = group.add_subparsers(metavar=command.metavar, required=True, help=f"See {command.metavar} --help")
+            for kind, command_of_kind in command.kinds.items():
+                _add_command(kinds, kind, command_of_kind)
+        else:
+            _add_command(commands, name, command)
+    return parser
+
+
+def _add_command(commands: argparse._SubParsersAction[Any], name: str, command: type[Command]) -> None:
+    summary, description = _descriptions(command)
+    add_options(commands.add_parser(name, help=summary, description=description), command)
+
+
+def _descriptions(command: type[Command]) -> tuple[str, str]:
+    """Return the first paragraph of a command's docstring without the period, and the whole docstring, for argparse."""
+    paragraphs = [" ".join(text.split()) for text in (command.__doc__ or "").split("\n\n")]
+    return paragraphs[0].removesuffix(".").replace("%", "%%"), " ".join(paragraphs)
+
+
+def _run(args: argparse.Namespace, command_line: str) -> int:
+    """Run a parsed command and return its exit code.
+
+    A ZooError is printed on stderr, without a traceback unless ``--debug`` is given. Ctrl-C exits with code 130 and
+    one line. If the reader of the output stops reading (``zoo list | head -1``), the exit code is 141 and nothing is
+    printed, as for other programs.
+    """
+    set_up_console(rank=_rank())
+    # Spinning threads slow a step down many times as soon as another program wants a core. torch reads the variable
+    # when it is imported, which has not happened yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         with RememberedInterrupt():
-            code: int = args.run(args)
+            code: int = parsed(args.command, args, command_line).run()
         sys.stdout.flush()  # here, where a BrokenPipeError is handled
     except ZooError as error:
         _print_error(args, str(error))
@@ -75,34 +129,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _reader_has_left():
             raise
-        # Python flushes once more when it ends, and would complain that it cannot.
+        # Python flushes stdout again at exit, and would report that it cannot.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     return code
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
-    parser = _Parser(
-        prog="zoo",
-        description="Networks that classify or segment images, their weights and training.",
-    )
-    parser.add_argument("--version", action=_PrintVersion, help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(commands)
-    for subparser in commands.choices.values():
-        subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(commands=tuple(commands.choices))
-    return parser
-
-
 class _Parser(argparse.ArgumentParser):
-    """Reports an unknown option before missing arguments, and a missing KIND with its choices."""
+    """Reports an unknown option before missing arguments, and lists the choices of a missing KIND."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else list(args)
-        if self._subparsers is not None:  # the options behind the command are for its own parser
+        if self._subparsers is not None:  # options after the command belong to its own parser
             words = list(takewhile(lambda word: word.startswith("-"), words))
         options = [option for option in self._option_string_actions if option.startswith("--")]
         for word in takewhile(lambda word: word != "--", words):
@@ -121,7 +159,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _PrintVersion(argparse.Action):
-    """Prints the version, also in a checkout that is not installed; it is looked up only when it is asked for."""
+    """Prints the version and exits; also works in a checkout that is not installed."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
@@ -130,23 +168,22 @@ class _PrintVersion(argparse.Action):
         try:
             print(f"zoo {metadata.version('zoo')}")
         except metadata.PackageNotFoundError:
-            print("zoo of a checkout that is not installed")
+            print("zoo (checkout, not installed)")
         parser.exit()
 
 
 def _known_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> Sequence[str]:
-    """Return the arguments, ``help`` as ``--help``; end with code 2 and the nearest names for an unknown command."""
-    known = parser.get_default("commands")
-    if not words or words[0].startswith("-") or words[0] in known:
+    """Return the arguments with ``help`` as ``--help``; exit with code 2 and the nearest names for unknown commands."""
+    if not words or words[0].startswith("-") or words[0] in COMMANDS:
         return words
     if words[0] == "help":
         return [*words[1:2], "--help"]
-    near = " or ".join(nearest(words[0], known, 2))
+    near = " or ".join(nearest(words[0], COMMANDS, 2))
     parser.error(f"there is no command {printable(words[0])!r}; did you mean {near}? (zoo --help lists all)")
 
 
 def _rank() -> int:
-    """Return this process's rank for its log; 0 if RANK is no number, which distributed commands refuse later."""
+    """Return the rank of this process for its log; 0 if RANK is not a number, which distributed commands report."""
     text = os.environ.get("RANK", "0")
     return int(text) if text.isdecimal() and len(text) < 10 else 0
 
@@ -154,12 +191,12 @@ def _rank() -> int:
 def _print_error(args: argparse.Namespace, message: str) -> None:
     if args.debug:
         traceback.print_exc()
-    # A message may have several lines; whatever else a terminal would obey is escaped.
-    print(f"zoo {args.command}:", "\n".join(map(printable, message.split("\n"))), file=sys.stderr)
+    # A message may have several lines. Other control characters are escaped.
+    print(f"{args.prog}:", "\n".join(map(printable, message.split("\n"))), file=sys.stderr)
 
 
 def _reader_has_left() -> bool:
-    """Return whether nobody reads standard output any more; otherwise another pipe of the command is broken."""
+    """Return whether the reader of standard output has closed it; otherwise another pipe is broken."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -1,51 +1,48 @@
-"""``zoo compare``: score files of predictions again, and test whether two of them differ by more than chance."""
+"""``zoo compare``: test whether two networks differ, from their predictions of the same images."""
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
-from zoo.cli.options import check_writable
+from zoo.cli.options import Command, argument, check_writable
 from zoo.errors import ConfigError, printable
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``compare``."""
-    parser = commands.add_parser(
-        "compare",
-        help="test whether the predictions of two networks differ by more than chance",
-        description="Both files are of the same images, as zoo validate --predictions writes them. The test is "
-        "McNemar's in its exact form: it looks at the images that only one of the two has right.",
-    )
-    parser.add_argument("first", metavar="A.csv", type=Path, help="predictions of a network")
-    parser.add_argument(
-        "second", metavar="B.csv", type=Path, nargs="?", help="those of another network; without it A alone is scored"
-    )
-    parser.add_argument(
-        "--real", metavar="FILE", type=Path,
-        help="score by the labels of ImageNet-ReaL, which are in real.json of google-research/reassessed-imagenet, in "
-        "place of the classes of the folders",
-    )  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the scores and the test to FILE")
-    parser.set_defaults(run=run)
+@dataclass(frozen=True, kw_only=True)
+class Compare(Command):
+    """Test whether the predictions of two networks differ by more than chance.
 
+    Both files hold predictions of the same images, as zoo validate --predictions writes them. The test is McNemar's
+    exact test on the images that only one of the two networks classifies correctly.
+    """
 
-def run(args: argparse.Namespace) -> int:
-    """Print the scores and what follows from them, and write the file that was asked for; returns 0."""
-    import torch
+    first: Path = argument("A.csv")
+    """Predictions of a network."""
+    second: Path | None = argument("B.csv", default=None)
+    """Predictions of another network; without it, A is scored."""
+    real: Path | None = None
+    """Score with the ImageNet-ReaL labels, real.json of google-research/reassessed-imagenet, instead of the classes of
+    the folders."""
+    json: Path | None = None
+    """Write the scores and the test to FILE."""
 
-    from zoo.files import write_json
-    from zoo.run.environment import describe_environment
-    from zoo.run.paired_predictions import score_files
+    def run(self) -> int:
+        """Print the scores and the result of the test, and write the requested file."""
+        import torch
 
-    check_writable(args.json)
-    inputs = [file for file in (args.first, args.second) if file is not None]
-    for file in (*inputs, args.real):
-        if args.json is not None and file is not None and args.json.resolve() == file.resolve():
-            raise ConfigError(f"--json would overwrite what is read; {printable(file)}: name another file")
-    scored = score_files(inputs, args.real)
-    print(scored.table("folders" if args.real is None else "ImageNet-ReaL"))
-    if args.json is not None:
-        environment = describe_environment(torch.device("cpu"))
-        write_json(args.json, {"command": args.command_line, "environment": environment, **scored.to_json()})
-    return 0
+        from zoo.files import write_json
+        from zoo.run.environment import describe_environment
+        from zoo.run.paired_predictions import score_files
+
+        check_writable(self.json)
+        inputs = [file for file in (self.first, self.second) if file is not None]
+        for file in (*inputs, self.real):
+            if self.json is not None and file is not None and self.json.resolve() == file.resolve():
+                raise ConfigError(f"--json would overwrite what is read; {printable(file)}: name another file")
+        scored = score_files(inputs, self.real)
+        print(scored.table("folders" if self.real is None else "ImageNet-ReaL"))
+        if self.json is not None:
+            environment = describe_environment(torch.device("cpu"))
+            write_json(self.json, {"command": self.command_line, "environment": environment, **scored.to_json()})
+        return 0

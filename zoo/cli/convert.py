@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from zoo.architectures import is_elsewhere
-from zoo.cli.options import add_loader_options, check_writable, positive, whole_number
-from zoo.data.places import place_of
+from zoo.cli.options import (
+    Command,
+    DataFolder,
+    LoaderOptions,
+    Positive,
+    WholeNumber,
+    argument,
+    check_writable,
+    option,
+)
 from zoo.errors import ConfigError, ConversionError, DataError, printable
 
 if TYPE_CHECKING:
@@ -56,77 +63,57 @@ OPTION_KINDS = {
 }
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``convert``."""
-    parser = commands.add_parser("convert", help="turn weights into those of another variant of their network")
-    kinds = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
-    parser.add_argument("kind", metavar="KIND", choices=KINDS, help=kinds)
-    parser.add_argument(
-        "source", metavar="SOURCE", type=Path,
-        help="weights file, checkpoint or published name; (norms) timm:NAME or torchvision:NAME",
-    )  # fmt: skip
-    parser.add_argument(
-        "target", metavar="TARGET", type=Path, nargs="?", help="file to write (norms: default none, report only)"
-    )
-    parser.add_argument(
-        "--arch", metavar="NAME", help="architecture of the weights, for instance resnet50 (default: what SOURCE says)"
-    )
-    parser.add_argument("--input-3x3", action="store_true", help="the network has the stem of three 3x3 convolutions")
-    parser.add_argument(
-        "--activation", choices=("leaky_relu", "relu", "elu", "identity"),
-        help="activation of the network (default: what SOURCE says, or leaky_relu)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--activation-param", type=float, metavar="X",
-        help="slope of leaky_relu or alpha of elu (default: what SOURCE says, or 0.01)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--norm", choices=("standard", "inplace"),
-        help="norms of the network to fold (default: what SOURCE says, or standard)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--allow-approximate", action="store_true",
-        help="set scales that in-place norms cannot have to the nearest value that they can (default: refuse)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--partial", action="store_true",
-        help="(norms) convert the norms that can be converted, and list the others (default: refuse)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--relu", choices=("leaky_relu",), help="(norms) what ReLU becomes behind an in-place norm (default: refuse it)"
-    )
-    parser.add_argument("--pretrained", action="store_true", help="(norms) with the weights that the package publishes")
-    parser.add_argument(
-        "--no-compare", action="store_true", help="do not compare the outputs of both networks on random images"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
-    parser.add_argument("--overwrite", action="store_true", help="replace TARGET if it exists")
-    parser.add_argument(
-        "--data", type=place_of, metavar="DIR",
-        help="(relu-to-leaky-relu) folder or address of shards with val/ to measure the accuracy before and after on, "
-        "and train/",
-    )  # fmt: skip
-    parser.add_argument(
-        "--reestimate", type=whole_number, default=0, metavar="N",
-        help="(with --data) estimate the running statistics again on N batches of DIR/train (default: 0, keep them)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--batch-size", type=positive, default=64, metavar="N", help="images at once (default: %(default)s)"
-    )
-    parser.add_argument(
-        "-s", "--scale", type=positive, metavar="PX",
-        help="shorter side before the crop (default: what SOURCE says, or 256)",
-    )  # fmt: skip
-    parser.add_argument(
-        "-c", "--crop", type=positive, metavar="PX",
-        help="side of the crop, and of the images of an export (default: what SOURCE says, or 224)",
-    )  # fmt: skip
-    add_loader_options(parser, workers=4)
-    parser.set_defaults(run=run)
+@dataclass(frozen=True, kw_only=True)
+class Convert(Command, LoaderOptions):
+    """Convert weights to another variant of their network, and report how exact the result is."""
+
+    kind: str = argument("KIND", choices=tuple(KINDS), help="; ".join(": ".join(kind) for kind in KINDS.items()))
+    source: Path = argument("SOURCE")
+    """Weights file, checkpoint or published name; (norms) timm:NAME or torchvision:NAME."""
+    target: Path | None = argument("TARGET", default=None)
+    """File to write (norms: default none, report only)."""
+    arch: str | None = None
+    """Architecture of the weights, such as resnet50 (default: stored in SOURCE)."""
+    input_3x3: bool = False
+    """The network has the stem of three 3x3 convolutions."""
+    activation: Literal["leaky_relu", "relu", "elu", "identity"] | None = None
+    """Activation of the network (default: stored in SOURCE, or leaky_relu)."""
+    activation_param: float | None = None
+    """Slope of leaky_relu or alpha of elu (default: stored in SOURCE, or 0.01)."""
+    norm: Literal["standard", "inplace"] | None = None
+    """Norms of the network to fold (default: stored in SOURCE, or standard)."""
+    allow_approximate: bool = False
+    """Round scales that in-place norms cannot represent to the nearest value that they can, instead of an error."""
+    partial: bool = False
+    """(norms) Convert the norms that can be converted and list the others, instead of an error."""
+    relu: Literal["leaky_relu"] | None = None
+    """(norms) Replacement of ReLU after an in-place norm (default: ReLU is an error)."""
+    pretrained: bool = False
+    """(norms) Use the published weights of the package."""
+    no_compare: bool = False
+    """Do not compare the outputs of both networks on random images."""
+    json: Path | None = None
+    """Write the report to FILE."""
+    overwrite: bool = False
+    """Replace TARGET if it exists."""
+    data: DataFolder | None = option(metavar="DIR")
+    """(relu-to-leaky-relu) Data set, as a folder or the URL of shards: the accuracy before and after is measured on
+    val/."""
+    reestimate: WholeNumber = 0
+    """(with --data) Recompute the running statistics on N batches of DIR/train; 0 keeps them."""
+    batch_size: Positive = 64
+    """Images per batch."""
+    scale: Positive | None = option("-s", metavar="PX")
+    """Shorter side before the crop (default: stored in SOURCE, or 256)."""
+    crop: Positive | None = option("-c", metavar="PX")
+    """Side of the crop, and of the images of an export (default: stored in SOURCE, or 224)."""
+
+    def run(self) -> int:
+        """Convert, write TARGET and the JSON file, and print the report."""
+        return _run(self)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Convert, write TARGET and the JSON file and print the report; returns 0."""
+def _run(args: Convert) -> int:
     _check_options(args)
     if args.kind == "norms":
         return _convert_network(args)
@@ -149,12 +136,13 @@ def run(args: argparse.Namespace) -> int:
     if args.kind == "export":
         measured["exported_max_difference"] = _export(args, stored.state_dict, source)
     else:
+        assert args.target is not None
         _save(converted, _target_record(args, source), args.target)
     _print_report(args, report, measured)
     return 0
 
 
-def _print_report(args: argparse.Namespace, report: ConversionReport, measured: dict[str, Any]) -> None:
+def _print_report(args: Convert, report: ConversionReport, measured: dict[str, Any]) -> None:
     """Print the report of a conversion and what was measured, and write both to the JSON file."""
     from zoo.files import write_json
 
@@ -166,7 +154,7 @@ def _print_report(args: argparse.Namespace, report: ConversionReport, measured: 
         write_json(args.json, {**report.to_json(), **measured, "source": str(args.source), "target": str(args.target)})
 
 
-def _convert_network(args: argparse.Namespace) -> int:
+def _convert_network(args: Convert) -> int:
     """Convert the norms of a network of another package, write its state dict and the report; returns 0."""
     import torch
 
@@ -192,7 +180,7 @@ def _convert_network(args: argparse.Namespace) -> int:
     return 0
 
 
-def _export_elsewhere(args: argparse.Namespace, stored: StoredWeights, source: NetworkRecord) -> int:
+def _export_elsewhere(args: Convert, stored: StoredWeights, source: NetworkRecord) -> int:
     """Export a checkpoint of a network of another package, print the report and write the JSON file; returns 0."""
     import torch
 
@@ -223,6 +211,7 @@ def _export_elsewhere(args: argparse.Namespace, stored: StoredWeights, source: N
         )
     except ConversionError as error:
         raise ConversionError(f"{printable(args.source)}: {error}") from error
+    assert args.target is not None
     measured = {"exported_max_difference": export(model, args.target, size, {"network": source.to_json()})}
     _print_report(args, report, measured)
     return 0
@@ -236,11 +225,11 @@ def _as_line(name: str, value: Any) -> str:
     return f"the exported file, read again: largest difference {value:.2e} (float32)"
 
 
-def _check_options(args: argparse.Namespace) -> None:
+def _check_options(args: Convert) -> None:
     """Raise ConfigError for options that do not go with the kind, and for files that cannot be written."""
-    for option, kinds in OPTION_KINDS.items():
-        if getattr(args, option) not in (None, False) and args.kind not in kinds:
-            raise ConfigError(f"--{option.replace('_', '-')} goes with {', '.join(kinds)}, not with {args.kind}")
+    for name, kinds in OPTION_KINDS.items():
+        if getattr(args, name) not in (None, False) and args.kind not in kinds:
+            raise ConfigError(f"--{name.replace('_', '-')} goes with {', '.join(kinds)}, not with {args.kind}")
     if args.reestimate and args.data is None:
         raise ConfigError("--reestimate needs images; command line: give --data DIR with train/ and val/")
     if args.target is None and args.kind != "norms":
@@ -254,7 +243,7 @@ def _check_options(args: argparse.Namespace) -> None:
         )
 
 
-def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRecord:
+def _source_record(args: Convert, stored: StoredWeights) -> NetworkRecord:
     """Return the record of the source's network: its own record, or one made from the options and the kind.
 
     ``memory`` is left out, as converted networks have other norms. Raises ConfigError where nothing tells the
@@ -301,7 +290,7 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
     return record.without_memory()
 
 
-def _convert(args: argparse.Namespace, state_dict: dict[str, Tensor], source: NetworkRecord) -> Converted:
+def _convert(args: Convert, state_dict: dict[str, Tensor], source: NetworkRecord) -> Converted:
     from zoo import convert
 
     settings: dict[str, Any] = {"compare_with_source": not args.no_compare}
@@ -319,12 +308,12 @@ def _convert(args: argparse.Namespace, state_dict: dict[str, Tensor], source: Ne
     return result
 
 
-def _slope(args: argparse.Namespace) -> float:
+def _slope(args: Convert) -> float:
     """Return the slope of leaky_relu that was asked for, or the default."""
     return DEFAULT_SLOPE if args.activation_param is None else float(args.activation_param)
 
 
-def _target_record(args: argparse.Namespace, source: NetworkRecord) -> NetworkRecord | None:
+def _target_record(args: Convert, source: NetworkRecord) -> NetworkRecord | None:
     """Return the record of the converted network; None for torchvision's files, which have none."""
     changes: dict[str, dict[str, Any]] = {
         "relu-to-leaky-relu": {"activation": "leaky_relu", "activation_param": _slope(args)},
@@ -336,7 +325,7 @@ def _target_record(args: argparse.Namespace, source: NetworkRecord) -> NetworkRe
 
 
 def _measure_accuracy(
-    args: argparse.Namespace, source: NetworkRecord, state_dict: dict[str, Tensor], result: Converted
+    args: Convert, source: NetworkRecord, state_dict: dict[str, Tensor], result: Converted
 ) -> tuple[dict[str, Tensor], ConversionReport, dict[str, Any]]:
     """Return the result of a conversion from relu to leaky_relu and the accuracies before and after it.
 
@@ -365,12 +354,12 @@ def _measure_accuracy(
     settings["input"]["crop_train"] = images.crop
     settings["optimizer"] = {"batch_size": args.batch_size}
     experiment = parse_experiment(settings, "the options of zoo convert")
-    loading = {"workers": args.workers, "on_bad_image": args.on_bad_image}
+    loading: dict[str, Any] = {"workers": args.workers, "on_bad_image": args.on_bad_image}
 
     def accuracy(model: nn.Module) -> dict[str, Any]:
         network = LoadedNetwork(str(args.source), model.float(), experiment, class_names=source.class_names)
-        options = {"batch_size": args.batch_size, "print_freq": args.print_freq, **loading}
-        result_of_model = score(network, args.data, **options)
+        assert args.data is not None
+        result_of_model = score(network, args.data, batch_size=args.batch_size, log_every=args.log_every, **loading)
         errors = result_of_model.standard_errors()
         return {**result_of_model.scores(), "standard_errors": errors, "count": result_of_model.count}
 
@@ -379,6 +368,7 @@ def _measure_accuracy(
     after = build_with_weights(converted, source.arch, activation_param=_slope(args), **source.options)
     measured: dict[str, Any] = {"before": accuracy(before), "converted": accuracy(after)}
     if args.reestimate:
+        assert args.data is not None
         batches = build_train_loader(args.data, experiment, **loading)
         num_batches = reestimate_statistics(after, batches, args.reestimate)
         if num_batches == 0:
@@ -393,7 +383,7 @@ def _measure_accuracy(
     return converted, report, measured
 
 
-def _images(args: argparse.Namespace, source: NetworkRecord) -> Preprocessing:
+def _images(args: Convert, source: NetworkRecord) -> Preprocessing:
     """Return how images are prepared: as the options say, else the source, else the defaults of experiments."""
     from zoo.config import Input
     from zoo.weights.record import preprocessing_of
@@ -402,7 +392,7 @@ def _images(args: argparse.Namespace, source: NetworkRecord) -> Preprocessing:
     return replace(images, scale=args.scale or images.scale, crop=args.crop or images.crop)
 
 
-def _export(args: argparse.Namespace, state_dict: dict[str, Tensor], source: NetworkRecord) -> float:
+def _export(args: Convert, state_dict: dict[str, Tensor], source: NetworkRecord) -> float:
     """Write the folded network to TARGET, and return the largest difference of the outputs of the written file."""
     from zoo.convert import export, fold_network
     from zoo.convert.conversion import build_with_weights
@@ -413,6 +403,7 @@ def _export(args: argparse.Namespace, state_dict: dict[str, Tensor], source: Net
     model = build_with_weights(
         state_dict, source.arch, source.norm, source.activation, source.activation_param, **source.options
     )
+    assert args.target is not None
     return export(fold_network(model), args.target, _images(args, source).crop, {"network": source.to_json()})
 
 

@@ -1,14 +1,14 @@
-"""``zoo data``: what is in a data folder and what is wrong with it; data folders of what owners of data distribute."""
+"""``zoo data``: check, index and shard data sets; make data sets from the archives of CIFAR and ImageNet."""
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from zoo.cli.options import add_workers_option, positive, whole_number
-from zoo.data.places import local, place_of
+from zoo.cli.options import Command, DataFolder, Group, Positive, WholeNumber, argument, default_workers, option
+from zoo.data.places import local
 from zoo.errors import DataError, printable
 
 if TYPE_CHECKING:
@@ -17,124 +17,140 @@ if TYPE_CHECKING:
     from zoo.tables import Cell
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``data`` and its kinds."""
-    parser = commands.add_parser(
-        "data", help="look at data, index it, write it into shards, or make a data folder of CIFAR or ImageNet"
-    )
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, help="what to do: see KIND --help")
-    check = kinds.add_parser(
-        "check", help="read every image and label map of DATA; print sizes, classes, and everything that is wrong"
-    )
-    check.add_argument("config", metavar="CONFIG", help="an experiment that is to train on them: its file or name")
-    check.add_argument("data", metavar="DATA", type=place_of, help="folder of the images, as for zoo train")
-    add_workers_option(check, 4, "threads that read files")
-    check.set_defaults(run=_check)
-    for kind, archive in {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}.items():
-        cifar = kinds.add_parser(kind, help=f"write class folders of {archive}: OUT/train and OUT/val, of PNG files")
-        cifar.add_argument(
-            "source", metavar="SOURCE", type=Path,
-            help=f"{archive} as it is distributed, its folder as torchvision unpacks it, or a folder with either",
-        )  # fmt: skip
-        cifar.add_argument("out", metavar="OUT", type=Path, help="folder to make; it must not exist, or be empty")
-        cifar.set_defaults(run=_unpack_cifar)
-    imagenet = kinds.add_parser(
-        "imagenet-val", help="sort ILSVRC2012_img_val.tar into class folders: OUT/val, of its files as they are"
-    )
-    imagenet.add_argument(
-        "source", metavar="SOURCE", type=Path,
-        help="folder with ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz, which tells the classes; or the "
-        "former, with the latter beside it",
-    )  # fmt: skip
-    imagenet.add_argument(
-        "out", metavar="OUT", type=Path, help="folder to make val/ in; val/ must not exist, or be empty"
-    )
-    imagenet.set_defaults(run=_unpack_imagenet_val)
-    index = kinds.add_parser(
-        "index", help="write DATA/train.index and DATA/val.index, so that no run has to look for the images again"
-    )
-    index.add_argument("data", metavar="DATA", type=place_of, help="folder of images, of shards, or of Parquet files")
-    index.set_defaults(run=_index)
-    shard = kinds.add_parser(
-        "shard", help="write the images of class folders or Parquet files into tar files, as webdataset has them"
-    )
-    shard.add_argument("data", metavar="DATA", type=place_of, help="folder of the images, as for zoo train")
-    shard.add_argument("out", metavar="OUT", type=Path, help="folder to make train/ and val/ in")
-    shard.add_argument(
-        "--per-shard", type=positive, default=1000, metavar="N", help="images in a tar file (default: %(default)s)"
-    )
-    shard.add_argument(
-        "--seed", type=whole_number, default=0, metavar="N",
-        help="of the order of the training images; validation images keep theirs (default: %(default)s)",
-    )  # fmt: skip
-    shard.set_defaults(run=_shard)
-    for subparser in kinds.choices.values():
-        subparser.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+@dataclass(frozen=True, kw_only=True)
+class DataCheck(Command):
+    """Read every image and label map of DATA; print sizes, classes and all faults."""
+
+    config: str = argument("CONFIG")
+    """Experiment to train: its file or name."""
+    data: DataFolder = argument("DATA")
+    """Data set, as for zoo train."""
+    workers: WholeNumber = option("-j", default_factory=default_workers(4))
+    """Threads that read files (default: number of cores, at most 4)."""
+
+    def run(self) -> int:
+        """Print the contents and the faults of each split; DataError if there are faults."""
+        from zoo.config import load_experiment
+        from zoo.data.check import check_data
+
+        config = load_experiment(self.config)
+        reports = check_data(config, self.data, self.workers, _progress)
+        print("\n\n".join(_described(report) for report in reports))
+        num_faults = sum(len(report.faults) for report in reports)
+        if num_faults:
+            raise DataError(
+                f"{_counted(num_faults, 'fault')}, listed above; {printable(self.data)}: repair or remove these files, "
+                "and check again"
+            )
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataCifar10(Command):
+    """Unpack cifar-10-python.tar.gz into class folders of PNG files, OUT/train and OUT/val."""
+
+    source: Path = argument("SOURCE")
+    """The archive as distributed, the folder that torchvision unpacks it into, or a folder with either."""
+    out: Path = argument("OUT")
+    """Folder to create; it must be missing or empty."""
+    kind: ClassVar[str] = "cifar10"
+
+    def run(self) -> int:
+        """Write the class folders and OUT/KIND.json."""
+        from zoo.data.cifar import CIFAR, unpack_cifar
+
+        _write_source(self.out, self.kind, unpack_cifar(CIFAR[self.kind], self.source, self.out, _progress))
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataCifar100(DataCifar10):
+    """Unpack cifar-100-python.tar.gz into class folders of PNG files, OUT/train and OUT/val."""
+
+    kind: ClassVar[str] = "cifar100"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataImageNetVal(Command):
+    """Unpack ILSVRC2012_img_val.tar into class folders, OUT/val, without re-encoding."""
+
+    source: Path = argument("SOURCE")
+    """Folder with ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz, which has the classes; or the former, with
+    the latter next to it."""
+    out: Path = argument("OUT")
+    """Folder to create val/ in; val/ must be missing or empty."""
+
+    def run(self) -> int:
+        """Write the class folders and OUT/imagenet-val.json."""
+        from zoo.data.imagenet_validation import ImageNetRelease, unpack_imagenet_val
+
+        _write_source(
+            self.out, "imagenet-val", unpack_imagenet_val(ImageNetRelease(), self.source, self.out, _progress)
         )
+        return 0
 
 
-def _check(args: argparse.Namespace) -> int:
-    """Read all images, print what is in them and all faults; returns 0, or raises DataError if there are faults."""
-    from zoo.config import load_experiment
-    from zoo.data.check import check_data
+@dataclass(frozen=True, kw_only=True)
+class DataIndex(Command):
+    """Write DATA/train.index and DATA/val.index, which save later runs the scan for images."""
 
-    config = load_experiment(args.config)
-    reports = check_data(config, args.data, args.workers, _progress)
-    print("\n\n".join(_described(report) for report in reports))
-    num_faults = sum(len(report.faults) for report in reports)
-    if num_faults:
-        raise DataError(
-            f"{_counted(num_faults, 'fault')}, listed above; {printable(args.data)}: mend or remove these files, and "
-            "check again"
-        )
-    return 0
+    data: DataFolder = argument("DATA")
+    """Folder of images, shards or Parquet files."""
 
+    def run(self) -> int:
+        """Write the index of each split that exists."""
+        from zoo.data.folder import write_source_index
+        from zoo.data.index import index_path
 
-def _unpack_cifar(args: argparse.Namespace) -> int:
-    """Write the class folders and what they were made of; returns 0."""
-    from zoo.data.cifar import CIFAR, unpack_cifar
-
-    _write_source(args, unpack_cifar(CIFAR[args.kind], args.source, args.out, _progress))
-    return 0
+        for root in _splits(local(self.data)):
+            count = write_source_index(root)
+            print(f"{_counted(count, 'image')}; {printable(index_path(root))}")
+        return 0
 
 
-def _unpack_imagenet_val(args: argparse.Namespace) -> int:
-    """Write the class folders and what they were made of; returns 0."""
-    from zoo.data.imagenet_validation import ImageNetRelease, unpack_imagenet_val
+@dataclass(frozen=True, kw_only=True)
+class DataShard(Command):
+    """Write the images of class folders or Parquet files into tar shards in webdataset's layout."""
 
-    _write_source(args, unpack_imagenet_val(ImageNetRelease(), args.source, args.out, _progress))
-    return 0
+    data: DataFolder = argument("DATA")
+    """Data set, as for zoo train."""
+    out: Path = argument("OUT")
+    """Folder to create train/ and val/ in."""
+    per_shard: Positive = 1000
+    """Images per shard."""
+    seed: WholeNumber = 0
+    """Seed of the order of training images; validation images keep theirs."""
+
+    def run(self) -> int:
+        """Write the shards of each split that exists."""
+        from zoo.data.folder import open_source
+        from zoo.data.shards import write_shards
+
+        for root in _splits(local(self.data)):
+            is_train = root.name == "train"
+            source, target = open_source(root, allow_empty_classes=not is_train), self.out / root.name
+            count = write_shards(
+                source, target, per_shard=self.per_shard, seed=self.seed if is_train else None, show_progress=_progress
+            )
+            print(f"{_counted(len(source.names), 'image')} in {_counted(count, 'shard')}; {printable(target)}")
+        return 0
 
 
-def _index(args: argparse.Namespace) -> int:
-    """Write the index of each split that there is; returns 0."""
-    from zoo.data.folder import write_source_index
-    from zoo.data.index import index_path
-
-    for root in _splits(local(args.data)):
-        count = write_source_index(root)
-        print(f"{_counted(count, 'image')}; {printable(index_path(root))}")
-    return 0
-
-
-def _shard(args: argparse.Namespace) -> int:
-    """Write the shards of each split that there is; returns 0."""
-    from zoo.data.folder import open_source
-    from zoo.data.shards import write_shards
-
-    for root in _splits(local(args.data)):
-        is_train = root.name == "train"
-        source, target = open_source(root, allow_empty_classes=not is_train), args.out / root.name
-        count = write_shards(
-            source, target, per_shard=args.per_shard, seed=args.seed if is_train else None, show_progress=_progress
-        )
-        print(f"{_counted(len(source.names), 'image')} in {_counted(count, 'shard')}; {printable(target)}")
-    return 0
+DATA = Group(
+    "Check, index or shard a data set; make one from the archives of CIFAR or ImageNet",
+    {
+        "check": DataCheck,
+        "cifar10": DataCifar10,
+        "cifar100": DataCifar100,
+        "imagenet-val": DataImageNetVal,
+        "index": DataIndex,
+        "shard": DataShard,
+    },
+)
 
 
 def _splits(data: Path) -> list[Path]:
-    """Return those of DATA/train and DATA/val that there are; DataError if there is neither."""
+    """Return those of DATA/train and DATA/val that exist; DataError if neither does."""
     from zoo.data.parquet import parquet_files
 
     roots = [data / "train", data / "val"]
@@ -150,19 +166,19 @@ def _progress(split: str, total: int) -> Progress:
     return Progress(split, total, unit="images")
 
 
-def _write_source(args: argparse.Namespace, md5s: dict[str, str]) -> None:
-    """Write OUT/KIND.json, which says what the class folders were made of and by which version."""
+def _write_source(out: Path, kind: str, md5s: dict[str, str]) -> None:
+    """Write OUT/KIND.json: the md5 of the source archives, and the version that unpacked them."""
     from zoo.files import write_json
     from zoo.run.environment import checkout_commit, utc_now, version_of
 
-    content = {"made_by": f"zoo data {args.kind}", "zoo": version_of("zoo"), "commit": checkout_commit(),
+    content = {"made_by": f"zoo data {kind}", "zoo": version_of("zoo"), "commit": checkout_commit(),
                "date": utc_now(), "md5_of_source": md5s}  # fmt: skip
-    write_json(args.out / f"{args.kind}.json", content)
-    print(f"written to {printable(args.out)}; {args.kind}.json there says what it was made of")
+    write_json(out / f"{kind}.json", content)
+    print(f"written to {printable(out)}; {kind}.json records the source")
 
 
 def _described(report: SplitReport) -> str:
-    """Return what is in a split, the table of its classes, and its faults."""
+    """Describe a split: its size, the table of its classes, and its faults."""
     images, faults = _counted(report.num_images, "image"), _counted(len(report.faults), "fault")
     lines = [f"{report.split}: {images}{_sizes(report.sizes)}, {faults}"]
     if report.num_images:
@@ -187,7 +203,7 @@ def _sizes(sizes: Counter[tuple[int, int]]) -> str:
 
 
 def _table(report: SplitReport) -> str:
-    """Return the classes with the images that hold them, and with the share of the pixels that they have."""
+    """Return a table of the classes: number of images with the class, and share of the pixels."""
     from zoo.tables import markdown_table
 
     counted = zip(report.classes, report.images, strict=True)

@@ -1,29 +1,34 @@
-"""``zoo doctor``: versions, devices and folders of this machine, which back ends are in use, and why others are not."""
+"""``zoo doctor``: versions, devices and folders of this machine, the back ends in use and why others are not."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``doctor``."""
-    parser = commands.add_parser("doctor", help="print versions, devices, back ends and caches")
-    parser.set_defaults(run=run)
+from zoo.cli.options import Command
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the findings; returns 0 whatever they are."""
-    from zoo.ops.abn import backend
+@dataclass(frozen=True, kw_only=True)
+class Doctor(Command):
+    """Print versions, devices, back ends and caches."""
 
-    sections = {"versions": _versions(), "devices": _devices(), "norm kernels": backend.describe(), "files": _files()}
-    for title, findings in sections.items():
-        print(f"{title}:")
-        for name, finding in findings.items():
-            print(f"  {name:<14}{finding}")
-    return 0
+    def run(self) -> int:
+        """Print the findings; returns 0 whatever they are."""
+        from zoo.ops.abn import backend
+
+        sections = {
+            "versions": _versions(),
+            "devices": _devices(),
+            "norm kernels": backend.describe(),
+            "files": _files(),
+        }
+        for title, findings in sections.items():
+            print(f"{title}:")
+            for name, finding in findings.items():
+                print(f"  {name:<14}{finding}")
+        return 0
 
 
 def _versions() -> dict[str, str]:
@@ -33,7 +38,7 @@ def _versions() -> dict[str, str]:
 
     described = describe_environment(torch.device("cpu"))
     names = ("zoo", "commit", "python", "torch", "torchvision", "pillow", "libjpeg", "platform")
-    return {name: str(described[name] or "not known") for name in names}
+    return {name: str(described[name] or "unknown") for name in names}
 
 
 def _devices() -> dict[str, str]:
@@ -43,11 +48,11 @@ def _devices() -> dict[str, str]:
 
     gpus = [device_name(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
     built = torch.version.cuda or torch.version.hip
-    why_not = f"no device found (torch is built for CUDA {built})" if built else "torch is built without it"
-    mps = "available, but with slower code and without tests: use it at your own risk"
+    no_gpu = f"no device found (torch is built for CUDA {built})" if built else "torch is built without CUDA"
+    mps = "available, but slower and untested"
     return {
         "cpu": f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads used by torch",
-        "cuda": ", ".join(gpus) or why_not,
+        "cuda": ", ".join(gpus) or no_gpu,
         "mps": mps if torch.backends.mps.is_available() else "not available",
     }
 
@@ -67,7 +72,7 @@ def _files() -> dict[str, str]:
 
 
 def _writable(folder: Path) -> str:
-    """Return in words whether files can be written to ``folder``, or to where it would be made; nothing is left."""
+    """Describe whether files can be written to ``folder``, or to its nearest parent that exists."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):

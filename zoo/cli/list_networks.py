@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zoo.cli.options import Command, argument
 from zoo.errors import ConfigError, nearest, printable
 
 if TYPE_CHECKING:
@@ -15,51 +16,50 @@ if TYPE_CHECKING:
 PROTOCOL_TITLES = {"center224": "224", "tencrop224": "224, ten crops", "center320": "320", "whole-flip": "mIoU"}
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``list``."""
-    parser = commands.add_parser("list", help="print a table of the networks and their published scores")
-    parser.add_argument(
-        "patterns", metavar="PATTERN", nargs="*", default=["*"],
-        help="networks whose names match, with wildcards ('resnext*'), or that contain the word (default: all)",
-    )  # fmt: skip
-    parser.add_argument("--pretrained", action="store_true", help="only networks with published weights")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.set_defaults(run=run)
+@dataclass(frozen=True, kw_only=True)
+class List(Command):
+    """Print a table of the networks and their published scores."""
 
+    patterns: tuple[str, ...] = argument("PATTERN", default=("*",))
+    """Only networks whose name matches this shell-style pattern ('resnext*') or contains this text (default: all)."""
+    pretrained: bool = False
+    """Only networks with published weights."""
+    json: bool = False
+    """Print JSON instead of a table."""
 
-def run(args: argparse.Namespace) -> int:
-    """Print one line per network whose name matches; returns 0."""
-    from zoo.registry import list_models
-    from zoo.tables import markdown_table
+    def run(self) -> int:
+        """Print one line per network whose name matches; returns 0."""
+        from zoo.registry import list_models
+        from zoo.tables import markdown_table
 
-    patterns = []
-    for word in args.patterns:
-        pattern = next((each for each in (word, f"*{word}*") if list_models(each, args.pretrained)), None)
-        if pattern is None:
-            near = ", ".join(nearest(word, list_models(pretrained=args.pretrained)))
-            raise ConfigError(f"no network is called {printable(word)!r}; PATTERN: the nearest names are {near}")
-        patterns.append(pattern)
-    entries = [describe(name, model) for name, model in _build_all(list_models(patterns, args.pretrained))]
-    if args.json:
-        print(json.dumps(entries, indent=2))
-        return 0
-    headers = ["name", "parameters, M", "norms", "channels of the stages", *PROTOCOL_TITLES.values()]
-    rows = [
-        [
-            entry["name"],
-            entry["parameters"] / 1e6,
-            entry["norms"],
-            " ".join(map(str, entry["channels"])),
-            *(_score_cell(entry["scores"].get(protocol)) for protocol in PROTOCOL_TITLES),
+        patterns = []
+        for word in self.patterns:
+            pattern = next((each for each in (word, f"*{word}*") if list_models(each, self.pretrained)), None)
+            if pattern is None:
+                near = ", ".join(nearest(word, list_models(pretrained=self.pretrained)))
+                raise ConfigError(f"no network is called {printable(word)!r}; PATTERN: the nearest names are {near}")
+            patterns.append(pattern)
+        entries = [describe(name, model) for name, model in _build_all(list_models(patterns, self.pretrained))]
+        if self.json:
+            print(json.dumps(entries, indent=2))
+            return 0
+        headers = ["name", "parameters, M", "norms", "channels of the stages", *PROTOCOL_TITLES.values()]
+        rows = [
+            [
+                entry["name"],
+                entry["parameters"] / 1e6,
+                entry["norms"],
+                " ".join(map(str, entry["channels"])),
+                *(_score_cell(entry["scores"].get(protocol)) for protocol in PROTOCOL_TITLES),
+            ]
+            for entry in entries
         ]
-        for entry in entries
-    ]
-    print(markdown_table(headers, rows))
-    print(
-        "Scores: top-1 / top-5 in percent on ImageNet, or mIoU on whole images and their mirror images, as published "
-        "with the weights; zoo show NAME tells more."
-    )
-    return 0
+        print(markdown_table(headers, rows))
+        print(
+            "Scores: top-1 / top-5 in percent on ImageNet, or mIoU on whole images and their mirror images, as "
+            "published with the weights; zoo show NAME prints more."
+        )
+        return 0
 
 
 def describe(name: str, model: Network) -> dict[str, Any]:

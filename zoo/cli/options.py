@@ -1,92 +1,240 @@
-"""Options that several commands share."""
+"""Options of a command line, declared once: a field is an option, and the docstring below it is its help text.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Resize(Command):
+        '''Resize images.'''
+
+        images: tuple[Path, ...] = argument("IMAGE")
+        '''Image files.'''
+        workers: WholeNumber = option("-j", default=4)
+        '''Processes that read images.'''
+
+`add_options` adds ``IMAGE [IMAGE ...]`` and ``-j/--workers N`` to a parser, and `parsed` returns the ``Resize``. The
+type of a field decides how its text is parsed:
+
+- ``bool`` is a flag, ``Literal[...]`` a choice, ``tuple[X, ...]`` one or more ``X``, ``X | None`` has no default;
+- ``Annotated[X, convert]`` calls ``convert(text)``, which raises argparse.ArgumentTypeError for wrong text;
+- any other type is called with the text.
+
+Options of the same name have the same meaning in all commands. A mixin such as `LoaderOptions` declares them once.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import functools
+import inspect
 import os
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from zoo.data.places import Place, place_of
 from zoo.errors import ConfigError, printable
 
-
-def add_loader_options(parser: argparse.ArgumentParser, workers: int) -> None:
-    """Add the options about reading images and printing progress; ``workers`` limits the default of --workers."""
-    add_workers_option(parser, workers, "processes that read images, for each process of the run")
-    parser.add_argument(
-        "-p", "--print-freq", type=positive, default=10, metavar="N",
-        help="batches between two lines of the log (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--on-bad-image", choices=("stop", "skip"), default="stop",
-        help="what to do with an image that cannot be read: end with its name (stop), or leave it out, count it and "
-        "report it (skip) (default: %(default)s)",
-    )  # fmt: skip
+METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
-def add_workers_option(parser: argparse.ArgumentParser, workers: int, meaning: str) -> None:
-    """Add --workers, the number of what ``meaning`` says; ``workers`` limits its default."""
-    parser.add_argument(
-        "-j", "--workers", type=whole_number, default=min(workers, _available_cores()), metavar="N",
-        help=f"{meaning} (default: the number of cores, at most {workers}; here %(default)s)",
-    )  # fmt: skip
+def option(*names: str, default: Any = None, default_factory: Callable[[], Any] | None = None, **settings: Any) -> Any:
+    """Return the field of an option, which is called --FIELD-NAME unless ``names`` has a long name.
 
-
-def add_weights_option(parser: argparse.ArgumentParser) -> None:
-    """Add --weights, in place of the weights that belong to the command's NAME."""
-    parser.add_argument(
-        "--weights", metavar="FILE", type=Path, help="weights: a file or a published name (default: those of NAME)"
-    )
-
-
-def add_process_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that the launcher or its user passes to each process."""
-    parser.add_argument(
-        "--local_rank", "--local-rank", type=whole_number, default=None, metavar="N",
-        help="index of this process on its machine, which torch.distributed.launch passes "
-        "(torchrun sets LOCAL_RANK instead)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--dist-backend", choices=("nccl", "gloo"), default=None,
-        help="how the processes exchange tensors (default: nccl with CUDA, gloo without)",
-    )  # fmt: skip
-
-
-def check_writable(*files: Path | None) -> None:
-    """Raise ConfigError for a file that could not be written after the work, and for one that is given twice.
-
-    Missing folders do not matter.
+    Args:
+    - `names`: other names, such as "-j".
+    - `default`: its value when it is not given; the help text shows it.
+    - `default_factory`: computes the default when the parser is built.
+    - `settings`: more arguments of ``ArgumentParser.add_argument``, such as ``metavar``.
     """
-    places = [os.path.realpath(file) for file in files if file is not None]
-    if twice := next((place for place in places if places.count(place) > 1), None):
-        raise ConfigError(f"{printable(twice)}: two options name this file; give each a file of its own")
-    for file in files:
-        if file is None:
-            continue
-        folder = next(parent for parent in file.absolute().parents if os.path.exists(parent))
-        if os.path.isdir(file) or not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-            no_place = f"{printable(folder)} is no folder that can be written to"
-            obstacle = "it is a folder" if os.path.isdir(file) else no_place
-            raise ConfigError(f"{printable(file)}: cannot be written, as {obstacle}; give another place")
+    metadata = {"names": names, "settings": settings}
+    if default_factory is not None:
+        return field(default_factory=default_factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def argument(metavar: str, default: Any = MISSING, **settings: Any) -> Any:
+    """Return the field of a positional argument; one with a default can be left out."""
+    return field(default=default, metadata={"settings": {"metavar": metavar, **settings}, "positional": True})
 
 
 def whole_number(text: str) -> int:
-    """Return ``text`` as an integer >= 0; argparse reports the ValueError."""
+    """Return ``text`` as an integer >= 0."""
     return _at_least(0, text)
 
 
 def positive(text: str) -> int:
-    """Return ``text`` as an integer >= 1; argparse reports the ValueError."""
+    """Return ``text`` as an integer >= 1."""
     return _at_least(1, text)
-
-
-def _available_cores() -> int:
-    """Return how many cores this process may use; torch warns where there are more workers than cores."""
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _at_least(minimum: int, text: str) -> int:
     if not text.isdecimal() or int(text) < minimum:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {minimum}")
     return int(text)
+
+
+WholeNumber = Annotated[int, whole_number]
+Positive = Annotated[int, positive]
+DataFolder = Annotated[Place, place_of]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command: its fields are its options, its docstring is the description in its help text.
+
+    Args:
+    - `command_line`: the command line that repeats this run, for the files that it writes.
+    """
+
+    command_line: str = field(default="", metadata={"hidden": True})
+
+    def run(self) -> int:
+        """Run the command and return its exit code."""
+        raise NotImplementedError
+
+
+class Group(NamedTuple):
+    """A command with subcommands: its summary in the help text, and the subcommands by name."""
+
+    summary: str
+    kinds: Mapping[str, type[Command]]
+    metavar: str = "KIND"
+
+
+CommandT = TypeVar("CommandT", bound=Command)
+
+
+def add_options(parser: argparse.ArgumentParser, command: type[Command]) -> None:
+    """Add an argument to ``parser`` for each field of a command, and --debug."""
+    hints, docs = get_type_hints(command, include_extras=True), _docs(command)
+    for each in _options(command):
+        settings = {**_settings_of_type(hints[each.name]), **each.metadata.get("settings", {})}
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        settings.setdefault("help", _help(docs.get(each.name, ""), default))
+        if "positional" not in each.metadata:
+            names = each.metadata.get("names", ())
+            if not any(name.startswith("--") for name in names):
+                names = (*names, f"--{each.name.replace('_', '-')}")
+            parser.add_argument(*names, dest=each.name, default=default, **settings)
+        elif default is MISSING:
+            parser.add_argument(each.name, **settings)
+        else:
+            optional = "*" if "nargs" in settings else "?"
+            parser.add_argument(each.name, default=default, **{**settings, "nargs": optional})
+    parser.add_argument("--debug", action="store_true", help="Show the traceback of an error")
+    parser.set_defaults(command=command, prog=parser.prog)
+
+
+def parsed(command: type[CommandT], args: argparse.Namespace, command_line: str) -> CommandT:
+    """Return the command with the options that `add_options` made argparse read."""
+    values = {each.name: getattr(args, each.name) for each in _options(command)}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return command(**values, command_line=command_line)
+
+
+def _options(command: type[Command]) -> list[Field[Any]]:
+    """Return the fields that are options: those of the class itself before those of its bases."""
+    options = {each.name: each for each in fields(command) if "hidden" not in each.metadata}
+    names = dict.fromkeys(name for base in command.__mro__ for name in inspect.get_annotations(base))
+    return [options[name] for name in names if name in options]
+
+
+def _settings_of_type(hint: Any) -> dict[str, Any]:
+    """Return the arguments of ``ArgumentParser.add_argument`` for values of a type."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (each for each in get_args(hint) if each is not types.NoneType)
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return {"type": inner[1], "metavar": METAVARS.get(inner[0])}
+    if origin is tuple:
+        return {**_settings_of_type(inner[0]), "nargs": "+"}
+    if origin is Literal:
+        return {"choices": inner}
+    if hint is bool:
+        return {"action": "store_true"}
+    return {"type": hint, "metavar": METAVARS[hint]}
+
+
+def _help(doc: str, default: Any) -> str:
+    """Return the help text of an option: its docstring, and its default unless the docstring says it."""
+    text = doc.removesuffix(".").replace("%", "%%")
+    if default in (MISSING, None, False, ()) or "(default: " in doc:
+        return text
+    shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    return f"{text} (default: {shown})"
+
+
+def _docs(command: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a dataclass, on one line; those that it inherits too."""
+    docs: dict[str, str] = {}
+    for base in reversed(command.__mro__):
+        if is_dataclass(base):
+            docs |= _docs_of_module(base.__module__)[base.__name__]
+    return docs
+
+
+@functools.cache
+def _docs_of_module(name: str) -> Mapping[str, Mapping[str, str]]:
+    """Return the docstrings below the fields of each class in a module, by class and field."""
+    docs: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(sys.modules[name])).body:
+        if isinstance(node, ast.ClassDef):
+            docs[node.name] = {}
+            for above, below in pairwise(node.body):
+                match above, below:
+                    case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
+                        docs[node.name][key] = " ".join(text.split())
+    return docs
+
+
+def default_workers(most: int) -> Callable[[], int]:
+    """Return a function that returns the number of cores of this process, at most ``most``."""
+
+    def count() -> int:
+        # torch warns of more workers than cores. Only Linux has sched_getaffinity.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(most, cores)
+
+    return count
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """Options of commands that read a data set."""
+
+    workers: WholeNumber = option("-j", default_factory=default_workers(4))
+    """Worker processes that read images, per process of the run (default: number of cores, at most 4)."""
+    log_every: Positive = option("-p", default=10)
+    """Batches between two log lines."""
+    on_bad_image: Literal["stop", "skip"] = "stop"
+    """Action for an unreadable image: stop with an error that names it, or skip, count and report it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """Options of commands that run in several processes."""
+
+    local_rank: WholeNumber | None = option("--local_rank", "--local-rank")
+    """Index of this process on its machine, passed by torch.distributed.launch; torchrun sets LOCAL_RANK instead."""
+    dist_backend: Literal["nccl", "gloo"] | None = None
+    """Backend of torch.distributed (default: nccl with CUDA, gloo without)."""
+
+
+def check_writable(*files: Path | None) -> None:
+    """Raise ConfigError for an output file that cannot be written, or that two options name.
+
+    Missing folders are created later and are not an error.
+    """
+    paths = [os.path.realpath(file) for file in files if file is not None]
+    if twice := next((path for path in paths if paths.count(path) > 1), None):
+        raise ConfigError(f"{printable(twice)}: two options name this file; give each a file of its own")
+    for file in files:
+        if file is None:
+            continue
+        folder = next(parent for parent in file.absolute().parents if os.path.exists(parent))
+        if os.path.isdir(file) or not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+            reason = "it is a folder" if os.path.isdir(file) else f"{printable(folder)} is not a writable folder"
+            raise ConfigError(f"{printable(file)}: cannot be written, as {reason}; give another path")

@@ -1,17 +1,17 @@
-"""``zoo predict``: the best classes of each image, by name."""
+"""``zoo predict``: print the best classes of each image."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from zoo.cli.options import positive
+from zoo.cli.options import Command, Positive, argument, option
 from zoo.errors import MAX_LISTED, ConfigError, DataError, printable
 
 if TYPE_CHECKING:
@@ -25,89 +25,86 @@ GRID_IMAGES = 120
 PNG = ".png"
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``predict``."""
-    parser = commands.add_parser("predict", help="print the best classes of each image")
-    parser.add_argument(
-        "name", metavar="NAME",
-        help="a network (zoo list), the name of an experiment or its file, or a checkpoint of zoo train",
-    )  # fmt: skip
-    parser.add_argument(
-        "images", metavar="IMAGE", type=Path, nargs="+",
-        help="image files, and folders, which are searched with their sub-folders",
-    )  # fmt: skip
-    parser.add_argument("--weights", metavar="FILE", type=Path, help="weights (default: the published ones)")
-    parser.add_argument(
-        "--classes", metavar="PATH", type=Path,
-        help="names of the classes: the folder with the class folders (DATA/train), or a text file with a name per "
-        "line (default: those that the weights file knows, of ImageNet for 1000 classes, otherwise numbers)",
-    )  # fmt: skip
-    parser.add_argument("--top", type=positive, default=5, metavar="K", help="classes per image (default: 5)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--grid", metavar="FILE", type=Path, help="draw the images and predictions into a .png file")
-    parser.add_argument(
-        "--on-bad-image", choices=("stop", "skip"), default="stop",
-        help="images that cannot be read are named, and the others get their results; the exit code is then 2 (stop) "
-        "or 0 (skip) (default: %(default)s)",
-    )  # fmt: skip
-    parser.set_defaults(run=run)
+@dataclass(frozen=True, kw_only=True)
+class Predict(Command):
+    """Print the best classes of each image."""
 
+    name: str = argument("NAME")
+    """Network (zoo list), experiment, experiment file, or checkpoint of zoo train."""
+    images: tuple[Path, ...] = argument("IMAGE")
+    """Image files, and folders, which are searched recursively."""
+    weights: Path | None = None
+    """Weights file or published name (default: the published weights of NAME)."""
+    classes: Path | None = option(metavar="PATH")
+    """Names of the classes: a folder of class folders (DATA/train), or a text file with one name per line (default:
+    the names stored in the weights file, ImageNet's for 1000 classes, otherwise numbers)."""
+    top: Positive = option(default=5, metavar="K")
+    """Classes per image."""
+    json: bool = False
+    """Print JSON instead of a table."""
+    grid: Path | None = None
+    """Draw the images with their predictions into a .png file."""
+    on_bad_image: Literal["stop", "skip"] = "stop"
+    """Exit code if some images cannot be read: 2 (stop) or 0 (skip). Such images are named, and the others get their
+    results."""
 
-def run(args: argparse.Namespace) -> int:
-    """Print the best classes of each image and draw the grid; returns 0. Raises DataError if images are left out."""
-    if args.grid is not None and args.grid.suffix.lower() != PNG:
-        raise ConfigError(f"{printable(args.grid)} is not called {PNG}; --grid: the grid is written as PNG")
-    from zoo.data.classes import class_names
-    from zoo.data.scan import find_images
-    from zoo.data.transforms import ValTransform
-    from zoo.engine.process import open_process
-    from zoo.run.console import Progress
-    from zoo.run.scoring import load_network
-    from zoo.tasks.prediction import BATCH_SIZE, predict
+    def run(self) -> int:
+        """Print the best classes of each image and draw the grid; DataError for unreadable images."""
+        if self.grid is not None and self.grid.suffix.lower() != PNG:
+            raise ConfigError(f"{printable(self.grid)} does not end in {PNG}; --grid: the grid is written as PNG")
+        from zoo.data.classes import class_names
+        from zoo.data.scan import find_images
+        from zoo.data.transforms import ValTransform
+        from zoo.engine.process import open_process
+        from zoo.run.console import Progress
+        from zoo.run.scoring import load_network
+        from zoo.tasks.prediction import BATCH_SIZE, predict
 
-    # The files of all arguments in their order, those of a folder in the order of a data set.
-    paths = [path for image in args.images for path in (find_images(image) if os.path.isdir(image) else [image])]
-    with open_process() as process:
-        network = load_network(args.name, args.weights)
-        if network.experiment.task == "segmentation":
-            raise ConfigError(
-                f"{network.title} gives each pixel a class, and zoo predict prints one for an image; command line: "
-                f"zoo segment {args.name} IMAGES OUT writes label maps and overlays"
-            )
-        names = class_names(network.experiment.network.classes, args.classes, network.class_names)
-        settings = network.experiment.input
-        transform = ValTransform(settings.scale_val, settings.crop_val, settings.mean, settings.std)
-        with Progress("predict", math.ceil(len(paths) / BATCH_SIZE), show=process.is_main) as progress:
-            predictions, faults = predict(network.model, paths, transform, process.device, args.top, progress.advance)
-    if not process.is_main:
+        # In the order of the arguments; files of a folder in the order of a data set.
+        paths = [path for image in self.images for path in (find_images(image) if os.path.isdir(image) else [image])]
+        with open_process() as process:
+            network = load_network(self.name, self.weights)
+            if network.experiment.task == "segmentation":
+                raise ConfigError(
+                    f"{network.title} gives each pixel a class, and zoo predict prints one for an image; command line: "
+                    f"zoo segment {self.name} IMAGES OUT writes label maps and overlays"
+                )
+            names = class_names(network.experiment.network.classes, self.classes, network.class_names)
+            settings = network.experiment.input
+            transform = ValTransform(settings.scale_val, settings.crop_val, settings.mean, settings.std)
+            with Progress("predict", math.ceil(len(paths) / BATCH_SIZE), show=process.is_main) as progress:
+                predictions, faults = predict(
+                    network.model, paths, transform, process.device, self.top, progress.advance
+                )
+        if not process.is_main:
+            return 0
+        if predictions:
+            print(_as_json(network.title, predictions, names) if self.json else _as_table(predictions, names))
+            if self.grid is not None:
+                _draw(self.grid, predictions, names)
+        _report(faults, len(paths), self.on_bad_image)
         return 0
-    if predictions:
-        print(_as_json(network.title, predictions, names) if args.json else _as_table(predictions, names))
-        if args.grid is not None:
-            _draw(args.grid, predictions, names)
-    _report(faults, len(paths), args.on_bad_image)
-    return 0
 
 
 def _report(faults: Sequence[str], num_images: int, on_bad_image: str) -> None:
-    """Log which images were left out; DataError if there are no others, or if nobody asked to leave them out."""
+    """Log the unreadable images; DataError if all images are unreadable, or unless ``on_bad_image`` is "skip"."""
     for fault in faults[:MAX_LISTED]:
         logger.warning("%s", fault)
     if len(faults) > MAX_LISTED:
         logger.warning("and %d more", len(faults) - MAX_LISTED)
     if len(faults) == num_images:
-        raise DataError(f"none of {num_images} images could be used; they and the reasons are named above")
+        raise DataError(f"none of {num_images} images could be read; the reasons are listed above")
     if faults and on_bad_image == "stop":
         raise DataError(
-            f"{len(faults)} of {num_images} images could not be used and are named above, the others have their "
-            "results; mend or remove the files, or leave such images out with --on-bad-image skip"
+            f"{len(faults)} of {num_images} images could not be read and are listed above, the others have their "
+            "results; repair or remove the files, or skip such images with --on-bad-image skip"
         )
     if faults:
-        logger.warning("%d of %d images are left out", len(faults), num_images)
+        logger.warning("%d of %d images were skipped", len(faults), num_images)
 
 
 def _as_json(title: str, predictions: Sequence[Prediction], names: Sequence[str]) -> str:
-    """Return JSON in ASCII; a byte of a name that is no UTF-8 is written as Python has it, \\udc80 to \\udcff."""
+    """Return JSON in ASCII. Bytes of a path that are not UTF-8 are Python's surrogates, \\udc80 to \\udcff."""
     entries = [
         {"network": title, "path": prediction.path, "predictions": _named(prediction, names)}
         for prediction in predictions

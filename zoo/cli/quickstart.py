@@ -1,19 +1,19 @@
-"""``zoo quickstart``: the whole path on bundled images, from training to a table, in minutes on a CPU.
+"""``zoo quickstart``: train and score a small network on bundled images, in minutes on a CPU.
 
-One network learns to classify garments. Or its body does, and then learns to find them in scenes, pixel by pixel, as
-the paper starts from bodies that were trained on ImageNet.
+The task is to classify garments, or to segment scenes of garments. The segmentation network starts from a body that
+was trained to classify, as the paper's starts from ImageNet weights.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from zoo.cli.options import whole_number
+from zoo.cli.options import Command, WholeNumber, option
 from zoo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,74 +28,69 @@ logger = logging.getLogger(__name__)
 
 EXPERIMENTS = {"classification": "quickstart_fashion_mnist", "segmentation": "quickstart_scenes"}
 LOG_DIRS = {"classification": Path("runs/quickstart"), "segmentation": Path("runs/quickstart-segmentation")}
-BODY_EXPERIMENT, BODY = "quickstart_scenes_body", "body"  # its folder is within that of the segmentation
-EXAMPLES, NUM_EXAMPLES = "examples", 6  # folder and number of the pictures of a segmentation
+BODY_EXPERIMENT, BODY = "quickstart_scenes_body", "body"  # its folder is inside the log folder of the segmentation
+EXAMPLES, NUM_EXAMPLES = "examples", 6  # folder and number of segmented images
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``quickstart``."""
-    parser = commands.add_parser("quickstart", help="train and score a small network on bundled images")
-    parser.add_argument(
-        "--task", choices=EXPERIMENTS, default="classification",
-        help="what the network learns: the class of a garment, or that of each pixel of a scene (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--log-dir", metavar="DIR", type=Path,
-        help="where the run is written, and continued if it is there already (default: "
-        f"{LOG_DIRS['classification']}, or {LOG_DIRS['segmentation']})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", metavar="N", type=whole_number, nargs="+",
-        help="other seeds than the experiment's, each in a folder of its own: how much do the scores scatter?",
-    )  # fmt: skip
-    parser.add_argument(
-        "--json", metavar="FILE", type=Path,
-        help="write the scores of each seed, the seconds that it took, the machine and the versions to FILE",
-    )  # fmt: skip
-    parser.set_defaults(run=run)
+@dataclass(frozen=True, kw_only=True)
+class Quickstart(Command):
+    """Train and score a small network on bundled images."""
 
+    task: Literal["classification", "segmentation"] = "classification"
+    """Classify images of garments, or segment scenes of them."""
+    log_dir: Path | None = option(metavar="DIR")
+    """Log folder; a run in it is resumed (default: runs/quickstart, or runs/quickstart-segmentation)."""
+    seeds: tuple[WholeNumber, ...] | None = None
+    """Train with each of these seeds instead of the experiment's, each in its own folder, and print mean and spread of
+    the scores."""
+    json: Path | None = None
+    """Write scores and duration of each seed, the machine and the versions to FILE."""
 
-def run(args: argparse.Namespace) -> int:
-    """Unpack the images, train or take the trained run, score it and write what is told about it; returns 0."""
-    from zoo.config import experiments_dir, load_experiment
-    from zoo.data.sample import unpack_sample
-    from zoo.data.scenes import unpack_scenes
-    from zoo.engine.process import open_process
-    from zoo.run.cost import CostMeter
-    from zoo.run.results_table import results_table
-    from zoo.run.seeds import seeds_table
-    from zoo.run.training import seed_configs
+    def run(self) -> int:
+        """Unpack the images, train or resume the run, score it and print the results."""
+        from zoo.config import experiments_dir, load_experiment
+        from zoo.data.sample import unpack_sample
+        from zoo.data.scenes import unpack_scenes
+        from zoo.engine.process import open_process
+        from zoo.run.cost import CostMeter
+        from zoo.run.results_table import results_table
+        from zoo.run.seeds import seeds_table
+        from zoo.run.training import seed_configs
 
-    experiment, default_dir = EXPERIMENTS[args.task], LOG_DIRS[args.task]
-    if args.log_dir is not None and args.seed is not None and len(args.seed) > 1:
-        raise ConfigError("--log-dir is the folder of one run; leave it out for several seeds, or give one --seed")
-    data = unpack_scenes() if args.task == "segmentation" else unpack_sample()
-    config = load_experiment(experiments_dir() / f"{experiment}.json")
-    configs = {args.log_dir or default_dir: config}
-    if args.seed is not None:
-        configs = seed_configs(config, default_dir, args.seed)
-        if args.log_dir is not None:
-            configs = {args.log_dir: next(iter(configs.values()))}
-    with open_process() as process:
-        cost = CostMeter(process.device, process.world_size)
-        runs = [_train_and_score(config, log_dir, data, process) for log_dir, config in configs.items()]
-        if process.is_main:
-            by_protocol = _by_protocol(runs, list(configs))
-            if args.json is not None:
-                _write_json(args, runs, by_protocol, process, cost)
-            results = [result for run in runs for result in run.results]
-            tables = [results_table(experiment, results, config.expected), *(run.details for run in runs)]
-            if len(runs) > 1:
-                labels = results[0].labels
-                tables += [f"{name}:\n\n{seeds_table(labels, seeds)}" for name, seeds in by_protocol.items()]
-            _report(list(configs), data, "\n\n".join(filter(None, tables)), args.task)
-    return 0
+        experiment, default_dir = EXPERIMENTS[self.task], LOG_DIRS[self.task]
+        if self.log_dir is not None and self.seeds is not None and len(self.seeds) > 1:
+            raise ConfigError("--log-dir is the folder of one run; remove it, or give --seeds a single seed")
+        data = unpack_scenes() if self.task == "segmentation" else unpack_sample()
+        config = load_experiment(experiments_dir() / f"{experiment}.json")
+        configs = {self.log_dir or default_dir: config}
+        if self.seeds is not None:
+            configs = seed_configs(config, default_dir, self.seeds)
+            if self.log_dir is not None:
+                configs = {self.log_dir: next(iter(configs.values()))}
+        with open_process() as process:
+            cost = CostMeter(process.device, process.world_size)
+            runs = [_train_and_score(config, log_dir, data, process) for log_dir, config in configs.items()]
+            if process.is_main:
+                by_protocol = _by_protocol(runs, list(configs))
+                if self.json is not None:
+                    _write_json(self.json, self.command_line, runs, by_protocol, process, cost)
+                results = [result for run in runs for result in run.results]
+                tables = [results_table(experiment, results, config.expected), *(run.details for run in runs)]
+                if len(runs) > 1:
+                    labels = results[0].labels
+                    tables += [f"{name}:\n\n{seeds_table(labels, seeds)}" for name, seeds in by_protocol.items()]
+                _report(list(configs), data, "\n\n".join(filter(None, tables)), self.task)
+        return 0
 
 
 class Run(NamedTuple):
-    """One trained network: its seed, its scores, the seconds that both took (None if it was trained before).
+    """A trained network.
 
-    ``details`` is a table of the classes of a segmentation, otherwise empty.
+    Args:
+    - `seed`: seed of the run.
+    - `results`: its scores, one for each protocol.
+    - `seconds`: duration of training and scoring; None if the run was trained before.
+    - `details`: table of the classes of a segmentation, otherwise empty.
     """
 
     seed: int
@@ -105,7 +100,7 @@ class Run(NamedTuple):
 
 
 def _by_protocol(runs: Sequence[Run], folders: Sequence[Path]) -> dict[str, list[SeedRun]]:
-    """Return the scores of all seeds by the name of the protocol."""
+    """Return the scores of all seeds, by protocol."""
     from zoo.run.seeds import SeedRun
 
     seeds: dict[str, list[SeedRun]] = {}
@@ -116,7 +111,7 @@ def _by_protocol(runs: Sequence[Run], folders: Sequence[Path]) -> dict[str, list
 
 
 def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
-    """Train in ``log_dir``, or continue the run there; then score its checkpoint on ``data``/val."""
+    """Train in ``log_dir``, or resume the run there, and score its checkpoint on ``data``/val."""
     from zoo.data.scenes import ALONE
     from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.start import AUTO
@@ -134,7 +129,7 @@ def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Pro
 
 
 def _train_body(config: Experiment, data: Path, log_dir: Path, process: Process) -> str:
-    """Train the body of a segmentation to classify garments, ``data``, alone; return the file of its weights."""
+    """Train the body of a segmentation network to classify garments, and return its checkpoint."""
     from zoo.config import experiments_dir, load_experiment
     from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.start import AUTO
@@ -156,7 +151,7 @@ def _train_body(config: Experiment, data: Path, log_dir: Path, process: Process)
 def _score_garments(
     subject: LoadedNetwork, log_dir: Path, data: Path, process: Process
 ) -> tuple[Sequence[Result], str]:
-    """Return the scores of the centre crop and of ten crops."""
+    """Return the scores of the center crop and of ten crops."""
     from zoo.run.scoring import score
     from zoo.tasks.protocols import center_crop
 
@@ -165,7 +160,7 @@ def _score_garments(
 
 
 def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Process) -> tuple[Sequence[Result], str]:
-    """Return the scores of whole images and a table of the classes; write the first images with what was found."""
+    """Return the scores of whole images and a table of the classes; write the first images with their predictions."""
     from zoo.run.label_images import palette_of
     from zoo.run.scoring import score
     from zoo.run.segmentation_scores import class_table, write_examples
@@ -182,7 +177,8 @@ def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Pr
 
 
 def _write_json(
-    args: argparse.Namespace,
+    file: Path,
+    command_line: str,
     runs: Sequence[Run],
     by_protocol: Mapping[str, Sequence[SeedRun]],
     process: Process,
@@ -195,13 +191,13 @@ def _write_json(
     warn_of_changes()
     content = {
         "benchmark": "quickstart",
-        "command": args.command_line,
+        "command": command_line,
         "environment": describe_environment(process.device),
         "cost": cost.read(),
         "runs": [run._asdict() | {"results": [result.record() for result in run.results]} for run in runs],
         "summary": {protocol: seeds_json(seeds)["summary"] for protocol, seeds in by_protocol.items()},
     }
-    write_json(args.json, content)
+    write_json(file, content)
 
 
 def _report(folders: Sequence[Path], data: Path, tables: str, task: str) -> None:

@@ -1,36 +1,34 @@
-"""``zoo settings``: the settings that an experiment file can have, each with its type, default, bounds and meaning."""
+"""``zoo settings``: the settings of experiment files: type, default, bounds and meaning."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import textwrap
+from dataclasses import dataclass
 
+from zoo.cli.options import Command, argument
 from zoo.errors import ConfigError, nearest, printable
 
 WIDTH = 110
 INDENT = " " * 6
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``settings``."""
-    parser = commands.add_parser("settings", help="print the settings of experiment files, their defaults and meanings")
-    parser.add_argument(
-        "pattern", metavar="PATTERN", nargs="?", default="*",
-        help="only settings whose name contains this text or matches this shell-style pattern, for instance "
-        "'schedule' or 'input.*_val' (default: all)",
-    )  # fmt: skip
-    parser.set_defaults(run=run)
+@dataclass(frozen=True, kw_only=True)
+class Settings(Command):
+    """Print the settings of experiment files: type, default, bounds and meaning."""
 
+    pattern: str = argument("PATTERN", default="*")
+    """Only settings whose name contains this text or matches this shell-style pattern, such as 'schedule' or
+    'input.*_val' (default: all)."""
 
-def run(args: argparse.Namespace) -> int:
-    """Print the settings that match the pattern; returns 0. Raises ConfigError if there are none."""
-    print_settings(args.pattern)
-    return 0
+    def run(self) -> int:
+        """Print the settings that match; ConfigError if there are none."""
+        print_settings(self.pattern)
+        return 0
 
 
 def print_settings(pattern: str = "*") -> None:
-    """Print the settings whose dotted name contains or matches ``pattern``, by the section of the file they are in."""
+    """Print the settings whose dotted name contains or matches ``pattern``, grouped by section."""
     from zoo.config import describe_settings
 
     sections = describe_settings(pattern)
@@ -47,7 +45,7 @@ def print_settings(pattern: str = "*") -> None:
 
 
 def print_schema() -> None:
-    """Print all settings as a JSON schema, which editors check files against."""
+    """Print the JSON schema of experiment files, for editors."""
     from zoo.config import Experiment
 
     print(json.dumps(Experiment.model_json_schema(), indent=2))

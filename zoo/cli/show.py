@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.architectures import MEMORY_ELSEWHERE, is_elsewhere
 from zoo.cli.list_networks import describe
+from zoo.cli.options import Command, argument
 from zoo.cli.settings import print_schema, print_settings
 from zoo.errors import ConfigError, listed, printable
 
@@ -25,45 +25,39 @@ if TYPE_CHECKING:
 WIDTH = 110
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``show``."""
-    parser = commands.add_parser(
-        "show", help="print everything known about one network or weights file, or the settings of an experiment"
-    )
-    parser.add_argument(
-        "name", metavar="NAME", nargs="?",
-        help="an architecture, a published network, PACKAGE:NAME of another package, a bundled experiment (with .json "
-        "where a network has its name too) "
-        "or an experiment file, a checkpoint or weights file",
-    )  # fmt: skip
-    parser.add_argument(
-        "--schema", action="store_true", help="print all keys of experiment files: type, default, bounds and meaning"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON; with --schema a JSON schema")
-    parser.set_defaults(run=run)
+@dataclass(frozen=True, kw_only=True)
+class Show(Command):
+    """Print the facts of a network or weights file, or the settings of an experiment."""
 
+    name: str | None = argument("NAME", default=None)
+    """Architecture, published network, PACKAGE:NAME of another package, bundled experiment (with .json if a network
+    has the same name), experiment file, checkpoint or weights file."""
+    schema: bool = False
+    """Print all keys of experiment files: type, default, bounds and meaning."""
+    json: bool = False
+    """Print JSON; with --schema, a JSON schema."""
 
-def run(args: argparse.Namespace) -> int:
-    """Print what is known about NAME, or with ``--schema`` all keys of experiment files; returns 0."""
-    if args.schema:
-        if args.name is not None:
-            name = printable(args.name)
-            raise ConfigError(f"--schema is about all experiment files; command line: leave {name!r} out")
-        if args.json:
-            print_schema()
+    def run(self) -> int:
+        """Print the facts of NAME, or with ``--schema`` all keys of experiment files."""
+        if self.schema:
+            if self.name is not None:
+                name = printable(self.name)
+                raise ConfigError(f"--schema is about all experiment files; command line: remove {name!r}")
+            if self.json:
+                print_schema()
+            else:
+                print_settings()
+        elif self.name is None:
+            raise ConfigError("nothing to show; command line: give the name of a network or an experiment, or --schema")
+        elif self.name.endswith(".json") or _is_bundled_only(self.name):
+            _show_experiment(self.name, self.json)
+        elif os.path.isfile(self.name) or _is_path_only(self.name):
+            _show_file(Path(self.name), self.json)
+        elif is_elsewhere(self.name):
+            _show_elsewhere(self.name, self.json)
         else:
-            print_settings()
-    elif args.name is None:
-        raise ConfigError("nothing to show; command line: give the name of a network or an experiment, or --schema")
-    elif args.name.endswith(".json") or _is_bundled_only(args.name):
-        _show_experiment(args.name, args.json)
-    elif os.path.isfile(args.name) or _is_path_only(args.name):
-        _show_file(Path(args.name), args.json)
-    elif is_elsewhere(args.name):
-        _show_elsewhere(args.name, args.json)
-    else:
-        _show_network(args.name, args.json)
-    return 0
+            _show_network(self.name, self.json)
+        return 0
 
 
 def _is_bundled_only(name: str) -> bool:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from zoo.cli.options import add_loader_options, add_process_options, add_weights_option, check_writable, positive
-from zoo.data.places import place_of
+from zoo.cli.options import (
+    Command,
+    DataFolder,
+    LoaderOptions,
+    Positive,
+    ProcessOptions,
+    argument,
+    check_writable,
+    option,
+    positive,
+)
 from zoo.errors import ConfigError, listed, printable
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, Protocol, center_crop
 
@@ -18,83 +28,14 @@ if TYPE_CHECKING:
     from zoo.run.scoring import LoadedNetwork
     from zoo.tasks.segmentation import SegmentationResult
 
-PROTOCOL_HELP = (
-    "published way to score: center224 and tencrop224 (shorter side 256), center320 (shorter side 320, centre crop "
-    "320: documented nowhere in the original project, the usual convention of its time); of segmentation whole (images "
-    "at one scale) and whole-flip (the mean of their probabilities and those of their mirror images)"
-)
-
-
-# Options that only one task has, by their names as attributes.
+# Options of one task only, by field.
 ONLY_CLASSIFICATION = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
                        "batch_size": "--batch-size", "predictions": "--predictions"}  # fmt: skip
 ONLY_SEGMENTATION = {"confusion": "--confusion"}
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``validate``, and ``test-imagenet``, which takes the arguments of the original test script."""
-    parser = commands.add_parser("validate", help="score weights on DATA/val")
-    parser.add_argument(
-        "name", metavar="NAME",
-        help="a network (zoo list), the name of an experiment or its file, or a checkpoint of zoo train",
-    )  # fmt: skip
-    parser.add_argument(
-        "data", metavar="DATA", type=place_of,
-        help="folder with val/: a folder per class, or of segmentation images/ and labels/ (see segmentation.layout); "
-        "or shards, also by their address (https://, s3://, gs://)",
-    )  # fmt: skip
-    add_weights_option(parser)
-    parser.add_argument(
-        "--task", choices=("classification", "segmentation"),
-        help="what the network has to be for: one class per image, or one per pixel (default: what it is for)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--confusion", type=Path, metavar="FILE",
-        help="(segmentation) draw the confusion matrix, each row divided by its sum, into a .png file",
-    )  # fmt: skip
-    _add_options(parser)
-    script = commands.add_parser("test-imagenet", help="the same, as CONFIG CHECKPOINT DATA")
-    script.add_argument("name", metavar="CONFIG", help="an experiment file")
-    script.add_argument(
-        "weights", metavar="CHECKPOINT", type=Path, help="weights, a checkpoint of zoo train, or a published name"
-    )
-    script.add_argument("data", metavar="DATA", type=place_of, help="folder with val/, one folder per class")
-    _add_options(script)
-    script.set_defaults(task=None, confusion=None)
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    add_loader_options(parser, workers=4)
-    parser.add_argument("--protocol", type=protocol, choices=[*PROTOCOLS, *WHOLE_IMAGES], help=PROTOCOL_HELP)
-    parser.add_argument(
-        "-c", "--crop", type=positive, metavar="PX", help="side of the crop (default: the experiment's crop_val)"
-    )
-    parser.add_argument(
-        "-s", "--scale", type=scale, metavar="PX",
-        help="shorter side before the crop, -1 for no resizing (default: the experiment's scale_val)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--ten_crops", "--ten-crops", action="store_true",
-        help="average the logits of the corners, the centre and their mirror images",
-    )  # fmt: skip
-    parser.add_argument(
-        "--batch-size", type=positive, metavar="N",
-        help="images at once per process (default: the experiment's batch size over the number of processes, a tenth "
-        "of that for ten crops); halved when memory is full",
-    )  # fmt: skip
-    parser.add_argument("--limit", type=positive, metavar="N", help="score only N images, spread evenly over the data")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores to FILE")
-    parser.add_argument(
-        "--predictions", type=Path, metavar="FILE",
-        help="write a CSV line per image to FILE, sorted by path: path, class, the top five classes and their "
-        "probabilities; two such files can be compared line by line",
-    )  # fmt: skip
-    add_process_options(parser)
-    parser.set_defaults(run=run)
-
-
 def protocol(text: str) -> str:
-    """Return ``text`` if it names a published protocol; otherwise argparse reports how to ask for other sizes."""
+    """Return ``text`` if it is a published protocol; the error says how to score with other sizes."""
     if text in PROTOCOLS or text in WHOLE_IMAGES:
         return text
     other = re.fullmatch(r"(center|tencrop)(\d+)", text)
@@ -106,64 +47,106 @@ def protocol(text: str) -> str:
 
 
 def scale(text: str) -> int:
-    """Return ``text`` as a size in px or -1; argparse reports the ValueError."""
+    """Return ``text`` as a size in px, or -1."""
     return -1 if text == "-1" else positive(text)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Score the weights, print a table and write the files that were asked for; returns 0."""
-    if args.protocol and (args.crop or args.scale or args.ten_crops):
-        raise ConfigError(
-            f"--protocol {args.protocol} fixes scale, crop and number of crops; command line: "
-            f"leave out --crop, --scale and --ten-crops, or --protocol"
-        )
-    from zoo.engine.process import open_process
-    from zoo.files import write_json
-    from zoo.run.plot_style import check_matplotlib
-    from zoo.run.predictions import write_predictions
-    from zoo.run.results_table import results_table
-    from zoo.run.scoring import load_network, score
-    from zoo.tasks.prediction import Recorder
-    from zoo.tasks.segmentation import SegmentationResult
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions(LoaderOptions, ProcessOptions):
+    """How weights are scored, and which files are written."""
 
-    if args.confusion is not None:
-        if args.confusion.suffix.lower() != ".png":
+    protocol: Annotated[str, protocol] | None = option(choices=[*PROTOCOLS, *WHOLE_IMAGES], metavar=None)
+    """Published protocol. Classification: center224 and tencrop224 (shorter side 256), center320 (shorter side 320,
+    center crop 320: not documented by the original project, the usual convention of its time). Segmentation: whole
+    (images at one scale), whole-flip (probabilities averaged with those of the mirrored image)."""
+    crop: Positive | None = option("-c", metavar="PX")
+    """Side of the crop (default: the experiment's crop_val)."""
+    scale: Annotated[int, scale] | None = option("-s", metavar="PX")
+    """Shorter side before the crop, -1 to keep the size (default: the experiment's scale_val)."""
+    ten_crops: bool = option("--ten_crops", "--ten-crops", default=False)
+    """Average the logits of the four corners, the center and their mirror images."""
+    batch_size: Positive | None = None
+    """Images per batch and process (default: the experiment's batch size over the number of processes, a tenth of it
+    for ten crops); halved when memory runs out."""
+    limit: Positive | None = None
+    """Score only N images, spread evenly over the data."""
+    json: Path | None = None
+    """Write the scores to FILE."""
+    predictions: Path | None = None
+    """Write a CSV file with one line per image, sorted by path: path, class, and the top five classes with their
+    probabilities; zoo compare tests two such files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validate(Command, ScoreOptions):
+    """Score weights on DATA/val."""
+
+    name: str = argument("NAME")
+    """Network (zoo list), experiment, experiment file, or checkpoint of zoo train."""
+    data: DataFolder = argument("DATA")
+    """Folder with val/: one folder per class, or images/ and labels/ for segmentation (see segmentation.layout); or
+    shards, also by URL (https://, s3://, gs://)."""
+    weights: Path | None = None
+    """Weights file or published name (default: the weights of NAME)."""
+    task: Literal["classification", "segmentation"] | None = None
+    """Required task: one class per image, or one per pixel (default: the task of the network)."""
+    confusion: Path | None = None
+    """(segmentation) Draw the confusion matrix, with rows normalized to 1, into a .png file."""
+
+    def run(self) -> int:
+        """Score the weights, print a table and write the requested files."""
+        if self.protocol and (self.crop or self.scale or self.ten_crops):
             raise ConfigError(
-                f"{printable(args.confusion)} is not called .png; --confusion: the plot is written as PNG"
+                f"--protocol {self.protocol} fixes scale, crop and number of crops; command line: "
+                f"leave out --crop, --scale and --ten-crops, or --protocol"
             )
-        check_matplotlib("leave out --confusion")
-    with open_process(args.local_rank, args.dist_backend) as process:
-        process.on_main(lambda: check_writable(args.json, args.predictions, args.confusion))
-        network = load_network(args.name, args.weights)
-        _check_task(args, network)
-        recorder = Recorder(args.data) if args.predictions else None
-        result = score(
-            network,
-            args.data,
-            _protocol(args, network),
-            process=process,
-            workers=args.workers,
-            batch_size=args.batch_size,
-            limit=args.limit,
-            on_bad_image=args.on_bad_image,
-            print_freq=args.print_freq,
-            record=recorder,
-        )
-        shares = process.gather(recorder.predictions) if recorder else []
-        if process.is_main:
-            print(results_table(network.title, [result], network.experiment.expected))
-            content = network.result_json(result, process)
-            if isinstance(result, SegmentationResult):
-                content |= _report_classes(network, result, args.confusion)
-            if args.json is not None:
-                write_json(args.json, content)
-            if args.predictions is not None:
-                write_predictions(args.predictions, [line for share in shares for line in share])
-    return 0
+        from zoo.engine.process import open_process
+        from zoo.files import write_json
+        from zoo.run.plot_style import check_matplotlib
+        from zoo.run.predictions import write_predictions
+        from zoo.run.results_table import results_table
+        from zoo.run.scoring import load_network, score
+        from zoo.tasks.prediction import Recorder
+        from zoo.tasks.segmentation import SegmentationResult
+
+        if self.confusion is not None:
+            if self.confusion.suffix.lower() != ".png":
+                raise ConfigError(
+                    f"{printable(self.confusion)} does not end in .png; --confusion: the plot is written as PNG"
+                )
+            check_matplotlib("leave out --confusion")
+        with open_process(self.local_rank, self.dist_backend) as process:
+            process.on_main(lambda: check_writable(self.json, self.predictions, self.confusion))
+            network = load_network(self.name, self.weights)
+            _check_task(self, network)
+            recorder = Recorder(self.data) if self.predictions else None
+            result = score(
+                network,
+                self.data,
+                _protocol(self, network),
+                process=process,
+                workers=self.workers,
+                batch_size=self.batch_size,
+                limit=self.limit,
+                on_bad_image=self.on_bad_image,
+                log_every=self.log_every,
+                record=recorder,
+            )
+            shares = process.gather(recorder.predictions) if recorder else []
+            if process.is_main:
+                print(results_table(network.title, [result], network.experiment.expected))
+                content = network.result_json(result, process)
+                if isinstance(result, SegmentationResult):
+                    content |= _report_classes(network, result, self.confusion)
+                if self.json is not None:
+                    write_json(self.json, content)
+                if self.predictions is not None:
+                    write_predictions(self.predictions, [line for share in shares for line in share])
+        return 0
 
 
 def _report_classes(network: LoadedNetwork, result: SegmentationResult, plot: Path | None) -> dict[str, Sequence[str]]:
-    """Print a table of the classes, write the plot of their confusion, and return their names for the result file."""
+    """Print a table of the classes, draw the confusion matrix, and return the class names for the result file."""
     import numpy as np
 
     from zoo.files import write_bytes
@@ -179,15 +162,15 @@ def _report_classes(network: LoadedNetwork, result: SegmentationResult, plot: Pa
     return {"classes": list(names)}
 
 
-def _check_task(args: argparse.Namespace, network: LoadedNetwork) -> None:
-    """Raise ConfigError for a --task that the network is not for, and for options of the other task."""
+def _check_task(options: Validate, network: LoadedNetwork) -> None:
+    """Raise ConfigError if the network is for another task than ``--task``, and for options of the other task."""
     task, arch = network.experiment.task, network.experiment.network.arch
-    if args.task not in (None, task):
+    if options.task not in (None, task):
         raise ConfigError(
-            f"{network.title} ({arch}) is a network of {task}; --task {args.task}: leave it out, or give another NAME"
+            f"{network.title} ({arch}) is a network of {task}; --task {options.task}: remove it, or give another NAME"
         )
     others = ONLY_CLASSIFICATION if task == "segmentation" else ONLY_SEGMENTATION
-    given = [option for name, option in others.items() if getattr(args, name)]
+    given = [option for name, option in others.items() if getattr(options, name)]
     if given:
         how = "whole images are scored, one at a time" if task == "segmentation" else "each image has one class"
         raise ConfigError(
@@ -195,10 +178,10 @@ def _check_task(args: argparse.Namespace, network: LoadedNetwork) -> None:
         )
 
 
-def _protocol(args: argparse.Namespace, network: LoadedNetwork) -> Protocol | str | None:
-    """Return the protocol that the options ask for; None for that of the experiment."""
-    if args.protocol or not (args.crop or args.scale or args.ten_crops):
-        name: str | None = args.protocol
+def _protocol(options: Validate, network: LoadedNetwork) -> Protocol | str | None:
+    """Return the requested protocol, or None for that of the experiment."""
+    if options.protocol or not (options.crop or options.scale or options.ten_crops):
+        name: str | None = options.protocol
         return name
     default = center_crop(network.experiment)
-    return Protocol(args.scale or default.scale, args.crop or default.crop, args.ten_crops)
+    return Protocol(options.scale or default.scale, options.crop or default.crop, options.ten_crops)

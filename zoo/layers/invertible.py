@@ -24,7 +24,7 @@ from zoo.ops.abn.functional import normalise
 from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.chain import Gradients, Tensors, add_gradients
-from zoo.ops.undo import (
+from zoo.ops.inverse import (
     batch_pool,
     batch_unpool,
     batch_unpool_,
@@ -130,7 +130,7 @@ class _Pool(Invertible):
 
 
 class ChannelPool(_Pool):
-    """2x2 windows as channels: (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.undo.channel_pool`."""
+    """2x2 windows as channels: (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.inverse.channel_pool`."""
 
     pool = staticmethod(channel_pool)
     unpool = staticmethod(channel_unpool)
@@ -138,7 +138,7 @@ class ChannelPool(_Pool):
 
 
 class BatchPool(_Pool):
-    """2x2 windows as images: (N, C, H, W) -> (4 N, C, H/2, W/2), see `zoo.ops.undo.batch_pool`."""
+    """2x2 windows as images: (N, C, H, W) -> (4 N, C, H/2, W/2), see `zoo.ops.inverse.batch_pool`."""
 
     pool = staticmethod(batch_pool)
     unpool = staticmethod(batch_unpool)

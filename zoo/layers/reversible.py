@@ -18,7 +18,7 @@ from torch.func import functional_call
 from zoo.layers.checkpointing import paused_statistics
 from zoo.ops.chain import Gradients, Meter, Tensors, run_chain, storage_ids
 from zoo.ops.context import is_fx_proxy
-from zoo.ops.undo import channel_pool, channel_unpool, halves
+from zoo.ops.inverse import channel_pool, channel_unpool, halves
 from zoo.torch_internals import has_backward_hooks
 
 Pair = tuple[Tensor, Tensor]
@@ -143,7 +143,7 @@ def _run_branch(branch: nn.Module, x: Tensor) -> Tensor:
 
 
 class PairPool(nn.Module):
-    """Channel pool of each half: (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.undo.channel_pool`."""
+    """Channel pool of each half: (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.inverse.channel_pool`."""
 
     def forward(self, x1: Tensor, x2: Tensor) -> Pair:
         """Return the pooled halves in new tensors."""

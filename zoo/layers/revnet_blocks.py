@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from zoo.layers.conv import conv2d
 from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.ops.undo import halves
+from zoo.ops.inverse import halves
 from zoo.torch_internals import NormBase
 
 EPS, MOMENTUM = 1e-3, 0.01  # of the batch norms in the authors' code, which averages with a decay of 0.99

@@ -11,7 +11,7 @@ from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync
 from zoo.layers.norm_conv import is_plain, norm_conv, statistics_and_settings
 from zoo.ops.context import is_fx_proxy, is_recorded
-from zoo.ops.unwind import ResidualSum, is_same_as, recomputed_norm
+from zoo.ops.residual_inversion import ResidualSum, is_same_as, recomputed_norm
 from zoo.torch_internals import has_hooks
 
 # The option ``memory`` -> whether the last norm of a post-activation block adds and activates, see `ResidualBlock`.
@@ -23,7 +23,7 @@ def build_stage(blocks: OrderedDict[str, nn.Module], memory: str) -> nn.Sequenti
     if memory == "checkpoint":
         return CheckpointedSequential(blocks)
     if memory in ("unwind", "unwind_3x3"):
-        return UnwoundSequential(blocks, redo_3x3=memory == "unwind_3x3")
+        return ResidualInversion(blocks, redo_3x3=memory == "unwind_3x3")
     return nn.Sequential(blocks)
 
 
@@ -37,23 +37,22 @@ class CheckpointedSequential(nn.Sequential):
         return x
 
 
-class UnwoundSequential(nn.Sequential):
-    """Identity residual blocks; backward keeps their inner norms' outputs and the stage's input and output.
+class ResidualInversion(nn.Sequential):
+    """Identity residual blocks that save the outputs of their inner norms and the stage's input and output.
 
-    The sums between the blocks are found by subtraction (`ResidualSum`), and the outputs of the blocks' first norms are
-    computed again from them. Statistics are taken and counted once. The results are those of the blocks run one after
-    the other; in half precision the stage rounds its sum once, instead of once per block.
+    Backward computes the sums between the blocks by subtraction (`ResidualSum`), and recomputes the outputs of the
+    blocks' first norms from them. Statistics are computed once. The results equal those of a plain sequence of the
+    blocks, except that in half precision the sum is rounded once per stage instead of once per block.
 
-    The blocks are run one by one and keep what they always keep where norms are not in place, convolutions are of
-    another kind, or blocks or their parts have hooks, and under torch.compile and `torch.func`.
+    The blocks run as a plain sequence if norms are not in-place, convolutions are of another type, or modules have
+    hooks, and under torch.compile and `torch.func`.
 
     Args:
     - `blocks`: `IdentityResidualBlock`s by name; only the first may have a projection (ValueError).
-    - `redo_3x3`: do not keep the output of a bottleneck's last norm either, but compute it again by the 3x3 convolution
-      before it. It is kept where there is dropout between the two, and in blocks of two convolutions, whose sum
-      could not be undone without it.
+    - `redo_3x3`: also recompute the output of a bottleneck's last norm from the 3x3 convolution before it. It is saved
+      if there is dropout between the two, and in blocks of two convolutions, whose sum could not be inverted otherwise.
 
-    Source: the sums are undone as in Gomez et al., The Reversible Residual Network, 2017, but with blocks as they are.
+    Source: inversion as in Gomez et al., The Reversible Residual Network, 2017, but of unmodified blocks.
     """
 
     def __init__(self, blocks: Any, redo_3x3: bool = False) -> None:

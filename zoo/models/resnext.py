@@ -26,7 +26,7 @@ class ResNeXt(Network):
       ones included) removes the module's stride.
     - `memory`: what is kept for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
       pool. "unwind": the same without the outputs of the blocks' first norms; "unwind_3x3": also without those of the
-      last norms (`UnwoundSequential`). "checkpoint": the blocks' inputs; each block is run again. "plain": as "auto",
+      last norms (`ResidualInversion`). "checkpoint": the blocks' inputs; each block is run again. "plain": as "auto",
       but the pool is torch's.
     - All others are those of `Network`.
     """

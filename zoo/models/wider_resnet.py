@@ -55,7 +55,7 @@ class WiderResNet(Network):
     - `structure`: the number of blocks of each of the six modules.
     - `memory`: what is kept for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
       pools. "unwind": the same without the outputs of the blocks' first norms; "unwind_3x3": in bottlenecks also
-      without those of the last norms (`UnwoundSequential`). "checkpoint": the blocks' inputs; each block is run again.
+      without those of the last norms (`ResidualInversion`). "checkpoint": the blocks' inputs; each block is run again.
       "plain": as "auto", but the pools are torch's.
     - `modules`: the settings of the six modules.
     - All others are those of `Network`.

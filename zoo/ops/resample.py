@@ -79,7 +79,7 @@ def resize_box(
             f"a result of {out.dtype}, shape {tuple(out.shape)} and strides {out.stride()}; resize_box: give a "
             f"contiguous uint8 tensor {(3, rows, columns)}"
         )
-    if native.why_not() is not None:
+    if native.unavailable_reason() is not None:
         return out.copy_(_resize_by_pil(image, size, box)[:, first_row:end_row, first_column:end_column])
     if image.stride(0) != 1 or image.stride(2) != 3:
         image = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)

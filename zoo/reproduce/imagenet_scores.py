@@ -45,7 +45,7 @@ class ImageNetOptions:
     - `batch_size`: images at once per process; None for the experiment's over the number of processes.
     - `workers`: processes that read images, per process of the run.
     - `on_bad_image`: whether to "stop" at an unreadable image or to "skip" it.
-    - `print_freq`: batches between two lines of the log.
+    - `log_every`: batches between two lines of the log.
     - `out`: the folder of the report.
     - `command_line`: the command that was typed, for the report.
     """
@@ -57,7 +57,7 @@ class ImageNetOptions:
     batch_size: int | None = None
     workers: int = 4
     on_bad_image: OnBadImage = "stop"
-    print_freq: int | None = 10
+    log_every: int | None = 10
     out: Path = OUT
     command_line: str = ""
 
@@ -229,7 +229,7 @@ class ImageNetRun:
             batch_size=options.batch_size,
             limit=options.limit,
             on_bad_image=options.on_bad_image,
-            print_freq=options.print_freq,
+            log_every=options.log_every,
         )
         measured = {
             "network": entry.name,

@@ -63,7 +63,7 @@ class PaperOptions:
 
     def command_of(self, paper: str, item: str, comparison: Comparison) -> str:
         """Return the command that measures a comparison of an item, with the inputs that it needs."""
-        words = ["zoo", "reproduce", paper, "--item", item]
+        words = ["zoo", "reproduce", paper, "--only", item]
         if comparison.environment is not None:
             words += self._words("runs")
         elif comparison.data:
@@ -174,7 +174,7 @@ def of_items(names: Sequence[str], measurements: Mapping[str, Sequence[Measureme
             for paper, of_paper in measurements.items()
         )
         raise ConfigError(
-            f"--item: there is no measurement of {listed(name or 'an item without a name' for name in unknown)}; there "
+            f"--only: there is no measurement of {listed(name or 'an item without a name' for name in unknown)}; there "
             f"are those of {there_are}"
         )
     wanted = {_plain(name) for name in names} or known

@@ -87,7 +87,7 @@ def draw_panels(title: str, panels: Sequence[Panel], num_columns: int = NUM_COLU
     return png_of(figure)
 
 
-def check_matplotlib(without: str = "leave the plot out with --no-picture") -> None:
+def check_matplotlib(without: str = "leave the plot out with --no-plot") -> None:
     """Raise ConfigError if matplotlib is not installed; ``without`` says how to run without a plot."""
     try:
         import matplotlib  # noqa: F401

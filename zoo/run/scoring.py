@@ -196,7 +196,7 @@ def score(
     batch_size: int | None = None,
     limit: int | None = None,
     on_bad_image: OnBadImage = "stop",
-    print_freq: int | None = None,
+    log_every: int | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,
 ) -> Result:
     """Return the scores of a network on the images of ``data``/val, each of which is scored exactly once.
@@ -224,7 +224,7 @@ def score(
       ten crops) over the number of processes. It is halved when memory is full. A segmentation takes one image.
     - `limit`: number of images to score, spread evenly over the data; default all.
     - `on_bad_image`: "stop" raises DataError for an image that cannot be read, "skip" leaves it out and counts it.
-    - `print_freq`: batches between two lines of progress where no bar can be drawn; default a line in 30 seconds.
+    - `log_every`: batches between two lines of progress where no bar can be drawn; default a line in 30 seconds.
     - `record`: called with each batch of this process and its logits.
 
     Raises ConfigError for an unknown protocol or one that does not belong to the task, for crops that do not fit, and,
@@ -260,7 +260,7 @@ def score(
         },
         "give every process the same command, weights and images",
     )
-    with Progress(protocol.name, len(loader), show=process.is_main, every=print_freq) as progress:
+    with Progress(protocol.name, len(loader), show=process.is_main, every=log_every) as progress:
         result = validate(
             network.model.to(process.device),
             task,

@@ -1,4 +1,4 @@
-"""Segments the images of a folder by any network and writes what it finds into files: `segment_images`."""
+"""Segmentation of images into files: `segment`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,26 +25,26 @@ from zoo.data.scan import find_images
 from zoo.data.segmentation_transforms import scale_to_longest_side
 from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, environment_fingerprint, weights_digest
 from zoo.engine.precision import AMP_DTYPES, autocast
-from zoo.engine.process import Process
+from zoo.engine.process import Process, open_process
 from zoo.engine.reporting import peak_memory_bytes
 from zoo.engine.validation import is_memory_full
 from zoo.errors import ConfigError, DataError, listed, printable
 from zoo.files import write_json
+from zoo.limits import MAX_SIDE
 from zoo.models.deeplab import DeepLab
 from zoo.run.console import Progress
 from zoo.run.label_images import (
     Palette,
     check_kind,
-    id_image,
-    palette_image,
+    palette_of,
     write_ids,
     write_overlay,
     write_palette,
-    write_png,
     write_probabilities,
 )
-from zoo.run.scoring import LoadedNetwork
-from zoo.tasks.views import ImageViews, Segments, segment
+from zoo.run.scoring import LoadedNetwork, load_network
+from zoo.tasks.views import Fusion, ImageViews, Segments
+from zoo.tasks.views import segment as segment_views
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Folders:
     def is_complete(self, name: str, size: tuple[int, int]) -> bool:
         """Return whether all files can be read and have the size of the image; an overlay is larger by its legend."""
         for kind, path in zip(self.kinds, self.paths(name), strict=True):
-            width, height = _written_size(path) or (0, 0)
+            width, height = written_size(path) or (0, 0)
             is_overlay = kind == "overlay" and width >= size[0] and height > size[1]
             if not is_overlay and (width, height) != size:
                 return False
@@ -126,46 +126,6 @@ class Folders:
 
 
 @dataclass(frozen=True)
-class OriginalFiles:
-    """The files of Inplace-ABN's test script, all of them in OUT itself, where the images' sub-folders are mirrored.
-
-    The classes are those of the pixels that the network saw; each pixel of the image takes the nearest one.
-
-    Args:
-    - `out`: the folder OUT.
-    - `mode`: "palette" for NAME.png of mode P, "raw" for gray values, "prob" for these and NAME_prob.png, the
-      probability times 255, truncated.
-    - `palette`: colours and names of at most 256 classes.
-    """
-
-    out: Path
-    mode: str
-    palette: Palette
-    at_image_size = False
-
-    def paths(self, name: str) -> list[Path]:
-        """Return OUT/NAME.png, and with "prob" OUT/NAME_prob.png."""
-        return self.possible_paths(name)[: 1 + (self.mode == "prob")]
-
-    def possible_paths(self, name: str) -> list[Path]:
-        """Return both files."""
-        return [self.out / f"{name}{end}.png" for end in ("", "_prob")]
-
-    def is_complete(self, name: str, size: tuple[int, int]) -> bool:
-        """Return whether all files can be read and have the size of the image."""
-        return all(_written_size(path) == size for path in self.paths(name))
-
-    def write(self, name: str, image: Image.Image, segments: Segments) -> None:
-        """Write the files."""
-        classes = segments.classes.numpy()
-        shown = [palette_image(classes, self.palette) if self.mode == "palette" else id_image(classes, 256)]
-        if self.mode == "prob":
-            shown.append(Image.fromarray((segments.probabilities.numpy() * 255).astype(np.uint8)))
-        for path, picture in zip(self.paths(name), shown, strict=True):
-            write_png(path, picture.resize(image.size, Image.Resampling.NEAREST))
-
-
-@dataclass(frozen=True)
 class Summary:
     """What `segment_images` did, over all processes.
 
@@ -182,6 +142,69 @@ class Summary:
     faults: tuple[str, ...]
     elapsed_s: float
     peak_memory_bytes: int
+
+
+def segment(
+    network: LoadedNetwork | str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    output: Sequence[str] = ("palette",),
+    scales: Sequence[float] = (1.0,),
+    flip: bool = False,
+    fusion: Fusion = "mean",
+    tile: int | None = None,
+    longest_side: int | None = None,
+    overwrite: bool = False,
+    process: Process | None = None,
+) -> Summary:
+    """Write the class of each pixel of images to ``out``/KIND/NAME, and return a summary.
+
+    Logits are resized to the size of the image before the argmax. An image is skipped if its files exist, can be read
+    and have its size. Unreadable images are logged and listed in the summary, and the others continue. Under torchrun
+    each process calls this function, takes its share of the images, and gets the summary of all.
+
+    Args:
+    - `network`: what `zoo.load_network` returned, or its ``name`` argument.
+    - `source`: image, or folder, which is searched recursively.
+    - `out`: folder for the files, outside of ``source``.
+    - `weights`: weights file or published name; default those of ``network``.
+    - `output`: kinds of files: "palette" (indexed PNG of the classes, with colors), "ids" (gray PNG of the classes, 16
+      bits for more than 256), "prob" (npz with the class and probability of each pixel), "overlay" (colors over the
+      image, with a legend).
+    - `scales`: factors by which the sides of the image are scaled.
+    - `flip`: whether the mirror image is added at each scale.
+    - `fusion`: how predictions of the views are combined: "mean" or "max" of the probabilities, or "voting".
+    - `tile`: side in px of windows that larger images are computed in, a multiple of 32.
+    - `longest_side`: longer side in px that images are scaled to; default the experiment's
+      ``segmentation.longest_side_val``.
+    - `overwrite`: whether all images are segmented again and their files replaced.
+    - `process`: this process, if `zoo.engine.process.open_process` is open already.
+
+    Raises ConfigError for impossible options and for a network that does not segment; DataError if there are no images
+    or their files cannot be told apart; WeightsError for weights that do not fit.
+    """
+    views = ImageViews(tuple(scales), flip, fusion, tile)
+    if longest_side is not None and not 0 < longest_side <= MAX_SIDE:
+        raise ConfigError(f"longest_side = {longest_side}: give a number from 1 to {MAX_SIDE}")
+    with open_process() if process is None else nullcontext(process) as process:
+        if not isinstance(network, LoadedNetwork):
+            network = load_network(network, weights)
+        check_segments(network)  # before the files are checked against its number of classes
+        section = network.experiment.segmentation
+        assert section is not None
+        palette = palette_of(network.experiment, network.class_names)
+        return segment_images(
+            network,
+            Path(source),
+            Folders(Path(out), output, palette),
+            views,
+            process=process,
+            longest_side=longest_side or section.longest_side_val,
+            settings_file=Path(out) / SETTINGS_FILE,
+            overwrite=overwrite,
+        )
 
 
 def segment_images(
@@ -316,7 +339,7 @@ def _is_done(output: Output, path: Path, name: str) -> bool:
     return False
 
 
-def _written_size(path: Path) -> tuple[int, int] | None:
+def written_size(path: Path) -> tuple[int, int] | None:
     """Return (width, height) of the image or of the arrays in a file that was written; None if it cannot be read."""
     try:
         if path.suffix == SUFFIXES["prob"]:
@@ -417,7 +440,7 @@ def _segment(
     scaled = image if longest_side is None else scale_to_longest_side(image, longest_side)
     tensor = tvF.normalize(tvF.to_tensor(scaled), list(experiment.input.mean), list(experiment.input.std))
     size = (image.height, image.width) if output.at_image_size else None
-    return segment(forward, tensor.to(device), views, size)
+    return segment_views(forward, tensor.to(device), views, size)
 
 
 def _write(output: Output, name: str, image: Image.Image, segments: Segments) -> None:

@@ -1,71 +1,96 @@
-"""Training an experiment on a folder of images, from the settings to the checkpoints, with one seed or several."""
+"""Training of an experiment on a folder of images, from the settings to the checkpoints: `train`."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zoo.architectures import is_elsewhere
-from zoo.config import Experiment, check_world_size, parse_experiment
+from zoo.architectures import ARCHITECTURES, is_elsewhere
+from zoo.config import (
+    Experiment,
+    check_world_size,
+    differences,
+    experiment_names,
+    find_experiment,
+    load_experiment,
+    parse_experiment,
+)
 from zoo.data.classes import check_same_classes
-from zoo.data.folder import OnBadImage
 from zoo.data.loader import Loader
-from zoo.data.places import Place
+from zoo.data.places import Place, place_of
 from zoo.data.sampler import TrainBatches, ValBatches
+from zoo.engine import loop
 from zoo.engine.checkpoint import BEST
 from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint, sizes_digest
-from zoo.engine.loop import train
-from zoo.engine.process import Process
+from zoo.engine.process import Process, open_process
 from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
-from zoo.errors import ConfigError, DataError, NonFiniteLossError, listed, printable
+from zoo.errors import ConfigError, DataError, NonFiniteLossError, listed, nearest, printable
 from zoo.files import write_json
 from zoo.models.elsewhere import check_logits
-from zoo.registry import build_on_meta
+from zoo.registry import build_on_meta, default_experiment
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import check_place, check_unused, log_folder, writable
 from zoo.run.run_log import RunLog, kept_records, validation_after
 from zoo.run.seeds import SeedRun, seeds_json
+from zoo.run.train_options import TrainOptions
 from zoo.tasks import task_of
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class TrainOptions:
-    """How a run is carried out, beside the settings of its experiment.
+Loaders = tuple[Loader[TrainBatches], Loader[ValBatches]]
+
+
+def train(
+    experiment: Experiment | str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    *,
+    log_dir: str | os.PathLike[str],
+    epochs: int | None = None,
+    process: Process | None = None,
+    **options: Any,
+) -> dict[str, float]:
+    """Train on ``data``/train, validate on ``data``/val after each epoch, and return the scores of the last validation.
+
+    Writes checkpoints, settings and logs to ``log_dir``. Under torchrun each process calls this function, and all of
+    them get the same scores.
+
+    >>> import zoo
+    >>> scores = zoo.train("runs/mine/experiment.json", "data", log_dir="runs/mine", resume="auto")
+    >>> print(sorted(scores))
+    ['top1', 'top5']
 
     Args:
-    - `workers`: processes that read images, for each process of the run; 0 reads them in the process itself.
-    - `on_bad_image`: "stop" raises DataError at an image that cannot be read, "skip" leaves it out and counts it.
-    - `log_interval`: batches between two lines of the log.
-    - `resume`: path of a checkpoint to continue from, or "auto" for the newest good one of the log folder, if there is
-      one; None for a new run.
-    - `weights`: path of a file of initial weights; None for random ones.
-    - `overwrite`: whether an earlier run in the log folder is removed; otherwise it raises ConfigError.
-    - `histograms`: whether TensorBoard gets histograms of the classifier and the last norm.
-    - `allow_world_size_change`: whether a run may be resumed with another number of processes, which changes the
-      results in the last bits.
+    - `experiment`: settings, the path of an experiment file, the name of a bundled experiment, or an architecture,
+      which is trained with default settings and the number of classes of ``data``.
+    - `data`: folder with train/ and val/ with a folder per class, or with shards, also by URL; for segmentation a
+      folder as ``segmentation.layout`` says.
+    - `log_dir`: folder of the run, which is created.
+    - `epochs`: number of epochs instead of the experiment's; a resumed run with more epochs than before is extended.
+    - `process`: this process, if `zoo.engine.process.open_process` is open already.
+    - `options`: ``workers``, ``log_every``, ``on_bad_image``, ``resume``, ``weights``, ``overwrite``, ``log_hist`` and
+      ``allow_world_size_change``; see `TrainOptions`.
+
+    Raises TypeError for unknown options; ConfigError, DataError, WeightsError and CheckpointError for files and
+    settings that do not fit; NonFiniteLossError; and TrainingInterrupted after a signal, once the state is saved.
     """
-
-    workers: int = 0
-    on_bad_image: OnBadImage = "stop"
-    log_interval: int = 10
-    resume: str | None = None
-    weights: str | None = None
-    overwrite: bool = False
-    histograms: bool = False
-    allow_world_size_change: bool = False
-
-
-Loaders = tuple[Loader[TrainBatches], Loader[ValBatches]]
+    train_options, folder = TrainOptions(**options), place_of(data)
+    if not isinstance(experiment, Experiment):
+        experiment = experiment_for(os.fspath(experiment), folder, epochs)
+    elif epochs is not None:
+        experiment = with_epochs(experiment, epochs)
+    with open_process() if process is None else nullcontext(process) as process:
+        train_experiment(experiment, folder, Path(log_dir), process, train_options)
+        return _last_scores(experiment, Path(log_dir), process)
 
 
 def train_experiment(
@@ -73,11 +98,11 @@ def train_experiment(
 ) -> TrainState:
     """Train on ``data``/train, validate on ``data``/val after each epoch, and return the state at the end.
 
-    `zoo.engine.loop.train` calls `zoo.engine.step.train_step` for each step, which calls the network's forward. Every
-    process of a run has to call it, inside `zoo.engine.process.open_process`. Checkpoints, settings and logs are
-    written to ``log_dir``. A resumed run whose epochs are all done is not trained further; the log says so. One with
-    more epochs than its checkpoint's is prolonged, see `zoo.engine.start.restore`.
-    Nothing is written before settings, images and network are known to be good, and the same on all processes.
+    `zoo.engine.loop.train` calls `zoo.engine.step.train_step` for each step, which calls the network's forward. All
+    processes of a run must call this function, inside `zoo.engine.process.open_process`. Checkpoints, settings and logs
+    are written to ``log_dir``. A resumed run whose epochs are all done is not trained further. A resumed run with more
+    epochs than its checkpoint is extended, see `zoo.engine.start.restore`.
+    Nothing is written before settings, images and network are checked, and known to be the same on all processes.
 
     Raises ConfigError, DataError, WeightsError and CheckpointError for files and settings that do not fit, and the
     errors of `zoo.engine.loop.train`.
@@ -106,7 +131,7 @@ def train_experiment(
     num_parameters = _count_parameters(config)
     with (
         log_folder(log_dir, process, continues=_continues(log_dir, options.resume), overwrite=options.overwrite),
-        RunLog(log_dir, process.rank, config, histograms=options.histograms, earlier=earlier) as log,
+        RunLog(log_dir, process.rank, config, histograms=options.log_hist, earlier=earlier) as log,
     ):
         state = start(
             task,
@@ -123,7 +148,7 @@ def train_experiment(
         else:
             log.message(_begin_summary(state, num_parameters, loaders, data, log_dir))
             log.begin(state.step, process.device, process.world_size, images)
-            train(state, *loaders, log, log_dir, log_interval=options.log_interval)
+            loop.train(state, *loaders, log, log_dir, log_interval=options.log_every)
         log.message(_end_summary(state, data, log_dir))
     return state
 
@@ -142,11 +167,39 @@ def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dic
     }
 
 
+def experiment_for(name: str, data: Place, epochs: int | None = None) -> Experiment:
+    """Return the experiment with this name or path; for an architecture, the default experiment, which is logged.
+
+    The default experiment has the number of classes of ``data``. ``epochs`` replaces the number of epochs. Raises
+    ConfigError, with the nearest names, for unknown names.
+    """
+    is_file = find_experiment(name) is not None or (Path(name).exists() and not Path(name).is_dir())
+    if not is_file and name not in ARCHITECTURES and not is_elsewhere(name):
+        raise ConfigError(
+            f"there is no experiment, experiment file or architecture called {printable(name)}; the nearest "
+            f"experiments are {', '.join(nearest(name, experiment_names()))}, the nearest architectures "
+            f"{', '.join(nearest(name, ARCHITECTURES))}"
+        )
+    config = load_experiment(name) if is_file else default_experiment(name, data)
+    if epochs is not None:
+        config = with_epochs(config, epochs)
+    if is_file:
+        return config
+    settings = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in differences(config).items())
+    logger.info(
+        "%s is an architecture, not an experiment, and is trained with default settings. experiment.json in the log "
+        "folder will hold all of them; zoo train accepts an edited copy of that file. Settings that differ from the "
+        "defaults of experiment files:%s",
+        name, settings,
+    )  # fmt: skip
+    return config
+
+
 def with_epochs(config: Experiment, epochs: int) -> Experiment:
     """Return the settings with another number of epochs; ConfigError if its schedule is impossible with them."""
     settings = config.model_dump(mode="json")
     settings["optimizer"]["schedule"]["epochs"] = epochs
-    return parse_experiment(settings, f"--epochs {epochs}")
+    return parse_experiment(settings, f"{epochs} epochs")
 
 
 def train_seeds(
@@ -160,12 +213,12 @@ def train_seeds(
 ) -> list[SeedRun]:
     """Train once with each seed, one after the other, and return the scores of their last validations.
 
-    The run of seed N is that of `train_experiment` with the log folder ``log_dir``-seedN, and each is resumed as
-    ``options`` say. After each run ``log_dir``-seeds.json is written, with mean and spread of the scores so far and
-    the ``command``. A run whose loss is no longer finite has failed, and the next begins. Any other error would hit the
-    other seeds too and is raised, as is the TrainingInterrupted of a signal.
+    The run of seed N is that of `train_experiment` with the log folder ``log_dir``-seedN; ``options`` hold for each.
+    After each run, mean and spread of the scores so far and the ``command`` are written to ``log_dir``-seeds.json. If
+    the loss of a run is not finite, that run has failed and the next one starts. Other errors are raised, because they
+    would hit the other seeds too.
 
-    Every process of a run has to call it; all of them return the same.
+    All processes of a run must call this function; all of them return the same.
     """
     options = options or TrainOptions()
     configs = seed_configs(config, log_dir, seeds)
@@ -174,18 +227,22 @@ def train_seeds(
             process.on_main(partial(check_unused, folder))
     runs: list[SeedRun] = []
     for folder, seed_config in configs.items():
-        last_epoch = seed_config.optimizer.schedule.epochs - 1
         try:
             train_experiment(seed_config, data, folder, process, options)
         except NonFiniteLossError as error:  # raised on every rank
             logger.error("seed %d has failed: %s", seed_config.seed, error)
             runs.append(SeedRun(seed_config.seed, str(folder), None, str(error)))
         else:
-            scored = process.on_main(partial(validation_after, folder, last_epoch))
-            scores = {name: float(scored[name]) for name in task_of(config).labels}
-            runs.append(SeedRun(seed_config.seed, str(folder), scores))
+            runs.append(SeedRun(seed_config.seed, str(folder), _last_scores(seed_config, folder, process)))
         process.on_main(partial(_write_seeds, log_dir, runs, command, process))
     return runs
+
+
+def _last_scores(config: Experiment, log_dir: Path, process: Process) -> dict[str, float]:
+    """Return the scores of the validation after the last epoch, by name."""
+    last_epoch = config.optimizer.schedule.epochs - 1
+    scored = process.on_main(partial(validation_after, log_dir, last_epoch))
+    return {name: float(scored[name]) for name in task_of(config).labels}
 
 
 def _write_seeds(log_dir: Path, runs: Sequence[SeedRun], command: str, process: Process) -> None:
@@ -201,7 +258,7 @@ def _check_settings_agree(config: Experiment, process: Process, options: TrainOp
             **environment_fingerprint(process, "train"),
             **config.model_dump(mode="json", exclude={"expected"}),
             "--on-bad-image": options.on_bad_image,
-            "--print-freq": options.log_interval,
+            "--log-every": options.log_every,
             "--allow-world-size-change": options.allow_world_size_change,
         },
         "give every process the same experiment, options and version of zoo",
@@ -219,7 +276,7 @@ def _build_loaders(task: Task, data: Place, process: Process, options: TrainOpti
 
 
 def _count_parameters(config: Experiment) -> int:
-    """Return the number of parameters; ConfigError for a network that does not exist, or not for the images' sizes."""
+    """Return the number of parameters; ConfigError for unknown networks and impossible image sizes."""
     network, model = config.network, build_on_meta(config.network)
     if is_elsewhere(network.arch):
         sides = config.input.crop_train, config.input.crop_val
@@ -229,7 +286,7 @@ def _count_parameters(config: Experiment) -> int:
 
 
 def _continues(log_dir: Path, resume: str | None) -> bool:
-    """Return whether ``resume`` continues the run that the log folder holds."""
+    """Return whether ``resume`` continues the run in the log folder."""
     # Unlike Path.resolve, realpath accepts links that lead in a circle.
     return resume == AUTO or (
         resume is not None and os.path.dirname(os.path.realpath(resume)) == os.path.realpath(log_dir)
@@ -237,7 +294,7 @@ def _continues(log_dir: Path, resume: str | None) -> bool:
 
 
 def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, data: Place, log_dir: Path) -> str:
-    """Return what is about to be trained, on what and where, a line for each."""
+    """Describe network, images, schedule, device and log folder, one per line."""
     config, process = state.config, state.process
     network, optimizer = config.network, config.optimizer
     num_train, num_val = (loader.batch_sampler.num_images for loader in loaders)
@@ -254,7 +311,7 @@ def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, dat
 
 
 def _end_summary(state: TrainState, data: Place, log_dir: Path) -> str:
-    """Return the best score and, if the names can be printed as they are, the commands that a user may want next."""
+    """Return the best score, and the commands to run next if their paths need no escapes."""
     best, images = str(log_dir / BEST), str(data)
     after = "" if state.best_epoch is None else f" after epoch {state.best_epoch + 1}"
     label = next(iter(state.task.labels.values()))

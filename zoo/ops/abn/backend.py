@@ -29,7 +29,7 @@ def _choose(wanted: str) -> dict[str, Kernels]:
         raise ConfigError(f"ZOO_KERNELS={wanted!r} is not one of auto, reference, {', '.join(DEVICES)}")
     chosen: dict[str, Kernels] = {}
     for name, (device, kernels) in DEVICES.items():
-        reason = kernels.why_not()
+        reason = kernels.unavailable_reason()
         if wanted == name and reason is not None:
             raise ConfigError(f"ZOO_KERNELS={name} cannot be had: {reason}")
         if wanted != "reference" and reason is None:
@@ -42,7 +42,9 @@ def _choose(wanted: str) -> dict[str, Kernels]:
 _wanted = os.environ.get("ZOO_KERNELS", "auto")
 _chosen = _choose(_wanted)
 if _wanted == "auto" and "cpu" not in _chosen:
-    warnings.warn(f"zoo computes norms on the CPU with plain torch operations: {native.why_not()}", stacklevel=2)
+    warnings.warn(
+        f"zoo computes norms on the CPU with plain torch operations: {native.unavailable_reason()}", stacklevel=2
+    )
 
 
 def kernels_for(x: Tensor) -> Kernels:
@@ -77,6 +79,6 @@ def describe() -> dict[str, str]:
         if device == "cuda" and device in _chosen and not torch.cuda.is_available():
             lines[name] = "ready, but there is no CUDA device"
         else:
-            off = kernels.why_not() or f"ZOO_KERNELS={_wanted}"
+            off = kernels.unavailable_reason() or f"ZOO_KERNELS={_wanted}"
             lines[name] = f"active for {device}" if device in _chosen else f"off: {off}"
     return lines

@@ -51,7 +51,7 @@ class Kernels(Protocol):
 
     __name__: str
 
-    def why_not(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Return why these kernels cannot be used here; None where they can."""
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:

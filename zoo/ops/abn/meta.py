@@ -19,7 +19,7 @@ group_statistics = None
 forward_ = None
 
 
-def why_not() -> None:
+def unavailable_reason() -> None:
     """Return None: there is nothing to build."""
 
 

@@ -79,7 +79,7 @@ def _load() -> str | None:
 _reason = _load()
 
 
-def why_not() -> str | None:
+def unavailable_reason() -> str | None:
     """Return why these kernels cannot be used, or None where they can."""
     return _reason
 

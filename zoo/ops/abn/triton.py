@@ -50,7 +50,7 @@ forward_ = None
 
 
 @functools.cache
-def why_not() -> str | None:
+def unavailable_reason() -> str | None:
     """Return why the kernels cannot be used, None where they can."""
     if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
         return None  # they will not run here, and importing Triton takes longer than importing all of zoo

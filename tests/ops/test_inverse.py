@@ -12,7 +12,7 @@ from torch import nn
 from tests.formula import relative_error
 from zoo.layers import InPlaceABN
 from zoo.layers.invertible import GlobalMax, InvertibleConv, InvertibleLeakyReLU, InvertibleNorm, Stem
-from zoo.ops.undo import (
+from zoo.ops.inverse import (
     batch_pool,
     batch_unpool,
     batch_unpool_,
@@ -115,7 +115,7 @@ LAYERS = {
 @pytest.mark.parametrize("may_overwrite", [True, False])
 @pytest.mark.parametrize("batch", [2, 20])
 @pytest.mark.parametrize("name", list(LAYERS))
-def test_undoing_gives_the_input_and_the_gradients_of_autograd(name, batch, may_overwrite):
+def test_inverseing_gives_the_input_and_the_gradients_of_autograd(name, batch, may_overwrite):
     torch.manual_seed(0)
     layer = LAYERS[name]()
     x = torch.randn(batch, 3 if name == "stem" else 6, 4, 6, dtype=torch.float64, requires_grad=True)
@@ -139,7 +139,7 @@ def test_undoing_gives_the_input_and_the_gradients_of_autograd(name, batch, may_
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-14)])
-def test_undoing_is_as_precise_as_the_dtype(dtype, tolerance):
+def test_inverseing_is_as_precise_as_the_dtype(dtype, tolerance):
     torch.manual_seed(0)
     for layer in (norm_of(8, eps_i=0.2).to(dtype), InvertibleLeakyReLU(0.2), conv_of(8).to(dtype)):
         x = torch.randn(8, 8, 16, 16, dtype=dtype)

@@ -1,8 +1,8 @@
-"""Operations that are undone from their output: pools that move values, batch norm, leaky ReLU, convolution.
+"""Operations with inverses: invertible pooling, batch norm, leaky ReLU and coupling convolutions.
 
-Functions whose names end in an underscore overwrite their argument. Those that undo a layer overwrite its output y
-with the input x, and dy with dx. Where an operation needs scratch memory, above all convolutions of half the channels,
-it takes an eighth of the batch at a time, so that the scratch memory stays below the size of the map.
+Functions whose names end in an underscore work in place. The inverse of a layer overwrites its output y with the input
+x, and dy with dx. Operations that need scratch memory, mainly convolutions of half the channels, process an eighth of
+the batch at a time, which keeps the scratch memory below the size of the map.
 
 Source: Hascoet et al., EURASIP JIVP 2023:1, section 4.2.
 """

@@ -1,9 +1,9 @@
-"""Residual sums that are undone by subtraction in backward, and maps that are computed again, instead of being kept.
+"""Inverts residual sums by subtraction in backward, and recomputes norm outputs, instead of saving both.
 
-In a pre-activation network the sum before a block is the sum after it minus the block's output, which is one
-convolution of a map that is kept anyway. All earlier sums of a stage follow from the last one, in the order in which
-backward needs them. The sum is formed in float32 (float64 for float64), so that half precision rounds it once and not
-once per block; what is lost by rounding the last sum is kept beside it.
+In a pre-activation network, the sum before a block is the sum after it minus the block's output, which is one
+convolution of a saved map. All earlier sums of a stage follow from the last one, in the order in which backward needs
+them. Sums are accumulated in float32 (float64 for float64), so half precision rounds once per stage instead of once per
+block. The rounding error of the last sum is saved with it.
 """
 
 from __future__ import annotations

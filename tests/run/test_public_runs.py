@@ -1,0 +1,98 @@
+"""`zoo.train` and `zoo.segment` are whole runs: no process to open, no deep import."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import zoo
+import zoo.run.training
+from tests.data.sample_images import random_image
+from tests.engine.tiny import make_images
+from zoo.config import parse_experiment
+from zoo.engine.process import open_process
+
+SETTINGS = {
+    "network": {"arch": "resnet32_cifar", "classes": 2},
+    "optimizer": {"batch_size": 4, "learning_rate": 0.01, "schedule": {"epochs": 1}},
+    "input": {"crop_train": 10, "scale_val": 12, "crop_val": 10},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    """A folder with data, and with runs/mine, which one call of `zoo.train` made; and the scores that it returned."""
+    root = tmp_path_factory.mktemp("public")
+    make_images(root / "data", num_train=4, num_val=3)
+    experiment = parse_experiment(SETTINGS, "test")
+    return root, zoo.train(experiment, root / "data", log_dir=str(root / "runs" / "mine"), log_every=1)
+
+
+def test_train_returns_the_scores_of_the_last_validation(run: tuple[Path, dict[str, float]]) -> None:
+    root, scores = run
+    log_dir = root / "runs" / "mine"
+    records = [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]
+    (validation,) = [record for record in records if record["event"] == "validation"]
+    assert scores == {name: validation[name] for name in ("top1", "top5")}
+    assert zoo.score(zoo.load_network(log_dir / "checkpoint.pth.tar"), root / "data").top1 == scores["top1"]
+
+
+def test_the_example_of_train_resumes_the_run(
+    run: tuple[Path, dict[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run[0])
+    assert doctest.testmod(zoo.run.training) == (0, 3)
+
+
+def test_train_extends_a_run_and_takes_an_open_process(run: tuple[Path, dict[str, float]], tmp_path: Path) -> None:
+    root, _ = run
+    checkpoint = str(root / "runs" / "mine" / "checkpoint.pth.tar")
+    file = root / "runs" / "mine" / "experiment.json"
+    with open_process() as process:
+        zoo.train(file, root / "data", log_dir=tmp_path, epochs=2, resume=checkpoint, process=process)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["epoch"] for record in records if record["event"] == "validation"] == [1]
+
+
+def test_train_refuses_unknown_options_and_names(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="print_freq"):
+        zoo.train("resnet18", tmp_path, log_dir=tmp_path / "log", print_freq=3)
+    with pytest.raises(zoo.ConfigError, match="no experiment, experiment file or architecture called resnet19"):
+        zoo.train("resnet19", tmp_path, log_dir=tmp_path / "log")
+
+
+def test_a_loss_that_is_not_finite_raises_a_public_error(tmp_path: Path) -> None:
+    data = make_images(tmp_path / "data", num_train=4, num_val=3)
+    settings = {**SETTINGS, "optimizer": {**SETTINGS["optimizer"], "learning_rate": 1e6, "schedule": {"epochs": 9}}}
+    with pytest.raises(zoo.NonFiniteLossError):
+        zoo.train(parse_experiment(settings, "test"), data, log_dir=tmp_path / "log")
+
+
+def test_segment_writes_files_for_a_folder(tmp_path: Path) -> None:
+    settings = {
+        "network": {"arch": "deeplab_resnet18", "classes": 5},
+        "segmentation": {"layout": "folders", "longest_side_val": 48},
+    }
+    (tmp_path / "tiny.json").write_text(json.dumps(settings))
+    model = zoo.get("deeplab_resnet18", norm="standard", activation="relu", num_classes=5)
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    (tmp_path / "in").mkdir()
+    random_image(0, 40, 60).save(tmp_path / "in" / "a.png")
+    network = zoo.load_network(tmp_path / "tiny.json", tmp_path / "weights.pth")
+    summary = zoo.segment(network, tmp_path / "in", tmp_path / "out", output=("ids", "overlay"), scales=(0.5, 1.0))
+    assert (summary.written, summary.skipped, summary.faults) == (1, 0, ())
+    by_name = zoo.segment(
+        tmp_path / "tiny.json", tmp_path / "in", tmp_path / "out", weights=tmp_path / "weights.pth",
+        output=("ids", "overlay"), scales=(0.5, 1.0),
+    )  # fmt: skip
+    assert (by_name.written, by_name.skipped) == (0, 1)
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "out").rglob("*.png")) == [
+        "out/ids/a.png",
+        "out/overlay/a.png",
+    ]
+    with pytest.raises(zoo.ConfigError, match="fusion = 'median'"):
+        zoo.segment(network, tmp_path / "in", tmp_path / "out", fusion="median")

@@ -1,0 +1,29 @@
+"""Options of a training run, beside the settings of its experiment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How a run is carried out. The fields are options of ``zoo train`` and arguments of `zoo.train`."""
+
+    workers: int = 0
+    """Worker processes that read images, per process of the run; 0 reads them in the process itself."""
+    log_every: int = 10
+    """Batches between two log lines."""
+    on_bad_image: Literal["stop", "skip"] = "stop"
+    """Action for an unreadable image: stop with an error that names it, or skip, count and report it."""
+    resume: str | None = None
+    """Checkpoint to continue from; 'auto' takes the newest good one of the log folder, if there is one."""
+    weights: str | None = None
+    """Weights file to start from instead of random weights. A segmentation network takes those of a classifier into
+    its body."""
+    overwrite: bool = False
+    """Remove an earlier run in the log folder and start over; otherwise an earlier run is an error."""
+    log_hist: bool = False
+    """Write histograms of the classifier and the last norm to TensorBoard."""
+    allow_world_size_change: bool = False
+    """Resume with another number of processes, which changes the last bits of the results."""
