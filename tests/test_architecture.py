@@ -94,6 +94,17 @@ def test_remat_needs_nothing_of_networks():
     assert outside == []
 
 
+def test_reading_data_needs_nothing_of_preparing_it():
+    outside = [
+        f"{module} imports {name}"
+        for module, names in IMPORTS.items()
+        if module.startswith("zoo.data") and not module.startswith("zoo.data.prepare")
+        for name in sorted(names)
+        if name.startswith("zoo.data.prepare")
+    ]
+    assert outside == []
+
+
 def test_the_top_level_holds_only_what_belongs_there():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     expected = {"zoo", "experiments", "scripts", "csrc", "tests", "checksums.md5", "setup.py", "README.md", "docs"}

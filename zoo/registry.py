@@ -27,7 +27,7 @@ from zoo.weights.record import COMMON_SETTINGS, Preprocessing, check_record, pre
 from zoo.weights.stored import load_body, load_stored, settings_of_body
 
 if TYPE_CHECKING:
-    from zoo.data.places import Place
+    from zoo.data.location import DataPath
     from zoo.data.transforms import Transform
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
@@ -247,7 +247,7 @@ def build_on_meta(network: config.Network) -> nn.Module:
         raise ConfigError(f"network.arch {network.arch!r}: {error}") from error
 
 
-def default_experiment(arch: str, data: Place) -> config.Experiment:
+def default_experiment(arch: str, data: DataPath) -> config.Experiment:
     """Return the experiment that trains an architecture to tell the classes of ``data``/val.
 
     The network is the one that `get` returns. SGD with Nesterov momentum takes batches of 64 images; the rate rises to

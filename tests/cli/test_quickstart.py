@@ -13,7 +13,7 @@ from tests.cli.conftest import SETTINGS, Run
 from tests.data.sample_labels import make_labelled
 from zoo.cli import main
 from zoo.cli.quickstart import BODY_EXPERIMENT, EXPERIMENTS, NUM_EXAMPLES
-from zoo.data.scenes import ALONE
+from zoo.data.prepare.scenes import ALONE
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def in_small(finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """An empty folder to work in, where the quickstart takes the settings and images of the tiny run."""
     (tmp_path / f"{EXPERIMENTS['classification']}.json").write_text(json.dumps(SETTINGS))
     monkeypatch.setattr("zoo.config.experiments_dir", lambda: tmp_path)
-    monkeypatch.setattr("zoo.data.sample.unpack_sample", lambda: finished.data)
+    monkeypatch.setattr("zoo.data.prepare.sample.unpack_sample", lambda: finished.data)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
@@ -96,7 +96,7 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
     shutil.copytree(finished.data, data / ALONE)
     (data / "classes.txt").write_text("sky\nsea\nship\n")
     monkeypatch.setattr("zoo.config.experiments_dir", lambda: tmp_path)
-    monkeypatch.setattr("zoo.data.scenes.unpack_scenes", lambda: data)
+    monkeypatch.setattr("zoo.data.prepare.scenes.unpack_scenes", lambda: data)
     monkeypatch.chdir(tmp_path)
     command = ["quickstart", "--task", "segmentation", "--seeds", "3", "--json", "seeds.json"]
 

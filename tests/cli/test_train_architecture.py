@@ -13,7 +13,7 @@ from tests.engine.tiny import make_images
 from zoo.cli import main
 from zoo.cli.train import Train
 from zoo.config import load_experiment, parse_experiment
-from zoo.data.places import place_of
+from zoo.data.location import parse_data_path
 from zoo.registry import default_experiment
 from zoo.run.training import experiment_for
 
@@ -51,7 +51,7 @@ def test_a_folder_with_the_name_of_the_architecture_may_be_there(
     """It may be the log folder of an earlier run."""
     monkeypatch.chdir(tmp_path)
     Path("resnet18").mkdir()
-    assert experiment_for("resnet18", place_of(data)).network.arch == "resnet18"
+    assert experiment_for("resnet18", parse_data_path(data)).network.arch == "resnet18"
 
 
 def test_the_logged_settings_have_the_epochs_of_the_command(
@@ -78,7 +78,7 @@ def test_the_default_log_folder_has_the_whole_name(name: str, monkeypatch: pytes
 
 @pytest.mark.parametrize(("name", "crop"), [("resnet18", 224), ("resnet32_cifar", 32), ("revnext", 32)])
 def test_the_default_experiment_is_that_of_the_network_of_zoo_get(name: str, crop: int, data: Path) -> None:
-    config = default_experiment(name, place_of(data))
+    config = default_experiment(name, parse_data_path(data))
     assert (config.network.classes, config.input.crop_train, config.input.crop_val) == (2, crop, crop)
     assert list(config.doubts()) == []
     assert parse_experiment(json.loads(config.model_dump_json()), "test") == config

@@ -6,7 +6,6 @@ import hashlib
 import io
 import struct
 import tarfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,40 +59,3 @@ def write_tar(
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     return md5_of(path.read_bytes())
-
-
-# --- MATLAB files, version 5 ---
-
-
-def matlab_file(name: str, structs: Sequence[Mapping[str, Any]], compressed: bool = True) -> bytes:
-    """Return a file with one array of structs of texts, numbers and None, a column, as MATLAB writes it."""
-    fields = list(structs[0])
-    names = b"".join(field.encode().ljust(32, b"\0") for field in fields)
-    content = _matrix(2, (len(structs), 1), name, _element(5, struct.pack("<i", 32)), _element(1, names))
-    content = _element(14, content + b"".join(_field(row[field]) for row in structs for field in fields))
-    if compressed:
-        packed = zlib.compress(content)
-        content = struct.pack("<II", 15, len(packed)) + packed
-    return b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + content
-
-
-def _field(value: Any) -> bytes:
-    if value is None:  # an array without entries
-        return _element(14, _matrix(6, (0, 0), "", _element(9, b"")))
-    if isinstance(value, str):
-        return _element(14, _matrix(4, (1, len(value)), "", _element(4, value.encode("utf-16-le"))))
-    # A whole number that is a double in MATLAB is written in as few bytes as hold it.
-    stored = _element(2, struct.pack("<B", value)) if value < 256 else _element(4, struct.pack("<H", value))
-    return _element(14, _matrix(6, (1, 1), "", stored))
-
-
-def _matrix(kind: int, shape: tuple[int, int], name: str, *parts: bytes) -> bytes:
-    flags = _element(6, struct.pack("<II", kind, 0))
-    return flags + _element(5, struct.pack("<ii", *shape)) + _element(1, name.encode()) + b"".join(parts)
-
-
-def _element(kind: int, content: bytes) -> bytes:
-    """Return an element: one of at most four bytes in the small form, as MATLAB does, others padded to eight."""
-    if 0 < len(content) <= 4:
-        return struct.pack("<HH", kind, len(content)) + content.ljust(4, b"\0")
-    return struct.pack("<II", kind, len(content)) + content + b"\0" * (-len(content) % 8)

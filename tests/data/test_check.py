@@ -12,7 +12,8 @@ import pytest
 from tests.data.sample_images import make_folder, random_image
 from tests.data.sample_labels import experiment, label_map, make_labelled, make_pair, random_classes
 from zoo.config import Experiment, parse_experiment
-from zoo.data.check import Bar, SplitReport, check_data
+from zoo.data.prepare.check import SplitReport, check_data
+from zoo.data.prepare.output import Bar
 from zoo.errors import ConfigError
 
 

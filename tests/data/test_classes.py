@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.data.sample_images import make_folder, random_image
-from zoo.data.classes import class_names, imagenet_names, imagenet_wnids, match_classes
+from zoo.data.classes import class_names, match_classes
 from zoo.data.folder import ImageFolder
+from zoo.data.imagenet import imagenet_names, imagenet_wnids
 from zoo.data.transforms import ValTransform
 from zoo.errors import DataError
 

@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.data.distributed import matlab_file, write_tar
-from zoo.data.classes import imagenet_wnids
-from zoo.data.imagenet_validation import META, TRUTH, ImageNetRelease, unpack_imagenet_val
+from tests.data.distributed import write_tar
+from zoo.data.imagenet import ilsvrc2012_wnids, imagenet_wnids
+from zoo.data.prepare.imagenet_validation import TRUTH, ImageNetRelease, unpack_imagenet_val
 from zoo.errors import DataError
 
-# The owners' numbers of the classes are not in the order of the wnids: here the number of class i is 7 * i modulo 1000.
-WNID_OF = {7 * index % 1000 + 1: wnid for index, wnid in enumerate(imagenet_wnids())}
+WNID_OF = dict(enumerate(ilsvrc2012_wnids(), start=1))
 TRUTHS = [number * 3 % 1000 + 1 for number in range(1000)]
-GROUP = {"ILSVRC2012_ID": 1001, "WNID": "n00000001", "words": "a group of classes", "children": None}
 
 
 def name_of(number: int) -> str:
@@ -38,8 +36,7 @@ def write_release(
 ) -> ImageNetRelease:
     """Write both archives with one image of each class, and return the release that they are."""
     folder.mkdir(exist_ok=True)
-    rows = [{**GROUP, "ILSVRC2012_ID": number, "WNID": wnid} for number, wnid in sorted(WNID_OF.items())]
-    devkit = {META: matlab_file("synsets", [*rows, GROUP]), TRUTH: "".join(f"{number}\n" for number in truths).encode()}
+    devkit = {TRUTH: "".join(f"{number}\n" for number in truths).encode()}
     devkit_md5 = write_tar(folder / "ILSVRC2012_devkit_t12.tar.gz", devkit)
     images_md5 = write_tar(folder / "ILSVRC2012_img_val.tar", images, "w", **options)
     return ImageNetRelease(images_md5=images_md5, devkit_md5=devkit_md5, per_class=1)
@@ -65,7 +62,7 @@ def test_the_archive_with_the_devkit_beside_it_is_enough_and_train_is_left_alone
 def test_wrong_digests_are_refused_with_both_values(tmp_path: Path) -> None:
     release = write_release(tmp_path / "in")
     for wrong in (replace(release, images_md5="0" * 32), replace(release, devkit_md5="0" * 32)):
-        with pytest.raises(DataError, match=f"its md5 is [0-9a-f]{{32}} and not {'0' * 32}"):
+        with pytest.raises(DataError, match=f"its md5 is [0-9a-f]{{32}}, not {'0' * 32}"):
             unpack_imagenet_val(wrong, tmp_path / "in", tmp_path / "out", no_progress)
     assert not (tmp_path / "out").exists()
 
@@ -83,7 +80,7 @@ def test_a_missing_archive_is_named(tmp_path: Path, missing: str) -> None:
 )
 def test_a_name_in_the_archive_leads_nowhere_else(tmp_path: Path, name: str) -> None:
     release = write_release(tmp_path / "in", {name: b"evil", **IMAGES})
-    with pytest.raises(DataError, match="is not the name of one of the images"):
+    with pytest.raises(DataError, match="is not one of the validation images"):
         unpack_imagenet_val(release, tmp_path / "in", tmp_path / "out", no_progress)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file() and "ILSVRC2012" not in path.name] == []
     assert list((tmp_path / "out").iterdir()) == []
@@ -92,27 +89,31 @@ def test_a_name_in_the_archive_leads_nowhere_else(tmp_path: Path, name: str) -> 
 def test_an_image_that_is_missing_or_only_a_link_is_noticed(tmp_path: Path) -> None:
     some = {name_of(1): b"image 1", name_of(2): b"image 2"}
     release = write_release(tmp_path / "in", some, links={name_of(3): "/etc/passwd"})
-    with pytest.raises(DataError, match="there are 2 of 1,000 images"):
+    with pytest.raises(DataError, match="the archive has 2 of 1,000 images"):
         unpack_imagenet_val(release, tmp_path / "in", tmp_path / "out", no_progress)
 
 
 @pytest.mark.parametrize(
-    ("truths", "message"),
-    [
-        (TRUTHS[:-1], "the 999 images are not 1 of each class"),
-        ([1, *TRUTHS[1:-1], 1], "the 1,000 images are not 1 of each class"),
-        ([1001, *TRUTHS[1:]], "the 1,000 images are not 1 of each class"),
-        ([2000, *TRUTHS[1:]], "names a class that there is not: 2000; .*: download it again"),
-    ],
+    "truths",
+    [TRUTHS[:-1], [1, *TRUTHS[1:-1], 1], [1001, *TRUTHS[1:]], [2000, *TRUTHS[1:]]],
     ids=["too few", "twice", "a group", "unknown"],
 )
-def test_a_table_of_other_classes_is_refused(tmp_path: Path, truths: list[int], message: str) -> None:
+def test_a_table_of_other_classes_is_refused(tmp_path: Path, truths: list[int]) -> None:
     release = write_release(tmp_path / "in", truths=truths)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r"does not list 1 images of each class; .*: download it again"):
         unpack_imagenet_val(release, tmp_path / "in", tmp_path / "out", no_progress)
+
+
+def test_the_organizers_numbers_are_those_of_the_first_validation_images() -> None:
+    """The ground truth of images 1 to 10 in the development kit, and their synsets as published with the images."""
+    numbers = [490, 361, 171, 822, 297, 482, 13, 704, 599, 164]
+    wnids = ["n01751748", "n09193705", "n02105855", "n04263257", "n03125729"]
+    wnids += ["n01735189", "n02346627", "n02776631", "n03794056", "n02328150"]
+    assert [ilsvrc2012_wnids()[number - 1] for number in numbers] == wnids
+    assert sorted(ilsvrc2012_wnids()) == list(imagenet_wnids())
 
 
 def test_what_is_there_already_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out" / "val" / "n01440764").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"something already, which is not overwritten; .*val"):
+    with pytest.raises(DataError, match=r"OUT exists and is not overwritten; .*val"):
         unpack_imagenet_val(ImageNetRelease(), tmp_path, tmp_path / "out", no_progress)

@@ -1,10 +1,9 @@
-"""Parquet files of Hugging Face, written here by pyarrow, behave as the images that they were made of."""
+"""Parquet files of Hugging Face, written here by pyarrow, become shards of the same images."""
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
 import sys
 from pathlib import Path
 
@@ -14,13 +13,11 @@ import torch
 
 from tests.data.sample_images import make_folder
 from zoo.cli import main
-from zoo.config import parse_experiment
-from zoo.data import parquet
-from zoo.data.classes import as_imagenet_wnids, check_same_classes, imagenet_names, imagenet_wnids
 from zoo.data.folder import open_source
-from zoo.data.index import index_path
-from zoo.data.loader import build_train_loader, build_val_loader
-from zoo.data.parquet import ParquetImages, parquet_files
+from zoo.data.imagenet import imagenet_names, imagenet_wnids
+from zoo.data.prepare import parquet
+from zoo.data.prepare.parquet import ParquetImages, as_imagenet_wnids, parquet_files
+from zoo.data.prepare.write_shards import open_shardable
 from zoo.data.shards import Shards
 from zoo.data.source import FolderSource
 from zoo.errors import DataError, ZooError
@@ -72,11 +69,6 @@ def data(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "hub"
 
 
-def _config(**settings: object):
-    content = {"network": {"classes": 3}, "optimizer": {"batch_size": 4}, "input": {"crop_train": 8, **settings}}
-    return parse_experiment(content, "x")
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -92,7 +84,7 @@ def _config(**settings: object):
 def test_every_image_is_there_with_its_class(folder: Path, tmp_path: Path, options: dict[str, object]) -> None:
     images, labels = _rows(FolderSource(folder / "train"))
     _write(tmp_path / "data", "train", images, labels, **options)
-    source = open_source(tmp_path / "train")
+    source = open_shardable(tmp_path / "train")
     assert type(source) is ParquetImages
     assert source.classes == NAMES
     assert source.targets.tolist() == labels
@@ -122,50 +114,13 @@ def test_files_are_found_where_hugging_face_has_them(tmp_path: Path) -> None:
         assert parquet_files(path.parents[name.count("/")] / other) == []
     (tmp_path / "0" / "train-0.parquet").write_bytes(b"")
     with pytest.raises(DataError, match=r"there are several sets of Parquet files: .*keep one"):
-        open_source(tmp_path / "0" / "train")
+        open_shardable(tmp_path / "0" / "train")
     make_folder(tmp_path / "0" / "train", {"a": 1})
-    assert type(open_source(tmp_path / "0" / "train")) is FolderSource
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("world", [1, 2])
-def test_training_sees_every_image_once_in_the_same_order_however_many_read(
-    data: Path, workers: int, world: int
-) -> None:
-    config = _config(shuffle_shards=2)
-    alone = [(batch.images, batch.targets, list(batch.paths)) for batch in build_train_loader(data, config)]
-    assert sorted(path for _, _, paths in alone for path in paths) == sorted(
-        str(data / "data" / os.fsdecode(name)) for name in open_source(data / "train").names
-    )
-    loaders = [
-        iter(build_train_loader(data, config, rank=rank, world_size=world, workers=workers)) for rank in range(world)
-    ]
-    for images, targets, paths in alone:
-        for rank, loader in enumerate(loaders):
-            batch = next(loader)
-            assert list(batch.paths) == paths[rank::world]
-            assert torch.equal(batch.images, images[rank::world])
-            assert torch.equal(batch.targets, targets[rank::world])
-
-
-def test_an_epoch_goes_on_in_the_middle(data: Path) -> None:
-    loaders = [build_train_loader(data, _config()) for _ in range(2)]
-    for loader in loaders:
-        loader.batch_sampler.set_epoch(3)
-    loaders[1].batch_sampler.skip_to(2)
-    assert [batch.paths for batch in loaders[1]] == [batch.paths for batch in loaders[0]][2:]
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_validation_scores_every_image_once(data: Path, world: int) -> None:
-    sizes = {"scale": 12, "crop": 8, "mean": [0.5] * 3, "std": [0.5] * 3, "batch_size": 2}
-    loaders = [build_val_loader(data, rank=rank, world_size=world, **sizes) for rank in range(world)]
-    paths = [path for loader in loaders for batch in loader for path in batch.paths]
-    assert sorted(paths) == sorted(str(data / "data" / os.fsdecode(name)) for name in open_source(data / "val").names)
+    assert type(open_shardable(tmp_path / "0" / "train")) is FolderSource
 
 
 def test_a_window_shuffles_row_groups_and_the_images_of_a_few_of_them(data: Path) -> None:
-    source = open_source(data / "train")
+    source = open_shardable(data / "train")
     group_of = np.searchsorted(source._ends, np.arange(21), side="right")
     assert np.bincount(group_of).tolist() == [3, 3, 1] * 3
     seen, mixed = set(), 0
@@ -184,60 +139,23 @@ def test_a_window_shuffles_row_groups_and_the_images_of_a_few_of_them(data: Path
 
 
 def test_no_more_row_groups_are_kept_than_fit(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_source(data / "train")
-    largest = int(source._bytes.max())
+    source = open_shardable(data / "train")
+    largest = max(group.num_bytes for group in source._groups)
     monkeypatch.setattr(parquet, "CACHE_BYTES", 2 * largest)
     opened = []
-    real = parquet._open
-    monkeypatch.setattr(parquet, "_open", lambda path: opened.append(path) or real(path))
+    real = parquet._opened
+    monkeypatch.setattr(parquet, "_opened", lambda path: opened.append(path) or real(path))
     order = source.order(torch.Generator().manual_seed(0), None)
     for index in order.tolist():
         source.read(index)
         assert sum(images.nbytes for images in source._kept.values()) <= 2 * largest
     assert len(opened) == 9  # each row group once
-    with pytest.raises(DataError, match=r"input.shuffle_shards = 3: row groups have up to .*give at most 2, or make"):
-        source.order(torch.Generator(), 3)
     monkeypatch.setattr(parquet, "CACHE_BYTES", 1)
     assert sorted(source.order(torch.Generator(), None).tolist()) == list(range(21))
-    copy = pickle.loads(pickle.dumps(source))
+    source = open_shardable(data / "train")
     for index in (0, 20):
-        copy.read(index)
-    assert len(copy._kept) == 1
-
-
-def test_sources_travel_to_workers_as_the_names_of_their_indices(data: Path) -> None:
-    source = open_source(data / "train")
-    source.read(0)
-    sent = pickle.dumps(source)
-    assert len(sent) < 1000
-    copy = pickle.loads(sent)
-    assert [copy.read(index) for index in range(21)] == [source.read(index) for index in range(21)]
-
-
-def test_zoo_trains_validates_and_checks_as_on_the_folder(
-    folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    content = {
-        "network": {"arch": "resnet18", "classes": 3},
-        "input": {"crop_train": 8, "scale_val": 12, "crop_val": 8},
-        "optimizer": {"batch_size": 7, "schedule": {"epochs": 1}},
-    }
-    config = tmp_path / "a.json"
-    config.write_text(json.dumps(content))
-    assert main(["data", "index", str(data)]) == 0
-    assert f"21 images; {data / 'val.index'}" in capsys.readouterr().out
-    assert main(["data", "check", str(config), str(data)]) == 0
-    assert "train: 21 images of 12 x 10 px, 0 faults" in capsys.readouterr().out
-    log = tmp_path / "log"
-    assert main(["train", str(config), str(data), "--log-dir", str(log), "-j", "0"]) == 0
-    scores = []
-    for place in (data, folder):
-        out = tmp_path / f"{place.name}.json"
-        words = ["--weights", str(log / "checkpoint.pth.tar"), "-j", "0", "--json", str(out)]
-        assert main(["validate", str(config), str(place), *words]) == 0
-        result = json.loads(out.read_text())
-        scores.append([result[key] for key in ("top1", "top5", "count", "loss")])
-    assert scores[0] == pytest.approx(scores[1], rel=1e-6)  # the loss is a sum in another order
+        source.read(index)
+    assert len(source._kept) == 1
 
 
 def test_they_become_tar_files(data: Path, tmp_path: Path) -> None:
@@ -251,7 +169,7 @@ def test_they_become_tar_files(data: Path, tmp_path: Path) -> None:
 
 
 def _rows_of(data: Path) -> list[dict[str, bytes]]:
-    source = open_source(data / "train")
+    source = open_shardable(data / "train")
     return [{"bytes": source.read(index)} for index in range(len(source.names))]
 
 
@@ -263,14 +181,17 @@ def _rows_of(data: Path) -> list[dict[str, bytes]]:
         (lambda: _table([None], [-1]), "row 0 has label -1, not a class from 0 to 2"),
         (lambda: _table([None], [2**63 - 1], names=None), f"row 0 has label {2**63 - 1}, not a class from 0 to 99,999"),
         (lambda: _table([None], [2**64 - 1], label=pa.uint64()), f"row 0 has label {2**64 - 1}, not a class"),
-        (lambda: _table([None], ["a"], label=pa.string()), "column label has to hold whole numbers, .*it holds string"),
-        (lambda: _table([b"x"], [0], image=pa.binary()), "column image has to hold a struct of .*it holds binary"),
-        (lambda: pa.table({"img": [b"x"], "label": [0]}), "column image has to hold .*there is none, but img, label"),
+        (lambda: _table([None], ["a"], label=pa.string()), "column label is string, not whole numbers"),
+        (lambda: _table([b"x"], [0], image=pa.binary()), "column image is binary, not a struct of bytes and path"),
+        (
+            lambda: pa.table({"img": [b"x"], "label": [0]}),
+            "column image is None, not a struct of bytes and path; columns: img, label",
+        ),
         (lambda: _table([None], [0], names=["a", "a"]), "several classes have the same name: a"),
         (lambda: _table([None], [0], names=[]), "names of the classes, in the metadata of the schema, are no list"),
         (
             lambda: _table([None], [0]).replace_schema_metadata({"huggingface": "[" * 9}),
-            "the metadata of the schema, huggingface, does not say what a label is",
+            "the metadata of the schema, huggingface, does not describe the labels",
         ),
         (lambda: pa.table({"image": pa.array([], IMAGE), "label": pa.array([], pa.int64())}), None),
     ],
@@ -280,65 +201,32 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, table, message: str
     pq.write_table(table(), tmp_path / "train" / "0.parquet")
     place = "0.parquet: download it again" if message else "it needs one folder per class"
     with pytest.raises(DataError, match=f"{message or 'there are 0 class'}.*{place}"):
-        open_source(tmp_path / "train")
+        open_shardable(tmp_path / "train")
 
 
 def test_all_files_have_the_same_classes(data: Path) -> None:
     path = data / "data" / "train-00001-of-00003.parquet"
     pq.write_table(_table([{"bytes": b"x"}], [0], names=["ant", "cat", "bee"]), path)
-    with pytest.raises(DataError, match=f"the names of its classes are not those of .*00000-of-00003.*{path}"):
-        open_source(data / "train")
-
-
-def test_validation_images_have_the_classes_of_training_images_in_their_order(data: Path, tmp_path: Path) -> None:
-    path = data / "data" / "validation-00000-of-00001.parquet"
-    for other in path.parent.glob("validation-*"):
-        other.unlink()
-    pq.write_table(_table([{"bytes": b"x"}], [0], names=["ant", "cat", "bee"]), path)
-    sizes = {"scale": 12, "crop": 8, "mean": [0.5] * 3, "std": [0.5] * 3, "batch_size": 2}
-    train, val = build_train_loader(data, _config()).dataset, build_val_loader(data, **sizes).dataset
-    with pytest.raises(
-        DataError, match="train/ and val/ have the same classes in another order: class 1 is bee and cat"
-    ):
-        check_same_classes(train, val)
+    with pytest.raises(DataError, match=f"the names of the classes differ from those of .*00000-of-00003.*{path}"):
+        open_shardable(data / "train")
 
 
 def test_files_without_names_of_classes_have_numbers(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     images = [{"bytes": b"x"}] * 11
     pq.write_table(_table(images, list(range(11)), names=None), tmp_path / "train" / "0.parquet")
-    assert open_source(tmp_path / "train").classes == [str(number) for number in range(11)]
+    assert open_shardable(tmp_path / "train").classes == [str(number) for number in range(11)]
 
 
 def test_a_row_without_an_image_is_named_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     rows = [{"bytes": b"x", "path": "a"}, {"bytes": None, "path": "/b/c.jpg"}, None]
     pq.write_table(_table(rows, [0, 1, 2]), tmp_path / "train" / "0.parquet")
-    source = open_source(tmp_path / "train")
+    source = open_shardable(tmp_path / "train")
     assert source.read(0) == b"x"
     for index, place in ((1, "0.parquet/1/c.jpg"), (2, "0.parquet/2")):
         with pytest.raises(DataError, match=f"an image cannot be read: the row has no image.bytes; .*train/{place}$"):
             source.read(index)
-
-
-def test_files_that_changed_after_the_index_was_made_are_refused(data: Path) -> None:
-    source = open_source(data / "train")
-    path = data / "data" / "train-00002-of-00003.parquet"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"an image cannot be read: .*train-00002-of-00003.parquet/0"):
-        source.read(14)
-    with pytest.raises(DataError, match=r"the index is not that of the Parquet files that are there; .*make it anew"):
-        open_source(data / "train")
-    pq.write_table(_table([{"bytes": b"x"}] * 5, [0] * 5), path, row_group_size=2)
-    with pytest.raises(DataError, match="the file was changed after its index was made"):
-        pickle.loads(pickle.dumps(source)).read(14)
-    path.write_bytes(whole[: len(whole) // 2])
-    index_path(data / "train").unlink()
-    with pytest.raises(
-        DataError, match=r"the Parquet file cannot be read: .*00002-of-00003.parquet: download it again"
-    ):
-        open_source(data / "train")
 
 
 def test_damaged_bytes_end_in_one_message_or_leave_the_images_as_they_are(tmp_path: Path, folder: Path) -> None:
@@ -353,9 +241,8 @@ def test_damaged_bytes_end_in_one_message_or_leave_the_images_as_they_are(tmp_pa
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(generator.integers(8))
         path.write_bytes(damaged)
-        index_path(tmp_path / "train").unlink(missing_ok=True)
         try:
-            source = open_source(tmp_path / "train")
+            source = open_shardable(tmp_path / "train")
             read = [source.read(index) for index in range(len(source.names))]
         except ZooError as error:
             outcomes.add("named" if path.name in str(error) else str(error))
@@ -367,7 +254,7 @@ def test_damaged_bytes_end_in_one_message_or_leave_the_images_as_they_are(tmp_pa
 def test_too_large_row_groups_are_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 100)
     with pytest.raises(DataError, match=r"row group 0 has [\d,]+ bytes of images, .*00000-of-00003.parquet"):
-        open_source(data / "train")
+        open_shardable(data / "train")
 
 
 def test_an_image_that_is_stored_once_and_read_often_does_not_fill_the_memory(
@@ -379,15 +266,10 @@ def test_an_image_that_is_stored_once_and_read_often_does_not_fill_the_memory(
     assert path.stat().st_size < 20_000
     monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 1_000_000)
     with pytest.raises(DataError, match=r"row group 0 has more than 1,000,000 bytes of images; .*0.parquet/3"):
-        open_source(tmp_path / "train").read(3)
+        open_shardable(tmp_path / "train").read(3)
     pq.write_table(_table([{"bytes": b"x", "path": None}] * 100_000, [0] * 100_000, names=None), path)
     with pytest.raises(DataError, match=r"it has 100,000 rows, and not even a byte for each of them; .*0.parquet"):
-        main_index(tmp_path)
-
-
-def main_index(data: Path) -> None:
-    index_path(data / "train").unlink()
-    open_source(data / "train")
+        open_shardable(tmp_path / "train")
 
 
 @pytest.mark.parametrize("suffix", ["", "-1a2b"])
@@ -396,8 +278,8 @@ def test_missing_files_are_logged(data: Path, suffix: str, caplog: pytest.LogCap
     for number in (0, 2):
         path = data / "data" / f"train-0000{number}-of-00003.parquet"
         path.rename(path.with_stem(f"{path.stem}{suffix and suffix + str(number)}"))  # each has a hash of its own
-    open_source(data / "train")
-    assert "1 of 3 Parquet files are missing (train-00001-of-00003)" in caplog.text
+    open_shardable(data / "train")
+    assert "1 of 3 Parquet files are missing" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -409,9 +291,9 @@ def test_files_of_two_sets_in_one_folder_are_refused(data: Path, other: str) -> 
     first = "train-00000-of-00003.parquet"
     (data / "data" / other).write_bytes((data / "data" / first).read_bytes())
     with pytest.raises(DataError, match=r"there are several sets of Parquet files: .*: keep one of them") as caught:
-        open_source(data / "train")
+        open_shardable(data / "train")
     assert {first, other} == {Path(name).name for name in str(caught.value).split(": ")[1].split("; ")[0].split(", ")}
-    assert main(["data", "index", str(data)]) == 2
+    assert main(["data", "shard", str(data), str(data / "out")]) == 2
 
 
 def test_without_pyarrow_one_message_says_what_to_install(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,7 +302,7 @@ def test_without_pyarrow_one_message_says_what_to_install(data: Path, monkeypatc
     with pytest.raises(
         DataError, match=r'read with pyarrow, .*hub/train: install it with pip install "zoo\[parquet\]"'
     ):
-        open_source(data / "train")
+        open_shardable(data / "train")
 
 
 def _synonyms() -> list[str]:
@@ -433,7 +315,7 @@ def _synonyms() -> list[str]:
 def test_classes_of_imagenet_are_wnids(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     pq.write_table(_table([{"bytes": b"x"}], [999], names=_synonyms()), tmp_path / "train" / "0.parquet")
-    assert open_source(tmp_path / "train", allow_empty_classes=True).classes == list(imagenet_wnids())
+    assert open_shardable(tmp_path / "train", allow_empty_classes=True).classes == list(imagenet_wnids())
 
 
 def test_names_of_imagenet_in_another_order_are_refused() -> None:
@@ -448,17 +330,11 @@ def test_names_of_imagenet_in_another_order_are_refused() -> None:
     assert as_imagenet_wnids(names[:999]) == names[:999]
 
 
-def test_files_that_changed_after_their_index_was_made_are_refused(tmp_path: Path) -> None:
-    rows = [{"bytes": b"x", "path": None}, {"bytes": b"y", "path": None}, {"bytes": b"z", "path": None}]
-    (tmp_path / "train").mkdir()
-    file = tmp_path / "train" / "0000.parquet"
-    pq.write_table(_table(rows, [0, 1, 2]), file, compression="none", use_dictionary=False, write_statistics=False)
-    assert open_source(tmp_path / "train").targets.tolist() == [0, 1, 2]
-    size = file.stat().st_size
-    pq.write_table(_table(rows, [1, 2, 0]), file, compression="none", use_dictionary=False, write_statistics=False)
-    os.utime(file, (1, 1))
-    assert file.stat().st_size == size
-    with pytest.raises(DataError, match=r"may be out of date, .*: 0000\.parquet; .*: make it anew with zoo data index"):
-        open_source(tmp_path / "train")
-    assert main(["data", "index", str(tmp_path)]) == 0
-    assert open_source(tmp_path / "train").targets.tolist() == [1, 2, 0]
+def test_training_names_the_command_that_makes_shards_of_parquet_files(data: Path, tmp_path: Path) -> None:
+    make = r"Parquet files are not read directly; .*\.parquet: turn them into shards with zoo data shard DATA OUT"
+    (tmp_path / "hub2" / "train").mkdir(parents=True)
+    pq.write_table(_table([{"bytes": b"x"}], [0]), tmp_path / "hub2" / "train" / "0.parquet")
+    for root in (data / "train", data / "val", tmp_path / "hub2" / "train"):
+        with pytest.raises(DataError, match=make):
+            open_source(root)
+    assert main(["data", "index", str(tmp_path / "hub2")]) == 2

@@ -15,8 +15,8 @@ from torch.nn.functional import interpolate
 
 from zoo.data import scenes as module
 from zoo.data.label_maps import labelled_images, read_pair
-from zoo.data.sample import ARCHIVE, CLASSES
-from zoo.data.scenes import ALONE, PALETTE, SCENE_CLASSES, SIDE_PX, garments_alone, scenes, unpack_scenes
+from zoo.data.prepare.sample import ARCHIVE, CLASSES
+from zoo.data.prepare.scenes import ALONE, PALETTE, SCENE_CLASSES, SIDE_PX, garments_alone, scenes, unpack_scenes
 from zoo.errors import VerificationError
 
 FEW = {"train": 5, "val": 3}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.imagenet import make_imagenet, shrink_imagenet
-from zoo.data.validation_set import describe_validation_set, expected_layout
+from zoo.data.prepare.validation_set import describe_validation_set, expected_layout
 
 FIRST = Path("val/n01443537/ILSVRC2012_val_00000001.JPEG")
 

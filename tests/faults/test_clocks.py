@@ -11,12 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from tests.cli.conftest import Run
 from tests.engine.tiny import differences
 from zoo.cli import main
-from zoo.data.cached_folder import cached_folder
 from zoo.engine.checkpoint import read
 
 CENTURY_S = 100 * 365 * 86400.0
@@ -49,25 +47,6 @@ def test_a_run_whose_clock_jumps_has_the_bits_and_the_log_of_one_whose_clock_doe
         (record["event"], record.get("step")) for record in expected
     ]
     assert main([*command, "--resume", "auto"]) == 0
-
-
-def test_a_clock_far_ahead_costs_no_process_the_folder_that_it_is_making(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process took the folder for the leftover of a killed one."""
-
-    def build(folder: Path) -> None:
-        folder.mkdir()
-        Image.new("RGB", (4, 4)).save(folder / "a.png")
-        if not is_second:
-            is_second.append(True)
-            with monkeypatch.context() as ahead:
-                ahead.setattr(time, "time", lambda: NOW_S + CENTURY_S)
-                cached_folder("images", build, b"1", tmp_path)
-
-    is_second: list[bool] = []
-    assert [path.name for path in cached_folder("images", build, b"1", tmp_path).iterdir()] != []
-    assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
 
 def test_images_and_checkpoints_of_the_future_are_read(finished: Run, tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from tests.data.sample_images import make_folder, random_image
 from zoo.config import Input
 from zoo.data.classes import check_num_classes, check_same_classes, class_names
 from zoo.data.folder import ImageFolder, collate
+from zoo.data.prepare.validation_set import describe_validation_set
 from zoo.data.reading import EXTENSIONS, FORMATS, read_image
 from zoo.data.scan import find_images, scan_folder
 from zoo.data.transforms import TrainTransform, ValTransform
-from zoo.data.validation_set import describe_validation_set
 from zoo.errors import ConfigError, DataError
 from zoo.limits import MAX_PIXELS
 

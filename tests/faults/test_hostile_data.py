@@ -24,9 +24,10 @@ from tests.faults.fuzz import EXAMPLES, JSON, damaged_tree, fuzz, mutated
 from zoo.config import Decoder
 from zoo.data.folder import open_source
 from zoo.data.index import LENGTH_BYTES, MAGIC, START, index_path, write_index
-from zoo.data.parquet import write_parquet_index
 from zoo.data.pixels import Box, load_codec, open_pixels
-from zoo.data.shards import write_shard_index, write_shards
+from zoo.data.prepare.parquet import ParquetImages
+from zoo.data.prepare.write_shards import write_shards
+from zoo.data.shards import write_shard_index
 from zoo.data.source import FolderSource, Source, write_folder_index
 from zoo.errors import ConfigError
 from zoo.run.console import Progress
@@ -48,20 +49,15 @@ def _use(source: Source) -> None:
         assert len(source.read(index)) < 2**20
 
 
-KINDS = pytest.mark.parametrize("kind", ["folder", "shards", "parquet"])
+KINDS = pytest.mark.parametrize("kind", ["folder", "shards"])
 
 
 def _make(kind: str, root: Path) -> None:
-    """Make the folder ``root`` with images, in folders, shards or Parquet files, and its index."""
+    """Make the folder ``root`` with images, in folders or shards, and its index."""
     make_folder(root.parent / "folder" / root.name, {"ant": 2, "bee": 3})
     source = FolderSource(root.parent / "folder" / root.name)
     if kind == "shards":
         write_shards(source, root, per_shard=2, seed=0, show_progress=Progress)
-    elif kind == "parquet":
-        root.mkdir()
-        for number in range(2):
-            _write_parquet(root / f"{number}.parquet", source)
-        write_parquet_index(root)
     else:
         (root.parent / "folder" / root.name).rename(root)
         write_folder_index(root)
@@ -238,15 +234,15 @@ def test_any_changes_of_a_shard_after_its_index_was_made_are_noticed(count: int,
 @EXAMPLES
 def test_any_bytes_of_a_parquet_file_are_images_or_a_message(count: int, tmp_path: Path) -> None:
     root = tmp_path / "train"
-    _make("parquet", root)
-    (root / "1.parquet").unlink()
+    root.mkdir()
+    make_folder(tmp_path / "folder", {"ant": 2, "bee": 3})
     path = root / "0.parquet"
+    _write_parquet(path, FolderSource(tmp_path / "folder"))
     whole = path.read_bytes()
 
     def load(content: bytes) -> None:
         path.write_bytes(content)
-        write_parquet_index(root)
-        _use(open_source(root, allow_empty_classes=True))
+        _use(ParquetImages(root, allow_empty_classes=True))
 
     # Most of what is read is in the part at the end, whose length is in the last eight bytes.
     start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zoo.data.validation_set import ValidationSet
+from zoo.data.prepare.validation_set import ValidationSet
 from zoo.reproduce.imagenet_table import Row, markdown_report
 
 IMAGENET = ValidationSet("data/val", 50_000, 1000, (50, 50), "digest")

@@ -13,7 +13,7 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.benchmark.variants import STRATEGIES
 from zoo.config import experiments_dir, load_experiment
-from zoo.data.validation_set import ValidationSet
+from zoo.data.prepare.validation_set import ValidationSet
 from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models import build_network

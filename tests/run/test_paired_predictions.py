@@ -121,7 +121,7 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
 def test_by_the_labels_of_real_any_of_them_is_right_and_images_without_one_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zoo.data.real_labels.NUM_IMAGES", 3)
+    monkeypatch.setattr("zoo.data.prepare.real_labels.NUM_IMAGES", 3)
     (tmp_path / "real.json").write_text("[[2, 3], [], [0]]")
     lines = _predictions([3, 0, 1])
     paths = [f"val/n01440764/ILSVRC2012_val_{number:08}.JPEG" for number in (1, 2, 3)]

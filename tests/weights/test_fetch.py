@@ -39,7 +39,7 @@ from tests.weights.server import (
     whole,
 )
 from zoo.cli import main
-from zoo.data.sample import unpack_sample
+from zoo.data.prepare.sample import unpack_sample
 from zoo.errors import ConfigError, WeightsError
 from zoo.weights import cache as weights_cache
 from zoo.weights import download, fetch_weights

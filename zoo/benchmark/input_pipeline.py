@@ -16,8 +16,8 @@ from zoo.benchmark.timing import Step, ratios, time_interleaved
 from zoo.config import Decoder, Experiment
 from zoo.data.augmentation import draw_colours, finish
 from zoo.data.folder import Batch, ImageFolder, collate
+from zoo.data.location import DataPath
 from zoo.data.pixels import ByteTensorPixels, PILPixels, Pixels, decode_jpeg, jpeg_size, load_codec, open_pixels
-from zoo.data.places import Place
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
 from zoo.data.transforms import TrainTransform, Transform, ValTransform, random_box
@@ -42,7 +42,9 @@ class Setting(NamedTuple):
     transform: Transform
 
 
-def measure_input_pipeline(results: Results, config: Experiment, data: Place, *, num_images: int, rounds: int) -> None:
+def measure_input_pipeline(
+    results: Results, config: Experiment, data: DataPath, *, num_images: int, rounds: int
+) -> None:
     """Add the throughput of each stage for JPEG files of ``data``/train and ``data``/val, and a summary.
 
     The whole pipeline is the work of a loader process: read, decode, crop and resize, collate. The remaining work on
@@ -96,7 +98,7 @@ def draw_plot(path: Path, summary: Mapping[str, Any]) -> None:
     write_bytes(path, png_of(figure))
 
 
-def _measure_split(results: Results, settings: Sequence[Setting], root: Place, num_images: int, rounds: int) -> None:
+def _measure_split(results: Results, settings: Sequence[Setting], root: DataPath, num_images: int, rounds: int) -> None:
     """Measure the ``settings`` of one split."""
     summary = results.summary
     datasets = {setting.key: _open(setting, root) for setting in settings}
@@ -128,7 +130,7 @@ def _measure_split(results: Results, settings: Sequence[Setting], root: Place, n
                 summary["ratios"][name] = median(values)
 
 
-def _open(setting: Setting, root: Place) -> ImageFolder:
+def _open(setting: Setting, root: DataPath) -> ImageFolder:
     return ImageFolder(root, setting.transform, decoder=setting.decoder, allow_empty_classes=True)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from zoo.cli.options import Command, DataFolder, Group, Positive, WholeNumber, argument, default_workers, option
-from zoo.data.places import local
+from zoo.data.location import require_local
 from zoo.errors import DataError, printable
 
 if TYPE_CHECKING:
-    from zoo.data.check import SplitReport
+    from zoo.data.prepare.check import SplitReport
     from zoo.run.console import Progress
     from zoo.tables import Cell
 
@@ -31,7 +31,7 @@ class DataCheck(Command):
     def run(self) -> int:
         """Print the contents and the faults of each split; DataError if there are faults."""
         from zoo.config import load_experiment
-        from zoo.data.check import check_data
+        from zoo.data.prepare.check import check_data
 
         config = load_experiment(self.config)
         reports = check_data(config, self.data, self.workers, _progress)
@@ -57,7 +57,7 @@ class DataCifar10(Command):
 
     def run(self) -> int:
         """Write the class folders and OUT/KIND.json."""
-        from zoo.data.cifar import CIFAR, unpack_cifar
+        from zoo.data.prepare.cifar import CIFAR, unpack_cifar
 
         _write_source(self.out, self.kind, unpack_cifar(CIFAR[self.kind], self.source, self.out, _progress))
         return 0
@@ -82,7 +82,7 @@ class DataImageNetVal(Command):
 
     def run(self) -> int:
         """Write the class folders and OUT/imagenet-val.json."""
-        from zoo.data.imagenet_validation import ImageNetRelease, unpack_imagenet_val
+        from zoo.data.prepare.imagenet_validation import ImageNetRelease, unpack_imagenet_val
 
         _write_source(
             self.out, "imagenet-val", unpack_imagenet_val(ImageNetRelease(), self.source, self.out, _progress)
@@ -95,14 +95,14 @@ class DataIndex(Command):
     """Write DATA/train.index and DATA/val.index, which save later runs the scan for images."""
 
     data: DataFolder = argument("DATA")
-    """Folder of images, shards or Parquet files."""
+    """Folder of images or of shards."""
 
     def run(self) -> int:
         """Write the index of each split that exists."""
         from zoo.data.folder import write_source_index
         from zoo.data.index import index_path
 
-        for root in _splits(local(self.data)):
+        for root in _splits(require_local(self.data)):
             count = write_source_index(root)
             print(f"{_counted(count, 'image')}; {printable(index_path(root))}")
         return 0
@@ -123,12 +123,11 @@ class DataShard(Command):
 
     def run(self) -> int:
         """Write the shards of each split that exists."""
-        from zoo.data.folder import open_source
-        from zoo.data.shards import write_shards
+        from zoo.data.prepare.write_shards import open_shardable, write_shards
 
-        for root in _splits(local(self.data)):
+        for root in _splits(require_local(self.data)):
             is_train = root.name == "train"
-            source, target = open_source(root, allow_empty_classes=not is_train), self.out / root.name
+            source, target = open_shardable(root, allow_empty_classes=not is_train), self.out / root.name
             count = write_shards(
                 source, target, per_shard=self.per_shard, seed=self.seed if is_train else None, show_progress=_progress
             )
@@ -151,7 +150,7 @@ DATA = Group(
 
 def _splits(data: Path) -> list[Path]:
     """Return those of DATA/train and DATA/val that exist; DataError if neither does."""
-    from zoo.data.parquet import parquet_files
+    from zoo.data.prepare.parquet import parquet_files
 
     roots = [data / "train", data / "val"]
     found = [root for root in roots if root.is_dir() or parquet_files(root)]

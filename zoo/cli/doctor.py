@@ -59,11 +59,11 @@ def _devices() -> dict[str, str]:
 
 def _files() -> dict[str, str]:
     from zoo.config import experiments_dir
-    from zoo.data.sample import SAMPLE_NAME
+    from zoo.data.prepare.sample import SAMPLE_NAME
     from zoo.files import cache_dir
 
     cache = cache_dir()
-    sample = "unpacked" if (cache / SAMPLE_NAME).is_dir() else "not yet unpacked (zoo quickstart does)"
+    sample = "unpacked" if any(cache.glob(f"{SAMPLE_NAME}-*")) else "not yet unpacked (zoo quickstart does)"
     return {
         "cache": f"{cache} ({_writable(cache)}; ZOO_CACHE sets another)",
         "sample": sample,

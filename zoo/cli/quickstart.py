@@ -49,8 +49,8 @@ class Quickstart(Command):
     def run(self) -> int:
         """Unpack the images, train or resume the run, score it and print the results."""
         from zoo.config import experiments_dir, load_experiment
-        from zoo.data.sample import unpack_sample
-        from zoo.data.scenes import unpack_scenes
+        from zoo.data.prepare.sample import unpack_sample
+        from zoo.data.prepare.scenes import unpack_scenes
         from zoo.engine.process import open_process
         from zoo.run.cost import CostMeter
         from zoo.run.results_table import results_table
@@ -112,7 +112,7 @@ def _by_protocol(runs: Sequence[Run], folders: Sequence[Path]) -> dict[str, list
 
 def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
     """Train in ``log_dir``, or resume the run there, and score its checkpoint on ``data``/val."""
-    from zoo.data.scenes import ALONE
+    from zoo.data.prepare.scenes import ALONE
     from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.start import AUTO
     from zoo.run.scoring import load_network

@@ -52,8 +52,7 @@ class Input(Section):
     """Sizes of images in pixels, and what is done to them."""
 
     shuffle_shards: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
-    """Of data in shards: how many shards are shuffled together, which have to be at hand at a time; null: all of
-    them. The shards of Parquet files are their row groups; null: as many as a worker keeps."""
+    """Number of consecutive shards whose images are shuffled together, and which are needed at a time; null: all."""
     scale_train: Scale = -1
     """Shorter side that training images are resized to before the crop; -1: not resized."""
     crop_train: Side = 224

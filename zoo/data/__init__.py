@@ -1,1 +1,1 @@
-"""Images on their way into a network: folders, transforms, samplers, loaders and the bundled sample."""
+"""What is read during training: class folders, shards, label maps, transforms, samplers and loaders."""

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zoo.data.places import Place
+from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
+from zoo.data.location import DataPath
 from zoo.data.reading import naming, read_text
-from zoo.data.shards import CLASSES, NAMES, has_shards
+from zoo.data.shards import CLASSES, has_shards
 from zoo.errors import DataError, brief, listed, printable
 
 if TYPE_CHECKING:
     from zoo.data.folder import ImageDataset
 
 logger = logging.getLogger(__name__)
-
-NUM_IMAGENET = 1000
-OF_WORDNET = {"crane bird": "crane", "maillot tank suit": "maillot, tank suit"}  # where torchvision's names are its own
-MAX_OTHER_NAMES = 10  # that no class of ImageNet has, in a list of all of them; Hugging Face has one, "crane2"
 
 
 def class_names(num_classes: int, source: Path | None = None, known: Sequence[str] | None = None) -> list[str]:
@@ -36,7 +31,7 @@ def class_names(num_classes: int, source: Path | None = None, known: Sequence[st
     source has as many names as the network has classes.
     """
     if source is None:
-        of_imagenet = num_classes == NUM_IMAGENET and tuple(known or imagenet_wnids()) == imagenet_wnids()
+        of_imagenet = num_classes == NUM_CLASSES and tuple(known or imagenet_wnids()) == imagenet_wnids()
         if of_imagenet:
             return imagenet_names()
         return [*(known or ()), *(str(index) for index in range(len(known or ()), num_classes))]
@@ -50,44 +45,12 @@ def class_names(num_classes: int, source: Path | None = None, known: Sequence[st
     return names
 
 
-@cache
-def imagenet_wnids() -> tuple[str, ...]:
-    """Return the WordNet ids of the 1000 ImageNet classes, by which class folders are called, in the outputs' order."""
-    return tuple(files("zoo").joinpath("data", "imagenet_wnids.txt").read_text(encoding="ascii").split())
-
-
-def imagenet_names() -> list[str]:
-    """Return the names of the 1000 ImageNet classes, as torchvision has them; nothing is downloaded."""
-    from torchvision.models import ResNet50_Weights  # here, as it imports all of torchvision's networks
-
-    return list(ResNet50_Weights.IMAGENET1K_V1.meta["categories"])
-
-
-def as_imagenet_wnids(names: Sequence[str]) -> Sequence[str]:
-    """Return the wnids of ImageNet if ``names`` are those of its 1000 classes in their order, otherwise ``names``.
-
-    A name may be followed by others of the same class: "tench, Tinca tinca". A few may be unknown. Raises DataError for
-    names of ImageNet in another order, and for a name that two classes have.
-    """
-    if len(names) == NUM_IMAGENET:
-        known = [OF_WORDNET.get(name, name) for name in imagenet_names()]
-        first = [name.split(",")[0].strip() for name in names]
-        others = [first[number] for number in range(len(names)) if known[number] not in (first[number], names[number])]
-        if len(others) <= MAX_OTHER_NAMES and set(known).isdisjoint(others):
-            return imagenet_wnids()
-        if sum(name in known for name in first) > NUM_IMAGENET // 2:
-            raise DataError("the classes are called as those of ImageNet, but are not in the order of their wnids")
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise DataError(f"several classes have the same name: {listed(twice)}")
-    return names
-
-
 def _names_in(source: Path) -> list[str]:
     if has_shards(source):
         source = source / CLASSES
     if not source.is_dir():
-        return [line.strip() for line in read_text(source, NAMES).split("\n") if line.strip()]
-    with naming(printable(source), NAMES):  # sorted, as `ImageFolder` numbers the classes
+        return [line.strip() for line in read_text(source, "the class names").split("\n") if line.strip()]
+    with naming(printable(source), "the class names"):  # sorted, as `ImageFolder` numbers the classes
         return sorted(path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
@@ -142,7 +105,7 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
     that two classes have, and for another number of folders if no names are known.
     """
     folders = [printable(name) for name in images.classes]
-    if names is None and num_outputs == NUM_IMAGENET and _are_of_imagenet(folders):
+    if names is None and num_outputs == NUM_CLASSES and _are_of_imagenet(folders):
         names = imagenet_wnids()
     if names is None:
         _check_number(images, num_outputs)
@@ -174,7 +137,7 @@ def _are_of_imagenet(folders: Sequence[str]) -> bool:
 
 def _are_imagenet_numbers(folders: Sequence[str]) -> bool:
     """Return whether the folders are called 0 to 999, as those of ImageNet-V2; their order is "0", "1", "10", "100"."""
-    return set(folders) == {str(number) for number in range(NUM_IMAGENET)}
+    return set(folders) == {str(number) for number in range(NUM_CLASSES)}
 
 
 def _check_number(images: ImageDataset, num_outputs: int) -> None:
@@ -213,7 +176,7 @@ def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDatas
     return [outputs[folder] for folder in folders]
 
 
-def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int], root: Place) -> dict[str, int]:
+def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int], root: DataPath) -> dict[str, int]:
     """Return the output of each name that torchvision has for one of the wnids in ``outputs``.
 
     Raises DataError where a folder has a name that several classes have.

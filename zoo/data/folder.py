@@ -1,9 +1,9 @@
-"""Data sets of images. What becomes of an image depends on seed, epoch and index alone."""
+"""Data sets of images. Each sample is a function of seed, epoch and index alone."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import ClassVar, Literal, NamedTuple
@@ -15,24 +15,23 @@ from torch.utils.data import Dataset
 
 from zoo.config import Decoder
 from zoo.data.augmentation import Colours, Normalisation, finish
-from zoo.data.parquet import ParquetImages, parquet_files, write_parquet_index
-from zoo.data.places import Place, RemoteFolder
+from zoo.data.location import DataPath, RemoteFolder
 from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
 from zoo.data.shards import Shards, has_shards, write_shard_index
 from zoo.data.source import FolderSource, Source, source_digest, write_folder_index
 from zoo.data.transforms import Transform, prepare
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, fault, printable
 
 OnBadImage = Literal["stop", "skip"]
 
 
 class Sample(NamedTuple):
-    """One image: its tensor, target and file. If it is left out, ``image`` is None and ``fault`` says why.
+    """One image: its tensor, target and file. If it was skipped, ``image`` is None and ``fault`` gives the reason.
 
-    The target is the index of its class, or the classes of its pixels (H, W), int64. What is left to be done to the
-    image is in ``colours`` and ``normalisation``, see `zoo.data.transforms.Drawn`.
+    The target is a class index, or the class indices of the pixels (H, W), int64. ``colours`` and ``normalisation`` are
+    applied later, on the device, see `zoo.data.transforms.Drawn`.
     """
 
     image: Tensor | None
@@ -44,14 +43,14 @@ class Sample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The images of a batch, which `on` makes the input of a network.
+    """A batch of images; `on` returns the input of the network.
 
     Args:
     - `images`: (N, ...), uint8, or float32 if they are finished.
     - `targets`: class indices (N,), or those of pixels (N, H, W), int64.
-    - `skipped`: one line per image that was left out, with what is wrong and its file.
-    - `paths`: the files of the images, in their order.
-    - `colours`, `normalisation`: what is left to be done to the images, see `zoo.data.augmentation.finish`.
+    - `skipped`: the fault and the file of each skipped image.
+    - `paths`: the files of the images.
+    - `colours`, `normalisation`: applied on the device, see `zoo.data.augmentation.finish`.
     """
 
     images: Tensor
@@ -62,13 +61,13 @@ class Batch(NamedTuple):
     normalisation: Normalisation | None = None
 
     def on(self, device: torch.device) -> Tensor:
-        """Return the images on ``device`` as a network takes them: float32, colours changed, normalised."""
+        """Return the input of the network on ``device``: float32, with changed colors, normalized."""
         return self.finished(self.images.to(device, non_blocking=True))
 
     def finished(self, images: Tensor) -> Tensor:
-        """Return these ``images`` of the batch, all or some of them, which may be on another device, finished.
+        """Return ``images``, all or some of the batch, on any device, with changed colors and normalized.
 
-        Colours belong to each image on its own, so that a batch that changes colours can only be finished as a whole.
+        A batch with color changes can only be finished as a whole, because each image has its own.
         """
         if self.normalisation is None:
             return images
@@ -77,24 +76,22 @@ class Batch(NamedTuple):
 
 
 class ImageDataset(Dataset[Sample]):
-    """Images that are drawn by (epoch, index), the same whichever process draws them. The base of all data sets here.
+    """Base class of the data sets, whose keys are (epoch, index). Samples do not depend on the process.
 
-    A subclass has `_draw`, which may use random numbers, and `number_classes`; messages call its classes `class_kind`.
+    Subclasses define `_draw`, which may use random numbers, and `number_classes`. Messages use `class_kind`.
 
     Args:
-    - `root`: the folder that the images belong to, which messages name.
+    - `root`: the folder of the images.
     - `classes`: names of the classes; their order numbers them.
-    - `names`: the files of the images, relative to ``root``, (n,) bytes. It is an array and not a million Python
-      objects, as each worker that touches an object gets a copy of its page of memory.
+    - `names`: the files of the images, relative to ``root``, (n,) bytes; an array, see `zoo.data.source.Source`.
     - `seed`: seed of the random numbers.
-    - `on_bad_image`: an image that cannot be read or used raises DataError ("stop") or becomes a sample without image
-      ("skip").
+    - `on_bad_image`: whether an unusable image raises DataError ("stop") or becomes a sample without image ("skip").
     """
 
     class_kind: ClassVar[str] = "class folders"
 
     def __init__(
-        self, root: Place, classes: list[str], names: np.ndarray, *, seed: int, on_bad_image: OnBadImage
+        self, root: DataPath, classes: list[str], names: np.ndarray, *, seed: int, on_bad_image: OnBadImage
     ) -> None:
         self.root = root
         self.classes = classes
@@ -106,7 +103,7 @@ class ImageDataset(Dataset[Sample]):
         return len(self._names)
 
     def number_classes(self, numbers: Sequence[int]) -> None:
-        """Give what belongs to class i the target ``numbers[i]`` instead of i, before any image is drawn."""
+        """Set the target of class i to ``numbers[i]``, before any image is drawn."""
         raise NotImplementedError
 
     def path(self, index: int) -> Path:
@@ -116,7 +113,7 @@ class ImageDataset(Dataset[Sample]):
     def file_name(self, index: int) -> str:
         """Return the name of the file of image ``index``.
 
-        Workers use this and not a Path, which makes the interpreter's table of names grow with the images read.
+        Workers use this instead of a Path, which interns its parts and so makes memory grow with each image.
         """
         return os.path.join(self.root, os.fsdecode(self._names[index]))
 
@@ -125,7 +122,7 @@ class ImageDataset(Dataset[Sample]):
         return source_digest(self.classes, self._names)
 
     def _draw(self, index: int, generator: Random) -> Sample:
-        """Return sample ``index``, with random numbers from the generator; DataError where it is impossible."""
+        """Return sample ``index``, with random numbers from ``generator``; DataError if it is unusable."""
         raise NotImplementedError
 
     def __getitem__(self, key: Key) -> Sample:
@@ -143,8 +140,8 @@ class ImageDataset(Dataset[Sample]):
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample] | DataError:
         """Return the samples of a batch, or the DataError that prevents it.
 
-        If a loader's worker raised the error, it would arrive wrapped into a page of traceback. It is therefore
-        returned as a value, and `zoo.data.loader.Loader` raises it.
+        The error is returned, and `zoo.data.loader.Loader` raises it: an error that a worker raises would arrive with a
+        page of traceback.
         """
         try:
             return [self[key] for key in keys]
@@ -153,13 +150,12 @@ class ImageDataset(Dataset[Sample]):
 
 
 class ImageFolder(ImageDataset):
-    """The images of a folder with a folder per class, numbered in the order of their names, or of shards.
+    """Classified images: a folder per class, numbered in the order of their names, or shards.
 
-    Its keys are (epoch, index). Raises DataError for a folder without usable content, see `zoo.data.source`.
+    Raises DataError if ``root`` has no usable content, see `open_source`.
 
     Args:
-    - `root`: folder with one folder of images per class, or with tar files, see `zoo.data.shards` (which may be
-      elsewhere, see `zoo.data.remote`), or a split in Parquet files, see `zoo.data.parquet`.
+    - `root`: folder with one folder of images per class, or with shards, local or remote.
     - `transform`: image -> tensor. Its random numbers come from a generator seeded by (seed, epoch, index), so that the
       result does not depend on which process draws the image.
     - `decoder`: what decodes the files, see `zoo.data.pixels.open_pixels`.
@@ -171,7 +167,7 @@ class ImageFolder(ImageDataset):
 
     def __init__(
         self,
-        root: Place,
+        root: DataPath,
         transform: Transform,
         *,
         decoder: Decoder = "pil",
@@ -186,15 +182,15 @@ class ImageFolder(ImageDataset):
         self._outputs = np.arange(len(self.classes))
 
     def file_name(self, index: int) -> str:
-        """Return the name of the file of image ``index``, or its place in a shard."""
+        """Return the name of the file of image ``index``, or of the sample in its shard."""
         return os.path.join(self.source.root, os.fsdecode(self._names[index]))
 
     def number_classes(self, numbers: Sequence[int]) -> None:
-        """Give the images of class folder i the target ``numbers[i]`` instead of i, before any image is drawn."""
+        """Set the target of class folder i to ``numbers[i]``, before any image is drawn."""
         self._outputs = np.array(numbers)[self._outputs]
 
     def names_digest(self) -> str:
-        """Return what the base class does, and what else the source knows of the images."""
+        """Return the sha256 of the names and of the details of the source."""
         return source_digest(self.classes, self._names, self.source.details)
 
     def _draw(self, index: int, generator: Random) -> Sample:
@@ -204,45 +200,41 @@ class ImageFolder(ImageDataset):
         return Sample(drawn.pixels, target, name, colours=drawn.colours, normalisation=drawn.normalisation)
 
     def __getstate__(self) -> dict[str, object]:
-        return {key: value for key, value in self.__dict__.items() if key != "_names"}  # the source has them
+        return {key: value for key, value in self.__dict__.items() if key != "_names"}  # restored from the source
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__ |= state
         self._names = self.source.names
 
 
-def open_source(root: Place, allow_empty_classes: bool = False) -> Source:
-    """Return the images in ``root``: of tar files or Parquet files, if there are some, or of one folder per class.
+def open_source(root: DataPath, allow_empty_classes: bool = False) -> Source:
+    """Return the images in ``root``: tar files on this machine or on a server, or a folder per class.
 
-    What is not of this machine's file systems are tar files. Raises DataError for files of both kinds, and as the
-    sources do.
+    Raises DataError for tar files beside folders, for Parquet files, and as the sources do.
     """
     if isinstance(root, RemoteFolder):
         return RemoteShards(root, allow_empty_classes)
-    return _kind_of(root)[0](root, allow_empty_classes)
+    return (Shards if _is_sharded(root) else FolderSource)(root, allow_empty_classes)
 
 
 def write_source_index(root: Path) -> int:
-    """Write the index of what `open_source` opens; return the number of images. DataError if that is impossible."""
-    return _kind_of(root)[1](root)
+    """Write the index of what `open_source` opens; return the number of images. Raises DataError."""
+    return (write_shard_index if _is_sharded(root) else write_folder_index)(root)
 
 
-def _kind_of(root: Path) -> tuple[Callable[[Path, bool], Source], Callable[[Path], int]]:
-    """Return what opens the images in ``root`` and what writes their index."""
-    tars, parquet = has_shards(root), parquet_files(root)
-    if tars and parquet:
-        raise DataError(
-            f"there are tar files and Parquet files ({parquet[0].name} is one); {printable(root)}: keep one kind"
-        )
-    if tars:
+def _is_sharded(root: Path) -> bool:
+    """Return whether ``root`` contains tar files; DataError if it contains folders as well, or Parquet files."""
+    if has_shards(root):
         folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
         if folders:
-            raise DataError(
-                f"there are tar files and folders ({printable(folders[0])} is one); {printable(root)}: keep shards "
-                "alone, or class folders alone"
-            )
-        return Shards, write_shard_index
-    return (ParquetImages, write_parquet_index) if parquet else (FolderSource, write_folder_index)
+            what = f"there are tar files and folders ({folders[0]} is one)"
+            raise DataError(fault(what, root, "keep shards alone, or class folders alone"))
+        return True
+    places = (root,) if root.is_dir() else (root.parent, root.parent / "data", root.parent / "validation")
+    if parquet := next((file for place in places for file in place.glob("*.parquet")), None):
+        what = "Parquet files are not read directly"
+        raise DataError(fault(what, parquet, "turn them into shards with zoo data shard DATA OUT, and use OUT"))
+    return False
 
 
 def collate(

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Sampler
 from zoo.config import Decoder, Experiment
 from zoo.data.classes import check_num_classes
 from zoo.data.folder import Batch, ImageDataset, ImageFolder, OnBadImage, Sample, collate
+from zoo.data.location import DataPath
 from zoo.data.pixels import load_codec
-from zoo.data.places import Place
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
@@ -28,14 +28,14 @@ BatchesT = TypeVar("BatchesT", bound=Sampler[list[Key]])
 
 
 class Loader(DataLoader[Sample], Generic[BatchesT]):
-    """A DataLoader that yields Batch tuples, and raises a fault that a worker has found as a one-line DataError.
+    """A DataLoader that yields `Batch` tuples and raises the faults of its workers as one-line DataErrors.
 
     Args:
     - `dataset`: the images.
     - `batches`: the sampler, kept as ``batch_sampler``.
     - `shape`: shape of one transformed image.
-    - `workers`: processes that read images; 0 reads them in this process.
-    - `pin_memory`: whether batches are put into memory from which copies to a GPU do not wait.
+    - `workers`: number of worker processes; 0 reads images in this process.
+    - `pin_memory`: whether batches are in pinned memory, see torch's DataLoader.
     - `target_shape`: shape of one target: () for the class of an image.
     """
 
@@ -58,21 +58,20 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
             collate_fn=partial(collate, shape=shape, target_shape=target_shape),
             pin_memory=pin_memory,
             worker_init_fn=_leave_process_group,
-            # The base seed of the workers is drawn from this generator. Drawn from the global one it would make the
-            # state of that one depend on the number of epochs begun. Nothing uses the base seed, as each image is
-            # seeded by its key.
+            # The base seed of the workers is drawn from this generator, so the state of the global one does not depend
+            # on the number of epochs. Nothing uses the base seed: each image is seeded by its key.
             generator=torch.Generator(),
             persistent_workers=workers > 0,
         )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        """Return an iterator over the batches; reading ahead begins with this call."""
+        """Return an iterator over the batches; prefetching begins with this call."""
         return _raise_faults(super().__iter__())
 
     def stop_workers(self) -> None:
-        """End the worker processes, also those that hang; the next iterator starts new ones.
+        """End the worker processes, even if they hang; the next iterator starts new ones.
 
-        A single worker that hangs, for instance on dead network storage, would keep the whole process from ending.
+        A worker that hangs, for instance on dead network storage, would keep the process from ending.
         """
         iterator: Any = self._iterator  # of persistent workers
         self._iterator = None
@@ -81,7 +80,7 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
 
 
 def build_train_loader(
-    data: Place,
+    data: DataPath,
     config: Experiment,
     *,
     rank: int = 0,
@@ -149,7 +148,7 @@ def loader_of_crops(
 
 
 def build_val_loader(
-    data: Place,
+    data: DataPath,
     *,
     scale: int,
     crop: int,

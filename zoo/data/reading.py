@@ -1,4 +1,4 @@
-"""Reading image files: one as 8-bit RGB, and many of them at once."""
+"""Reads image files as 8-bit RGB, in threads if there are many."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from PIL import Image, ImageFile
 from zoo.errors import DataError, printable
 from zoo.limits import MAX_FILE_BYTES, MAX_PIXELS
 
-# The formats that are read, by PIL's names, and the extensions of image files, which are those of torchvision. PIL
-# knows many more formats, and passes one of them, EPS, on to another program.
+# The accepted formats, by PIL's names, and torchvision's extensions of image files. PIL knows more formats, and runs
+# another program for one of them, EPS.
 FORMATS = {
     "JPEG": (".jpg", ".jpeg"),
     "PNG": (".png",),
@@ -30,11 +30,11 @@ FORMATS = {
 EXTENSIONS = tuple(extension for extensions in FORMATS.values() for extension in extensions)
 Image.init()  # fills Image.OPEN
 
-LONGEST_START = 16  # PIL tells the formats apart by at most so many bytes at the beginning of a file
+LONGEST_START = 16  # bytes at the beginning of a file by which PIL recognizes the formats
 
 MAX_16_BIT = 65535
 
-CHUNK = 1024  # files that wait for a thread at a time, as a million of them would fill the memory
+CHUNK = 1024  # files in the queue of the threads; a million of them would fill the memory
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -47,9 +47,8 @@ class Unreadable(DataError):
 def read_image(path: Path) -> Image.Image:
     """Return the image in ``path`` as 8-bit RGB; Unreadable when that is impossible.
 
-    As for the published numbers, an orientation noted in EXIF is not applied, and the missing part of a truncated image
-    is not filled in. An image of more than 89,478,485 pixels is refused before the pixels take memory, and anything
-    but a regular file before anything is read from it.
+    As for the published scores, the EXIF orientation is not applied, and truncated images are refused. So are images of
+    more than 89,478,485 pixels, before memory is allocated, and everything but regular files.
     """
     return read_as(path, load_rgb, "an image")
 
@@ -108,9 +107,9 @@ def open_regular(path: str | Path, flags: int = 0) -> int:
 
 
 class naming:
-    """Make whatever goes wrong inside an Unreadable that says that ``what`` in the file ``name`` cannot be read.
+    """Context manager that re-raises any exception as Unreadable: ``what`` in the file ``name`` cannot be read.
 
-    It is a class because each image passes it three times, and a generator takes several times as long.
+    It is entered three times per image; a generator would take several times as long.
     """
 
     def __init__(self, name: str, what: str) -> None:
@@ -120,16 +119,16 @@ class naming:
         """Begin."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Raise Unreadable in place of ``error``, unless that is named already or the machine's fault, or an exit."""
+        """Raise Unreadable instead of ``error``, unless it is Unreadable, a MemoryError or an exit."""
         # Decoders raise OSError, SyntaxError, ValueError, RuntimeError, struct.error and more.
         if isinstance(error, Exception) and not isinstance(error, (MemoryError, Unreadable)):
             raise Unreadable(f"{self._what} cannot be read: {_reason(error)}; {self._name}") from error
 
 
 def read_many(read: Callable[[S], T], files: Sequence[S], workers: int) -> Iterator[T]:
-    """Yield ``read(file)`` of each of the files in their order, by ``workers`` threads, or one where there are none.
+    """Yield ``read(file)`` of each file in order, read by ``workers`` threads, at least one.
 
-    Most of the time a thread waits for the disk or unpacks pixels, and leaves Python's lock to the others.
+    Threads suffice: reading and decoding release the GIL.
     """
     with ThreadPoolExecutor(max(1, workers)) as pool:
         for start in range(0, len(files), CHUNK):

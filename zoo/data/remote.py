@@ -1,8 +1,7 @@
-"""Shards that are on no file system of this machine: on web servers, in S3, in Google Cloud Storage and others.
+"""Shards on a server: a web server, S3, Google Cloud Storage, or any other that fsspec knows.
 
-What is read is kept in a cache on the disk, whole shards at a time, which all processes of the machine share:
-CACHE/shards/DIGEST/NUMBER.BYTES.tar, where DIGEST is one of the address and of the index. No name in it comes from the
-server. Shards that nobody has read for the longest time make room for others.
+Whole shards are fetched into a disk cache that all processes of the machine share: CACHE/shards/DIGEST/NUMBER.tar,
+where DIGEST depends on the address and on the index. The least recently used shards are evicted.
 """
 
 from __future__ import annotations
@@ -12,57 +11,55 @@ import logging
 import math
 import os
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import sleep
+from typing import IO, Any, TypeVar
 from urllib.parse import quote
 
+import fsspec
 import numpy as np
+import requests
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
-from zoo.data._download_for_remote import (
-    TRIES,
-    Download,
-    DownloadError,
-    LockedElsewhereError,
-    Transient,
-    innermost,
-    locked,
-    open_own,
-)
-from zoo.data.index import MAGIC, START, Index
-from zoo.data.places import RemoteFolder
-from zoo.data.reading import Unreadable, open_regular
-from zoo.data.shards import COLUMNS, SHARDS, UNKNOWN, Shards, check_places
-from zoo.errors import ConfigError, DataError, ZooError, brief, printable
+from zoo.data.index import START, Index
+from zoo.data.location import RemoteFolder
+from zoo.data.reading import Unreadable
+from zoo.data.shards import COLUMNS, SHARDS, UNKNOWN, Shards, check_positions
+from zoo.errors import ConfigError, DataError, ZooError, brief, fault, hide_password, printable
 from zoo.files import cache_dir, is_offline
 
 logger = logging.getLogger(__name__)
 
-WEB = ("http", "https")
-CACHE_GB = 50.0  # of shards, unless $ZOO_SHARDS_GB says otherwise
-AHEAD = 4  # shards that are fetched before they are read, where these are read in their order
-STALE_S = 3600.0  # a download that nothing was added to for so long is one of a killed process
-PIECE_BYTES = 2**20
-MAX_INDEX_BYTES = 2**33
+CACHE_GB = 50.0  # unless $ZOO_SHARDS_GB is set
+PREFETCH = 4  # shards that are prefetched where they are read in order
+STALE_S = 3600.0  # a partial file that did not grow for so long is a killed process's
+TRIES = 5
+TIMEOUTS_S = (10.0, 30.0)  # to connect, and between two bytes
+READS = 3
+PERMANENT = (ImportError, ValueError, FileNotFoundError, PermissionError, NotADirectoryError)
 ADVICE = (
-    "check the address: the index has to be beside the folder of the shards; zoo data index makes it where these are, "
-    "upload them together"
+    "check the address, where the index has to be beside the folder of the shards (zoo data index writes it), and the "
+    "room in the cache, see ZOO_CACHE and ZOO_SHARDS_GB"
 )
+
+T = TypeVar("T")
 
 
 class Unreachable(DataError):
-    """Shards cannot be fetched, which is the fault of no single image."""
+    """Shards cannot be fetched or cached, which is not the fault of a single image."""
 
 
 class RemoteShards(Shards):
-    """The shards at an address, with an index file beside them, as `zoo data shard` and `zoo data index` write it.
+    """The shards at an address, with an index beside them, as ``zoo data shard`` and ``zoo data index`` write it.
 
-    Raises Unreachable where they cannot be fetched or kept, and ConfigError for a cache that is too small.
+    Raises Unreachable if they cannot be fetched or cached, and ConfigError if the cache is too small.
 
     Args:
     - `root`: the folder of the shards.
@@ -72,159 +69,117 @@ class RemoteShards(Shards):
     root: RemoteFolder
 
     def __init__(self, root: RemoteFolder, allow_empty_classes: bool = False) -> None:
-        with _writing():
-            index = _fetched_index(root)
-        self._begin(root, index, allow_empty_classes)
+        self._begin(root, _fetch_index(root), allow_empty_classes)
         sizes = self._sizes()
         self._check_room(max(sizes, default=0), "a shard", "")
-        # The turn of each shard: those of one turn are read together, and before those of the next. Workers that have
-        # begun see what `order` puts there. Without `order` shards are read in their order.
-        self._turns = torch.zeros(len(sizes), dtype=torch.int32).share_memory_()
-        self._set_turns(np.arange(len(sizes)), AHEAD)
-        self._turn = UNKNOWN  # that this process has last read of
+        # The window of each shard: the shards of one window are read together. The tensor is in shared memory, so
+        # workers that already run see what `order` writes.
+        self._windows = torch.zeros(len(sizes), dtype=torch.int32).share_memory_()
+        self._set_windows(np.arange(len(sizes)), PREFETCH)
+        self._window = UNKNOWN  # the last one that this process read from
         logger.info(
-            "%d shards of %.3g GB come from %s and are kept in %s, at most %.3g GB at a time",
-            len(sizes), sum(sizes) / 1e9, printable(root), printable(_cache()), _bound() / 1e9,
+            "%d shards, %.3g GB, are read from %s and cached in %s, at most %.3g GB at a time",
+            len(sizes), sum(sizes) / 1e9, printable(root), printable(_cache()), _limit() / 1e9,
         )  # fmt: skip
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of image ``index``, from the cache; a copy there that was damaged is fetched again."""
+        """Return the bytes of image ``index``; a damaged shard is fetched again."""
         shard = int(self._shards[index])
-        if self._turns[shard] != self._turn:
-            self._turn = int(self._turns[shard])
-            threading.Thread(target=self._fetch_turn, args=(self._turn + 1,), daemon=True).start()
-        try:
-            return self._read_copy(shard, index)
-        except Unreadable:
-            with _writing():
-                self._copy_of(shard).unlink(missing_ok=True)
-        return self._read_copy(shard, index)
+        if self._windows[shard] != self._window:
+            self._window = int(self._windows[shard])
+            threading.Thread(target=self._prefetch, args=(self._window + 1,), daemon=True).start()
+        path, reason = self._copy_of(shard), ""
+        for _ in range(READS):
+            self._fetch(shard)
+            try:
+                with self._naming(index), path.open("rb", buffering=0) as file:
+                    os.utime(file.fileno())  # an evicted shard leaves the disk at once, as no file stays open
+                    return self._read_from(file.fileno(), index)
+            except Unreadable as error:  # damaged, or evicted by another process
+                reason = str(error)
+                path.unlink(missing_ok=True)
+        raise Unreachable(fault(reason, self._address_of(shard), ADVICE))
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
-        """Return a random order of the images, see `Shards.order`; ConfigError if the cache cannot hold the window.
+        """Return a random order of the images, see `Shards.order`; ConfigError if the cache is smaller than a window.
 
-        From now on the shards of a window are fetched while those of the one before are read, if the cache holds both.
+        The shards of the next window are prefetched while one is read, if the cache holds both.
         """
         sizes = sorted(self._sizes(), reverse=True)
-        fitting = int((np.cumsum(sizes) <= _bound()).sum())
+        num_fitting = int((np.cumsum(sizes) <= _limit()).sum())
         what = f"all {len(sizes)} shards" if window is None else f"{min(window, len(sizes))} shards"
-        advice = f"set input.shuffle_shards to {fitting} or less, so that fewer are, or "
+        advice = f"set input.shuffle_shards to {num_fitting} or less, or "
         self._check_room(sum(sizes[:window]), f"{what}, which are shuffled together,", advice)
         order = super().order(generator, window)
         shards, first = np.unique(self._shards[order.numpy()], return_index=True)
-        self._set_turns(shards[first.argsort()], window or len(sizes))
+        self._set_windows(shards[first.argsort()], window or len(sizes))
         return order
 
-    def _set_turns(self, shards: np.ndarray, window: int) -> None:
-        """Note that so many of ``shards`` at a time are read together, in this order."""
-        self._turns.zero_()
-        if sum(sorted(self._sizes())[-2 * window :]) <= _bound():
-            self._turns[torch.from_numpy(shards).long()] = torch.arange(len(shards), dtype=torch.int32) // window
+    def _set_windows(self, shards: np.ndarray, window: int) -> None:
+        """Announce that ``shards`` are read in this order, ``window`` at a time."""
+        self._windows.zero_()
+        if sum(sorted(self._sizes())[-2 * window :]) <= _limit():
+            self._windows[torch.from_numpy(shards).long()] = torch.arange(len(shards), dtype=torch.int32) // window
 
-    def _fetch_turn(self, turn: int) -> None:
-        """Fetch the shards of a turn that are not in the cache, but for those that other processes are fetching.
+    def _prefetch(self, window: int) -> None:
+        """Fetch the shards of a window that are neither cached nor being fetched by another process.
 
-        Room for them is made by shards of earlier turns: those of this turn and of the one before, which is being
-        read, count as used last, though nobody may have read of them yet and slower processes of earlier ones.
+        Shards of this window and of the one before count as just used, so that those of earlier windows are evicted.
         """
-        current, following = (torch.nonzero(self._turns == of).flatten().tolist() for of in (turn - 1, turn))
+        current, following = (torch.nonzero(self._windows == of).flatten().tolist() for of in (window - 1, window))
         for shard in following:
-            with suppress(ZooError, OSError, LockedElsewhereError):  # whoever reads of the shard will meet the fault
+            with suppress(ZooError, OSError, Timeout):  # whoever reads the shard meets the fault
                 if self._copy_of(shard).exists():
                     continue
                 for needed in current + following:
-                    with suppress(OSError):  # of a copy that is not there, or belongs to somebody else
+                    with suppress(OSError):
                         os.utime(self._copy_of(needed))
-                self._fetch(shard, waiting_for=None)
+                self._fetch(shard, timeout_s=0)
 
     def _sizes(self) -> list[int]:
         return [size for _, size in self._index.header["shards"]]
 
     def _check_room(self, num_bytes: int, what: str, advice: str) -> None:
-        if num_bytes > _bound():
-            wanted = math.ceil(num_bytes / 1e8) / 10
-            raise ConfigError(
-                f"{what} of {printable(self.root)} may take {num_bytes / 1e9:.3g} GB, and the cache of shards holds "
-                f"{_bound() / 1e9:.3g} GB; {advice}set ZOO_SHARDS_GB to {wanted:g} or more, with so much room in "
-                f"{printable(_cache())}"
-            )
+        if num_bytes > _limit():
+            what = f"{what} take up to {num_bytes / 1e9:.3g} GB, and the cache holds {_limit() / 1e9:.3g} GB"
+            needed = f"{advice}set ZOO_SHARDS_GB to {math.ceil(num_bytes / 1e8) / 10:g} or more"
+            raise ConfigError(fault(what, self.root, needed))
 
     def _copy_of(self, shard: int) -> Path:
-        """Return the file of the cache that a shard is in, or will be once it is fetched."""
-        return self._index.path.parent / f"{shard:06}.{self._size_of(shard)}.tar"
+        """Return the file of the cache for a shard."""
+        return self._index.path.with_name(f"{shard:06}.tar")
 
-    def _size_of(self, shard: int) -> int:
-        size: int = self._index.header["shards"][shard][1]
-        return size
+    def _address_of(self, shard: int) -> RemoteFolder:
+        return self.root / self._index.header["shards"][shard][0]
 
-    def _read_copy(self, shard: int, index: int) -> bytes:
-        """Return the bytes of an image from the copy of its shard, which is fetched unless it is there.
+    def _fetch(self, shard: int, timeout_s: float = -1) -> None:
+        """Fetch a shard into the cache, unless it is there; Timeout if another process fetches it for ``timeout_s``."""
+        path, size, address = self._copy_of(shard), self._sizes()[shard], self._address_of(shard)
 
-        The copy is opened anew for each image, which takes microseconds, so that what is removed leaves the disk.
-        """
-        path = self._copy_of(shard)
-        while True:
-            try:
-                with self._naming(index):
-                    file = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
-                break
-            except Unreadable as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
-                    raise
-                with _writing():
-                    self._fetch(shard)
-        try:
-            with suppress(OSError):  # of a cache that belongs to somebody else
-                os.utime(file)
-            with self._naming(index):
-                return self._read_from(file, index)
-        finally:
-            os.close(file)
+        def fetch() -> None:
+            with FileLock(path.with_suffix(".lock"), timeout=timeout_s):
+                if path.exists():
+                    return
+                part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+                with FileLock(_cache() / "lock"):
+                    _evict(size)
+                    part.touch()
+                    os.truncate(part, size)  # counts with its final size from now on
+                with _open(address.url) as source:
+                    _write(source, part, path, lambda: _check_size(part, size))
+
+        if not path.exists():
+            _retry(fetch, address)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_turns": self._turns, "_turn": UNKNOWN}
-
-    def _fetch(self, shard: int, waiting_for: str | None = "") -> None:
-        """Bring a shard into the cache, unless another process has done so; for ``waiting_for`` see `locked`."""
-        path, (name, size) = self._copy_of(shard), self._index.header["shards"][shard]
-        with locked(path.with_suffix(".lock"), waiting_for) as is_alone:
-            if path.exists():
-                return
-            part = path.with_name(f"{path.name}.part" if is_alone else f"{path.name}.{secrets.token_hex(4)}.part")
-            with locked(_cache() / "lock", waiting_for=""):
-                _make_room(size, part)
-                part.touch()  # from now on others count it
-            for _ in range(2):
-                _receive(self.root, name, part, max_bytes=size, is_whole=lambda file: file.stat().st_size == size)
-                fault = self._fault_of(shard, part)
-                if fault is None:
-                    with open_own(part, "r+b") as file:
-                        os.fsync(file.fileno())
-                    os.replace(part, path)
-                    return
-                logger.warning("%s; %s", fault, printable(self.root / name))
-                part.unlink()
-            raise Unreachable(f"{fault}, twice; {printable(self.root / name)}: {ADVICE}")
-
-    def _fault_of(self, shard: int, path: Path) -> str | None:
-        """Return what is wrong with a file that was received; None if it has the images of the shard."""
-        size, expected = path.stat().st_size, self._size_of(shard)
-        if size != expected:
-            return f"a shard of {size:,} bytes came, and its index says {expected:,}"
-        with path.open("rb") as file:
-            for index in np.flatnonzero((self._shards == shard) & (self._checksums != UNKNOWN)):
-                try:
-                    self._read_from(file.fileno(), int(index))
-                except ValueError:
-                    return "a shard came damaged, or was changed after its index was made"
-        return None
+        return {**super().__getstate__(), "_windows": self._windows, "_window": UNKNOWN}
 
 
 def _cache() -> Path:
     return cache_dir() / "shards"
 
 
-def _bound() -> int:
+def _limit() -> int:
     """Return how many bytes of shards the cache may hold."""
     text = os.environ.get("ZOO_SHARDS_GB", "").strip()
     try:
@@ -236,171 +191,105 @@ def _bound() -> int:
     return round(gigabytes * 1e9)
 
 
-@contextmanager
-def _writing() -> Iterator[None]:
-    """Raise Unreachable where the cache cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise Unreachable(
-            f"shards cannot be kept: {error.strerror or error}; {printable(error.filename or _cache())}: make "
-            f"{printable(_cache())} writable, with room for "
-            f"{_bound() / 1e9:.3g} GB, set ZOO_SHARDS_GB to less, or set ZOO_CACHE to another folder"
-        ) from error
-
-
-def _make_room(size: int, part: Path) -> None:
-    """Remove the shards that were used longest ago until ``size`` bytes more are within the bound.
-
-    A download counts with the size that it will have. It is removed only if its process must have been killed.
-    """
-    used: list[tuple[float, Path]] = []
-    total = size
+def _evict(num_bytes: int) -> None:
+    """Delete the least recently used shards until ``num_bytes`` more are within the limit."""
+    used: list[tuple[float, int, Path]] = []
+    total = num_bytes
     for path in _cache().glob("*/*.tar*"):
-        with suppress(FileNotFoundError):  # downloads get their final names meanwhile
-            changed = path.stat().st_mtime
-            if path == part:
-                continue
-            total += int(path.name.split(".")[1])
-            if path.suffix == ".tar" or changed < time.time() - STALE_S:
-                used.append((changed, path))
-    for _, path in sorted(used):
-        if total <= _bound():
+        with suppress(FileNotFoundError):  # renamed or evicted meanwhile
+            status = path.stat()
+            total += status.st_size
+            if path.suffix == ".tar" or status.st_mtime < time.time() - STALE_S:
+                used.append((status.st_mtime, status.st_size, path))
+    for _, size, path in sorted(used):
+        if total <= _limit():
             return
         path.unlink(missing_ok=True)
-        total -= int(path.name.split(".")[1])
+        total -= size
 
 
-def _fetched_index(root: RemoteFolder) -> Index:
-    """Return the index of the shards, from the cache if that has the one of the server."""
+def _fetch_index(root: RemoteFolder) -> Index:
+    """Return the index of the shards. It is fetched unless the cache has one with the same digest."""
+    address = root.parent / f"{root.name}.index"
     if is_offline():
-        raise Unreachable(f"ZOO_OFFLINE is set; {printable(root)}: unset it, or give a folder of this machine")
-    folder, name = root.parent, f"{root.name}.index"
-    _cache().mkdir(mode=0o700, parents=True, exist_ok=True)
-    for left in _cache().glob("*.part"):  # by processes that were killed
-        with suppress(FileNotFoundError):  # removed by another process
-            if left.stat().st_mtime < time.time() - STALE_S:
-                left.unlink()
-    part = _cache() / f"{secrets.token_hex(8)}.part"
+        raise Unreachable(fault("ZOO_OFFLINE is set", root, "unset it, or give a folder of this machine"))
+
+    def fetch() -> Path:
+        with _open(address.url) as source:
+            head = source.read(START)  # which has the digest of the rest
+            path = _cache() / hashlib.sha256(f"{address.url}\0".encode() + head).hexdigest()[:32] / "index"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(path.with_suffix(".lock")):
+                if not _is_sound(path):
+                    part = path.with_suffix(".part")
+                    part.write_bytes(head)
+                    _write(source, part, path, lambda: _check_index(part), len(head))
+        return path
+
+    return Index(_retry(fetch, address), check=False)
+
+
+def _is_sound(index: Path) -> bool:
     try:
-        _receive(folder, name, part, max_bytes=START, is_head=True)
-        head = part.read_bytes()
-        if not head.startswith(MAGIC):
-            raise Unreachable(f"the file is no index, or one of another version; {printable(folder / name)}: {ADVICE}")
-        place = _cache() / hashlib.sha256(f"{folder.url}/{name}\0".encode() + head).hexdigest()[:32]
-        place.mkdir(exist_ok=True)
-        with locked(place / "index.lock", waiting_for=""):
-            if (place / "index").exists():
-                with suppress(Unreachable):  # damaged since
-                    return _usable(place / "index", folder / name)
-            part.unlink()
-            _receive(folder, name, part, max_bytes=MAX_INDEX_BYTES)
-            if part.read_bytes()[:START] != head:
-                raise Unreachable(f"the index is changing; {printable(folder / name)}: wait until it is uploaded")
-            _usable(part, folder / name)
-            os.replace(part, place / "index")
-        return Index(place / "index", check=False)
+        _check_index(index)
+    except DataError:
+        return False
+    return True
+
+
+def _check_index(path: Path) -> None:
+    """Raise DataError unless ``path`` is an undamaged index whose numbers are possible."""
+    index = Index(path)
+    index.check_images(SHARDS, COLUMNS)
+    check_positions(index)
+
+
+def _check_size(part: Path, size: int) -> None:
+    if part.stat().st_size != size:
+        raise DataError(f"the shard has {part.stat().st_size:,} bytes, and its index says {size:,}")
+
+
+def _write(source: IO[bytes], part: Path, path: Path, check: Callable[[], None], offset: int = 0) -> None:
+    """Write the rest of ``source`` to ``part`` from ``offset`` on, check it, and rename it to ``path``."""
+    try:
+        with part.open("r+b") as file:
+            file.seek(offset)
+            shutil.copyfileobj(source, file)
+            file.truncate()
+        check()
+        os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _usable(path: Path, origin: RemoteFolder) -> Index:
-    """Return an index that came from ``origin``; Unreachable if it is damaged, or what it says cannot be."""
-    try:
-        index = Index(path)
-        index.check_images(SHARDS, COLUMNS)
-        check_places(index)
-    except DataError as error:
-        raise Unreachable(f"{str(error).partition('; ')[0]}; {printable(origin)}: {ADVICE}") from error
-    return index
-
-
-def _receive(
-    folder: RemoteFolder,
-    name: str,
-    part: Path,
-    *,
-    max_bytes: int,
-    is_head: bool = False,
-    is_whole: Callable[[Path], bool] = lambda part: False,
-) -> None:
-    """Write the file ``name`` of a folder to ``part``; OSError where that is impossible, Unreachable for other faults.
-
-    Args:
-    - `max_bytes`: a larger file is refused; with ``is_head`` no more than its beginning of so many bytes is received.
-    - `is_whole`: whether a web server that promised more has sent the whole file nevertheless.
-    """
-    if folder.url.partition("://")[0].lower() not in WEB:
-        return _copy(folder, name, part, max_bytes, is_head)
-    url, title = f"{folder.url}/{quote(name)}", printable(folder / name)
-    if is_head:
-        download = Download(url, part, title, _pause, head_bytes=max_bytes, is_quiet=True)
-    else:
-        download = Download(url, part, title, _pause, max_bytes=max_bytes, is_quiet=True)
-    try:
-        download.run(is_whole)
-    except DownloadError as error:
-        raise Unreachable(f"{error}: {ADVICE}") from error
-    return None
-
-
-def _copy(folder: RemoteFolder, name: str, part: Path, max_bytes: int, is_head: bool) -> None:
-    """Do what `_receive` does through fsspec; a server that fails is asked again."""
-    for tried in range(1, TRIES + 1):
+def _retry(fetch: Callable[[], T], address: RemoteFolder) -> T:
+    """Return ``fetch()``, which is called again after a fault that may pass; Unreachable if it fails."""
+    tried = 0
+    while True:
         try:
-            with open_own(part, "wb") as file:
-                for piece in _pieces(folder, name, max_bytes if is_head else None):
-                    file.write(piece)
-                    if file.tell() > max_bytes:
-                        part.unlink()
-                        raise Unreachable(
-                            f"the file has more than {max_bytes:,} bytes; {printable(folder / name)}: {ADVICE}"
-                        )
-            return
-        except Transient as problem:
-            if tried == TRIES:
-                raise Unreachable(
-                    f"{problem}, {TRIES} times in a row; {printable(folder / name)}: {ADVICE}"
-                ) from problem
-            logger.warning("%s: %s; next try in %d s", printable(folder / name), problem, 2 ** (tried - 1))
-            _pause(2.0 ** (tried - 1))
+            return fetch()
+        except (MemoryError, Timeout):
+            raise
+        except Exception as error:  # each kind of server has errors of its own
+            tried += 1
+            reason = brief(hide_password(str(error)) or type(error).__name__)
+            if tried == TRIES or isinstance(error, PERMANENT):
+                raise Unreachable(fault(f"the file cannot be fetched: {reason}", address, ADVICE)) from error
+            logger.warning("%s: %s; next try in %d s", printable(address), reason, 2 ** (tried - 1))
+            sleep(2.0 ** (tried - 1))
 
 
-def _pieces(folder: RemoteFolder, name: str, end: int | None) -> Iterator[bytes]:
-    """Yield the bytes of a file before ``end``; Transient for a fault that may pass, otherwise Unreachable.
-
-    The file system is made anew for each file, as one that was made before a process forked is of no use in it.
-    """
-    from fsspec.core import url_to_fs
-    from fsspec.registry import known_implementations
-
-    scheme, where = folder.url.partition("://")[0], printable(folder / name)
-    try:
-        system, path = url_to_fs(folder.url)
-    except ImportError as error:
-        package = known_implementations[scheme]["class"].partition(".")[0]
-        advice = "install that" if package == "fsspec" else f"pip install {package}"  # fsspec's own need others
-        raise Unreachable(
-            f"{scheme}:// needs a package that is not installed ({brief(error)}); {where}: {advice}"
-        ) from error
-    except ValueError as error:
-        raise Unreachable(f"the address cannot be used ({brief(error)}); {where}: {ADVICE}") from error
-    except Exception as error:  # some connect here, and each has errors of its own
-        raise Transient(f"the server cannot be reached ({innermost(error)})") from error
-    place = f"{path.rstrip('/')}/{name}"
-    try:
-        if end is not None:
-            yield system.cat_file(place, start=0, end=end)
-            return
-        with system.open(place, "rb") as file:
-            while piece := file.read(PIECE_BYTES):
-                yield piece
-    except (FileNotFoundError, PermissionError) as error:
-        what = "there is no such file" if isinstance(error, FileNotFoundError) else "the file may not be read"
-        raise Unreachable(f"{what} ({innermost(error)}); {where}: {ADVICE}") from error
-    except Exception as error:  # each kind of file system has errors of its own
-        raise Transient(f"the file cannot be read ({innermost(error)})") from error
-
-
-def _pause(seconds: float) -> None:
-    sleep(seconds)
+@contextmanager
+def _open(url: str) -> Iterator[Any]:
+    """Yield the open file at ``url``. Web servers are read through requests, as fsspec would need aiohttp."""
+    if not url.lower().startswith(("http://", "https://")):
+        with fsspec.open(url, "rb") as file:
+            yield file
+        return
+    folder, _, name = url.rpartition("/")
+    encoding = {"Accept-Encoding": "identity"}  # the bytes of the file
+    with requests.get(f"{folder}/{quote(name)}", stream=True, timeout=TIMEOUTS_S, headers=encoding) as response:
+        if response.status_code in (401, 403, 404, 410):
+            raise FileNotFoundError(f"the server answered {response.status_code} {response.reason}")
+        response.raise_for_status()
+        yield response.raw

@@ -1,4 +1,4 @@
-"""Samplers, which decide which images form each batch of each process; both yield lists of (epoch, index)."""
+"""Batch samplers of one process, which yield lists of (epoch, index)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from zoo.data.seeding import mixed_seed
 from zoo.errors import ConfigError, DataError
 
 Key = tuple[int, int]  # epoch, index
-MIN_PER_NORM = 2  # least number of images that a norm can take statistics of, as a single value has no variance
+MIN_PER_NORM = 2  # images that a norm needs for its statistics, as a single value has no variance
 
 
 class TrainBatches(Sampler[list[Key]]):
-    """The training batches of one process. All processes together draw every image exactly once in each epoch.
+    """The training batches of one process. All processes together draw each image exactly once per epoch.
 
     Global batch i is a slice of the epoch's permutation, which is a function of (seed, epoch) alone. Process r of R
     gets [r::R] of the slice, so that sizes differ by at most one. The last, partial batch is kept, unless some process
@@ -76,7 +76,7 @@ class TrainBatches(Sampler[list[Key]]):
         self.first_batch = 0
 
     def skip_to(self, batch: int) -> None:
-        """Make iterations of the current epoch begin at ``batch``; DataError if the epoch has no such batch."""
+        """Resume the current epoch at ``batch``; DataError if the epoch has no such batch."""
         if not 0 <= batch <= len(self):
             raise DataError(
                 f"there is no batch {batch} in an epoch of {len(self)} batches ({self.num_images} images); "

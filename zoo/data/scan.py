@@ -1,4 +1,4 @@
-"""Finding the images of a folder with one sub-folder per class, in torchvision's order."""
+"""Finds the images of a folder with one sub-folder per class, in torchvision's order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from zoo.data.places import Place
+from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS
 from zoo.errors import DataError, listed, printable
 
@@ -47,11 +47,10 @@ class _Folder(NamedTuple):
 def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
     """Return the images below ``root``, sorted by class, folder and name as torchvision sorts them.
 
-    An image is a file with an image's extension in any case. Other files, and names that start with a dot, are
-    left out and logged with their number. Links are followed. Raises DataError when ``root`` is missing or cannot be
-    listed, holds no class folder or no image, or has a class without an image (logged only with
-    ``allow_empty_classes``, as a validation set may be a part of one); when a link makes a folder count twice; and
-    for a pipe, socket or device with the name of an image.
+    An image is a file with an image extension in upper or lower case. Other files and hidden ones are skipped, and
+    their number is logged. Links are followed. Raises DataError if ``root`` is missing, cannot be listed, or has no
+    class folder or image; if a class has no image (logged only, with ``allow_empty_classes``); if a link makes a folder
+    count twice; and for a pipe, socket or device with the name of an image.
     """
     _check_exists(root)
     search = _Search(root)
@@ -102,7 +101,7 @@ class _Search:
     def __init__(self, root: Path) -> None:
         self._root = root
         self.times: dict[str, int] = {}
-        # A link to a folder above leads back to this one, after a long search through everything beside it.
+        # A link to a parent folder would lead back here, after a long search.
         self._seen = {_identity(os.stat(folder)): folder for folder in root.resolve().parents}
 
     def walk(self, top: str) -> list[_Folder]:
@@ -206,12 +205,12 @@ def _check_exists(root: Path) -> None:
 
 
 def unlistable(folder: Path, error: OSError) -> DataError:
-    """Return the error to raise for a folder that the system does not show."""
+    """Return the error to raise for a folder that cannot be listed."""
     return DataError(f"a folder cannot be listed: {error.strerror}; {printable(folder)}; mend its permissions")
 
 
 def check_filled(
-    root: Place, classes: Sequence[str], targets: Sequence[int], allow_empty_classes: bool, num_strays: int = 0
+    root: DataPath, classes: Sequence[str], targets: Sequence[int], allow_empty_classes: bool, num_strays: int = 0
 ) -> None:
     """Raise DataError unless there are classes and images, and images of each class; see `scan_folder`."""
     if not classes or not len(targets):

@@ -1,7 +1,6 @@
-"""Random numbers that are a function of a few whole numbers, whichever process draws them, and when.
+"""Random numbers that depend on a few integers alone, not on the process or the time.
 
-Images are changed at random by Python's generator: an image needs a dozen numbers, for which a generator of torch takes
-ten times as long.
+Augmentation uses Python's generator: an image needs a dozen numbers, for which torch's takes ten times as long.
 """
 
 from __future__ import annotations

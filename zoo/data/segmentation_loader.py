@@ -17,7 +17,7 @@ from zoo.data.class_uniform import ClassUniform, draw_pixel, load_class_index
 from zoo.data.folder import ImageDataset, OnBadImage, Sample
 from zoo.data.label_maps import LabelledImages, Split, labelled_images, read_pair
 from zoo.data.loader import Loader, loader_of_crops
-from zoo.data.places import Place, local
+from zoo.data.location import DataPath, require_local
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal
 from zoo.errors import DataError, printable
@@ -99,7 +99,7 @@ class LabelledFolder(ImageDataset):
 
 
 def build_segmentation_train_loader(
-    data: Place,
+    data: DataPath,
     config: Experiment,
     *,
     rank: int = 0,
@@ -139,7 +139,7 @@ def build_segmentation_train_loader(
 
 
 def build_segmentation_val_loader(
-    data: Place,
+    data: DataPath,
     config: Experiment,
     *,
     rank: int = 0,
@@ -166,9 +166,9 @@ def build_segmentation_val_loader(
     return Loader(dataset, batches, (3, 1, 1), workers, pin_memory, target_shape=(1, 1))
 
 
-def _found(data: Place, split: Split, config: Experiment) -> LabelledImages:
+def _found(data: DataPath, split: Split, config: Experiment) -> LabelledImages:
     settings = _settings(config)
-    return labelled_images(local(data), split, settings.layout, config.network.classes, settings.ignore_label)
+    return labelled_images(require_local(data), split, settings.layout, config.network.classes, settings.ignore_label)
 
 
 def _settings(config: Experiment) -> Segmentation:

@@ -1,63 +1,52 @@
-"""Images in shards: tar files as the webdataset package reads and writes them, of which any image is read by position.
+"""Images in shards: tar files in the format of the webdataset package, with random access to each image.
 
-A sample is a few members with the same name up to the first dot of their last part, the key: KEY.jpg (or another image)
-and KEY.cls, the number of its class, or KEY.json, which has it under "label". Nothing is ever unpacked.
+The members of a sample share a key, their name up to the first dot: KEY.jpg (or another image format) and KEY.cls, the
+number of the class, or KEY.json, which has it under "label". Shards are never unpacked.
 """
 
 from __future__ import annotations
 
-import io
 import json
+import logging
 import os
 import tarfile
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
-from zoo.data.archives import check_free, complete_folder
-from zoo.data.index import ADVICE, Index, facts_of, index_path, read_index, write_index
-from zoo.data.places import Place
-from zoo.data.reading import EXTENSIONS, extension_of, naming, open_regular, read_text
+from zoo.data.index import ADVICE, Index, facts_of, index_path, write_index
+from zoo.data.location import DataPath
+from zoo.data.reading import EXTENSIONS, naming, open_regular, read_text
 from zoo.data.scan import check_filled
-from zoo.data.source import Source
-from zoo.errors import DataError, ZooError, printable
+from zoo.errors import DataError, ZooError, fault, listed, printable
 from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_whole
+
+logger = logging.getLogger(__name__)
 
 SHARDS = "shards"  # the kind of their index
 COLUMNS = {"names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "checksums": "i"}
 SUFFIX = ".tar"
 CLASSES = "classes.txt"  # the names of the classes, one per line
-NAMES = "the class names"  # what that file holds, in messages
 MAX_LABEL_BYTES = 1 << 20  # of a .cls or .json member
-MAX_HEADER_BYTES = 1 << 16  # of a tar member, which a long name makes longer
+MAX_HEADER_BYTES = 1 << 16  # of a tar member; long names are part of it
 MAX_SHARD_BYTES = 2**40
 PIECE_BYTES = 2**20
-MAX_OPEN = 64  # shards of a process whose files stay open
-UNKNOWN = -1  # checksum of an image of somebody else's shards
-COVERS_LABELS = "label_checksums"  # in the header of an index: the checksums are those of images and labels
-PER_SHARD = 1000
+MAX_OPEN = 64  # files that a process keeps open
+REPLACE = "replace it, or create it anew"
+UNKNOWN = -1  # checksum of an image in shards that were not written by zoo
+COVERS_LABELS = "label_checksums"  # in the header of an index: the checksums cover images and labels
 
 
-class Bar(Protocol):
-    """What shows how many images are done."""
-
-    def advance(self, count: int, /) -> object:
-        """Count ``count`` more images."""
-
-
-ShowProgress = Callable[[str, int], AbstractContextManager[Bar]]
-
-
-class _Place(NamedTuple):
-    """Where the bytes of an image are."""
+class ImagePosition(NamedTuple):
+    """Where an image is in its shard: the key of its sample, its bytes, its class, and a `checksum` of both."""
 
     key: str
     offset: int
@@ -67,30 +56,29 @@ class _Place(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """Where the bytes of a member of a tar file are."""
+    """Where a member of a tar file is."""
 
     offset: int
     size: int
 
 
 class Shards:
-    """The images of the tar files in ``root``, in the order of these files and of the images in them.
+    """The images of the tar files in ``root``, in the order of the files and of the images in them; see `Source`.
 
-    The index is read from the file beside ``root``, or made on first use and written there by one
-    process of several. Raises DataError for shards that are damaged, for an index that does not fit them, and where
-    there is none and it cannot be written.
+    The index beside ``root`` is written on first use. Raises DataError if shards are damaged, if the index does not fit
+    them, or if it cannot be written.
 
     Args:
     - `root`: the folder.
     - `allow_empty_classes`: whether classes may have no image.
     """
 
-    root: Place
+    root: DataPath
 
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
-        self._begin(root, _index_of(root), allow_empty_classes)
+        self._begin(root, _open_index(root), allow_empty_classes)
 
-    def _begin(self, root: Place, index: Index, allow_empty_classes: bool) -> None:
+    def _begin(self, root: DataPath, index: Index, allow_empty_classes: bool) -> None:
         self.root, self._index = root, index
         self._set_state()
         self.classes = [str(name) for name in self._index.header["classes"]]
@@ -98,7 +86,7 @@ class Shards:
 
     def _set_state(self) -> None:
         self._opened: OrderedDict[int, int] = OrderedDict()
-        self._lock = threading.Lock()  # no thread may close the file that another one reads
+        self._lock = threading.Lock()  # a thread must not close a file that another one reads
         arrays = self._index.arrays
         self.names, self.targets = arrays["names"], arrays["targets"]
         self._shards, self._offsets, self._lengths = arrays["shards"], arrays["offsets"], arrays["lengths"]
@@ -106,13 +94,13 @@ class Shards:
         self._covers_labels = self._index.header.get(COVERS_LABELS) is True
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of image ``index``; Unreadable also if they are not those that the index was made of."""
+        """Return the bytes of image ``index``; Unreadable if that is impossible or the checksum differs."""
         with self._naming(index), self._lock:
             return self._read_from(self._file(int(self._shards[index])), index)
 
     @property
     def details(self) -> tuple[np.ndarray, ...]:
-        """What distinguishes the images besides their names, which are numbers."""
+        """What distinguishes the images besides their names."""
         return self.targets, self._lengths, self._checksums
 
     def _naming(self, index: int) -> naming:
@@ -121,22 +109,22 @@ class Shards:
     def _read_from(self, file: int, index: int) -> bytes:
         """Return the bytes of image ``index`` from the open file of its shard; ValueError if the checksum differs.
 
-        The label lies behind the image: `_write_shard` puts it into the next member.
+        In shards that zoo wrote, the label is the next member after the image.
         """
-        length, checksum = int(self._lengths[index]), int(self._checksums[index])
+        length, expected = int(self._lengths[index]), int(self._checksums[index])
         label = str(self.targets[index]).encode() if self._covers_labels else b""
-        end = _padded(length) + tarfile.BLOCKSIZE + len(label) if label else length
+        end = padded(length) + tarfile.BLOCKSIZE + len(label) if label else length
         content = os.pread(file, end, int(self._offsets[index]))
         encoded = content[:length]
-        if len(content) != end or checksum not in (UNKNOWN, _checksum(encoded, content[end - len(label) :])):
-            raise ValueError("the shard is damaged, or was changed after its index was made")
+        if len(content) != end or expected not in (UNKNOWN, checksum(encoded, content[end - len(label) :])):
+            raise ValueError("the shard is damaged, or has changed since it was indexed")
         return encoded
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
         """Return a random order of the images, (n,) int64.
 
-        With a ``window`` the shards are in a random order, and images change their places only among those of so many
-        shards in a row, which is all that has to be at hand at a time. Without one all images are shuffled together.
+        With a ``window``, the shards are shuffled, and then the images of each ``window`` consecutive shards, so that
+        only these are needed at a time. Without one, all images are shuffled together.
         """
         if window is None:
             return torch.randperm(len(self.names), generator=generator)
@@ -146,7 +134,7 @@ class Shards:
         return shuffled[windows[shuffled].argsort(stable=True)]
 
     def _file(self, shard: int) -> int:
-        """Return the open file of a shard; the one that was used longest ago is closed when there are too many."""
+        """Return the open file of a shard; the least recently used one is closed if too many are open."""
         file = self._opened.pop(shard, None)
         if file is None:
             file = open_regular(os.path.join(self.root, self._index.header["shards"][shard][0]))
@@ -168,89 +156,32 @@ class Shards:
 
 
 def has_shards(root: Path) -> bool:
-    """Return whether the folder ``root`` holds tar files."""
-    return bool(_shard_files(root))
+    """Return whether the folder ``root`` contains tar files."""
+    return bool(shard_files(root))
 
 
 def write_shard_index(root: Path) -> int:
-    """Write the index of the tar files in ``root``; return the number of images. DataError if that is impossible."""
-    header, arrays = _indexed(root)
-    try:
-        write_index(index_path(root), header, arrays)
-    except OSError as error:
-        raise DataError(f"the index cannot be written: {error.strerror}; {printable(index_path(root))}") from error
+    """Write the index of the tar files in ``root``; return the number of images. Raises DataError."""
+    header, arrays = _read_content(root)
+    write_index(index_path(root), header, arrays)
     return len(arrays["names"])
 
 
-def write_shards(source: Source, target: Path, *, per_shard: int, seed: int | None, show_progress: ShowProgress) -> int:
-    """Write the images of ``source`` to ``target``/000000.tar and so on, with their index; return the number of shards.
-
-    The bytes are those of the files. They depend on the images, the ``seed`` and ``per_shard`` alone. ``target`` is
-    complete or not there at all. Raises DataError if there is something at ``target`` already, and for an image that
-    cannot be read.
-
-    Args:
-    - `per_shard`: images in a shard; the last one may have fewer.
-    - `seed`: of the order of the images, so that each shard has images of many classes; None keeps their order. Images
-      of Parquet files change their places within a window of row groups, see `ParquetImages.order`.
-    """
-    check_free(target)
-    num_images = len(source.names)
-    order: Sequence[int] = range(num_images)
-    if seed is not None:
-        order = source.order(torch.Generator().manual_seed(seed), None).tolist()
-    places: list[list[_Place]] = []
-    with complete_folder(target) as folder, show_progress(target.name, num_images) as bar:
-        text = "".join(f"{name}\n" for name in source.classes)
-        (folder / CLASSES).write_text(text, encoding="utf-8", errors="surrogateescape")
-        for start in range(0, num_images, per_shard):
-            with (folder / f"{len(places):06}{SUFFIX}").open("wb") as file:
-                chosen = order[start : start + per_shard]
-                places.append(list(_write_shard(file, source, chosen, start)))
-            bar.advance(len(chosen))
-    header, arrays = _as_index(facts_of(_shard_files(target)), places, source.classes)
-    del header["times"]  # the checksums find what changes, so that shards and index can be copied
-    write_index(index_path(target), {**header, COVERS_LABELS: True}, arrays)
-    return len(places)
-
-
-def _write_shard(file: io.BufferedWriter, source: Source, chosen: Sequence[int], start: int) -> Iterator[_Place]:
-    """Write a tar file of the images ``chosen`` and yield where they are; the first has the number ``start``."""
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for number, index in enumerate(chosen, start=start):
-            key, target, encoded = f"{number:09}", int(source.targets[index]), source.read(index)
-            name = os.fsdecode(source.names[index])
-            extension = os.path.splitext(name)[1].lower()
-            if extension not in EXTENSIONS:  # of a row of a Parquet file, which need not have a name
-                with naming(printable(os.path.join(source.root, name)), "an image"):
-                    extension = extension_of(encoded)
-            _add(tar, key + extension, encoded)
-            # The member that was added last ends where the file does, but for what fills up its last block.
-            offset, label = tar.offset - _padded(len(encoded)), str(target).encode()
-            _add(tar, f"{key}.cls", label)
-            yield _Place(key, offset, len(encoded), target, _checksum(encoded, label))
-
-
-def _padded(length: int) -> int:
+def padded(length: int) -> int:
     """Return how many bytes a member of a tar file takes for ``length`` bytes."""
     return -(-length // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
 
-def _checksum(encoded: bytes, label: bytes) -> int:
+def checksum(encoded: bytes, label: bytes) -> int:
+    """Return the CRC-32 of an image and its label."""
     return zlib.crc32(label, zlib.crc32(encoded))
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)  # its other fields are always the same
-    member.size = len(content)
-    tar.addfile(member, io.BytesIO(content))
-
-
-def check_places(index: Index) -> None:
-    """Raise DataError for an index whose shards have names that lead elsewhere, or whose images are not in them."""
+def check_positions(index: Index) -> None:
+    """Raise DataError if the shards of an index have invalid names or sizes, or if an image is not within its shard."""
     shards = index.header.get("shards")
     if not isinstance(shards, list) or not all(map(_is_shard, shards)):
-        raise index.unusable("its shards have names or sizes that no shards have")
+        raise index.unusable("its shards have invalid names or sizes")
     index.check_range("shards", 0, len(shards))
     index.check_range("lengths", 0, MAX_FILE_BYTES)
     sizes = np.array([size for _, size in shards], dtype=np.int64)[index.arrays["shards"]]
@@ -258,90 +189,111 @@ def check_places(index: Index) -> None:
 
 
 def _is_shard(fact: object) -> bool:
-    """Return whether ``fact`` is a name that leads nowhere else, and a size."""
+    """Return whether ``fact`` is the name of a file, without a folder, and a size."""
     if not (isinstance(fact, list) and len(fact) == 2 and isinstance(fact[0], str)):
         return False
     name, size = fact
     return os.path.basename(name) == name and name.endswith(SUFFIX) and is_whole(size, 0, MAX_SHARD_BYTES)
 
 
-def _index_of(root: Path) -> Index:
-    """Return the index of the shards in ``root``, which is made if there is none."""
-    index = read_index(root, SHARDS, COLUMNS, _shard_files(root), write_shard_index)
-    check_places(index)
+def _open_index(root: Path) -> Index:
+    """Return the index of the shards in ``root``. If it does not exist, one process of several writes it.
+
+    Raises DataError if the index cannot be written or does not fit the shards.
+    """
+    path = index_path(root)
+    if not path.exists():
+        try:
+            with FileLock(path.with_name(f".{path.name}.lock")):
+                if not path.exists():  # another process may have written it meanwhile
+                    logger.info("writing the index of the shards; %s", printable(root))
+                    write_shard_index(root)
+        except OSError as error:
+            remedy = "run zoo data index where the folder can be written to"
+            raise DataError(fault(f"the index cannot be written: {error.strerror}", path, remedy)) from error
+    index = Index(path)
+    index.check_images(SHARDS, COLUMNS)
+    check_positions(index)
+    files = shard_files(root)
+    facts = facts_of(files)
+    if index.header["shards"] != facts["shards"]:
+        raise DataError(fault("the index belongs to other shards", path, ADVICE))
+    times = index.header.get("times", facts["times"])
+    if times != facts["times"]:
+        known = times if isinstance(times, list) else []
+        changed = [file.name for file, now, then in zip(files, facts["times"], known, strict=False) if now != then]
+        what = f"shards were changed or copied after they were indexed: {listed(changed)}"
+        raise DataError(fault(what, path, ADVICE))
     if (root / CLASSES).exists() and _class_names(root, 0) != index.header["classes"]:
-        raise DataError(f"{CLASSES} has other names than the index; {printable(index.path)}: {ADVICE}")
+        raise DataError(fault(f"{CLASSES} and the index have different names", path, ADVICE))
     return index
 
 
-def _indexed(root: Path) -> tuple[dict[str, object], dict[str, np.ndarray]]:
-    """Return header and arrays of the index of the tar files in ``root``, of which headers and labels are read."""
-    shards = _shard_files(root)
-    facts = facts_of(shards)  # before the shards are read, so that a later change is noticed
-    places = [list(_places_in(shard)) for shard in shards]
-    most = max((place.target for share in places for place in share), default=-1)
-    return _as_index(facts, places, _class_names(root, most + 1))
+def _read_content(root: Path) -> tuple[dict[str, object], dict[str, np.ndarray]]:
+    """Return header and arrays of the index of the tar files in ``root``, from their headers and labels."""
+    shards = shard_files(root)
+    facts = facts_of(shards)  # before the shards are read, to detect later changes
+    positions = [list(_scan_shard(shard)) for shard in shards]
+    most = max((position.target for share in positions for position in share), default=-1)
+    return index_content(facts, positions, _class_names(root, most + 1))
 
 
 def _class_names(root: Path, num_classes: int) -> list[str]:
     path = root / CLASSES
     if not path.exists():
         return [str(number) for number in range(num_classes)]
-    names = read_text(path, NAMES, errors="surrogateescape").removesuffix("\n").split("\n")
+    names = read_text(path, "the class names", errors="surrogateescape").removesuffix("\n").split("\n")
     if len(names) < num_classes:
-        raise DataError(
-            f"there are {len(names)} names of classes, but an image is of class {num_classes - 1}; {printable(path)}: "
-            "give a name to each, one per line"
-        )
+        what = f"an image is of class {num_classes - 1}, but there are only {len(names)} names of classes"
+        raise DataError(fault(what, path, "add the missing names, one per line"))
     return names
 
 
-def _as_index(
-    facts: dict[str, list[Any]], places: Sequence[Sequence[_Place]], classes: Sequence[str]
+def index_content(
+    facts: dict[str, list[Any]], positions: Sequence[Sequence[ImagePosition]], classes: Sequence[str]
 ) -> tuple[dict[str, object], dict[str, np.ndarray]]:
-    """Return header and arrays of the index of shards, given the `facts_of` and the images of each."""
-    flat = [place for share in places for place in share]
-    shares = zip(facts["shards"], places, strict=True)
-    names = [os.fsencode(f"{shard}/{place.key}") for (shard, _), share in shares for place in share]
+    """Return header and arrays of the index of shards, from their `facts_of` and the images of each."""
+    flat = [position for share in positions for position in share]
+    shares = zip(facts["shards"], positions, strict=True)
+    names = [os.fsencode(f"{shard}/{position.key}") for (shard, _), share in shares for position in share]
     return {"kind": SHARDS, "classes": list(classes), **facts}, {
         "names": np.array(names, dtype=bytes),
-        "targets": np.array([place.target for place in flat], dtype=np.int32),
-        "shards": np.repeat(np.arange(len(places), dtype=np.int32), [len(share) for share in places]),
-        "offsets": np.array([place.offset for place in flat], dtype=np.int64),
-        "lengths": np.array([place.length for place in flat], dtype=np.int32),
-        "checksums": np.array([place.checksum for place in flat], dtype=np.int64),
+        "targets": np.array([position.target for position in flat], dtype=np.int32),
+        "shards": np.repeat(np.arange(len(positions), dtype=np.int32), [len(share) for share in positions]),
+        "offsets": np.array([position.offset for position in flat], dtype=np.int64),
+        "lengths": np.array([position.length for position in flat], dtype=np.int32),
+        "checksums": np.array([position.checksum for position in flat], dtype=np.int64),
     }
 
 
-def _shard_files(root: Path) -> list[Path]:
+def shard_files(root: Path) -> list[Path]:
+    """Return the tar files in the folder ``root``, sorted by name."""
     try:
         names = [entry.name for entry in os.scandir(root) if entry.name.endswith(SUFFIX) and entry.is_file()]
-    except OSError:  # which whatever looks for a folder of images will report
+    except OSError:  # whatever searches the folder for images reports it
         return []
     return [root / name for name in sorted(names) if not name.startswith(".")]
 
 
-def _places_in(path: Path) -> Iterator[_Place]:
-    """Yield where the images of a tar file are; DataError for one that is damaged, or has a sample without a class."""
+def _scan_shard(path: Path) -> Iterator[ImagePosition]:
+    """Yield the positions of the images in a tar file; DataError if it is damaged or a sample has no class."""
     try:
         num_bytes = path.stat().st_size
         with path.open("rb") as file:
-            headers: Any = _Headers(file)  # it has the methods of a file that tarfile uses
+            headers: Any = _Headers(file)
             with tarfile.open(fileobj=headers, mode="r:") as tar:
-                yield from _places_of(tar, file, num_bytes)
+                yield from _scan_tar(tar, file, num_bytes)
     except ZooError as error:
-        raise DataError(f"{error}; {printable(path)}: replace the shard, or make it anew") from error
+        raise DataError(fault(error, path, REPLACE)) from error
     except (tarfile.TarError, OSError, ValueError, OverflowError, EOFError, RecursionError) as error:
-        reason = printable(str(error)) or type(error).__name__
-        raise DataError(
-            f"the shard cannot be read: {reason}; {printable(path)}: replace it, or make it anew"
-        ) from error
+        reason = str(error) or type(error).__name__
+        raise DataError(fault(f"the shard cannot be read: {reason}", path, REPLACE)) from error
 
 
-def _places_of(tar: Any, file: IO[bytes], num_bytes: int) -> Iterator[_Place]:
-    """Yield where the images of an open tar file are, whose ``file`` has ``num_bytes``.
+def _scan_tar(tar: Any, file: IO[bytes], num_bytes: int) -> Iterator[ImagePosition]:
+    """Yield the positions of the images in an open tar file of ``num_bytes``.
 
-    Nothing of a member is kept but its place: a member can hold as much as the longest header that came before it.
+    Members are forgotten after each sample, because each can hold as much memory as the longest header before it.
     """
     sample: dict[str, _Member] = {}
     key = ""
@@ -350,36 +302,36 @@ def _places_of(tar: Any, file: IO[bytes], num_bytes: int) -> Iterator[_Place]:
         if member.isdir():
             continue
         if not member.isreg() or member.issparse():
-            raise DataError(f"{printable(member.name)} is no file but a link or a device")
+            raise DataError(f"{member.name} is a link or a device")
         if not 0 <= member.size <= num_bytes - member.offset_data:
-            raise DataError(f"{printable(member.name)} is cut off")
+            raise DataError(f"{member.name} is truncated")
         folder, name = os.path.split(member.name)
         start, _, extension = name.partition(".")
         if os.path.join(folder, start) != key:
-            yield from _place_of(file, key, sample)
+            yield from _scan_sample(file, key, sample)
             key, sample = os.path.join(folder, start), {}
         if extension.lower() in sample:
-            raise DataError(f"{printable(member.name)} is there twice")
+            raise DataError(f"{member.name} occurs twice")
         sample[extension.lower()] = _Member(member.offset_data, member.size)
-    yield from _place_of(file, key, sample)
+    yield from _scan_sample(file, key, sample)
     _check_end(file, tar.offset, num_bytes)
 
 
-def _check_end(file: IO[bytes], place: int, num_bytes: int) -> None:
-    """Raise DataError unless nothing but zeros, a block of them at least, follows what tarfile takes for the end.
+def _check_end(file: IO[bytes], offset: int, num_bytes: int) -> None:
+    """Raise DataError unless at least one block of zeros, and nothing else, follows what tarfile takes for the end.
 
-    A header that is cut off or damaged is an end to tarfile, too, and the images behind it would be lost.
+    tarfile also stops at a truncated or damaged header, and the images behind it would be lost.
     """
-    file.seek(place)
-    is_zero = num_bytes - place >= tarfile.BLOCKSIZE
+    file.seek(offset)
+    is_zero = num_bytes - offset >= tarfile.BLOCKSIZE
     while is_zero and (piece := file.read(PIECE_BYTES)):
         is_zero = not any(piece)
     if not is_zero:
-        raise DataError(f"it is cut off or damaged behind byte {place:,}")
+        raise DataError(f"the shard is truncated or damaged after byte {offset:,}")
 
 
 class _Headers:
-    """The part of a tar file that tarfile reads: headers, of which a long one is refused before it takes memory."""
+    """A tar file of which tarfile reads the headers; a long one is refused before it takes memory."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -391,23 +343,23 @@ class _Headers:
         return self._file.read(size)
 
 
-def _place_of(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Iterator[_Place]:
-    """Yield the place of the image of a sample; none if there is no sample yet."""
+def _scan_sample(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Iterator[ImagePosition]:
+    """Yield the position of the image of a sample; nothing before the first sample."""
     if not sample:
         return
     images = [member for extension, member in sample.items() if f".{extension}" in EXTENSIONS]
     if len(images) != 1:
-        raise DataError(f"sample {printable(key)} has {len(images)} images, not one")
+        raise DataError(f"sample {key} has {len(images)} images, not one")
     if images[0].size > MAX_FILE_BYTES:
-        raise DataError(f"the image of sample {printable(key)} has {images[0].size:,} bytes, more than any may have")
+        raise DataError(f"the image of sample {key} has {images[0].size:,} bytes, more than {MAX_FILE_BYTES:,}")
     label = sample.get("cls") or sample.get("json")
     if label is None:
-        raise DataError(f"sample {printable(key)} has no class: neither {printable(key)}.cls nor .json")
+        raise DataError(f"sample {key} has no class: neither {key}.cls nor .json")
     if label.size > MAX_LABEL_BYTES:
-        raise DataError(f"the class of sample {printable(key)} takes {label.size:,} bytes")
+        raise DataError(f"the class of sample {key} takes {label.size:,} bytes")
     file.seek(label.offset)
     target = _target_of(file.read(label.size), label is sample.get("cls"), key)
-    yield _Place(key, images[0].offset, images[0].size, target)
+    yield ImagePosition(key, images[0].offset, images[0].size, target)
 
 
 def _target_of(content: bytes, is_number: bool, key: str) -> int:
@@ -417,7 +369,7 @@ def _target_of(content: bytes, is_number: bool, key: str) -> int:
         target = None
     if type(target) is not int or not 0 <= target < MAX_CLASSES:
         raise DataError(
-            f"sample {printable(key)} has no class: {'its .cls' if is_number else 'label in its .json'} is not a whole "
+            f"sample {key} has no class: {'its .cls' if is_number else 'label in its .json'} is not a whole "
             f"number from 0 to {MAX_CLASSES - 1:,}"
         )
     return target

@@ -1,4 +1,4 @@
-"""Where images come from: a folder with one folder per class. `zoo.data.shards` has the other source, tar files."""
+"""Sources of classified images: the protocol, and class folders. `zoo.data.shards` reads tar files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from zoo.data.index import Index, index_path, write_index
-from zoo.data.places import Place
+from zoo.data.location import DataPath
 from zoo.data.reading import read_bytes
 from zoo.data.scan import check_filled, scan_folder
 from zoo.errors import DataError, printable
@@ -25,15 +25,14 @@ FOLDER = "folder"  # the kind of its index
 
 
 class Source(Protocol):
-    """Images with a class each, which can be read in any order.
+    """Images with a class each, with random access.
 
-    Its arrays are numpy's and not lists of Python objects: each worker that touches an object gets a copy of its page
-    of memory.
+    Names and targets are numpy arrays, because each worker copies the memory page of every Python object it touches.
 
     Args:
     - `classes`: names of the classes; their order numbers them.
-    - `names`: of the images, relative to ``root``, (n,) bytes.
-    - `targets`: numbers of the classes of the images, (n,).
+    - `names`: names of the images, relative to ``root``, (n,) bytes.
+    - `targets`: class indices of the images, (n,).
     """
 
     classes: list[str]
@@ -41,13 +40,13 @@ class Source(Protocol):
     targets: np.ndarray
 
     @property
-    def root(self) -> Place:
+    def root(self) -> DataPath:
         """The folder that messages name."""
         ...
 
     @property
     def details(self) -> tuple[np.ndarray, ...]:
-        """What distinguishes the images besides ``names``, arrays of a value for each or for some."""
+        """Arrays that distinguish the images besides ``names``."""
         ...
 
     def read(self, index: int) -> bytes:
@@ -62,7 +61,7 @@ class Source(Protocol):
 def source_digest(classes: Sequence[str], names: np.ndarray, details: Sequence[np.ndarray] = ()) -> str:
     """Return the sha256 of the names of classes and images and of ``details``, see `Source`.
 
-    Sizes and contents of files are not part of it, as a network storage takes minutes to tell a million sizes.
+    Sizes and contents of files are not part of it: network storage takes minutes to stat a million files.
     """
     digest = hashlib.sha256("\0".join(classes).encode("utf-8", errors="surrogateescape"))
     for array in (names, *details):
@@ -71,9 +70,9 @@ def source_digest(classes: Sequence[str], names: np.ndarray, details: Sequence[n
 
 
 class FolderSource:
-    """The files below ``root``, one folder per class, as `zoo.data.scan.scan_folder` finds them, or as its index says.
+    """The images of a folder with one folder per class, from its index, or from `zoo.data.scan.scan_folder`.
 
-    An index that is out of date is not used, and this is logged. Raises DataError for a folder without usable content.
+    An outdated index is ignored with a warning. Raises DataError if the folder has no usable content.
 
     Args:
     - `root`: the folder.
@@ -87,14 +86,14 @@ class FolderSource:
             scan = scan_folder(root, allow_empty_classes)
             self.classes, self.names, self.targets = scan.classes, np.array(scan.names), np.array(scan.targets)
             return
-        self._index = index  # keeps the arrays mapped in copies of this object
+        self._index = index  # pickled instead of the arrays
         self.classes = [str(name) for name in index.header["classes"]]
         self.names, self.targets = index.arrays["names"], index.arrays["targets"]
         check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
 
     @property
     def details(self) -> tuple[np.ndarray, ...]:
-        """Nothing, as the names of files have their classes in them."""
+        """Nothing: the names of the files contain the classes."""
         return ()
 
     def read(self, index: int) -> bytes:
@@ -125,9 +124,8 @@ class FolderSource:
 def write_folder_index(root: Path) -> int:
     """Write the index of the folder ``root``; return the number of images. Raises DataError as `scan_folder` does.
 
-    Beside the names it holds when each folder was last changed: an entry that is added, removed or renamed later
-    changes that. What it cannot notice is a file that gets another content under its name, which does not matter here,
-    and a link to a folder elsewhere whose own sub-folders change.
+    The index has the modification time of each folder, which changes when an entry is added, removed or renamed. It
+    does not detect changed sub-folders of a linked folder.
     """
     scan = scan_folder(root, allow_empty_classes=True)
     header = {"kind": FOLDER, "classes": scan.classes}
@@ -138,15 +136,12 @@ def write_folder_index(root: Path) -> int:
         "folders": np.array([os.fsencode(name) for name in scan.times]),
         "times": np.array(list(scan.times.values()), dtype=np.int64),
     }
-    try:
-        write_index(path, header, arrays)
-    except OSError as error:
-        raise DataError(f"the index cannot be written: {error.strerror}; {printable(path)}") from error
+    write_index(path, header, arrays)
     return len(scan.names)
 
 
 def _fresh_index(root: Path) -> Index | None:
-    """Return the index of the folder ``root``; None if there is none that fits."""
+    """Return the index of the folder ``root``; None if it does not exist or is outdated."""
     path = index_path(root)
     if not path.is_file():
         return None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.config import Experiment
 from zoo.data.loader import Loader
-from zoo.data.places import Place
+from zoo.data.location import DataPath
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.meters import Reading
 
@@ -117,7 +117,7 @@ class Task(ABC):
         return self.labels
 
     @abstractmethod
-    def build_train_loader(self, data: Place, **share: Any) -> Loader[TrainBatches]:
+    def build_train_loader(self, data: DataPath, **share: Any) -> Loader[TrainBatches]:
         """Return this rank's loader of training images; DataError for unsuitable data.
 
         ``share``: rank, world_size, workers, pin_memory and on_bad_image, as in `zoo.data.loader`.
@@ -126,7 +126,7 @@ class Task(ABC):
     @abstractmethod
     def build_val_loader(
         self,
-        data: Place,
+        data: DataPath,
         protocol: Any,
         *,
         batch_size: int | None = None,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.data.folder import OnBadImage
-from zoo.data.validation_set import ValidationSet, describe_validation_set, expected_layout
+from zoo.data.prepare.validation_set import ValidationSet, describe_validation_set, expected_layout
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, nearest, printable
 from zoo.files import write_json, write_text

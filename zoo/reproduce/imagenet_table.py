@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from zoo.data.validation_set import NUM_IMAGES, ValidationSet
+from zoo.data.prepare.validation_set import NUM_IMAGES, ValidationSet
 from zoo.reproduce.comparison import Verdict
 from zoo.tables import Cell, markdown_list, markdown_page, markdown_table
 from zoo.tasks.significance import standard_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zoo.data.validation_set import NUM_IMAGES
+from zoo.data.prepare.validation_set import NUM_IMAGES
 from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
 from zoo.reproduce.error_rates import needs_training
 from zoo.reproduce.imagenet_table import TOLERANCE

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from zoo.config import Experiment, leaves, load_experiment
-from zoo.data.places import Place
+from zoo.data.location import DataPath
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
 from zoo.engine.consistency import differing_keys
 from zoo.engine.process import Process
@@ -52,7 +52,7 @@ def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bo
         yield
 
 
-def check_place(folder: Path, data: Place) -> None:
+def check_place(folder: Path, data: DataPath) -> None:
     """Raise ConfigError for a log folder that TensorBoard cannot name, or that is ``data`` or in its train/ or val/."""
     try:
         os.fspath(folder).encode()

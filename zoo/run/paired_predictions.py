@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from zoo.data.real_labels import read_real_labels, real_labels_of
+from zoo.data.prepare.real_labels import read_real_labels, real_labels_of
 from zoo.errors import DataError, brief, printable
 from zoo.run.predictions import read_predictions
 from zoo.tables import Cell, markdown_table

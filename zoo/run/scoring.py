@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from zoo import registry
 from zoo.architectures import is_elsewhere
 from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
-from zoo.data.classes import imagenet_wnids, match_classes
+from zoo.data.classes import match_classes
 from zoo.data.folder import Batch, OnBadImage
-from zoo.data.places import place_of
+from zoo.data.imagenet import imagenet_wnids
+from zoo.data.location import parse_data_path
 from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint, weights_digest
 from zoo.engine.process import Process
 from zoo.engine.task import Result, ScoringProtocol, Task
@@ -237,7 +238,7 @@ def score(
         model = registry.build_on_meta(settings.network).eval()
         check_logits(model, settings.network.arch, settings.network.classes, protocol.crop, "the crop")
     loader = task.build_val_loader(
-        place_of(data),
+        parse_data_path(data),
         protocol,
         batch_size=batch_size,
         rank=process.rank,

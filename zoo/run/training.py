@@ -24,7 +24,7 @@ from zoo.config import (
 )
 from zoo.data.classes import check_same_classes
 from zoo.data.loader import Loader
-from zoo.data.places import Place, place_of
+from zoo.data.location import DataPath, parse_data_path
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine import loop
 from zoo.engine.checkpoint import BEST
@@ -83,7 +83,7 @@ def train(
     Raises TypeError for unknown options; ConfigError, DataError, WeightsError and CheckpointError for files and
     settings that do not fit; NonFiniteLossError; and TrainingInterrupted after a signal, once the state is saved.
     """
-    train_options, folder = TrainOptions(**options), place_of(data)
+    train_options, folder = TrainOptions(**options), parse_data_path(data)
     if not isinstance(experiment, Experiment):
         experiment = experiment_for(os.fspath(experiment), folder, epochs)
     elif epochs is not None:
@@ -94,7 +94,7 @@ def train(
 
 
 def train_experiment(
-    config: Experiment, data: Place, log_dir: Path, process: Process, options: TrainOptions | None = None
+    config: Experiment, data: DataPath, log_dir: Path, process: Process, options: TrainOptions | None = None
 ) -> TrainState:
     """Train on ``data``/train, validate on ``data``/val after each epoch, and return the state at the end.
 
@@ -167,7 +167,7 @@ def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dic
     }
 
 
-def experiment_for(name: str, data: Place, epochs: int | None = None) -> Experiment:
+def experiment_for(name: str, data: DataPath, epochs: int | None = None) -> Experiment:
     """Return the experiment with this name or path; for an architecture, the default experiment, which is logged.
 
     The default experiment has the number of classes of ``data``. ``epochs`` replaces the number of epochs. Raises
@@ -204,7 +204,7 @@ def with_epochs(config: Experiment, epochs: int) -> Experiment:
 
 def train_seeds(
     config: Experiment,
-    data: Place,
+    data: DataPath,
     log_dir: Path,
     process: Process,
     seeds: Sequence[int],
@@ -265,7 +265,7 @@ def _check_settings_agree(config: Experiment, process: Process, options: TrainOp
     )
 
 
-def _build_loaders(task: Task, data: Place, process: Process, options: TrainOptions) -> Loaders:
+def _build_loaders(task: Task, data: DataPath, process: Process, options: TrainOptions) -> Loaders:
     """Return the loaders of the images to train on and to validate; DataError unless both have the same classes."""
     share: dict[str, Any] = {"rank": process.rank, "world_size": process.world_size, "workers": options.workers,
              "pin_memory": process.device.type == "cuda", "on_bad_image": options.on_bad_image}  # fmt: skip
@@ -293,7 +293,7 @@ def _continues(log_dir: Path, resume: str | None) -> bool:
     )
 
 
-def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, data: Place, log_dir: Path) -> str:
+def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, data: DataPath, log_dir: Path) -> str:
     """Describe network, images, schedule, device and log folder, one per line."""
     config, process = state.config, state.process
     network, optimizer = config.network, config.optimizer
@@ -310,7 +310,7 @@ def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, dat
     return "\n".join(lines)
 
 
-def _end_summary(state: TrainState, data: Place, log_dir: Path) -> str:
+def _end_summary(state: TrainState, data: DataPath, log_dir: Path) -> str:
     """Return the best score, and the commands to run next if their paths need no escapes."""
     best, images = str(log_dir / BEST), str(data)
     after = "" if state.best_epoch is None else f" after epoch {state.best_epoch + 1}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.data.loader import NUM_CROPS, Loader, build_train_loader, build_val_loader
-from zoo.data.places import Place
+from zoo.data.location import DataPath
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.meters import Reading
 from zoo.engine.task import Result, Task
@@ -85,13 +85,13 @@ class ClassificationTask(Task):
         """Top-1, and top-5 with more than five classes."""
         return _shown_labels(self.config.network.classes)
 
-    def build_train_loader(self, data: Place, **share: Any) -> Loader[TrainBatches]:
+    def build_train_loader(self, data: DataPath, **share: Any) -> Loader[TrainBatches]:
         """Return the loader of ``data``/train."""
         return build_train_loader(data, self.config, **share)
 
     def build_val_loader(
         self,
-        data: Place,
+        data: DataPath,
         protocol: Protocol,
         *,
         batch_size: int | None = None,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.data.folder import Batch
-from zoo.data.places import Place
+from zoo.data.location import DataPath
 from zoo.data.reading import read_bytes
 from zoo.data.seeding import random_of_torch
 from zoo.data.transforms import Transform, prepare
@@ -36,7 +36,7 @@ class Prediction(NamedTuple):
 class Recorder:
     """Collects the predictions of a validation; ``data`` is the folder that their paths are relative to."""
 
-    def __init__(self, data: Place, top: int = TOP) -> None:
+    def __init__(self, data: DataPath, top: int = TOP) -> None:
         self.predictions: list[Prediction] = []
         self._data = data
         self._top = top

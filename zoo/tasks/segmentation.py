@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.config import Experiment, Segmentation
 from zoo.data.loader import Loader
-from zoo.data.places import Place
+from zoo.data.location import DataPath
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_loader import build_segmentation_train_loader, build_segmentation_val_loader
 from zoo.engine.meters import Reading
@@ -95,13 +95,13 @@ class SegmentationTask(Task):
         assert self.config.segmentation is not None
         return self.config.segmentation
 
-    def build_train_loader(self, data: Place, **share: Any) -> Loader[TrainBatches]:
+    def build_train_loader(self, data: DataPath, **share: Any) -> Loader[TrainBatches]:
         """Return the loader of the training crops and their label maps."""
         return build_segmentation_train_loader(data, self.config, **share)
 
     def build_val_loader(
         self,
-        data: Place,
+        data: DataPath,
         protocol: WholeImage,
         *,
         batch_size: int | None = None,

@@ -1,4 +1,4 @@
-"""Where data are: in a folder of this machine, or in one of a server."""
+"""Where a data set is: a folder of this machine, or the address of one on a server."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from zoo.errors import DataError, hide_password, printable
+from zoo.errors import DataError, fault, hide_password
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @dataclass(frozen=True)
 class RemoteFolder:
-    """A folder by its address, such as https://host/path or s3://bucket/path.
+    """A folder on a server, by its address, such as ``https://host/path`` or ``s3://bucket/path``.
 
-    As text, and where the system asks for its name, it is the address without the password that ``url`` may have.
+    ``str`` and ``os.fspath`` return the address without the password that ``url`` may contain.
     """
 
     url: str
@@ -28,7 +28,7 @@ class RemoteFolder:
 
     @property
     def parent(self) -> RemoteFolder:
-        """The folder that it is in."""
+        """The folder that contains this one."""
         return RemoteFolder(self.url.rpartition("/")[0])
 
     def __truediv__(self, name: str) -> RemoteFolder:
@@ -41,22 +41,21 @@ class RemoteFolder:
         return str(self)
 
 
-Place = Path | RemoteFolder
+DataPath = Path | RemoteFolder
 
 
-def place_of(text: str | os.PathLike[str]) -> Place:
-    """Return the folder that ``text`` names: a path, or an address, which begins with a protocol and ://."""
+def parse_data_path(text: str | os.PathLike[str]) -> DataPath:
+    """Return the folder that ``text`` names: a path, or an address, which begins with PROTOCOL://."""
     if isinstance(text, RemoteFolder):
         return text
     name = os.fspath(text)
     return RemoteFolder(name.rstrip("/")) if ADDRESS.match(name) else Path(name)
 
 
-def local(data: Place) -> Path:
-    """Return ``data`` if it is a folder of this machine; DataError otherwise."""
+def require_local(data: DataPath) -> Path:
+    """Return ``data``; raise DataError if it is on a server."""
     if isinstance(data, RemoteFolder):
         raise DataError(
-            f"this needs a folder of this machine, only shards of classified images are read from elsewhere; "
-            f"{printable(data)}: copy it here"
+            fault("only shards of classification data are read from a server", data, "copy the data to this machine")
         )
     return data

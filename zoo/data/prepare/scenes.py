@@ -1,16 +1,16 @@
 """The bundled scenes: garments of Fashion-MNIST on a textured ground, with the class of each pixel.
 
-A scene has 96 x 96 px and one to five garments of one class on a dark ground, as on a shelf of a shop, each scaled,
-tinted, and at a random place where it hides little; a later one hides what is behind it, in the image and in the label
-map. Class 0 is the ground and 1 to 10 are the garments, in the order of `zoo.data.sample.CLASSES`, each in as many
-scenes as the others. What cannot be told of one garment, a shirt or a coat, is often told by those beside it. The
-scenes of train/ are made of the sample's training images alone, and those of val/ of its validation images. Colours
-tell nothing about classes. Garments are whole, pale and of similar sizes, the ground is dark, and more scenes have many
-garments than few, so that a small network learns the garments within the minutes of a quickstart. Beside the scenes is
-each garment alone, drawn in the same way, for a body that is to learn their classes first.
+A scene has 96 x 96 px and shows one to five garments of one class on a dark ground, each scaled, tinted, and placed at
+random where it hides little. A later garment hides what is behind it, in the image and in the label map. Class 0 is the
+ground; 1 to 10 are the garments in the order of `zoo.data.prepare.sample.CLASSES`, each in as many scenes as the
+others. A garment that is ambiguous alone, a shirt or a coat, is often clear from its neighbors. The scenes of train/
+use the sample's training images alone, those of val/ its validation images. Colors say nothing about classes. Garments
+are whole, pale and of similar size, the ground is dark, and most scenes have many garments, so that a small network
+learns them within the minutes of a quickstart. The folder garments/ has each garment alone, drawn in the same way, to
+pretrain a body.
 
-Everything is computed with whole numbers from bytes of a hash function, so that every machine and every version of the
-libraries makes the same pixels, whose digest is `PIXELS_SHA256`.
+All numbers are integers computed from the bytes of a hash function, so every machine and every version of the libraries
+makes the same pixels; their digest is `PIXELS_SHA256`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from zoo.data.cached_folder import cached_folder
-from zoo.data.sample import ARCHIVE, CLASSES, LICENSE
+from zoo.data.prepare.output import cached_folder
+from zoo.data.prepare.sample import ARCHIVE, CLASSES, LICENSE
 from zoo.errors import VerificationError
 
 SCENES_NAME = "fashion-scenes"
@@ -63,8 +63,7 @@ def unpack_scenes(cache: Path | None = None) -> Path:
     """Return the folder with train/ and val/, each with images/ and labels/, made in ``cache`` where needed.
 
     The layout is "folders" of `zoo.data.label_maps`, with classes.txt. The folder garments/ in it has train/ and val/
-    with a folder per class, whose images of 48 x 48 px have one garment each. See `cached_folder` for what happens to
-    a damaged folder. Raises DataError when it cannot be written.
+    with a folder per class, whose images of 48 x 48 px have one garment each. Raises DataError if it cannot be written.
     """
     return cached_folder(SCENES_NAME, _build, f"{PIXELS_SHA256} of {NUM_SCENES} and {NUM_ALONE}".encode(), cache)
 
@@ -112,7 +111,7 @@ def _build(tree: Path) -> None:
     if digest.hexdigest() != PIXELS_SHA256:
         raise VerificationError(
             f"the scenes have other pixels than they should: sha256 {digest.hexdigest()}, not {PIXELS_SHA256}; "
-            "zoo/data/scenes.py: install zoo anew"
+            "zoo/data/prepare/scenes.py: install zoo anew"
         )
     (tree / "classes.txt").write_text("\n".join(SCENE_CLASSES) + "\n", encoding="utf-8")
     shutil.copyfile(LICENSE, tree / LICENSE.name)

@@ -9,10 +9,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from zoo.data.imagenet import NUM_CLASSES
 from zoo.data.scan import Scan, scan_folder
 from zoo.errors import DataError, listed, printable
 
-NUM_IMAGES, NUM_CLASSES = 50_000, 1000
+NUM_IMAGES = 50_000
 CLASS_NAME = re.compile(r"n\d{8}")
 IMAGE_NAME = re.compile(rb"ILSVRC2012_val_(\d{8})(?!\d)")
 ARCHIVE = "ILSVRC2012_img_val.tar (md5 29b22e2961454d5413ddabcf34fc5622)"

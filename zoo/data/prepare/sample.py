@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from zoo.data.cached_folder import cached_folder
+from zoo.data.prepare.output import cached_folder
 
 SAMPLE_NAME = "fashion-mnist"
 CLASSES = (

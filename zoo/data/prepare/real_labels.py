@@ -9,13 +9,13 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from zoo.data.classes import NUM_IMAGENET, imagenet_wnids
+from zoo.data.imagenet import NUM_CLASSES, imagenet_wnids
+from zoo.data.prepare.validation_set import NUM_IMAGES, validation_number
 from zoo.data.reading import read_bytes
-from zoo.data.validation_set import NUM_IMAGES, validation_number
 from zoo.errors import DataError, brief, printable
 
 _REMEDY = "give real.json of https://github.com/google-research/reassessed-imagenet"
-_CONTENT = TypeAdapter(list[list[Annotated[int, Field(ge=0, lt=NUM_IMAGENET)]]])
+_CONTENT = TypeAdapter(list[list[Annotated[int, Field(ge=0, lt=NUM_CLASSES)]]])
 
 
 def read_real_labels(path: Path) -> list[frozenset[int]]:

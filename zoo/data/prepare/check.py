@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,22 +14,13 @@ from zoo.data.classes import check_same_classes
 from zoo.data.folder import ImageDataset, ImageFolder
 from zoo.data.label_maps import Split, find_labelled_images, read_pair
 from zoo.data.loader import build_train_loader, build_val_loader
-from zoo.data.places import Place, local
+from zoo.data.location import DataPath, require_local
+from zoo.data.prepare.output import ShowProgress
 from zoo.data.reading import decode_as, load_rgb, read_many
 from zoo.data.remote import Unreachable
 from zoo.errors import DataError, printable
 
 SPLITS: tuple[Split, ...] = ("train", "val")
-
-
-class Bar(Protocol):
-    """What shows how many images are read."""
-
-    def advance(self, count: int, /) -> object:
-        """Count ``count`` more images as read."""
-
-
-ShowProgress = Callable[[str, int], AbstractContextManager[Bar]]
 
 
 @dataclass
@@ -64,7 +54,7 @@ class _Content(NamedTuple):
     counts: np.ndarray
 
 
-def check_data(config: Experiment, data: Place, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
+def check_data(config: Experiment, data: DataPath, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
     """Read every image of ``data`` that a run of ``config`` would read, by ``workers`` threads, and return what it is.
 
     ``show_progress(split, number of images)`` returns a context manager whose `advance` is called for each image.
@@ -77,12 +67,13 @@ def check_data(config: Experiment, data: Place, workers: int, show_progress: Sho
 
 
 def _check_labelled(
-    config: Experiment, data: Place, split: Split, workers: int, show_progress: ShowProgress
+    config: Experiment, data: DataPath, split: Split, workers: int, show_progress: ShowProgress
 ) -> SplitReport:
     settings, num_classes = config.segmentation, config.network.classes
     assert settings is not None
     try:
-        found, faults = find_labelled_images(local(data), split, settings.layout, num_classes, settings.ignore_label)
+        root = require_local(data)
+        found, faults = find_labelled_images(root, split, settings.layout, num_classes, settings.ignore_label)
     except DataError as error:
         return SplitReport(split, faults=[str(error)])
 
@@ -111,7 +102,7 @@ def _check_labelled(
     return report
 
 
-def _check_folders(config: Experiment, data: Place, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
+def _check_folders(config: Experiment, data: DataPath, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
     reports, datasets = [], []
     for split in SPLITS:
         try:
@@ -129,13 +120,13 @@ def _check_folders(config: Experiment, data: Place, workers: int, show_progress:
     return reports
 
 
-def _class_folders(config: Experiment, data: Place, split: Split) -> ImageFolder:
+def _class_folders(config: Experiment, data: DataPath, split: Split) -> ImageFolder:
     dataset = _dataset(config, data, split)
     assert isinstance(dataset, ImageFolder), "that is what classification trains on"
     return dataset
 
 
-def _dataset(config: Experiment, data: Place, split: Split) -> ImageDataset:
+def _dataset(config: Experiment, data: DataPath, split: Split) -> ImageDataset:
     if split == "train":
         return build_train_loader(data, config).dataset
     size = config.input

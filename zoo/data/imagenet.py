@@ -1,0 +1,34 @@
+"""The classes of ImageNet: their WordNet ids and names, in the order of a network's outputs."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+NUM_CLASSES = 1000
+
+
+@cache
+def imagenet_wnids() -> tuple[str, ...]:
+    """Return the WordNet ids of the 1000 classes, which name the class folders, in the order of the outputs."""
+    return _read("imagenet_wnids.txt")
+
+
+@cache
+def ilsvrc2012_wnids() -> tuple[str, ...]:
+    """Return the WordNet ids of the 1000 classes in the order of the organizers' numbers, ILSVRC2012_ID 1 to 1000.
+
+    The development kit numbers the classes of the validation images in this way.
+    """
+    return _read("imagenet_ilsvrc2012_ids.txt")
+
+
+def imagenet_names() -> list[str]:
+    """Return torchvision's names of the 1000 classes, in the order of the outputs; nothing is downloaded."""
+    from torchvision.models import ResNet50_Weights  # here, because it imports all networks of torchvision
+
+    return list(ResNet50_Weights.IMAGENET1K_V1.meta["categories"])
+
+
+def _read(name: str) -> tuple[str, ...]:
+    return tuple(files("zoo").joinpath("data", name).read_text(encoding="ascii").split())

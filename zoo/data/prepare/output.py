@@ -1,0 +1,91 @@
+"""Folders that a command or the cache creates, complete or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from zoo.errors import DataError, fault
+from zoo.files import cache_dir
+
+DIGEST_CHARS = 12
+
+
+class Bar(Protocol):
+    """A progress bar."""
+
+    def advance(self, count: int, /) -> object:
+        """Count ``count`` more images as done."""
+
+
+ShowProgress = Callable[[str, int], AbstractContextManager[Bar]]  # (split, number of images) -> bar
+
+
+def cached_folder(name: str, build: Callable[[Path], None], made_of: bytes, cache: Path | None = None) -> Path:
+    """Return the folder NAME-DIGEST of the cache, and create it with ``build(folder)`` if it does not exist.
+
+    ``made_of`` changes whenever the result of ``build`` does; DIGEST is its sha256. ``cache`` is `zoo.files.cache_dir`
+    by default. The folder is built under a temporary name and renamed, so several processes may do so at once. Raises
+    DataError if it cannot be written.
+    """
+    cache = cache or cache_dir()
+    tree = cache / f"{name}-{hashlib.sha256(made_of).hexdigest()[:DIGEST_CHARS]}"
+    try:
+        if tree.is_dir():
+            return tree
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=cache) as temporary:
+            built = Path(temporary, name)
+            build(built)
+            try:
+                built.rename(tree)
+            except OSError:
+                if not tree.is_dir():  # otherwise another process was faster
+                    raise
+    except OSError as error:
+        remedy = "free disk space, or set ZOO_CACHE to another folder"
+        raise DataError(fault(f"the bundled images cannot be unpacked: {error}", tree, remedy)) from error
+    return tree
+
+
+def check_free(target: Path) -> None:
+    """Raise DataError unless ``target`` does not exist or is an empty folder."""
+    try:
+        is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+    except OSError as error:
+        raise DataError(fault(f"OUT cannot be read: {error.strerror}", target, "choose another OUT")) from error
+    if not is_free:
+        raise DataError(fault("OUT exists and is not overwritten", target, "choose another OUT"))
+
+
+@contextmanager
+def complete_folder(target: Path) -> Iterator[Path]:
+    """Yield a new folder, TARGET.unfinished, which is renamed to ``target`` when the block ends.
+
+    If the block raises, the folder is removed. A killed process leaves it behind, and the next one asks the user to
+    remove it. Raises DataError if ``target`` exists, see `check_free`, and if files cannot be written.
+    """
+    check_free(target)
+    target = target.resolve()  # "." has no name, and a link is not replaced
+    unfinished = target.with_name(f"{target.name}.unfinished")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            unfinished.mkdir()
+        except FileExistsError as error:
+            remedy = "remove it, unless another process is writing there"
+            raise DataError(fault("an earlier run was killed before it finished", unfinished, remedy)) from error
+        try:
+            yield unfinished
+            unfinished.rename(target)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+    except OSError as error:
+        what = f"the images cannot be written: {error.strerror}"
+        raise DataError(fault(what, target, "free disk space, or choose another OUT")) from error

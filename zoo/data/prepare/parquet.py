@@ -1,0 +1,290 @@
+"""Images in Parquet files as Hugging Face distributes them, which ``zoo data shard`` turns into tar files.
+
+A row is an image: the column ``image`` holds its file as {bytes, path}, the column ``label`` the number of its class.
+The names of the classes are in the metadata of the schema. pyarrow reads the files.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
+from zoo.data.reading import naming
+from zoo.data.scan import check_filled
+from zoo.errors import DataError, ZooError, brief, fault, listed, printable
+from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_list_of
+
+logger = logging.getLogger(__name__)
+
+SPLITS = {"train": ("train",), "val": ("val", "validation")}  # Hugging Face's names
+# The number of a file and how many there are; older data sets have a hash after these.
+OF_SEVERAL = re.compile(r"-\d{5}-of-(\d{5})(?:-\w+)?\.parquet")
+CACHE_BYTES = 256 * 2**20  # of images in row groups that are kept in memory
+MAX_GROUP_BYTES = 2**30
+BATCH_ROWS = 64  # decompressed at a time
+MAX_OTHER_NAMES = 10  # of classes that ImageNet does not have; Hugging Face has one, "crane2"
+OF_WORDNET = {"crane bird": "crane", "maillot tank suit": "maillot, tank suit"}  # torchvision's own names
+REMEDY = "download it again, or create it anew"
+
+
+class _Group(NamedTuple):
+    """A row group of a file: its number there, its number of rows, and the bytes of its images."""
+
+    path: Path
+    number: int
+    num_rows: int
+    num_bytes: int
+
+
+class ParquetImages:
+    """The images of the Parquet files of a split, in the order of the files and of their rows; see `Source`.
+
+    Labels are read at once, images when they are needed. Row groups of up to `CACHE_BYTES` stay in memory, but always
+    one. Raises DataError for damaged files, other schemas, rows without a class, and if pyarrow is missing.
+
+    Args:
+    - `root`: the folder DATA/train or DATA/val, which need not exist, see `parquet_files`.
+    - `allow_empty_classes`: whether classes may have no image.
+    """
+
+    def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
+        _load_pyarrow(root)
+        files = parquet_files(root)
+        _warn_of_missing(files)
+        self.root = files[0].parent
+        self._groups: list[_Group] = []
+        targets: list[int] = []
+        names: list[bytes] = []
+        classes = [_read_file(path, self._groups, targets, names) for path in files]
+        for path, other in zip(files, classes, strict=True):
+            if other != classes[0]:
+                raise DataError(fault(f"the names of the classes differ from those of {files[0]}", path, REMEDY))
+        self.classes = [str(i) for i in range(max(targets, default=-1) + 1)] if classes[0] is None else classes[0]
+        self.targets, self.names = np.array(targets, dtype=np.int32), np.array(names, dtype=bytes)
+        self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+        check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
+
+    @property
+    def details(self) -> tuple[np.ndarray, ...]:
+        """What distinguishes the images besides their names."""
+        return (self.targets,)
+
+    def read(self, index: int) -> bytes:
+        """Return the bytes of the file of image ``index``; Unreadable if the row has none."""
+        with naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
+            group = int(np.searchsorted(self._ends, index, side="right"))
+            image = self._load(group)[index - int(self._ends[group])]  # counted from the end of the group
+            if not image.is_valid:
+                raise ValueError("the row has no image.bytes")
+            encoded = image.as_buffer()
+            if encoded.size > MAX_FILE_BYTES:
+                raise ValueError(f"it has {encoded.size:,} bytes, more than {MAX_FILE_BYTES:,}")
+            return bytes(encoded)
+
+    def order(self, generator: torch.Generator, window: int | None) -> Tensor:
+        """Return a random order of the images, (n,) int64, that decompresses each row group once.
+
+        Row groups are shuffled, and then the images of each ``window`` consecutive ones; by default as many as fit
+        into memory.
+        """
+        largest = max(1, *(group.num_bytes for group in self._groups))
+        window = window or max(1, CACHE_BYTES // largest)
+        rows = torch.from_numpy(np.diff(self._ends, prepend=0))
+        windows = torch.randperm(len(rows), generator=generator).repeat_interleave(rows) // window
+        shuffled = torch.randperm(len(windows), generator=generator)
+        return shuffled[windows[shuffled].argsort(stable=True)]
+
+    def _load(self, number: int) -> Any:
+        """Return the images of a row group, an array of pyarrow, and evict the least recently used ones."""
+        if number in self._kept:
+            self._kept.move_to_end(number)
+            return self._kept[number]
+        images = self._kept[number] = _read_images(self._groups[number])
+        while len(self._kept) > 1 and sum(other.nbytes for other in self._kept.values()) > CACHE_BYTES:
+            self._kept.popitem(last=False)
+        return images
+
+
+def parquet_files(root: Path) -> list[Path]:
+    """Return the Parquet files of the split ``root``, DATA/train or DATA/val, in the order of their names.
+
+    They are in that folder, or, if it does not exist, where Hugging Face puts them: DATA/data/train-*.parquet,
+    DATA/train-*.parquet, and DATA/validation/*.parquet, with "validation" or "val". Raises DataError if several of
+    these places have some, or if their numbers show several sets of files in one place.
+    """
+    if root.is_dir():
+        found = [sorted(root.glob("*.parquet"))]
+    else:
+        names = SPLITS.get(root.name, (root.name,))
+        patterns = [f"{place}.parquet" for name in names for place in (f"{name}/*", f"{name}-*", f"data/{name}-*")]
+        found = [sorted(root.parent.glob(pattern)) for pattern in patterns]
+    found = [[path for path in files if not path.name.startswith(".")] for files in found]
+    found = [files for files in found if files]
+    firsts = [path for files in found for path in (_first_of_sets(files) or files[:1])]
+    if len(firsts) > 1:
+        what = f"there are several sets of Parquet files: {listed(firsts)}"
+        raise DataError(fault(what, root.parent, "keep one of them, as they may hold the same images"))
+    return found[0] if found else []
+
+
+def as_imagenet_wnids(names: Sequence[str]) -> Sequence[str]:
+    """Return the wnids of ImageNet if ``names`` are those of its 1000 classes in their order, otherwise ``names``.
+
+    Synonyms may follow a name: "tench, Tinca tinca". A few names may be unknown. Raises DataError if the names of
+    ImageNet are in another order, or if two classes have the same name.
+    """
+    if len(names) == NUM_CLASSES:
+        known = [OF_WORDNET.get(name, name) for name in imagenet_names()]
+        first = [name.split(",")[0].strip() for name in names]
+        others = [first[number] for number in range(len(names)) if known[number] not in (first[number], names[number])]
+        if len(others) <= MAX_OTHER_NAMES and set(known).isdisjoint(others):
+            return imagenet_wnids()
+        if sum(name in known for name in first) > NUM_CLASSES // 2:
+            raise DataError("the names of the classes are ImageNet's, but are not in the order of their wnids")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"several classes have the same name: {listed(twice)}")
+    return names
+
+
+def _load_pyarrow(path: Path) -> Any:
+    """Return pyarrow with its module for Parquet files; DataError if it is not installed."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        what = f"Parquet files are read with pyarrow, which cannot be imported ({error})"
+        raise DataError(fault(what, path, 'install it with pip install "zoo[parquet]"')) from error
+    return pyarrow
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a file with pyarrow, which compares the checksums of its pages where it has some."""
+    with _load_pyarrow(path).parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        yield file
+
+
+def _read_images(group: _Group) -> Any:
+    """Return the images of a row group, an array of pyarrow; ValueError if it has changed or is too large."""
+    parts: list[Any] = []
+    with _opened(group.path) as file:
+        for batch in file.iter_batches(BATCH_ROWS, [group.number], columns=["image.bytes"], use_threads=False):
+            parts += batch.column(0).flatten()
+            # Rows may share an image that is stored once.
+            if sum(part.nbytes for part in parts) > MAX_GROUP_BYTES:
+                raise ValueError(f"row group {group.number} has more than {MAX_GROUP_BYTES:,} bytes of images")
+    images = _load_pyarrow(group.path).chunked_array(parts)
+    if len(images) != group.num_rows:
+        raise ValueError("the file has changed")
+    return images
+
+
+def _read_file(path: Path, groups: list[_Group], targets: list[int], names: list[bytes]) -> list[str] | None:
+    """Append what a file holds to the lists; return the names of its classes, None if it has none."""
+    try:
+        with _opened(path) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+            _check_columns(schema)
+            classes = _class_names(schema.metadata or {})
+            columns = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+            for number in range(metadata.num_row_groups):
+                group = metadata.row_group(number)
+                size = group.column(columns.index("image.bytes")).total_uncompressed_size
+                if not 0 <= size <= MAX_GROUP_BYTES:
+                    raise DataError(f"row group {number} has {size:,} bytes of images, more than {MAX_GROUP_BYTES:,}")
+                groups.append(_Group(path, number, group.num_rows, size))
+            if metadata.num_rows > os.stat(path).st_size:
+                raise DataError(f"it has {metadata.num_rows:,} rows, and not even a byte for each of them")
+            rows = 0
+            num_classes = MAX_CLASSES if classes is None else len(classes)
+            wanted = [name for name in ("label", "image.path") if name in columns]
+            for batch in file.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
+                labels = batch.column("label").to_pylist()
+                _check_labels(labels, rows, num_classes)
+                targets += labels
+                paths = batch.column("image").field("path").to_pylist() if len(wanted) > 1 else [None] * len(labels)
+                names += [_name_of(path.name, row, original) for row, original in enumerate(paths, start=rows)]
+                rows += len(labels)
+    except ZooError as error:
+        raise DataError(fault(error, path, REMEDY)) from error
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # pyarrow raises OSError, ValueError, KeyError, NotImplementedError and more
+        reason = brief(" ".join(str(error).split())) or type(error).__name__
+        raise DataError(fault(f"the Parquet file cannot be read: {reason}", path, REMEDY)) from error
+    return classes
+
+
+def _check_columns(schema: Any) -> None:
+    """Raise DataError unless the columns are images and labels."""
+    import pyarrow.types as types
+
+    kinds: dict[str, Any] = dict(zip(schema.names, schema.types, strict=True))
+    image, label = kinds.get("image"), kinds.get("label")
+    content = None
+    if image is not None and types.is_struct(image) and image.get_field_index("bytes") >= 0:
+        content = image.field("bytes").type
+    if content is None or not (types.is_binary(content) or types.is_large_binary(content)):
+        raise DataError(f"column image is {brief(image)}, not a struct of bytes and path; columns: {listed(kinds)}")
+    if label is None or not types.is_integer(label):
+        raise DataError(f"column label is {brief(label)}, not whole numbers; columns: {listed(kinds)}")
+
+
+def _class_names(metadata: dict[bytes, bytes]) -> list[str] | None:
+    """Return the names of the classes in the metadata of a schema, see `as_imagenet_wnids`; None if it has none."""
+    if b"huggingface" not in metadata:
+        return None
+    try:
+        names = json.loads(metadata[b"huggingface"])["info"]["features"]["label"].get("names")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError("the metadata of the schema, huggingface, does not describe the labels") from error
+    if names is None:  # numbers that are no classes
+        return None
+    if not is_list_of(names, lambda name: isinstance(name, str), MAX_CLASSES):
+        raise DataError("the names of the classes, in the metadata of the schema, are no list of names")
+    return list(as_imagenet_wnids(names))
+
+
+def _check_labels(labels: Sequence[int | None], first: int, num_classes: int) -> None:
+    for row, label in enumerate(labels, start=first):
+        if label is None or not 0 <= label < num_classes:
+            raise DataError(f"row {row} has label {label}, not a class from 0 to {num_classes - 1:,}")
+
+
+def _name_of(file: str, row: int, path: str | None) -> bytes:
+    """Return FILE/ROW/NAME, with the name of the file that the image was stored as, if the row has it."""
+    return os.fsencode("/".join(filter(None, [file, str(row), os.path.basename(path or "")])))
+
+
+def _first_of_sets(files: Sequence[Path]) -> list[Path]:
+    """Return the first file of each set of numbered files: sets have other names, other counts, or the same numbers."""
+    firsts: dict[tuple[str, str, int], Path] = {}
+    seen: Counter[str] = Counter()
+    for path in files:
+        if match := OF_SEVERAL.search(path.name):
+            part = path.name[: match.end(1)]
+            firsts.setdefault((path.name[: match.start()], match[1], seen[part]), path)
+            seen[part] += 1
+    return list(firsts.values())
+
+
+def _warn_of_missing(files: Sequence[Path]) -> None:
+    """Log a warning if numbered files are missing."""
+    matches = [match for path in files if (match := OF_SEVERAL.search(path.name))]
+    if matches and len(matches) != int(matches[0][1]):
+        logger.warning(
+            "%d of %d Parquet files are missing; %s: download them unless they are missing on purpose",
+            int(matches[0][1]) - len(matches), int(matches[0][1]), printable(files[0].parent),
+        )  # fmt: skip

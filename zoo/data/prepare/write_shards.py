@@ -1,0 +1,82 @@
+"""Writes images as shards: tar files in webdataset's format, with an index that has a checksum of each image."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from zoo.data.folder import open_source
+from zoo.data.index import facts_of, index_path, write_index
+from zoo.data.prepare.output import ShowProgress, check_free, complete_folder
+from zoo.data.prepare.parquet import ParquetImages, parquet_files
+from zoo.data.reading import EXTENSIONS, extension_of, naming
+from zoo.data.shards import CLASSES, COVERS_LABELS, SUFFIX, ImagePosition, checksum, index_content, padded, shard_files
+from zoo.data.source import Source
+from zoo.errors import printable
+
+
+def open_shardable(root: Path, allow_empty_classes: bool = False) -> Source:
+    """Return the images of the split ``root``: class folders, shards, or Parquet files, see `parquet_files`."""
+    if parquet_files(root):
+        return ParquetImages(root, allow_empty_classes)
+    return open_source(root, allow_empty_classes)
+
+
+def write_shards(source: Source, target: Path, *, per_shard: int, seed: int | None, show_progress: ShowProgress) -> int:
+    """Write the images of ``source`` to ``target``/000000.tar and so on, and their index; return the number of shards.
+
+    The files of the images are copied unchanged. The bytes of the shards depend on the images, ``seed`` and
+    ``per_shard`` alone. ``target`` appears complete or not at all. Raises DataError if ``target`` exists, and if an
+    image cannot be read.
+
+    Args:
+    - `per_shard`: images in a shard; the last one may have fewer.
+    - `seed`: shuffles the images, so that each shard has many classes; None keeps their order. Images of Parquet files
+      are shuffled within a window of row groups, see `ParquetImages.order`.
+    """
+    check_free(target)
+    num_images = len(source.names)
+    order: Sequence[int] = range(num_images)
+    if seed is not None:
+        order = source.order(torch.Generator().manual_seed(seed), None).tolist()
+    positions: list[list[ImagePosition]] = []
+    with complete_folder(target) as folder, show_progress(target.name, num_images) as bar:
+        text = "".join(f"{name}\n" for name in source.classes)
+        (folder / CLASSES).write_text(text, encoding="utf-8", errors="surrogateescape")
+        for start in range(0, num_images, per_shard):
+            with (folder / f"{len(positions):06}{SUFFIX}").open("wb") as file:
+                chosen = order[start : start + per_shard]
+                positions.append(list(_write_shard(file, source, chosen, start)))
+            bar.advance(len(chosen))
+    header, arrays = index_content(facts_of(shard_files(target)), positions, source.classes)
+    del header["times"]  # the checksums detect changes, so shards and index can be copied
+    write_index(index_path(target), {**header, COVERS_LABELS: True}, arrays)
+    return len(positions)
+
+
+def _write_shard(file: io.BufferedWriter, source: Source, chosen: Sequence[int], start: int) -> Iterator[ImagePosition]:
+    """Write the images ``chosen`` to a tar file and yield their positions; ``start`` is the number of the first."""
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for number, index in enumerate(chosen, start=start):
+            key, target, encoded = f"{number:09}", int(source.targets[index]), source.read(index)
+            name = os.fsdecode(source.names[index])
+            extension = os.path.splitext(name)[1].lower()
+            if extension not in EXTENSIONS:  # rows of Parquet files need not have a name
+                with naming(printable(os.path.join(source.root, name)), "an image"):
+                    extension = extension_of(encoded)
+            _add(tar, key + extension, encoded)
+            # The member that was added last is at the end of the file, except for the padding of its last block.
+            offset, label = tar.offset - padded(len(encoded)), str(target).encode()
+            _add(tar, f"{key}.cls", label)
+            yield ImagePosition(key, offset, len(encoded), target, checksum(encoded, label))
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)  # its other fields are always the same
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
