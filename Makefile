@@ -1,30 +1,48 @@
-# `make quickstart` installs into .venv, `make test` and `make lint` with the development tools; `make wheel` builds
-# dist/*.whl, for every Python and torch from those of pyproject.toml on. `make faults` takes about an hour.
+# `make quickstart` installs zoo in .venv, trains a small network and scores it. The other targets install the development
+# tools, too. `make test` is for every edit; `make check` runs everything but `faults` (an hour) and what needs a GPU.
+# `make wheel` builds dist/*.whl, for every Python and torch from those of pyproject.toml on.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/installed
 TOOLS := .venv/installed-tools
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/*.h)
-PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+ON_DEMAND := exhaustive or gpu or network
 # Each dependency as name==version, of the lines "name>=version" in pyproject.toml.
 OLDEST = $(shell sed -n '/^dependencies = \[/,/^\]/s/^ *"\(.*\)>=\(.*\)",$$/\1==\2/p' pyproject.toml)
+NAMES = $(foreach dependency,$(OLDEST),$(firstword $(subst ==, ,$(dependency))))
+SPACE := $() $()
 # What `make matrix` asks pip for: with the oldest torch the oldest version of every dependency, otherwise pip's choice.
 DEPENDENCIES = $(if $(filter torch==$* torch==$(*:.0=),$(OLDEST)),$(OLDEST),torch==$* torchvision)
 
-.PHONY: quickstart test lint faults matrix audit wheel
+.PHONY: quickstart test test-slow test-pages test-gpu test-all lint check faults matrix audit wheel
 
 quickstart: $(READY)
 	$(BIN)/python -m zoo quickstart
 
 test: $(TOOLS)
-	$(BIN)/python $(PYTEST)
+	$(BIN)/python $(PYTEST) --time-limit 2
 
-# Not part of `make test`: what these report depends on their versions, and on the type stubs of torch.
+test-slow: $(TOOLS)
+	$(BIN)/python $(PYTEST) -m "(slow or dist) and not (smoke or pages or $(ON_DEMAND))"
+
+test-pages: $(TOOLS)
+	$(BIN)/python $(PYTEST) -m "pages and not ($(ON_DEMAND))"
+
+test-gpu: $(TOOLS)
+	$(BIN)/python -m pytest -m gpu
+
+# `test`, `test-slow` and `test-pages` in one run, which collects the tests once.
+test-all: $(TOOLS)
+	$(BIN)/python $(PYTEST) --time-limit 2 -m "not ($(ON_DEMAND))"
+
 lint: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+check: lint test-all
 
 faults: $(TOOLS)
 	$(BIN)/python -m pytest -m "not gpu and not network" --fault-table -q \
@@ -34,7 +52,7 @@ faults: $(TOOLS)
 matrix:
 	@test -n "$(TORCH)" || { echo "name a version of torch: make matrix TORCH=2.13.0" >&2; exit 2; }
 	$(MAKE) .matrix/$(TORCH)/installed
-	.matrix/$(TORCH)/bin/python $(PYTEST)
+	.matrix/$(TORCH)/bin/python $(PYTEST) -m "not ($(ON_DEMAND))"
 
 # Known vulnerabilities of what is installed. It asks the package index, which no test does, so it is no part of them.
 audit: $(TOOLS)
@@ -48,29 +66,32 @@ wheel: $(READY)
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 $(READY): $(SOURCES)
-	$(call install,.)
+	$(call install,.,)
 	@touch $(READY)
 
 $(TOOLS): $(SOURCES)
-	$(call install,.[dev])
+	$(call install,.[dev], and the development tools)
 	@touch $(READY) $(TOOLS)
 
-# Without build isolation: the kernels are built against the torch that is installed, not against a second one.
+# Without build isolation, so that the kernels are built against the torch that is installed, not against a second one.
+# Without bytecode, which Python writes when it first imports a module: to compile all modules of torch takes two fifths of
+# the processor time of its installation.
 define install
 	@test -d .venv || $(PYTHON) -m venv .venv
-	@echo "1/3 updating pip and setuptools in .venv"
-	@$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
-	@echo "2/3 installing PyTorch in .venv, if it is not there: about 3 GB to download, 6 GB of disk"
+	@echo "1/3 installing pip and setuptools in .venv"
+	@$(BIN)/python -m pip install --quiet --no-compile --upgrade pip "setuptools>=77"
+	@echo "2/3 installing torch and torchvision in .venv, unless they are: about 3 GB to download, 6 GB of disk"
 	@echo "    Without a GPU, stop here (Ctrl-C), install the smaller CPU build and run make again:"
 	@echo "    $(BIN)/python -m pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu"
-	@$(BIN)/python -m pip install "torch>=2.11" torchvision
-	@echo "3/3 compiling the CPU kernels and installing zoo and its other dependencies: some minutes"
-	@$(BIN)/python -m pip install --quiet --no-build-isolation --editable "$(1)"
+	@$(BIN)/python -m pip install --no-compile "torch>=2.11" torchvision
+	@echo "3/3 compiling the CPU kernels and installing zoo with $(NAMES)$(2)"
+	@$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation --editable "$(1)"
+	@echo "installed in .venv: $$($(BIN)/python -m pip freeze --exclude-editable | grep -E '^($(subst $(SPACE),|,$(NAMES)))=' | xargs)"
 endef
 
 .matrix/%/installed: $(SOURCES)
 	test -d $(@D) || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
+	$(@D)/bin/python -m pip install --quiet --upgrade pip "setuptools>=77"
 	$(@D)/bin/python -m pip install --quiet $(DEPENDENCIES)
 	$(@D)/bin/python -m pip install --quiet --no-build-isolation --editable ".[dev]" $(DEPENDENCIES)
 	touch $@

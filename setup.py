@@ -5,14 +5,18 @@ computes with plain torch, and says why. One build serves every Python and torch
 """
 
 import importlib.util
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-# The first two flags are also those of torch. Without them compilers do not vectorise code that selects values.
+SOURCES = ["abn.cpp", "kernels_full.cpp", "kernels_half.cpp", "pool.cpp", "resample.cpp"]
+# The first two flags are also those of torch. Without them compilers do not vectorize code that selects values.
 FLAGS = ["-fno-trapping-math", "-fno-math-errno", "-fopenmp-simd", "-O3", "-std=c++17", "-fvisibility=hidden", "-g0"]
 OLDEST_TORCH = "0x020b000000000000"  # 2.11
 
@@ -31,9 +35,17 @@ class BuildWithExperiments(build_py):
 
 
 class BuildIfPossible(build_ext):
-    """Compiles the kernels; if that fails, warns and installs the package without them."""
+    """Compiles the kernels, one source file per core; if that fails, warns and installs the package without them."""
 
     def build_extension(self, extension: Extension) -> None:
+        compile_files = self.compiler.compile
+
+        def compile_in_parallel(sources: list[str], *args: Any, **options: Any) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                objects = list(pool.map(lambda source: compile_files([source], *args, **options), sources))
+            return [path for paths in objects for path in paths]
+
+        self.compiler.compile = compile_in_parallel
         try:
             super().build_extension(extension)
         except Exception as error:
@@ -51,8 +63,8 @@ def kernels() -> list[Extension]:
     return [
         Extension(
             "zoo.ops.abn._native",
-            sources=["csrc/abn.cpp", "csrc/kernels.cpp", "csrc/pool.cpp", "csrc/resample.cpp"],
-            depends=["csrc/kernels.h", "csrc/numbers.h", "csrc/tensors.h"],
+            sources=[f"csrc/{name}" for name in SOURCES],
+            depends=["csrc/kernels.h", "csrc/kernels-inl.h", "csrc/numbers.h", "csrc/tensors.h"],
             include_dirs=[str(torch / "include")],
             library_dirs=[str(torch / "lib")],
             libraries=["torch_cpu"],

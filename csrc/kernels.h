@@ -1,4 +1,4 @@
-// The loops over one part of a tensor: kernels.cpp implements them, abn.cpp calls them in parallel.
+// The loops over one part of a tensor: kernels-inl.h implements them, abn.cpp calls them in parallel.
 #pragma once
 
 #include <algorithm>

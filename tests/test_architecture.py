@@ -16,6 +16,8 @@ ROOMS = [
     "tables",
     "architectures",
     "files",
+    "section",
+    "spec",
     "config",
     "torch_internals",
     "ops",

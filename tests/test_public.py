@@ -75,6 +75,7 @@ def test_the_package_and_its_help_import_neither_torch_nor_pydantic() -> None:
     assert not modules & {"torch", "numpy", "pydantic", "requests"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton is wanted where there is a GPU")
 def test_networks_are_built_and_listed_without_compilers_and_readers_of_images() -> None:
     """They take longer to import than all of the package."""
@@ -89,7 +90,7 @@ USER = """\
 # mypy: disallow-subclassing-any, warn-return-any, strict-equality, extra-checks
 import torch, zoo
 from zoo.layers import InPlaceABN
-model = zoo.get("resnet50", norm="inplace", classes=10, in_chans=1, features_only=False)
+model = zoo.get("resnet50", norm="inplace", num_classes=10, in_chans=1, features_only=False)
 names: list[str] = zoo.list_models(["resnet*"])
 norm = InPlaceABN(16, activation="elu")
 reveal_type(model)
@@ -97,6 +98,7 @@ reveal_type(zoo.__version__)
 """
 
 
+@pytest.mark.slow
 def test_a_users_file_is_type_checked_against_the_package(tmp_path) -> None:
     """The types are those that the package declares, and not Any; `py.typed` makes an installed one tell them too.
 
@@ -106,7 +108,7 @@ def test_a_users_file_is_type_checked_against_the_package(tmp_path) -> None:
     assert '"py.typed"' in (ROOT / "pyproject.toml").read_text()
     assert (ROOT / "zoo" / "py.typed").is_file()
     (tmp_path / "mine.py").write_text(USER)
-    (tmp_path / "wrong.py").write_text('import zoo\nzoo.get("resnet50", True)\nzoo.get("resnet50", classes="10")\n')
+    (tmp_path / "wrong.py").write_text('import zoo\nzoo.get("resnet50", True)\nzoo.get("resnet50", num_classes="10")\n')
 
     def check(name: str) -> str:
         command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", ".mypy_cache/user"]

@@ -12,10 +12,11 @@ from PIL import Image
 
 import zoo
 from zoo import config
-from zoo.architectures import ARCHITECTURES, is_elsewhere
+from zoo.architectures import ARCHITECTURES, is_external
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
 from zoo.layers.stages import CheckpointedSequential
 from zoo.registry import build_from_config, published
+from zoo.spec import NetworkSpec
 from zoo.weights import StoredWeights
 
 
@@ -43,7 +44,7 @@ def test_a_published_variant_fixes_norm_activation_and_stem_and_arguments_win():
     assert norms_of(model) == {InPlaceABN}
     assert sum(p.numel() for p in model.parameters()) == 42_902_312  # the 3x3 stem
     assert norms_of(zoo.get("resnext101_ipabn-sync_lr_256")) == {InPlaceABNSync}
-    changed = zoo.get("resnext101_ipabn_lr_512", norm="standard", input_3x3=False, classes=5, activation="relu")
+    changed = zoo.get("resnext101_ipabn_lr_512", norm="standard", input_3x3=False, num_classes=5, activation="relu")
     assert norms_of(changed) == {ABN}
     assert changed.classifier.fc.out_features == 5
     assert not hasattr(changed.mod1, "conv2")
@@ -56,36 +57,21 @@ def test_every_published_variant_builds():
         assert zoo.get(name).num_classes == (65 if name.endswith("vistas") else 1000)
 
 
-def test_unknown_names_and_options_name_what_there_is():
+def test_an_unknown_name_is_answered_by_the_nearest_ones():
     with pytest.raises(zoo.ConfigError, match="unknown network 'resnet59'; the nearest names are resnet50"):
         zoo.get("resnet59")
-    with pytest.raises(
-        zoo.ConfigError, match="resnet18 has no option 'input_3x3'; its options are dilation, keep_outputs, memory"
-    ):
-        zoo.get("resnet18", input_3x3=True)
-    with pytest.raises(zoo.ConfigError, match="wider_resnet16 has no option 'dilation'; its options are memory"):
-        zoo.get("wider_resnet16", dilation=2)
-    with pytest.raises(zoo.ConfigError, match="norm 'batchnorm' is not one of"):
-        zoo.get("resnet18", norm="batchnorm")
-    with pytest.raises(zoo.ConfigError, match="'relu' cannot be undone from its output, which norm 'inplace' needs"):
-        zoo.get("resnet18", norm="inplace", activation="relu")
-    for classes in (-1, 2.5, True):
-        with pytest.raises(zoo.ConfigError, match=f"classes must be an integer from 0 to 100,000, got {classes}"):
-            zoo.get("resnet18", classes=classes)
 
 
 @pytest.mark.usefixtures("meta")
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnet18", {"activation_param": "0.1"}, "activation_param must be a number from -1000 to 1000, got '0.1'"),
         ("resnext50", {"input_3x3": "no"}, "input_3x3 must be True or False, got 'no'"),
         ("resnet18", {"norm": ABN, "activation": "elu"}, "a norm function decides on the activation itself"),
         ("resnet18", {"pretrained": True, "weights": "x.pth"}, "two sources of weights"),
-        ("resnet18", {"features_only": True, "classes": 10}, "builds no classifier; leave num_classes out"),
+        ("resnet18", {"features_only": True, "num_classes": 10}, "builds no classifier; leave num_classes out"),
         ("resnet18", {"features_only": True, "keep_outputs": True}, "leave keep_outputs out"),
         ("resnet18", {"signed_scale": True}, "give weights=PATH"),
-        (5, {}, "must be text or a path, got 5"),
         ("no/such/file.pth", {}, "there is no such file"),
         ("checkpoint.pth.tar", {}, "there is no such file"),
         (".", {}, "is a folder"),
@@ -154,30 +140,30 @@ def test_pretrained_networks_may_be_built_with_any_memory(monkeypatch):
 
 
 def test_weights_load_strictly_from_a_path_whatever_the_name(tmp_path):
-    source = zoo.get("resnet18", norm="inplace", classes=10)
+    source = zoo.get("resnet18", norm="inplace", num_classes=10)
     torch.save({"state_dict": {f"module.{k}": v for k, v in source.state_dict().items()}}, tmp_path / "w.pth.tar")
-    model = zoo.get("resnet18", norm="inplace", classes=10, weights=tmp_path / "w.pth.tar")
+    model = zoo.get("resnet18", norm="inplace", num_classes=10, weights=tmp_path / "w.pth.tar")
     for key, value in source.state_dict().items():
         assert torch.equal(model.state_dict()[key], value)
     with pytest.raises(zoo.WeightsError, match="mod2"):
-        zoo.get("resnet34", classes=10, weights=tmp_path / "w.pth.tar")
+        zoo.get("resnet34", num_classes=10, weights=tmp_path / "w.pth.tar")
 
 
 def test_features_and_headless_networks_drop_the_files_classifier_and_say_so(tmp_path, caplog):
-    torch.save(zoo.get("densenet121", classes=10).state_dict(), tmp_path / "w.pth")
+    torch.save(zoo.get("densenet121", num_classes=10).state_dict(), tmp_path / "w.pth")
     with caplog.at_level(logging.INFO, "zoo"):
         zoo.get("densenet121", features_only=True, weights=tmp_path / "w.pth")
     assert "classifier" in caplog.text
 
 
 def test_signed_scale_reads_negative_scales_as_trained(tmp_path):
-    source = zoo.get("resnet18", norm="standard", classes=4).eval()
+    source = zoo.get("resnet18", norm="standard", num_classes=4).eval()
     with torch.no_grad():
         source.mod3.block1.convs.bn1.weight.neg_()
     torch.save(source.state_dict(), tmp_path / "w.pth")
     x = torch.randn(2, 3, 64, 64)
-    signed = zoo.get("resnet18", classes=4, weights=tmp_path / "w.pth", signed_scale=True).eval()
-    absolute = zoo.get("resnet18", classes=4, weights=tmp_path / "w.pth", norm="inplace").eval()
+    signed = zoo.get("resnet18", num_classes=4, weights=tmp_path / "w.pth", signed_scale=True).eval()
+    absolute = zoo.get("resnet18", num_classes=4, weights=tmp_path / "w.pth", norm="inplace").eval()
     with torch.no_grad():
         assert torch.equal(signed(x), source(x))
         assert not torch.allclose(absolute(x.clone()), source(x), atol=1e-3)
@@ -215,7 +201,7 @@ def test_a_checkpoint_of_the_trainer_names_its_own_network_and_preprocessing(tmp
 
 @pytest.mark.parametrize("options", [{"layers": 3}, {"layers": [1, "a", 1]}, {"eps_i": "x"}, {"channels": "a"}])
 def test_options_of_a_wrong_type_are_named(options):
-    with pytest.raises(zoo.ConfigError, match=f"revnext_flat: {next(iter(options))} must be"):
+    with pytest.raises(zoo.ConfigError, match=f"revnext_flat: .*{next(iter(options))} must be"):
         zoo.get("revnext_flat", **options)
 
 
@@ -225,7 +211,7 @@ def test_a_classifier_without_bias_is_loaded_or_kept_like_others(tmp_path, caplo
     same = zoo.get("revnext_flat", weights=tmp_path / "weights.pth")
     assert torch.equal(same.classifier.fc.weight, source.classifier.fc.weight)
     with caplog.at_level(logging.WARNING):
-        other = zoo.get("revnext_flat", classes=100, weights=tmp_path / "weights.pth")
+        other = zoo.get("revnext_flat", num_classes=100, weights=tmp_path / "weights.pth")
     assert "the classifier has 10 classes and the network 100" in caplog.text
     assert torch.equal(other.level2[1].f.weight, source.level2[1].f.weight)
 
@@ -233,13 +219,13 @@ def test_a_classifier_without_bias_is_loaded_or_kept_like_others(tmp_path, caplo
 def test_networks_for_cifar_have_its_classes_and_its_preprocessing():
     model = zoo.get("resnet32_cifar")
     assert model.classifier.fc.out_features == 10
-    assert zoo.get("revnet38_cifar", classes=100).classifier.fc.out_features == 100
+    assert zoo.get("revnet38_cifar", num_classes=100).classifier.fc.out_features == 100
     assert (model.pretrained_cfg["scale"], model.pretrained_cfg["crop"]) == (-1, 32)
     assert zoo.transforms("revnext")(Image.new("RGB", (32, 32))).shape == (3, 32, 32)
 
 
 def test_pretrained_cfg_holds_the_published_preprocessing():
-    cfg = zoo.get("resnet18", classes=2).pretrained_cfg
+    cfg = zoo.get("resnet18", num_classes=2).pretrained_cfg
     assert cfg == {
         "mean": (0.485, 0.456, 0.406),
         "std": (0.229, 0.224, 0.225),
@@ -250,13 +236,14 @@ def test_pretrained_cfg_holds_the_published_preprocessing():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("meta")
 def test_experiments_build_what_they_say():
     for path in sorted(config.experiments_dir().glob("*.json")):
         experiment = config.load_experiment(path)
         model = build_from_config(experiment.network)
-        classifier = model.fc if is_elsewhere(experiment.network.arch) else model.get_classifier()
-        assert classifier.weight.shape[0] == experiment.network.classes
+        classifier = model.fc if is_external(experiment.network.arch) else model.get_classifier()
+        assert classifier.weight.shape[0] == experiment.network.num_classes
     for name in published():
         experiment = config.load_experiment(config.experiments_dir() / f"{name}.json")
         keys = [list(m.state_dict()) for m in (build_from_config(experiment.network), zoo.get(name))]
@@ -268,17 +255,33 @@ def test_experiments_build_what_they_say():
     ("network", "message"),
     [
         ({"arch": "resnet19"}, "network.arch 'resnet19': unknown network 'resnet19'; the nearest names are resnet18"),
-        ({"arch": "resnet50", "dilation": 2}, "dilation must be 1 or four entries (mod2 to mod5)"),
+        ({"arch": "resnet50", "options": {"dilation": 2}}, "dilation must be 1 or four entries (mod2 to mod5)"),
     ],
 )
 def test_impossible_networks_of_experiments_name_the_json_path(network, message):
     with pytest.raises(zoo.ConfigError, match=re.escape(message)):
-        build_from_config(config.Network(**network))
+        build_from_config(NetworkSpec(**network))
 
 
-def test_a_misspelt_argument_is_named_even_if_its_value_is_none():
-    with pytest.raises(zoo.ConfigError, match=r"resnet18 has no option 'weight'; .*the nearest argument is 'weights'"):
-        zoo.get("resnet18", weight=None)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weight": None}, r"unexpected keyword argument 'weight' for resnet18.*the nearest argument is 'weights'"),
+        ({"input_3x3": True}, r"'input_3x3' for resnet18, whose options are dilation, keep_outputs, memory"),
+    ],
+)
+def test_an_unknown_argument_is_a_type_error_even_if_its_value_is_none(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        zoo.get("resnet18", **arguments)
+
+
+def test_wrong_calls_are_pythons_own_errors_and_wrong_values_are_value_errors():
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+        zoo.get("resnet50", True)
+    with pytest.raises(TypeError, match="PathLike"):
+        zoo.get(5)
+    with pytest.raises(ValueError, match="resnet50"):
+        zoo.get("resnet5O")
 
 
 def test_published_weights_are_had_before_anything_is_built(monkeypatch, tmp_path):
@@ -291,14 +294,14 @@ def test_published_weights_are_had_before_anything_is_built(monkeypatch, tmp_pat
 
 def _with_record(model, path, **changes):
     """Write the weights of a network together with its record, as ``zoo convert`` does."""
-    record = {**model.built_as.to_json(), **changes}
+    record = {**model.built_as.model_dump(mode="json"), **changes}
     torch.save({"state_dict": model.state_dict(), "network": record}, path)
     return path
 
 
 def test_what_is_not_given_is_as_the_weights_file_says(tmp_path):
     images = {"scale": 36, "crop": 32, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
-    source = zoo.get("resnet18", activation="relu", classes=7, dilation=[1, 1, 1, 2])
+    source = zoo.get("resnet18", activation="relu", num_classes=7, dilation=[1, 1, 1, 2])
     path = _with_record(source, tmp_path / "relu.pth", preprocessing=images)
     for model in (zoo.get("resnet18", weights=path), zoo.get(path)):
         assert model.mod1.bn1.activation == "relu"
@@ -309,7 +312,7 @@ def test_what_is_not_given_is_as_the_weights_file_says(tmp_path):
 
 
 def test_an_argument_that_contradicts_the_weights_file_is_refused_with_both_values(tmp_path):
-    path = _with_record(zoo.get("resnet18", activation="relu", classes=7), tmp_path / "relu.pth")
+    path = _with_record(zoo.get("resnet18", activation="relu", num_classes=7), tmp_path / "relu.pth")
     for name in ("resnet18", path):
         weights = {} if name is path else {"weights": path}
         with pytest.raises(zoo.WeightsError, match=r"activation='relu' in the file, but activation='elu' is asked for"):
@@ -323,8 +326,8 @@ def test_an_argument_that_contradicts_the_weights_file_is_refused_with_both_valu
 
 
 def test_arguments_that_change_no_weights_win_over_the_file(tmp_path, caplog):
-    path = _with_record(zoo.get("resnet18", norm="inplace", classes=7, memory="fused"), tmp_path / "w.pth")
-    model = zoo.get(path, norm="sync", memory="checkpoint", classes=3)
+    path = _with_record(zoo.get("resnet18", norm="inplace", num_classes=7, memory="fused"), tmp_path / "w.pth")
+    model = zoo.get(path, norm="sync", memory="checkpoint", num_classes=3)
     assert norms_of(model) == {InPlaceABNSync}
     assert isinstance(model.mod2, CheckpointedSequential)
     assert "the classifier has 7 classes and the network 3" in caplog.text
@@ -354,8 +357,8 @@ def test_published_weights_by_name_say_what_they_are_too(tmp_path, monkeypatch):
 def test_what_is_assumed_of_a_file_that_does_not_say_its_network_is_logged_once(
     name, arguments, assumed, tmp_path, caplog
 ):
-    torch.save(zoo.get("resnet18", classes=2).state_dict(), tmp_path / "bare.pth")
-    zoo.get(name, classes=2, weights=tmp_path / "bare.pth", **arguments)
+    torch.save(zoo.get("resnet18", num_classes=2).state_dict(), tmp_path / "bare.pth")
+    zoo.get(name, num_classes=2, weights=tmp_path / "bare.pth", **arguments)
     messages = [record.getMessage() for record in caplog.records if "does not say" in record.getMessage()]
     assert len(messages) == (assumed is not None)
     if assumed is not None:
@@ -363,7 +366,7 @@ def test_what_is_assumed_of_a_file_that_does_not_say_its_network_is_logged_once(
 
 
 def test_nothing_is_assumed_of_a_file_or_a_name_that_says_its_network(tmp_path, caplog):
-    path = _with_record(zoo.get("resnet18", classes=2), tmp_path / "w.pth")
+    path = _with_record(zoo.get("resnet18", num_classes=2), tmp_path / "w.pth")
     zoo.get("resnet18", weights=path)
     torch.save(zoo.get("resnet34_ipabn-sync_lr_512").state_dict(), tmp_path / "bare.pth")
     zoo.get("resnet34_ipabn-sync_lr_512", weights=tmp_path / "bare.pth")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # installs and compiles the package
+
 pytest.importorskip("setuptools", minversion="77")  # what pyproject.toml needs for a build
 
 ROOT = Path(__file__).parents[1]

@@ -554,6 +554,7 @@ def test_the_limit_of_compilations_of_a_function_is_raised_and_restored():
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_the_compiler_is_not_imported_before_it_is_needed():
     command = "import sys, zoo.torch_internals; sys.exit('torch._dynamo' in sys.modules)"
     subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=True)

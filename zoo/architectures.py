@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from zoo.errors import ConfigError, nearest
+from zoo.errors import ConfigError, nearest, shorten_repr
 from zoo.limits import (
     MAX_BLOCKS,
     MAX_CHANNELS,
@@ -64,7 +64,7 @@ class Architecture:
     ignores_input_3x3: bool = False
 
     @property
-    def classes(self) -> int:
+    def num_classes(self) -> int:
         """The default number of classes."""
         if self.task == "segmentation":
             return 19
@@ -79,7 +79,7 @@ def architecture(name: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def is_elsewhere(name: str) -> bool:
+def is_external(name: str) -> bool:
     """Return whether ``name`` is that of a network of another package, "PACKAGE:NAME"; it may be unknown there."""
     package, colon, _ = name.partition(":")
     return bool(colon) and package in PACKAGES
@@ -102,15 +102,15 @@ def check_option(name: str, value: Any) -> None:
     """Raise ConfigError unless ``value`` is allowed for the option ``name``; unknown options are accepted."""
     option = OPTIONS.get(name)
     if option is not None and not option.accepts(value):
-        raise ConfigError(f"{name} must be {option.values}, got {value!r}")
+        raise ConfigError(f"{name} must be {option.values}, got {shorten_repr(value)}")
 
 
-# The packages whose networks are known by names such as "torchvision:resnet50", see `zoo.models.elsewhere`.
+# The packages whose networks are known by names such as "torchvision:resnet50", see `zoo.models.external`.
 PACKAGES = ("timm", "torchvision")
 # The value of "memory" that every network has: "auto", and recipes in place of activations (`zoo.lean`).
 LEAN = "lean"
 # The values that networks of other packages have; "auto" is "plain" there.
-MEMORY_ELSEWHERE = ("auto", "plain", LEAN)
+EXTERNAL_MEMORY = ("auto", "plain", LEAN)
 # The values of "memory" that need norms that work in place.
 NEEDS_INPLACE = ("fused", "unwind", "unwind_3x3")
 # The options that set sizes. The size of the network that they make together is limited too (`zoo.models.build`).

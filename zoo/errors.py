@@ -15,6 +15,7 @@ EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: the program that read the output has en
 
 MAX_LISTED = 10
 MAX_SHOWN_CHARS = 200
+MAX_SHOWN_REPR, MAX_SHOWN_LIST = 100, 500  # characters
 
 
 class ZooError(Exception):
@@ -23,8 +24,8 @@ class ZooError(Exception):
     exit_code = EXIT_USER_ERROR
 
 
-class ConfigError(ZooError):
-    """An experiment file or an option is wrong."""
+class ConfigError(ZooError, ValueError):
+    """An experiment file, an option or an argument is wrong."""
 
 
 class WeightsError(ZooError):
@@ -80,6 +81,18 @@ def printable(text: object) -> str:
         for char in full
     )
     return "".join(escaped)
+
+
+def shorten_repr(value: object) -> str:
+    """Return a value from a file as one short line for a message, whatever the value is."""
+    if isinstance(value, list):
+        more = f" and {len(value) - MAX_LISTED:,} more" if len(value) > MAX_LISTED else ""
+        return f"[{', '.join(map(shorten_repr, value[:MAX_LISTED]))}{more}]"[:MAX_SHOWN_LIST]
+    try:
+        text = repr(value[:MAX_SHOWN_REPR] if isinstance(value, str) else value)
+    except (ValueError, RecursionError):  # numbers of thousands of digits; dicts in dicts without end
+        text = f"(too long to show: {type(value).__name__})"
+    return printable(text[:MAX_SHOWN_REPR])
 
 
 def fault(what: object, where: object = "", remedy: object = "") -> str:

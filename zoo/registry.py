@@ -5,26 +5,28 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from zoo import config
-from zoo.architectures import ARCHITECTURES, architecture, is_elsewhere
+from zoo.architectures import ARCHITECTURES, Architecture, architecture, is_external
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
-from zoo.layers.init import init_weights
-from zoo.layers.norm import NormFactory, norm_act
-from zoo.models import Network, build_network
-from zoo.models.arguments import check_norm_function, check_values, stride_option
-from zoo.models.build import check_option_names, check_options
+from zoo.layers.norm import NormFactory
+from zoo.limits import MAX_CHANNELS
+from zoo.models import Network, build, build_network
 from zoo.models.deeplab import DeepLab
-from zoo.models.elsewhere import build_from_elsewhere
-from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
-from zoo.weights.published import published
-from zoo.weights.record import COMMON_SETTINGS, Preprocessing, check_record, preprocessing_of
+from zoo.models.external import build_external
+from zoo.section import Section, parse_section
+from zoo.spec import NetworkSpec, Preprocessing, merge, parse_spec
+from zoo.weights import StoredWeights, load_state_dict, read_weights
+from zoo.weights.published import published, published_spec
 from zoo.weights.stored import load_body, load_stored, settings_of_body
+from zoo.weights.stored_spec import check_same_network
 
 if TYPE_CHECKING:
     from zoo.data.location import DataPath
@@ -39,6 +41,11 @@ CIFAR_INPUT = config.Input(
     std=[0.2471, 0.2435, 0.2616],
 )
 INPUTS = {"imagenet": config.Input(), "cifar": CIFAR_INPUT}  # for networks that belong to no experiment
+# The fields of a spec that `get` takes; the others are `get`'s own or facts of files.
+SPEC_ARGUMENTS = ("norm", "activation", "activation_param", "num_classes", "memory", "weight_init",
+                  "weight_gain_multiplier")  # fmt: skip
+FREE_WITH_PRETRAINED = ("num_classes", "memory", "pooling_size")  # the weights are the same whatever these are
+FROM_BODY = ("norm", "activation", "activation_param")
 
 
 def list_models(pattern: str | Sequence[str] = "*", pretrained: bool = False) -> list[str]:
@@ -65,146 +72,98 @@ def is_model(name: str) -> bool:
     return name in ARCHITECTURES or name in published()
 
 
+class BuildOptions(Section):
+    """The arguments of `get` that say how a network is built and loaded, and not which network it is."""
+
+    pretrained: bool = False
+    features_only: bool = False
+    out_indices: Annotated[list[int | str], Field(min_length=1, max_length=100)] | None = None
+    output_stride: Literal[8, 16, 32] | None = None
+    in_chans: Annotated[int, Field(ge=1, le=MAX_CHANNELS)] = 3
+    drop_rate: Annotated[float, Field(ge=0, le=0.99)] = 0.0
+    signed_scale: bool = False
+
+    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield features that are chosen but not asked for, and dropout without a classifier."""
+        if self.out_indices is not None and not self.features_only:
+            yield ("out_indices", "features_only"), "chooses among features; give features_only=True too"
+        if self.drop_rate and self.features_only:
+            yield ("drop_rate", "features_only"), "drops what a classifier reads, and there is none; leave it out"
+
+
 def get(
     name: str | os.PathLike[str],
-    *too_many: NoReturn,
+    *,
     pretrained: bool = False,
     weights: str | os.PathLike[str] | None = None,
     norm: str | NormFactory | None = None,
     activation: str | None = None,
-    activation_param: float | None = None,
     num_classes: int | None = None,
-    classes: int | None = None,
     features_only: bool = False,
-    out_indices: Sequence[int | str] | None = None,
-    output_stride: int | None = None,
-    in_chans: int | None = None,
-    drop_rate: float | None = None,
-    signed_scale: bool = False,
-    body_weights: str | os.PathLike[str] | None = None,
-    **arch: Any,
+    **options: Any,
 ) -> Network:
-    """Return a network, initialised as the published ones were, or with weights.
+    """Return a network, initialized as the published ones were, or with weights.
 
     Arguments that are left out are taken from the weights file if it describes its network, as checkpoints of this
     package's trainer and files of ``zoo convert`` do. Arguments that are given have to agree with the file.
 
     Args:
     - `name`: an architecture ("resnext101"), a published variant ("resnext101_ipabn_lr_512", which fixes norm,
-      activation and stem; arguments given here win), the path of a weights file that knows its network, or
+      activation and stem; arguments given here win), the path of a weights file that describes its network, or
       "timm:NAME" or "torchvision:NAME" for a network of another package, which is returned as that package's own class.
-      All arguments but ``norm``, ``activation``, ``activation_param``, ``signed_scale`` and ``body_weights`` are then
-      possible, and those that are not described here go to the package's builder.
     - `pretrained`: load the published weights of the variant. They are downloaded if they are not in the cache, and are
       always verified. An architecture stands for its only variant.
     - `weights`: path of a weights file, or a published name, to load strictly.
     - `norm`: "standard" (the default), "inplace", "sync", or a function ``channels -> module``.
-    - `activation`: "leaky_relu" (the default, as in the original's networks; an experiment file that leaves it out
-      means relu where the norm is standard), "elu" or "identity"; "relu" too with the standard norm.
-    - `activation_param`: slope of leaky_relu (default 0.01) or alpha of elu.
+    - `activation`: "leaky_relu" (the default), "elu" or "identity"; "relu" too with the standard norm.
     - `num_classes`: default the file's number, or 1000 (10 for CIFAR networks, 19 for deeplab_*); 0 leaves the
       classifier out, and forward returns the pooled features (N, num_features), in deeplab_* the map of the head.
-    - `classes`: alias of ``num_classes``.
     - `features_only`: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
-    - `out_indices`: (with features_only) positions of the stages to return, finest first; "stem" is the map that the
-      pool of the stem reads, at half of the image's sides. Stages behind the last one are not run.
-    - `output_stride`: 8, 16 or 32: how many times smaller than the image the last map is. It sets ``dilation`` in
-      the families that have that option; the weights do not change. In deeplab_* 8 (the default) or 16.
-    - `in_chans`: number of channels of the image (default 3). For another number the first filters of the weights,
-      which read red, green and blue, are summed (1 channel) or repeated and scaled; the log says so, see
-      `zoo.weights.load.fit_input`.
-    - `drop_rate`: share of the inputs of the classifier's linear layer that is dropped in training.
-    - `signed_scale`: (with weights) read the scales of a file with their sign, as the in-place networks of December
-      2017 were trained: the network is built with the standard norm, whose scale is signed.
-    - `body_weights`: (deeplab_* alone) path of a weights file of the body, or a published name, to load into the body:
-      "resnext101_ipabn_lr_512" for deeplab_resnext101. Norm, activation and stem that are left out are the file's. The
-      classifier of the file is left out; head and cls are new. The log says so.
-    - `**arch`: options of the architecture, which `zoo.architectures` and ``zoo show NAME`` explain: ``memory``, what
-      is kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others. Those that
-      set sizes make at most 5,000 blocks and 2,000,000,000 parameters together.
+    - `**options`: options of the architecture, which ``zoo show NAME`` explains (``memory``, ``input_3x3``,
+      ``dilation`` and others; those that set sizes make at most 5,000 blocks and 2,000,000,000 parameters together),
+      arguments of the other package's builder, and these:
 
-    Raises ConfigError for an unknown name, argument or option (the message names those that exist) and for an invalid
-    value; WeightsError for weights that are not available, do not fit or belong to another network.
+      - `activation_param`: slope of leaky_relu (default 0.01) or alpha of elu.
+      - `out_indices`: (with features_only) positions of the stages to return, finest first; "stem" is the map that the
+        pool of the stem reads, at half of the image's sides. Stages behind the last one are not run.
+      - `output_stride`: 8, 16 or 32: how many times smaller than the image the last map is. It sets ``dilation`` in
+        the families that have that option; the weights do not change. In deeplab_* 8 (the default) or 16.
+      - `in_chans`: number of channels of the image (default 3). For another number the first filters of the weights,
+        which read red, green and blue, are summed (1 channel) or repeated and scaled, see `zoo.weights.load.fit_input`.
+      - `drop_rate`: share of the inputs of the classifier's linear layer that is dropped in training.
+      - `signed_scale`: (with weights) read the scales of a file with their sign, as the in-place networks of December
+        2017 were trained: the network is built with the standard norm, whose scale is signed.
+      - `body_weights`: (deeplab_* alone) weights file of the body, or a published name, such as
+        "resnext101_ipabn_lr_512" for deeplab_resnext101. Norm, activation and stem that are left out are the file's.
+        The file's classifier is not loaded; head and cls are new.
+      - `weight_init`, `weight_gain_multiplier`: the initialization, as the settings of experiments name it.
+
+    Raises TypeError for an unknown argument, ConfigError (a ValueError) for an unknown name or an invalid value, and
+    WeightsError for weights that are not available, do not fit or belong to another network.
     """
-    if too_many:
-        raise ConfigError(
-            f"zoo.get takes the name of a network, and everything else by name, got {too_many} too; write for "
-            "instance zoo.get(NAME, pretrained=True)"
-        )
-    if isinstance(weights, Mapping):  # its values would fill the message
-        raise ConfigError(
-            "weights must be the path of a weights file or a published name, got a state dict; build the network "
-            "without it and give it to model.load_state_dict(...)"
-        )
-    if num_classes is not None and classes is not None:
-        raise ConfigError(f"num_classes={num_classes!r} and classes={classes!r} say the same; give num_classes alone")
-    classes = num_classes if classes is None else classes
-    check_values({"pretrained": pretrained, "weights": weights, "norm": norm, "activation": activation,
-                  "activation_param": activation_param, "num_classes": classes, "features_only": features_only,
-                  "out_indices": out_indices, "output_stride": output_stride, "in_chans": in_chans,
-                  "drop_rate": drop_rate, "signed_scale": signed_scale, "body_weights": body_weights})  # fmt: skip
-    arguments = {
-        "norm": norm,
-        "activation": activation,
-        "activation_param": activation_param,
-        "classes": classes,
-        **arch,
-    }
-    arguments = {key: value for key, value in arguments.items() if value is not None}
-    name = _check_arguments(name, arguments, weights, pretrained, features_only, signed_scale)
-    _check_shape_arguments(name, arguments, features_only, out_indices, output_stride, drop_rate)
-    if signed_scale:
-        arguments["norm"] = "standard"
-    stored, images, record_of_file = None, None, None
-    if os.path.isfile(name):
-        stored, record_of_file = _of_file(name)
-    network = name if record_of_file is None else record_of_file.arch
-    if is_elsewhere(network):
-        others = {"features_only": features_only or None, "out_indices": out_indices, "output_stride": output_stride,
-                  "in_chans": in_chans, "drop_rate": drop_rate, "signed_scale": signed_scale or None,
-                  "body_weights": body_weights}  # fmt: skip
-        arguments |= {key: value for key, value in others.items() if value is not None}
-        return _get_elsewhere(network, arguments, stored if weights is None else read_weights(weights), pretrained)
-    if record_of_file is not None:
-        settings, images = record_of_file.settings(), record_of_file.preprocessing
-    else:
-        name = only_variant(name) if pretrained else name
-        settings, images = _of_name(name)
-        if pretrained:
-            _check_contradictions(
-                name, settings, {key: arguments[key] for key in arguments if key != "classes"}, signed_scale
-            )
-    check_option_names(ARCHITECTURES[settings["arch"]], arch)  # also those whose value is None
-    if output_stride is not None:
-        arguments |= stride_option(output_stride, ARCHITECTURES[settings["arch"]])
-    if weights is not None:
-        stored = read_weights(weights)
-    body = None
-    if body_weights is not None:
-        body = _read_body(name, settings, body_weights, pretrained or stored is not None)
-        settings = _completed_by_body(settings, body, arguments)
-    record = None if stored is None else stored.record_to_build()
-    if stored is not None and record is not None:
-        settings = _completed(settings, record, arguments, printable(stored.path), features_only, signed_scale)
-        images = images or record.preprocessing
-    explicit = {**settings, **arguments}
-    settings = _with_defaults(explicit)
-    if stored is not None and not callable(norm):
-        stored.warn_of_assumptions(
-            settings["arch"], {key: settings[key] for key in ("norm", "activation") if key not in explicit}
-        )
+    name, body_path = os.fspath(name), options.pop("body_weights", None)
+    file = _read_file(name, weights, pretrained)
+    variant = only_variant(name) if pretrained is True and not is_external(name) else name
+    own = _spec_of_name(variant, file)
+    options |= {"norm": norm, "activation": activation, "num_classes": _num_classes(num_classes, options)}
+    how, changes = _sort_arguments(own, {**options, "pretrained": pretrained, "features_only": features_only})
+    if own.is_external:
+        return _get_external(own, how, changes, file, body_path)
+    factory = changes["norm"] if callable(changes.get("norm")) else None
+    _check_together(name, how, changes, has_weights=pretrained or file is not None)
     if pretrained:
-        # What is wrong with the arguments is told before the download, and nothing is built before it is verified.
-        check_options(ARCHITECTURES[settings["arch"]], _options_in(settings), _norm_factory(settings))
-        stored = read_weights(name)
-    images = images or preprocessing_of(INPUTS[ARCHITECTURES[settings["arch"]].input])
-    model = _build(settings, features_only, in_chans=in_chans or 3, drop_rate=drop_rate or 0.0)
-    if out_indices is not None:
-        model.select_features(out_indices)
-    model.built_as = _record_of(settings, images)
-    model.pretrained_cfg = _pretrained_cfg(images, name, ARCHITECTURES[settings["arch"]].task == "classification")
-    if stored is not None:
-        load_state_dict(model, stored.state_dict, source=printable(stored.path))
+        _check_contradictions(variant, own, changes, how)
+    changes |= _stride_option(how, changes, architecture(own.arch))
+    body = None if body_path is None else _read_body(own, body_path, has_weights=pretrained or file is not None)
+    spec = _merge_specs(own, changes, how, file, body)
+    if pretrained:  # what is wrong with the arguments is reported before the download
+        file = read_weights(variant)
+    model = _build(spec, how, factory)
+    images = spec.preprocessing or INPUTS[architecture(spec.arch).input].preprocessing()
+    model.built_as = None if factory else spec.model_copy(update={"preprocessing": images})
+    model.pretrained_cfg = _pretrained_cfg(images, variant, architecture(spec.arch).task == "classification")
+    if file is not None:
+        load_state_dict(model, file.state_dict, source=printable(file.path))
     if body is not None:
         assert isinstance(model, DeepLab)
         load_body(model, body, "the arguments")
@@ -214,35 +173,29 @@ def get(
 create_model = get  # its name in timm
 
 
-def build_from_config(network: config.Network) -> nn.Module:
-    """Return the freshly initialised network of an experiment's ``network`` section.
+def build_from_config(network: NetworkSpec) -> nn.Module:
+    """Return the freshly initialized network of an experiment's ``network`` section.
 
     A network of another package has that package's initial weights, or its pretrained ones if the options say so.
     Raises ConfigError, with the JSON path, where the architecture does not exist or lacks an option.
     """
-    record = NetworkRecord.of_config(network)
     model: Any
     try:
-        if is_elsewhere(network.arch):
-            model = build_from_elsewhere(
-                network.arch, classes=network.classes, memory=network.memory, **network.options
-            )
-        else:
-            model = _build(record.settings(), False, network.weight_init, network.weight_gain_multiplier)
+        model = build.build_model(network) if network.is_external else _build(network, BuildOptions())
     except ConfigError as error:
         raise ConfigError(f"network.arch {network.arch!r}: {error}") from error
-    model.built_as = record
+    model.built_as = network.without_pretrained()
     return model
 
 
-def build_on_meta(network: config.Network) -> nn.Module:
+def build_on_meta(network: NetworkSpec) -> nn.Module:
     """Return the network of an experiment's ``network`` section without values, on the meta device.
 
     Nothing of its size is allocated, unless another package cannot build it so. Raises ConfigError as
     `build_from_config` does.
     """
     try:
-        return NetworkRecord.of_config(network).build_on_meta()
+        return build.build_on_meta(network)
     except ConfigError as error:
         raise ConfigError(f"network.arch {network.arch!r}: {error}") from error
 
@@ -257,237 +210,260 @@ def default_experiment(arch: str, data: DataPath) -> config.Experiment:
     """
     from zoo.data.folder import open_source  # here, as this imports torchvision and PIL
 
-    network: dict[str, Any] = {"arch": arch}
     images = INPUTS["imagenet"]
-    if not is_elsewhere(arch):
+    if not is_external(arch):
         record = architecture(arch)
         if record.task == "segmentation":
             raise ConfigError(
                 f"{arch} segments, and no folder tells how its label maps are stored; write an experiment file, for "
                 "instance from what zoo show quickstart_scenes.json prints"
             )
-        network |= {"activation": "leaky_relu", "activation_param": 0.01}
         images = INPUTS[record.input]
-    network["classes"] = len(open_source(data / "val").classes)
+    network = {"arch": arch, "num_classes": len(open_source(data / "val").classes)}
     schedule = {"type": "cosine", "mode": "step", "epochs": 30, "warmup_epochs": 0.5}
     optimizer = {"batch_size": 64, "learning_rate": 0.025, "nesterov": True, "schedule": schedule}
     content = {"network": network, "optimizer": optimizer, "input": images.model_dump()}
     return config.parse_experiment(content, f"the default recipe of {arch}")
 
 
-def _get_elsewhere(arch: str, arguments: dict[str, Any], stored: StoredWeights | None, pretrained: bool) -> Any:
-    """Return the network of another package that `get` was asked for, with the weights of a file if there is one."""
-    for key in ("signed_scale", "body_weights", "norm", "activation", "activation_param"):
-        if key in arguments:
-            raise ConfigError(
-                f"{key} is not for {printable(arch)}, which is built of its package's layers; leave it out"
-            )
-    record = None if stored is None else stored.record_to_build()
-    settings = arguments
-    if stored is not None and record is not None:
-        check_record(record, {"arch": arch}, printable(stored.path), "the arguments")
-        settings = {"classes": record.classes, **record.options, **arguments}
-    model: Any = build_from_elsewhere(arch, pretrained=pretrained, **settings)
-    if "classes" in settings:
-        options = {key: value for key, value in settings.items() if key != "classes"}
-        images = None if record is None else record.preprocessing
-        model.built_as = NetworkRecord(arch, None, None, None, settings["classes"], options, preprocessing=images)
-    if stored is None:
-        return model
-    load_stored(model, stored, "the arguments")
-    if record is not None and record.preprocessing is not None:
-        own = getattr(model, "pretrained_cfg", None) or {}
-        model.pretrained_cfg = {**own, **_pretrained_cfg(record.preprocessing, os.fspath(stored.path), True)}
-    return model
+def _read_file(name: str, weights: Any, pretrained: bool) -> StoredWeights | None:
+    """Return the weights file that `get` is to load: ``weights``, or ``name`` if that is a file; None if neither.
 
-
-def _check_arguments(
-    name: Any, arguments: dict[str, Any], weights: Any, pretrained: bool, features_only: bool, signed_scale: bool
-) -> str:
-    """Return the name as text; raise ConfigError for arguments of `get` that do not go together."""
-    if not isinstance(name, (str, os.PathLike)):
-        raise ConfigError(f"the name of a network must be text or a path, got {name!r}")
-    name = os.fspath(name)
-    norm = arguments.get("norm")
-    is_file = os.path.isfile(name)
-    problems = {
-        "pretrained=True goes with the name of a network, not with a checkpoint": pretrained and is_file,
-        "pretrained=True and weights=PATH are two sources of weights; give one": pretrained and weights is not None,
-        "a norm function decides on the activation itself; leave activation and activation_param out": callable(norm)
-        and not arguments.keys().isdisjoint({"activation", "activation_param"}),
-        "features_only=True builds no classifier; leave num_classes out": features_only
-        and arguments.get("classes", 0) != 0,
-        "features_only=True returns the stages already; leave keep_outputs out": features_only
-        and arguments.get("keep_outputs", False),
-        "signed_scale=True says how to read weights; give weights=PATH": signed_scale
-        and not (weights or pretrained or is_file),
-        f"signed_scale=True builds the network with norm='standard', not with norm={norm!r}": signed_scale
-        and norm not in (None, "standard"),
-    }
-    for problem, present in problems.items():
-        if present:
-            raise ConfigError(f"{printable(name)}: {problem}")
-    return name
-
-
-def _check_shape_arguments(
-    name: str, arguments: dict[str, Any], features_only: bool, out_indices: Any, output_stride: Any, drop_rate: Any
-) -> None:
-    """Raise ConfigError for arguments of `get` about the network's shape that do not go together."""
-    problems = {
-        "out_indices chooses among features; give features_only=True too": out_indices is not None
-        and not features_only,
-        "output_stride and dilation say the same; give one": output_stride is not None and "dilation" in arguments,
-        "drop_rate drops what a classifier reads, and there is none; leave it out": bool(drop_rate)
-        and (features_only or arguments.get("classes") == 0),
-    }
-    for problem, present in problems.items():
-        if present:
-            raise ConfigError(f"{printable(name)}: {problem}")
-
-
-def _build(
-    settings: dict[str, Any],
-    features_only: bool,
-    init_method: str = "xavier_normal",
-    init_gain: float = 1.0,
-    in_chans: int = 3,
-    drop_rate: float = 0.0,
-) -> Network:
-    """Build and initialise a network from settings: arch, norm, activation, activation_param, classes and options."""
-    model = build_network(
-        settings["arch"],
-        _norm_factory(settings),
-        classes=settings["classes"],
-        features_only=features_only,
-        **_options_in(settings),
-    )
-    if in_chans != 3:
-        model.set_input_channels(in_chans)
-    if drop_rate:
-        model.set_drop_rate(drop_rate)
-    if features_only and hasattr(model, "bn_out"):
-        model.bn_out.requires_grad_(False)  # loaded and saved, but not run: DDP waits for gradients of what is trained
-    if not next(model.parameters()).is_meta:  # where there are no values to set
-        init_weights(model, init_method, init_gain, settings["activation"], settings["activation_param"])
-    return model
-
-
-def _norm_factory(settings: Mapping[str, Any]) -> NormFactory:
-    """Return the norm factory that the settings of a network describe; ConfigError where there is no such norm."""
-    norm = settings["norm"]
-    if callable(norm):
-        check_norm_function(norm)
-    try:
-        return norm_act(norm, settings["activation"], settings["activation_param"])
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _options_in(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those settings of a network that are options of its architecture."""
-    return {key: value for key, value in settings.items() if key not in COMMON_SETTINGS}
-
-
-def _of_name(name: str) -> tuple[dict[str, Any], Preprocessing | None]:
-    """Return the settings that a name fixes, and for a published variant how its images are prepared."""
-    if name in ARCHITECTURES:
-        return {"arch": name}, None
-    record = NetworkRecord.of_published(name) if name in published() else None
-    if record is None:
-        raise ConfigError(_unknown(name, [*ARCHITECTURES, *published()]))
-    return record.settings(), record.preprocessing
-
-
-def _of_file(path: str) -> tuple[StoredWeights, NetworkRecord]:
-    """Return a weights file and the record of its network; WeightsError if it has none."""
-    if path.endswith(".json"):
-        raise ConfigError(f"{printable(path)} is no checkpoint; zoo train and zoo validate take experiment files")
-    stored = read_weights(path)
-    record = stored.record_to_build()
-    if record is None:
-        raise WeightsError(
-            f"{printable(path)} does not say which network it belongs to; name one: "
-            f"zoo.get(ARCHITECTURE, weights={path!r})"
-        )
-    return stored, record
-
-
-def _completed(
-    settings: dict[str, Any],
-    record: NetworkRecord,
-    arguments: dict[str, Any],
-    source: str,
-    features_only: bool,
-    signed_scale: bool,
-) -> dict[str, Any]:
-    """Return ``settings``, completed by the record of a weights file.
-
-    ``signed_scale`` asks for another norm than the file's, so that norms are not compared. Raises WeightsError where
-    ``settings`` or ``arguments`` contradict the record.
+    Published weights are left for later.
     """
-    wanted = {key: value for key, value in {**settings, **arguments}.items() if not (key == "norm" and signed_scale)}
-    check_record(record, wanted, source, "the arguments")
-    completed = {**record.settings(), **settings}
-    if "norm" in arguments:
-        completed.pop("memory", None)  # the file's strategy may need another norm
-    if features_only:
-        completed.pop("keep_outputs", None)  # it has no use there, and would be refused
-    return completed
-
-
-def _read_body(name: str, settings: dict[str, Any], path: str | os.PathLike[str], has_weights: bool) -> StoredWeights:
-    """Return the weights for the body of the network ``name``; ConfigError where they have no place."""
-    if ARCHITECTURES[settings["arch"]].family != "deeplab":
-        raise ConfigError(f"{printable(name)}: body_weights are for the body of a deeplab_* network; give weights=PATH")
-    if has_weights:
-        raise ConfigError(f"{printable(name)}: body_weights and weights of the whole network are two sources; give one")
-    return read_weights(path)
-
-
-def _completed_by_body(settings: dict[str, Any], body: StoredWeights, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a DeepLab, completed by what the file of its body says of norm, activation and stem.
-
-    Raises WeightsError where ``settings`` or ``arguments`` contradict the file.
-    """
-    record = body.record_to_build()
-    if record is None:
-        assumed = {"norm": "standard", "activation": "leaky_relu"}
-        given = {**settings, **arguments}
-        if not callable(given.get("norm")):
-            body.warn_of_assumptions(
-                ARCHITECTURES[settings["arch"]].structure["body"],
-                {key: value for key, value in assumed.items() if key not in given},
-            )
-        return settings
-    check_record(record, settings_of_body({**settings, **arguments}, record), printable(body.path), "the arguments")
-    kept = {"norm", "activation", "activation_param", "input_3x3"} & record.settings().keys()
-    of_file = {key: value for key, value in record.settings().items() if key in kept}
-    if callable(arguments.get("norm")):
-        of_file = {key: value for key, value in of_file.items() if key == "input_3x3"}
-    return {**of_file, **settings}
-
-
-def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a network, completed by the defaults of those that every network has."""
-    classes = ARCHITECTURES[settings["arch"]].classes
-    defaults = {"norm": "standard", "activation": "leaky_relu", "activation_param": 0.01, "classes": classes}
-    return {**defaults, **settings}
-
-
-def _record_of(settings: dict[str, Any], images: Preprocessing) -> NetworkRecord | None:
-    """Return the record of a network that was built from settings; None where a function makes its norms."""
-    if callable(settings["norm"]):
+    if pretrained and (weights is not None or os.path.isfile(name)):
+        other = "weights=PATH" if weights is not None else "a checkpoint"
+        raise ConfigError(f"{printable(name)}: pretrained=True and {other} are two sources of weights; give one")
+    if weights is not None:
+        return read_weights(_checked_path("weights", weights))
+    if not os.path.isfile(name):
         return None
-    common = {key: settings[key] for key in COMMON_SETTINGS}
-    return NetworkRecord(**common, options=_options_in(settings), preprocessing=images)
+    if name.endswith(".json"):
+        raise ConfigError(f"{printable(name)} is no checkpoint; zoo train and zoo validate take experiment files")
+    return read_weights(name)
+
+
+def _checked_path(argument: str, path: Any) -> str | os.PathLike[str]:
+    if isinstance(path, (str, os.PathLike)):
+        return path
+    raise TypeError(
+        f"{argument} must be the path of a weights file or a published name, not a {type(path).__name__}; load a state "
+        "dict with model.load_state_dict(...)"
+    )
+
+
+def _spec_of_name(name: str, file: StoredWeights | None) -> NetworkSpec:
+    """Return what a name says of its network; the settings that it fixes are the given ones.
+
+    ``file`` is the weights file that is loaded. If ``name`` is the name of it, the file's own spec adds everything but
+    the architecture later. Raises ConfigError for an unknown name.
+    """
+    if name in ARCHITECTURES or is_external(name):
+        return NetworkSpec(arch=name)
+    if name in published():
+        return published_spec(name)
+    if not os.path.isfile(name) or file is None:
+        raise ConfigError(_unknown(name, [*ARCHITECTURES, *published()]))
+    is_loaded = os.path.samefile(file.path, name)
+    spec = file.spec if is_loaded else read_weights(name).checked_spec()
+    if spec is None:
+        raise WeightsError(
+            f"{printable(name)} does not say which network it belongs to; name one: "
+            f"zoo.get(ARCHITECTURE, weights={name!r})"
+        )
+    return NetworkSpec(arch=spec.arch) if is_loaded else spec
+
+
+def _num_classes(num_classes: int | None, options: dict[str, Any]) -> int | None:
+    """Return the number of classes, and remove its earlier name ``classes`` from ``options``."""
+    if "classes" not in options:
+        return num_classes
+    warnings.warn("zoo.get: the argument classes is called num_classes", FutureWarning, stacklevel=3)
+    classes: int | None = options.pop("classes")
+    if None not in (num_classes, classes):
+        raise TypeError("zoo.get: num_classes and classes are the same argument; give num_classes alone")
+    return num_classes if classes is None else classes
+
+
+def _sort_arguments(own: NetworkSpec, arguments: Mapping[str, Any]) -> tuple[BuildOptions, dict[str, Any]]:
+    """Return the arguments of `get` about building and loading, and those that change the spec.
+
+    An argument that is None has its default. Raises TypeError for names that neither `get` nor the architecture knows.
+    """
+    if not own.is_external:
+        known = [*SPEC_ARGUMENTS, *BuildOptions.model_fields, *architecture(own.arch).options]
+        for argument in arguments:
+            if argument not in known:
+                (near,) = nearest(argument, [*known, "weights", "body_weights"], 1)
+                raise TypeError(
+                    f"get() got an unexpected keyword argument {argument!r} for {own.arch}, whose options are "
+                    f"{listed(architecture(own.arch).options)}; the nearest argument is {near!r}"
+                )
+    given = {key: value for key, value in arguments.items() if value is not None or key == "pretrained"}
+    how = {key: given.pop(key) for key in BuildOptions.model_fields if key in given}
+    if isinstance(how.get("out_indices"), tuple):
+        how["out_indices"] = list(how["out_indices"])
+    return parse_section(BuildOptions, how, own.arch), given
+
+
+def _check_together(name: str, how: BuildOptions, changes: Mapping[str, Any], has_weights: bool) -> None:
+    """Raise ConfigError for arguments of `get` that exclude each other."""
+    norm = changes.get("norm")
+    problems = {
+        "a norm function decides on the activation itself; leave activation and activation_param out": callable(norm)
+        and not changes.keys().isdisjoint({"activation", "activation_param"}),
+        "features_only=True builds no classifier; leave num_classes out": how.features_only
+        and changes.get("num_classes", 0) != 0,
+        "features_only=True returns the stages already; leave keep_outputs out": how.features_only
+        and changes.get("keep_outputs", False),
+        "drop_rate drops what a classifier reads, and there is none; leave it out": how.drop_rate
+        and changes.get("num_classes") == 0,
+        "signed_scale=True says how to read weights; give weights=PATH": how.signed_scale and not has_weights,
+        f"signed_scale=True builds the network with norm='standard', not with norm={norm!r}": how.signed_scale
+        and norm not in (None, "standard"),
+        "output_stride and dilation say the same; give one": how.output_stride is not None and "dilation" in changes,
+    }
+    for problem, present in problems.items():
+        if present:
+            raise ConfigError(f"{printable(name)}: {problem}")
+
+
+def _check_contradictions(name: str, own: NetworkSpec, changes: Mapping[str, Any], how: BuildOptions) -> None:
+    """Raise ConfigError where an argument differs from what the published weights were trained with."""
+    free = (*FREE_WITH_PRETRAINED, *(("norm",) if how.signed_scale else ()))
+    trained = {**architecture(own.arch).options, **own.model_dump(), **own.options}
+    for key, value in changes.items():
+        if key not in free and trained.get(key) != value:
+            raise ConfigError(
+                f"{name} was trained with {key}={trained.get(key)!r}, not {value!r}; leave {key} out, or give "
+                "weights=PATH to load the file into another network"
+            )
+
+
+def _stride_option(how: BuildOptions, changes: Mapping[str, Any], arch: Architecture) -> dict[str, Any]:
+    """Return the option, ``dilation`` or an ``output_stride`` of its own, that gives the last map its stride."""
+    stride = how.output_stride
+    if stride is None:
+        return {}
+    if "output_stride" in arch.options:
+        return {"output_stride": stride}
+    if not arch.dilations:
+        raise ConfigError(
+            f"output_stride: {arch.name} cannot be dilated, so that its stride is fixed; resnet18 to resnet152, "
+            "resnext*, densenet* and wider_resnet*_a2 can"
+        )
+    if stride not in arch.dilations:
+        raise ConfigError(f"output_stride: {arch.name} has the strides {listed(arch.dilations)} only, got {stride}")
+    return {"dilation": arch.dilations[stride]}
+
+
+def _read_body(own: NetworkSpec, path: Any, has_weights: bool) -> StoredWeights:
+    """Return the weights for the body of a network; ConfigError where they have no place."""
+    if architecture(own.arch).family != "deeplab":
+        raise ConfigError(f"{own.arch}: body_weights are for the body of a deeplab_* network; give weights=PATH")
+    if has_weights:
+        raise ConfigError(f"{own.arch}: body_weights and weights of the whole network are two sources; give one")
+    return read_weights(_checked_path("body_weights", path))
+
+
+def _merge_specs(
+    own: NetworkSpec,
+    changes: dict[str, Any],
+    how: BuildOptions,
+    file: StoredWeights | None,
+    body: StoredWeights | None,
+) -> NetworkSpec:
+    """Return the spec of the files, changed by what the name says, changed by the arguments.
+
+    Raises WeightsError where name or arguments contradict a file, ConfigError for an impossible network.
+    """
+    has_function = callable(changes.get("norm"))
+    wanted = merge(own.given(), changes)
+    compared = {key: value for key, value in wanted.items() if key != "norm" or not (how.signed_scale or has_function)}
+    if has_function:
+        changes = {**changes, "norm": build.norm_kind(changes["norm"])}
+    if how.signed_scale:
+        changes = {**changes, "norm": "standard"}
+    below: dict[str, Any] = {}
+    for weights, is_body in ((file, False), (body, True)):
+        if weights is None:
+            continue
+        stored = weights.checked_spec()
+        if stored is None:
+            if not has_function:
+                arch = architecture(own.arch).structure["body"] if is_body else own.arch
+                weights.warn_of_assumptions(parse_spec(merge(own.given(), changes), own.arch), wanted, arch)
+        elif is_body:
+            settings = settings_of_body(compared, stored)
+            check_same_network(stored, settings, printable(weights.path), "the arguments")
+            below = {key: getattr(stored, key) for key in FROM_BODY if not has_function}
+            below |= {key: stored.options[key] for key in ("input_3x3",) if key in stored.options}
+        else:
+            check_same_network(stored, compared, printable(weights.path), "the arguments")
+            below = _adapted(stored.model_dump(), how, changes)
+    return parse_spec(merge(below, _adapted(own.given(), how, changes), changes), own.arch)
+
+
+def _adapted(content: dict[str, Any], how: BuildOptions, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file or a name without those that the arguments make meaningless."""
+    without = {"memory"} if "norm" in changes else set()  # the strategy may need another norm
+    if "num_classes" in changes:
+        without.add("class_names")
+    content = {key: value for key, value in content.items() if key not in without}
+    options = content.get("options", {})
+    if how.features_only:
+        options = {key: value for key, value in options.items() if key != "keep_outputs"}
+    return {**content, "options": options}
+
+
+def _build(spec: NetworkSpec, how: BuildOptions, factory: NormFactory | None = None) -> Network:
+    """Return the initialized network of a spec; ``factory`` makes its norms in place of the spec's."""
+    model = build_network(spec, factory, features_only=how.features_only)
+    if how.in_chans != 3:
+        model.set_input_channels(how.in_chans)
+    if how.drop_rate:
+        model.set_drop_rate(how.drop_rate)
+    if how.features_only and hasattr(model, "bn_out"):
+        model.bn_out.requires_grad_(False)  # loaded and saved, but not run: DDP waits for gradients of what is trained
+    build.initialize(model, spec)
+    if how.out_indices is not None:
+        model.select_features(how.out_indices)
+    return model
+
+
+def _get_external(
+    own: NetworkSpec, how: BuildOptions, changes: dict[str, Any], file: StoredWeights | None, body_path: Any
+) -> Any:
+    """Return the network of another package that `get` was asked for, with the weights of a file if there is one."""
+    if body_path is not None or how.signed_scale:
+        argument = "signed_scale" if how.signed_scale else "body_weights"
+        raise ConfigError(f"{argument} is not for {own.arch}, which is built of its package's layers; leave it out")
+    stored = None if file is None else file.checked_spec()
+    if file is not None and stored is not None:
+        check_same_network(stored, {"arch": own.arch}, printable(file.path), "the arguments")
+    below = {} if stored is None else _adapted(stored.model_dump(), how, changes)
+    content = merge(below, own.given(), changes)
+    spec = parse_spec(content, own.arch)
+    options = {**spec.options, **how.model_dump(exclude_defaults=True)}
+    num_classes = content.get("num_classes")
+    model: Any = build_external(spec.arch, num_classes=num_classes, memory=spec.memory, **options)
+    if num_classes is not None:
+        model.built_as = spec.without_pretrained()
+    if file is None:
+        return model
+    load_stored(model, file, "the arguments")
+    if stored is not None and stored.preprocessing is not None:
+        own_cfg = getattr(model, "pretrained_cfg", None) or {}
+        model.pretrained_cfg = {**own_cfg, **_pretrained_cfg(stored.preprocessing, os.fspath(file.path), True)}
+    return model
 
 
 def only_variant(name: str) -> str:
     """Return ``name`` if it is a published variant, or the only published variant of the architecture ``name``."""
     if name in published():
         return name
-    _of_name(name)  # raises ConfigError for an unknown name
+    if name not in ARCHITECTURES:
+        raise ConfigError(_unknown(name, [*ARCHITECTURES, *published()]))
     variants = [variant for variant, entry in published().items() if entry.arch == name]
     if not variants:
         raise WeightsError(f"{name} has no published weights; those that have: {', '.join(published())}")
@@ -496,25 +472,13 @@ def only_variant(name: str) -> str:
     return variants[0]
 
 
-def _check_contradictions(name: str, settings: dict[str, Any], arguments: dict[str, Any], signed_scale: bool) -> None:
-    """Raise ConfigError where an argument differs from what the published weights were trained with."""
-    free = {"memory", "pooling_size", *(("norm",) if signed_scale else ())}
-    arguments = {key: value for key, value in arguments.items() if key not in free}
-    for key, value in arguments.items():
-        if settings.get(key, value) != value or (key not in settings and value):
-            raise ConfigError(
-                f"{name} was trained with {key}={settings.get(key, False)!r}, not {value!r}; leave {key} out, or give "
-                "weights=PATH to load the file into another network"
-            )
-
-
 def _pretrained_cfg(images: Preprocessing, name: str, is_cropped: bool) -> dict[str, Any]:
     """Return what `zoo.transforms` reads; networks that segment take whole images, so that scale and crop are None."""
     return {
-        "mean": images.mean,
-        "std": images.std,
-        "scale": images.scale if is_cropped else None,
-        "crop": images.crop if is_cropped else None,
+        "mean": tuple(images.mean),
+        "std": tuple(images.std),
+        "scale": images.scale_val if is_cropped else None,
+        "crop": images.crop_val if is_cropped else None,
         "interpolation": "bilinear",
         "source": published()[name].page if name in published() else name if os.path.isfile(name) else None,
     }

@@ -33,6 +33,7 @@ CPU = torch.device("cpu")
 REVNETS = ("RevNet stored", "RevNet", "RevNet, iABN")
 TINY = Setup("resnet18", batch=2, size=32, structure=(1, 1, 1, 1))
 pytestmark = [
+    pytest.mark.slow,  # measures
     # Raised while torch.compile looks at an input that is no leaf.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),  # torch 2.11's own decompositions
@@ -412,7 +413,7 @@ def test_where_not_even_two_images_fit_the_table_says_so() -> None:
     assert not max_batch.report_fits(new_results(), TINY, strategies, 1000)
 
 
-@pytest.mark.parametrize("arch", [pytest.param("resnet32_cifar", marks=pytest.mark.slow), "revnet38_cifar"])
+@pytest.mark.parametrize("arch", [pytest.param("resnet32_cifar", marks=pytest.mark.exhaustive), "revnet38_cifar"])
 def test_fit_and_pareto_measure_the_same_networks(arch: str) -> None:
     """Both have the same strategies, the reversible twin among them, and count the same bytes for each."""
     front, fits = new_results(), new_results()
@@ -462,11 +463,11 @@ def test_a_network_that_cannot_be_built_is_a_fault_and_no_note() -> None:
 @pytest.mark.parametrize(
     ("arch", "kernels"),
     [
-        pytest.param("resnet50", "reference", marks=pytest.mark.slow),
+        pytest.param("resnet50", "reference", marks=pytest.mark.exhaustive),
         pytest.param("resnet50", "native", marks=NATIVE),
         ("resnext50", "reference"),
-        pytest.param("resnext50", "native", marks=[NATIVE, pytest.mark.slow]),
-        pytest.param("densenet121", "reference", marks=pytest.mark.slow),
+        pytest.param("resnext50", "native", marks=[NATIVE, pytest.mark.exhaustive]),
+        pytest.param("densenet121", "reference", marks=pytest.mark.exhaustive),
         pytest.param("densenet121", "native", marks=NATIVE),
     ],
 )

@@ -12,6 +12,8 @@ import pytest
 
 from zoo.cli import build_parser, main
 
+pytestmark = pytest.mark.slow  # measures
+
 SMALL = ["--size", "32", "--structure", "1x1x1x1", "--threads", "1"]
 
 

@@ -20,6 +20,8 @@ from zoo.cli import main
 from zoo.convert import fold_network
 from zoo.weights import read_state_dict, read_weights
 
+pytestmark = pytest.mark.slow  # exports networks
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -29,7 +31,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convert")
     torch.manual_seed(0)
     torch.save(scramble(torchvision.models.resnet18(num_classes=2)).state_dict(), folder / "tv.pth")
-    torch.save(scramble(zoo.get("resnet18", classes=2)).state_dict(), folder / "zoo.pth")
+    torch.save(scramble(zoo.get("resnet18", num_classes=2)).state_dict(), folder / "zoo.pth")
     make_images(folder / "data", num_train=24, num_val=7)
     return folder
 
@@ -38,6 +40,7 @@ def convert(kind, source, target, *options):
     return main(["convert", kind, str(source), str(target), "--arch", "resnet18", *options])
 
 
+@pytest.mark.smoke
 def test_there_and_back_through_files_gives_the_same_weights(files, tmp_path, capsys):
     assert convert("from-torchvision", files / "tv.pth", tmp_path / "a.pth", "--json", str(tmp_path / "a.json")) == 0
     assert convert("to-torchvision", tmp_path / "a.pth", tmp_path / "b.pth") == 0
@@ -76,7 +79,7 @@ def test_accuracy_is_measured_before_and_after_and_statistics_estimated_again(fi
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11's own loader
 def test_export_writes_a_program_that_computes_what_the_network_does(files, tmp_path):
     assert convert("export", files / "zoo.pth", tmp_path / "net.pt2", "-c", "32", "--norm", "inplace") == 0
-    model = zoo.get("resnet18", classes=2, norm="inplace", weights=files / "zoo.pth").eval()
+    model = zoo.get("resnet18", num_classes=2, norm="inplace", weights=files / "zoo.pth").eval()
     images = torch.randn(3, 3, 32, 32)
     with torch.no_grad():
         assert torch.allclose(torch.export.load(tmp_path / "net.pt2").module()(images), model(images), atol=1e-4)
@@ -154,7 +157,7 @@ def test_an_export_needs_no_name_and_computes_what_torchvision_does(files, relu_
     with torch.no_grad():
         assert torch.allclose(program.module()(images), torchvision_network(files)(images), atol=1e-3)
     network = json.loads(extra["metadata.json"])["network"]
-    assert (network["arch"], network["activation"], network["classes"]) == ("resnet18", "relu", 2)
+    assert (network["arch"], network["activation"], network["num_classes"]) == ("resnet18", "relu", 2)
 
 
 @pytest.mark.parametrize("options", [["--activation", "leaky_relu"], ["--norm", "inplace"], ["--arch", "resnet34"]])
@@ -175,10 +178,10 @@ def test_a_file_that_does_not_say_its_network_asks_for_it(files, tmp_path, capsy
 
 def test_a_chain_of_conversions_needs_its_network_named_once(files, relu_file, tmp_path):
     assert run("relu-to-leaky-relu", relu_file, tmp_path / "leaky.pth", "--activation-param", "0.02") == 0
-    record = read_weights(tmp_path / "leaky.pth").record
+    record = read_weights(tmp_path / "leaky.pth").spec
     assert (record.activation, record.activation_param, record.norm) == ("leaky_relu", 0.02, "standard")
     assert run("standard-to-inplace", tmp_path / "leaky.pth", tmp_path / "inplace.pth") == 0
-    assert read_weights(tmp_path / "inplace.pth").record.norm == "inplace"
+    assert read_weights(tmp_path / "inplace.pth").spec.norm == "inplace"
     assert run("inplace-to-standard", tmp_path / "inplace.pth", tmp_path / "standard.pth") == 0
     images = torch.randn(2, 3, 64, 64)
     networks = [zoo.get(tmp_path / f"{name}.pth").eval() for name in ("leaky", "inplace", "standard")]
@@ -200,7 +203,7 @@ def test_a_kind_that_is_not_for_the_files_network_says_so(kind, relu_file, tmp_p
 
 def test_a_folded_file_says_that_it_is_folded(relu_file, tmp_path, capsys):
     assert run("fold", relu_file, tmp_path / "folded.pth") == 0
-    record = read_weights(tmp_path / "folded.pth").record
+    record = read_weights(tmp_path / "folded.pth").spec
     assert record.folded
     folded = fold_network(zoo.get(relu_file))
     folded.load_state_dict(read_state_dict(tmp_path / "folded.pth"))
@@ -221,15 +224,15 @@ def test_a_checkpoint_is_exported_as_the_network_that_it_is(finished, tmp_path):
         assert torch.allclose(program.module()(images), zoo.get(finished.checkpoint).eval()(images), atol=1e-4)
     assert json.loads(extra["metadata.json"])["network"]["class_names"] == ["class0", "class1"]
     with pytest.raises(zoo.WeightsError, match="norm='inplace' in the file, but norm='standard' is asked for"):
-        zoo.load_weights(zoo.get("resnet18", classes=2), finished.checkpoint)
+        zoo.load_weights(zoo.get("resnet18", num_classes=2), finished.checkpoint)
 
 
 def test_accuracy_is_measured_by_the_names_of_the_classes(files, tmp_path, capsys):
     """Two of three classes, of which the second is always the answer."""
-    model = zoo.get("resnet18", classes=3, activation="relu")
+    model = zoo.get("resnet18", num_classes=3, activation="relu")
     with torch.no_grad():
         model.classifier.fc.bias.copy_(torch.tensor([0.0, 1e4, 0.0]))
-    record = {**model.built_as.to_json(), "class_names": ["a", "b", "c"]}
+    record = {**model.built_as.model_dump(mode="json"), "class_names": ["a", "b", "c"]}
     torch.save({"state_dict": model.state_dict(), "network": record}, tmp_path / "w.pth")
     make_folder(tmp_path / "data" / "val", {"b": 3, "c": 1})
     options = ["--data", str(tmp_path / "data"), "-s", "10", "-c", "10", "-j", "0", "--no-compare"]

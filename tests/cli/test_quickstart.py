@@ -15,6 +15,8 @@ from zoo.cli import main
 from zoo.cli.quickstart import BODY_EXPERIMENT, EXPERIMENTS, NUM_EXAMPLES
 from zoo.data.prepare.scenes import ALONE
 
+pytestmark = pytest.mark.slow  # trains several times
+
 
 @pytest.fixture
 def in_small(finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -126,7 +128,7 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
         assert example.height > 22 * 10  # there are legends below
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_real_quickstart_reaches_its_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,8 @@ from zoo.weights import md5_of
 from zoo.weights.cache import weights_path
 from zoo.weights.published import Published
 
+pytestmark = pytest.mark.slow  # scores networks
+
 NAME = "resnet34_ipabn-sync_lr_512"
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

@@ -18,6 +18,8 @@ from zoo.reproduce.papers import PAPERS, Inputs, Measurement
 from zoo.reproduce.scoreboard import UNNAMED
 from zoo.run.plot_style import Line, Panel
 
+pytestmark = pytest.mark.slow  # trains and scores
+
 NUMBERS = {
     paper: [
         number(f"{item}/a", 2, paper, item=title, unit="B")

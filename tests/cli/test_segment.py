@@ -39,7 +39,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     root = tmp_path_factory.mktemp("segment")
     (config := root / "tiny.json").write_text(json.dumps(SETTINGS))
     torch.manual_seed(0)
-    model = zoo.get("deeplab_resnet18", norm="inplace", classes=65).eval()
+    model = zoo.get("deeplab_resnet18", norm="inplace", num_classes=65).eval()
     parts = {part: getattr(model, part).state_dict() for part in ("body", "head", "cls")}
     torch.save({"state_dict": parts}, root / "snapshot.pth")
     for seed, name in enumerate(("a.png", "sub/b.JPG", "c.webp")):

@@ -27,7 +27,7 @@ def _shown(capsys: pytest.CaptureFixture[str], path: Path) -> dict[str, str]:
 def test_a_checkpoint_is_shown_with_its_network_its_progress_and_its_settings(
     finished: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zoo.registry._build", lambda *args: pytest.fail("a network was built"))
+    monkeypatch.setattr("zoo.registry.build_network", lambda *args: pytest.fail("a network was built"))
     facts = _shown(capsys, finished.checkpoint)
     parameters = sum(p.numel() for p in read_checkpoint(finished.checkpoint)["state_dict"].values())
     assert facts["architecture"] == "resnet18"
@@ -49,8 +49,8 @@ def test_a_checkpoint_is_shown_with_its_network_its_progress_and_its_settings(
 
 
 def test_a_converted_file_is_shown_with_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = zoo.get("resnet18", activation="relu", classes=12, dilation=[1, 1, 1, 2])
-    record = {**model.built_as.to_json(), "class_names": [f"class{index}" for index in range(12)]}
+    model = zoo.get("resnet18", activation="relu", num_classes=12, dilation=[1, 1, 1, 2])
+    record = {**model.built_as.model_dump(mode="json"), "class_names": [f"class{index}" for index in range(12)]}
     torch.save({"state_dict": model.state_dict(), "network": record}, tmp_path / "w.pth")
     facts = _shown(capsys, tmp_path / "w.pth")
     assert facts["activation"] == "relu"
@@ -62,7 +62,7 @@ def test_a_converted_file_is_shown_with_what_it_says(tmp_path: Path, capsys: pyt
 
 
 def test_a_file_that_says_nothing_is_shown_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save(zoo.get("resnet18", classes=3).state_dict(), tmp_path / "bare.pth")
+    torch.save(zoo.get("resnet18", num_classes=3).state_dict(), tmp_path / "bare.pth")
     facts = _shown(capsys, tmp_path / "bare.pth")
     assert "the file does not say" in facts["network"]
     assert facts["parameters"] == "11,178,051"
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_weights_file_is_one_error(tmp_path: Path, capsys: pyt
 def test_a_checkpoint_is_shown_as_json(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(finished.checkpoint), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["network"] == read_weights(finished.checkpoint).record.to_json()
+    assert shown["network"] == read_weights(finished.checkpoint).spec.model_dump(mode="json")
     assert (shown["epochs_done"], shown["steps_done"], shown["moving_average"]) == (2, 6, False)
     assert 0 <= shown["best_top1"] <= 100
     assert shown["settings"]["optimizer"]["batch_size"] == 8
@@ -115,7 +115,7 @@ def test_a_pipe_and_a_link_to_itself_are_told_apart(tmp_path: Path, capsys: pyte
 
 
 def test_fewer_names_than_outputs_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = zoo.get("resnet18", classes=10)
-    record = {**model.built_as.to_json(), "class_names": ["cat", "cow", "dog"]}
+    model = zoo.get("resnet18", num_classes=10)
+    record = {**model.built_as.model_dump(mode="json"), "class_names": ["cat", "cow", "dog"]}
     torch.save({"state_dict": model.state_dict(), "network": record}, tmp_path / "w.pth")
     assert _shown(capsys, tmp_path / "w.pth")["classes"] == "10 outputs, 3 of them named: cat, cow, dog"

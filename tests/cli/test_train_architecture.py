@@ -38,7 +38,7 @@ def test_an_architecture_is_trained_by_its_name(
     printed = capsys.readouterr().err
     assert f"{name} is an architecture, not an experiment, and is trained with default settings" in printed
     assert f'network.arch = "{name}"' in printed
-    assert "network.classes = 2\n" in printed
+    assert "network.num_classes = 2\n" in printed
     assert 'optimizer.schedule.type = "cosine"\n' in printed
     assert load_experiment(tmp_path / "log" / "experiment.json") == one_epoch(name, data)
     model = zoo.get(tmp_path / "log" / "checkpoint.pth.tar")
@@ -79,12 +79,12 @@ def test_the_default_log_folder_has_the_whole_name(name: str, monkeypatch: pytes
 @pytest.mark.parametrize(("name", "crop"), [("resnet18", 224), ("resnet32_cifar", 32), ("revnext", 32)])
 def test_the_default_experiment_is_that_of_the_network_of_zoo_get(name: str, crop: int, data: Path) -> None:
     config = default_experiment(name, parse_data_path(data))
-    assert (config.network.classes, config.input.crop_train, config.input.crop_val) == (2, crop, crop)
+    assert (config.network.num_classes, config.input.crop_train, config.input.crop_val) == (2, crop, crop)
     assert list(config.doubts()) == []
     assert parse_experiment(json.loads(config.model_dump_json()), "test") == config
     record = zoo.get(name, num_classes=2).built_as
     assert (record.norm, record.activation, record.activation_param) == ("standard", "leaky_relu", 0.01)
-    assert (config.network.bn_mode, config.network.activation, config.network.activation_param) == (
+    assert (config.network.norm, config.network.activation, config.network.activation_param) == (
         record.norm, record.activation, record.activation_param,
     )  # fmt: skip
 

@@ -398,8 +398,10 @@ def test_a_contradiction_says_who_asks_and_what_can_be_done(
     assert "norm='standard' is asked for by the experiment" in message
     assert "zoo convert inplace-to-standard" in message
     assert "leave these out" not in message
-    other = zoo.get("resnet18", classes=2)
-    torch.save({"state_dict": other.state_dict(), "network": other.built_as.to_json()}, tmp_path / "other.pth")
+    other = zoo.get("resnet18", num_classes=2)
+    torch.save(
+        {"state_dict": other.state_dict(), "network": other.built_as.model_dump(mode="json")}, tmp_path / "other.pth"
+    )
     command = ["validate", str(finished.checkpoint), str(finished.data), "--weights", str(tmp_path / "other.pth")]
     assert main(command) == 2
     assert "is asked for by the checkpoint" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     data = make_labelled(root / "data", num_train=1, num_val=NUM_VAL, num_classes=NUM_CLASSES)
     (data / "classes.txt").write_text("sky\nsea\nland\nship\n")
     torch.manual_seed(0)
-    model = zoo.get("deeplab_resnet18", norm="inplace", classes=NUM_CLASSES).eval()
+    model = zoo.get("deeplab_resnet18", norm="inplace", num_classes=NUM_CLASSES).eval()
     torch.save(model.state_dict(), root / "weights.pth")
     return Files(config, root / "weights.pth", data, counted(model, data / "val"))
 
@@ -124,7 +124,7 @@ def test_options_that_do_not_fit_are_refused(
 
 def test_a_classifier_has_no_options_of_segmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "two.json").write_text('{"network": {"arch": "resnet18", "activation": "leaky_relu", "classes": 2}}')
-    torch.save(zoo.get("resnet18", classes=2).state_dict(), tmp_path / "weights.pth")
+    torch.save(zoo.get("resnet18", num_classes=2).state_dict(), tmp_path / "weights.pth")
     command = ["validate", str(tmp_path / "two.json"), str(tmp_path), "--weights", str(tmp_path / "weights.pth")]
     assert main([*command, "--confusion", str(tmp_path / "plot.png")]) == 2
     assert "each image has one class; command line: leave out --confusion" in capsys.readouterr().err
@@ -135,7 +135,7 @@ def test_a_classifier_has_no_options_of_segmentation(tmp_path: Path, capsys: pyt
 def test_weights_of_the_body_alone_get_no_score(
     files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch.save(zoo.get("resnet18", norm="inplace", classes=2).state_dict(), tmp_path / "body.pth")
+    torch.save(zoo.get("resnet18", norm="inplace", num_classes=2).state_dict(), tmp_path / "body.pth")
     assert files.run("--weights", tmp_path / "body.pth") == 2
     assert "weights for the body alone, and head and cls would be random; " in capsys.readouterr().err
 

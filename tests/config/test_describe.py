@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from zoo.architectures import is_elsewhere
+from zoo.architectures import is_external
 from zoo.config import (
     Experiment,
     describe_settings,
@@ -18,6 +18,7 @@ from zoo.config import (
 from zoo.config.describe import SCHEDULE_PARAMS
 from zoo.config.experiment import Score
 from zoo.errors import ConfigError
+from zoo.section import settings_of
 
 SETTINGS = [(section.path, setting) for section in describe_settings() for setting in section.settings]
 
@@ -38,7 +39,7 @@ def test_every_field_of_every_section_is_described() -> None:
         *((params, f'optimizer.schedule.params with type "{kind}"') for kind, params in SCHEDULE_PARAMS.items()),
         (Score, "expected.scores"),
     ]:
-        for key, field in section.model_fields.items():
+        for key, field in settings_of(section).items():
             assert field.description, f"{path}.{key}"
             assert (path, key) in described or hasattr(field.annotation, "model_fields")
 
@@ -65,6 +66,8 @@ def test_differences_are_what_makes_a_file_of_the_defaults() -> None:
             for section in sections:
                 node = node.setdefault(section, {})
             node[key] = value
+        if not experiment.network.is_external:
+            content["network"].setdefault("norm", "standard")  # so that it is not read as an earlier version's file
         assert parse_experiment(content, "x.json").digest() == experiment.digest(), path.name
     assert differences(Experiment()) == {}
 
@@ -72,7 +75,7 @@ def test_differences_are_what_makes_a_file_of_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("content", "hint"),
     [
-        ({"network": {"norm": 1}}, "network.norm = 1: unknown key; it is called network.bn_mode"),
+        ({"network": {"norm_layer": 1}}, "network.norm_layer = 1: unknown key; it is called network.norm"),
         ({"optimizer": {"lr": 1}}, "optimizer.lr = 1: unknown key; it is called optimizer.learning_rate"),
         ({"optimizer": {"epochs": 1}}, "optimizer.epochs = 1: unknown key; its place is optimizer.schedule.epochs"),
         ({"input": {"size": 1}}, "it is called input.crop_train (training) and input.crop_val with input.scale_val"),
@@ -96,29 +99,35 @@ def test_a_file_that_says_only_how_norms_work_is_possible() -> None:
         assert (network.activation, network.activation_param) == ("leaky_relu", 0.01)
     assert parse_experiment({"network": {"arch": "revnext"}}, "x.json").network.activation == "leaky_relu"
     assert parse_experiment({"network": {"arch": "resnext50"}}, "x.json").network.activation == "relu"
-    with pytest.raises(ConfigError, match=r'network\.activation = "relu": cannot be undone'):
+    with pytest.raises(ConfigError, match=r'network\.activation = "relu": has no inverse'):
         parse_experiment({"network": {"bn_mode": "inplace", "activation": "relu"}}, "x.json")
 
 
 def test_no_bundled_file_rests_on_a_default_activation() -> None:
     for path in experiments_dir().glob("*.json"):
         network = json.loads(path.read_text())["network"]
-        assert ("activation" in network) != is_elsewhere(network["arch"]), path.name
+        assert ("activation" in network) != is_external(network["arch"]), path.name
 
 
 @pytest.mark.parametrize(
     ("content", "doubt"),
     [
         ({"input": {"crop_val": 32}}, "input.crop_val = 32: validation sees 1.6% of an image"),
-        ({"network": {"arch": "resnet18"}}, "network.activation is left out: it is relu"),
     ],
 )
 def test_what_few_people_mean_is_doubted(content, doubt) -> None:
-    network = {"activation": "relu"} | content.get("network", {"activation": "relu"})
-    if "network" in content:
-        network = content["network"]
-    (said,) = parse_experiment({**content, "network": network}, "x.json").doubts()
+    (said,) = parse_experiment(content, "x.json").doubts()
     assert said.startswith(doubt)
+
+
+def test_a_file_of_an_earlier_version_that_leaves_the_activation_out_is_warned_about(tmp_path, caplog) -> None:
+    (tmp_path / "x.json").write_text('{"network": {"arch": "resnet18", "classes": 10}}')
+    assert load_experiment(tmp_path / "x.json").network.activation == "relu"
+    assert "network.activation is left out: it is relu, as in earlier versions" in caplog.text
+    caplog.clear()
+    (tmp_path / "x.json").write_text('{"network": {"arch": "resnet18", "num_classes": 10}}')
+    assert load_experiment(tmp_path / "x.json").network.activation == "leaky_relu"
+    assert not caplog.text
 
 
 def test_nothing_is_doubted_in_the_bundled_files() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 def test_an_empty_file_gives_the_published_defaults() -> None:
     config = parse_experiment({}, "x.json")
-    assert (config.network.arch, config.network.activation, config.network.bn_mode) == ("resnet101", "relu", "standard")
+    assert (config.network.arch, config.network.activation, config.network.norm) == ("resnet101", "relu", "standard")
     assert (config.optimizer.batch_size, config.optimizer.clip, config.optimizer.classifier_lr) == (256, 1.0, -1)
     assert (config.optimizer.weight_decay, config.optimizer.nesterov) == (1e-4, False)
     assert (config.optimizer.schedule.type, config.optimizer.schedule.epochs) == ("constant", 10)
@@ -44,28 +43,15 @@ def test_an_empty_file_gives_the_published_defaults() -> None:
     ("path", "value"),
     [
         ("network.classes", True),
-        ("network.classes", 10.0),
-        ("network.classes", "10"),
-        ("network.classes", 0),
-        ("network.input_3x3", 1),
         ("network.arch", None),
         ("network.arch", ""),
-        ("network.bn_mode", "ipabn"),
-        ("network.activation", "swish"),
-        ("network.activation_param", float("nan")),
-        ("network.dilation", 0),
-        ("network.dilation", True),
-        ("network.dilation", []),
-        ("network.dilation", [1, [2, 0]]),
+        ("network.norm", "ipabn"),
         ("network.memory", "unwound"),
-        ("network.memory", True),
-        ("network.weight_init", "xavier"),
         ("training.activation_memory_budget", 1.5),
         ("training.activation_memory_budget", "0.5"),
         ("training.reconstruction_meter", -1),
         ("training.reconstruction_meter", True),
         ("training.gradient_angle_meter", 0.5),
-        ("network.weight_gain_multiplier", 0),
         ("optimizer.learning_rate", float("inf")),
         ("optimizer.learning_rate", False),
         ("optimizer.learning_rate", 0),
@@ -117,7 +103,7 @@ def test_whole_numbers_pass_as_floats() -> None:
     ("path", "nearest"),
     [
         ("netwrok", "network"),
-        ("network.bn_moed", "bn_mode"),
+        ("network.nrom", "norm"),
         ("optimizer.schedule.warmup_epoch", "warmup_epochs"),
         ("expected.sauce", "source"),
     ],
@@ -129,20 +115,6 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(path: str, nearest: 
     assert problems_of(content) == [f'{path} = "v": unknown key; the nearest known key is "{nearest}"']
 
 
-@pytest.mark.parametrize("bn_mode", ["inplace", "sync"])
-def test_relu_is_refused_in_place(bn_mode: str) -> None:
-    (problem,) = problems_of({"network": {"bn_mode": bn_mode, "activation": "relu"}})
-    assert problem.startswith('network.activation = "relu": ')
-    assert bn_mode in problem
-
-
-@pytest.mark.parametrize("activation", ["leaky_relu", "elu"])
-@pytest.mark.parametrize("param", [0, -0.01])
-def test_a_slope_or_alpha_that_is_not_positive_is_refused(activation: str, param: float) -> None:
-    (problem,) = problems_of({"network": {"activation": activation, "activation_param": param}})
-    assert problem.startswith("network.activation_param = ")
-
-
 @pytest.mark.parametrize("activation", ["relu", "identity"])
 def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> None:
     assert not problems_of({"network": {"activation": activation, "activation_param": 0}})
@@ -151,10 +123,9 @@ def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> 
 @pytest.mark.parametrize(
     ("content", "path"),
     [
-        ({"network": {"arch": "resnet50", "input_3x3": True}}, "network.input_3x3"),
-        ({"network": {"arch": "wider_resnet38", "dilation": 2}}, "network.dilation"),
-        ({"network": {"arch": "resnet50", "memory": "unwind"}}, "network.memory"),
-        ({"network": {"arch": "densenet121", "memory": "fused"}}, "network.memory"),
+        ({"network": {"arch": "resnet50", "input_3x3": True}}, "network.options"),
+        ({"network": {"arch": "wider_resnet38", "dilation": 2}}, "network.options"),
+        ({"network": {"classes": 0}}, "network.num_classes"),
         ({"network": {"arch": "resnext50", "memory": "checkpoint_norms"}}, "network.memory"),
         ({"training": {"activation_memory_budget": 0.5}}, "training.activation_memory_budget"),
         ({"network": {"memory": "lean"}, "training": {"compile": True}}, "network.memory"),
@@ -214,29 +185,6 @@ def test_what_only_looks_impossible_is_accepted(content: dict[str, Any]) -> None
     assert not problems_of(content)
 
 
-@pytest.mark.parametrize(
-    ("section", "path", "words"),
-    [
-        ({"activation": "relu"}, "network.activation", "torchvision builds with its own layers .*; remove the key"),
-        ({"weight_init": "torch"}, "network.weight_init", "remove the key"),
-        ({"dilation": 1}, "network.dilation", "remove the key"),
-        ({"bn_mode": "inplace"}, "network.bn_mode", 'network.memory "lean"'),
-        ({"memory": "checkpoint"}, "network.memory", "use one of auto, plain, lean"),
-        ({"options": {"num_classes": 3}}, "network.options", "set network.classes"),
-        ({"options": {"memory": "lean"}}, "network.options", "set network.memory"),
-        ({"options": {"name": "resnet34"}}, "network.options", "set network.arch"),
-        ({"options": {"weights": "DEFAULT"}}, "network.options", "zoo train --weights FILE"),
-        ({"options": {"pretrained": 1}}, "network.options", "true or false, got 1"),
-    ],
-)
-def test_what_a_network_of_another_package_does_not_have_is_refused(
-    section: dict[str, Any], path: str, words: str
-) -> None:
-    (problem,) = problems_of({"network": {"arch": "torchvision:resnet18", **section}})
-    assert problem.startswith(f"{path} = ")
-    assert re.search(words, problem)
-
-
 def test_sections_that_do_not_go_with_a_network_of_another_package_are_refused() -> None:
     network = {"arch": "timm:efficientnet_b0"}
     (problem,) = problems_of({"network": network, "optimizer": {"classifier_lr": 0.1}})
@@ -246,10 +194,10 @@ def test_sections_that_do_not_go_with_a_network_of_another_package_are_refused()
 
 
 def test_the_settings_of_a_network_of_another_package_are_its_own_and_can_be_read_again() -> None:
-    network = {"arch": "timm:efficientnet_b0", "classes": 7, "memory": "lean", "options": {"drop_path_rate": 0.1}}
+    network = {"arch": "timm:efficientnet_b0", "num_classes": 7, "memory": "lean", "options": {"drop_path_rate": 0.1}}
     experiment = parse_experiment({"network": network}, "x.json")
     content = experiment.model_dump(mode="json")
-    assert content["network"] == {**network, "bn_mode": "standard"}
+    assert content["network"] == network
     assert parse_experiment(content, "x.json") == experiment
     assert not list(experiment.doubts())
 
@@ -321,7 +269,7 @@ def test_schedule_params_that_are_left_out_altogether_are_named() -> None:
 
 def test_all_problems_are_reported_at_once() -> None:
     content = {
-        "network": {"bn_mod": "inplace", "classes": True, "input_3x3": True},
+        "network": {"nrom": "inplace", "classes": True, "options": {"input_3x3": True}},
         "optimizer": {
             "nesterov": True,
             "momentum": 0,
@@ -338,9 +286,9 @@ def test_all_problems_are_reported_at_once() -> None:
         "input.crop_val",
         "input.mean[1]",
         "input.mean[2]",
-        "network.bn_mod",
         "network.classes",
-        "network.input_3x3",
+        "network.nrom",
+        "network.options",
         "optimizer.nesterov",
         "optimizer.schedule.params.gamma",
         "optimizer.schedule.params.step_size",
@@ -376,14 +324,6 @@ def test_a_batch_that_does_not_divide_is_refused_with_those_that_do(
         check_world_size(parse_experiment(content, "x.json"), world_size)
 
 
-def test_memory_of_another_family_names_what_the_own_one_has() -> None:
-    (problem,) = problems_of(
-        {"network": {"arch": "resnet50", "bn_mode": "inplace", "activation": "elu", "memory": "unwind"}}
-    )
-    assert problem == (
-        'network.memory = "unwind": resnet50 has no such strategy; use one of auto, plain, fused, checkpoint, lean'
-    )
-    (problem,) = problems_of({"network": {"arch": "resnet50", "memory": "fused"}})
-    assert 'use bn_mode "inplace" or "sync"' in problem
+def test_a_budget_needs_a_compiler_to_keep_it() -> None:
     (problem,) = problems_of({"training": {"activation_memory_budget": 0.5}})
     assert "set training.compile to true" in problem

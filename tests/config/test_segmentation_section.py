@@ -56,8 +56,11 @@ def test_settings_that_were_written_out_are_read_again_as_they_were() -> None:
         (scenes(segmentation={"scale_range": [2.0, 0.7]}), "segmentation.scale_range = [2.0, 0.7]: should be the"),
         (scenes(segmentation={"hard_pixels": 0}), "segmentation.hard_pixels = 0: should be greater than 0"),
         (scenes(segmentation={"longest_side_val": 0}), "segmentation.longest_side_val = 0: "),
-        (scenes(segmentation={"ignore_label": 10}), "network.classes = 11: the outputs stand for the labels 0 to 10"),
-        (scenes(network={"classes": 1000}), "network.classes = 1000: the outputs stand for"),
+        (
+            scenes(segmentation={"ignore_label": 10}),
+            "network.num_classes = 11: the outputs stand for the labels 0 to 10",
+        ),
+        (scenes(network={"classes": 1000}), "network.num_classes = 1000: the outputs stand for"),
         (scenes(input={"scale_val": 300}), "input.scale_val = 300: is not used in segmentation: validation sees whole"),
         (scenes(input={"crop_val": 200}), "input.crop_val = 200: is not used in segmentation"),
         (scenes(input={"scale_train": 300}), "input.scale_train = 300: is not used in segmentation"),

@@ -31,13 +31,13 @@ def scramble(model: nn.Module, seed: int = 0, positive: tuple[str, ...] | bool =
 def scrambled(arch: str, positive: tuple[str, ...] | bool = False, **options: Any) -> dict[str, Tensor]:
     """Return the float64 state dict of a network with 10 classes."""
     torch.manual_seed(0)
-    return scramble(zoo.get(arch, classes=10, **options), positive=positive).double().state_dict()
+    return scramble(zoo.get(arch, num_classes=10, **options), positive=positive).double().state_dict()
 
 
 def outputs(state_dict: dict[str, Tensor], arch: str, **options: Any) -> Tensor:
     """Return the float64 outputs of ``zoo.get(arch)`` with these weights, in evaluation mode."""
     with torch.device("meta"):
-        model = zoo.get(arch, classes=len(state_dict["classifier.fc.weight"]), **options).double()
+        model = zoo.get(arch, num_classes=len(state_dict["classifier.fc.weight"]), **options).double()
     model = model.to_empty(device="cpu").eval()
     model.load_state_dict(state_dict)
     with torch.no_grad():

@@ -20,7 +20,7 @@ IN_FRONT_OF_NO_CONVOLUTION = ("head.map_bn", "head.red_bn", "body.bn_out")
 
 
 def outputs(state_dict: dict[str, Tensor], **arguments: Any) -> Tensor:
-    model = zoo.get(ARCH, classes=4, **arguments).double().eval()
+    model = zoo.get(ARCH, num_classes=4, **arguments).double().eval()
     model.load_state_dict(state_dict)
     with torch.no_grad():
         return model(IMAGES.clone())
@@ -28,9 +28,10 @@ def outputs(state_dict: dict[str, Tensor], **arguments: Any) -> Tensor:
 
 def given(positive: tuple[str, ...] | bool = False, **arguments: Any) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    return scramble(zoo.get(ARCH, classes=4, **arguments), positive=positive).double().state_dict()
+    return scramble(zoo.get(ARCH, num_classes=4, **arguments), positive=positive).double().state_dict()
 
 
+@pytest.mark.slow
 def test_in_place_norms_become_standard_ones_and_back() -> None:
     source = given(norm="inplace", **POOLED)
     standard, report = inplace_to_standard(source, ARCH, images=IMAGES, **POOLED)
@@ -59,7 +60,7 @@ def test_norms_fold_into_convolutions_but_those_that_follow_none(norm, options, 
     source = given(norm=norm, **options)
     folded, report = fold(source, ARCH, norm=norm, images=IMAGES, **options)
     assert (report.exact, len(report.kept)) == (True, kept)
-    model = fold_network(zoo.get(ARCH, norm=norm, classes=4, **options)).double()
+    model = fold_network(zoo.get(ARCH, norm=norm, num_classes=4, **options)).double()
     assert sum(isinstance(module, ABN) for module in model.modules()) == kept
     model.load_state_dict(folded)
     with torch.no_grad():

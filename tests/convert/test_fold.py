@@ -29,7 +29,7 @@ from zoo.layers import ABN
 def test_outputs_stay_and_the_norms_that_stay_are_listed(arch, options, norm):
     given = scrambled(arch, **options)
     folded, report = fold(given, arch, norm=norm, images=IMAGES, **options)
-    model = fold_network(zoo.get(arch, classes=10, norm=norm, **options)).double()
+    model = fold_network(zoo.get(arch, num_classes=10, norm=norm, **options)).double()
     model.load_state_dict(folded)
     expected = outputs(given, arch, norm=norm, **options)
     with torch.no_grad():
@@ -56,7 +56,7 @@ def test_reversible_networks_fold_and_norms_that_are_undone_stay(arch, options, 
 
 
 def test_the_network_that_is_folded_is_left_as_it_is():
-    model = scramble(zoo.get("resnet18", classes=10, norm="inplace"))
+    model = scramble(zoo.get("resnet18", num_classes=10, norm="inplace"))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     fold_network(model)
     assert model.training
@@ -97,9 +97,10 @@ def test_a_convolution_with_a_bias_is_folded_into():
 METADATA = {"arch": "resnet18", "input": {"mean": [0.5, 0.25], "size": 32}, "classes": ["a", "ü"]}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_a_program_carries_metadata(tmp_path):
-    model = fold_network(scramble(zoo.get("resnet18", classes=2)))
+    model = fold_network(scramble(zoo.get("resnet18", num_classes=2)))
     export(model, tmp_path / "net.pt2", 32, metadata=METADATA)
     files = {"metadata.json": ""}
     torch.export.load(tmp_path / "net.pt2", extra_files=files)
@@ -107,10 +108,11 @@ def test_a_program_carries_metadata(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["net.pt2"]
 
 
+@pytest.mark.slow
 def test_an_onnx_file_has_the_usual_names_and_carries_metadata(tmp_path, capfd):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
-    model = fold_network(scramble(zoo.get("resnet18", classes=2)))
+    model = fold_network(scramble(zoo.get("resnet18", num_classes=2)))
     export(model, tmp_path / "net.onnx", 32, metadata=METADATA)
     written = onnx.load(tmp_path / "net.onnx")
     assert [value.name for value in written.graph.input] == ["input"]
@@ -127,6 +129,7 @@ def test_metadata_that_json_cannot_hold_are_refused_before_anything_is_written(t
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 @pytest.mark.parametrize("ending", ["pt2", "onnx"])
 def test_a_feature_network_is_exported_with_an_output_for_each_stage(ending, tmp_path):
@@ -151,7 +154,7 @@ def test_a_feature_network_is_exported_with_an_output_for_each_stage(ending, tmp
 def test_in_place_norms_are_refused_in_onnx_because_no_other_program_has_them(tmp_path):
     pytest.importorskip("onnxscript")
     with pytest.raises(ConversionError, match=r'ResNet has in-place norms.*convert_norm\(model, "standard"\)'):
-        export(zoo.get("resnet18", classes=2, norm="inplace"), tmp_path / "net.onnx", 32)
+        export(zoo.get("resnet18", num_classes=2, norm="inplace"), tmp_path / "net.onnx", 32)
 
 
 def test_outputs_that_differ_leave_the_old_file(tmp_path, monkeypatch):
@@ -162,10 +165,11 @@ def test_outputs_that_differ_leave_the_old_file(tmp_path, monkeypatch):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
+@pytest.mark.slow
 def test_torch_exports_an_in_place_network_to_onnx_after_its_norms_became_standard(tmp_path):
     """This is what the README's Troubleshooting says to do."""
     pytest.importorskip("onnxscript")
-    model = scramble(zoo.get("resnet18", classes=2, norm="inplace")).eval()
+    model = scramble(zoo.get("resnet18", num_classes=2, norm="inplace")).eval()
     images = torch.randn(2, 3, 32, 32)
     with pytest.raises(torch.onnx.errors.OnnxExporterError):
         torch.onnx.export(model, (images,), dynamo=True, verbose=False)
@@ -188,7 +192,7 @@ def test_a_network_of_other_outputs_is_refused(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11's own loader
 def test_an_exported_program_computes_the_same_for_any_number_of_images(tmp_path):
-    model = fold_network(scramble(zoo.get("resnet18", classes=10)))
+    model = fold_network(scramble(zoo.get("resnet18", num_classes=10)))
     difference = export(model, tmp_path / "net.pt2", size=32)
     assert difference < 1e-4
     program = torch.export.load(tmp_path / "net.pt2").module()
@@ -205,10 +209,11 @@ def test_other_formats_and_missing_packages_are_named(tmp_path, monkeypatch):
         export(nn.Identity(), tmp_path / "net.onnx")
 
 
+@pytest.mark.slow
 def test_onnx_computes_the_same(tmp_path):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
-    model = fold_network(scramble(zoo.get("resnet18", classes=10)))
+    model = fold_network(scramble(zoo.get("resnet18", num_classes=10)))
     assert export(model, tmp_path / "net.onnx", size=32) < 1e-3
 
 

@@ -183,8 +183,8 @@ def test_torchvision_networks_become_standard_norms_with_shared_activations_left
 @pytest.mark.parametrize("arch", ["resnet18", "resnext50", "densenet121"])
 def test_networks_of_this_package_turn_both_ways_with_the_same_gradients(arch):
     torch.manual_seed(0)
-    model = scramble(zoo.get(arch, classes=3), positive=True).double()
-    built = zoo.get(arch, classes=3, norm="inplace")
+    model = scramble(zoo.get(arch, num_classes=3), positive=True).double()
+    built = zoo.get(arch, num_classes=3, norm="inplace")
     twin = convert_norm(copy.deepcopy(model), "inplace")
     for (name, part), other in zip(twin.named_modules(), built.modules(), strict=True):
         assert type(part) is type(other), name

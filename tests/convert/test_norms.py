@@ -25,7 +25,7 @@ CASES = [
 
 
 # Its weights are 500 MB in double precision.
-WIDE = pytest.param("wider_resnet16", {}, marks=pytest.mark.slow)
+WIDE = pytest.param("wider_resnet16", {}, marks=pytest.mark.exhaustive)
 
 
 def unfoldable(arch: str, **options: bool) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def test_training_goes_on_as_before():
     converted, _ = standard_to_inplace(given, "resnet18", images=IMAGES)
     gradients = []
     for norm, weights in (("standard", given), ("inplace", converted)):
-        model = zoo.get("resnet18", classes=10, norm=norm).double()
+        model = zoo.get("resnet18", num_classes=10, norm=norm).double()
         model.load_state_dict(weights)
         loss = model(IMAGES.clone()).square().sum()
         loss.backward()

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from zoo.benchmark.lean_networks import SEED, step_of
 from zoo.convert.norm_conversion import apply_plans, plan_norms
 from zoo.errors import ConversionError
-from zoo.models.elsewhere import build_from_elsewhere, image_shape, list_networks, smallest_of_each_family
+from zoo.models.external import build_external, image_shape, list_networks, smallest_of_each_family
 
 MAX_PARAMETERS = 10e6  # of the networks that are trained here
 SIZE = 64
@@ -61,7 +61,7 @@ def check_training(name, model: nn.Module, images) -> str:
     return ", ".join(f"{each:.1e}" for each in told)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")  # of other packages
 def test_nine_tenths_of_the_families_are_accepted_and_train_as_before():
     """Prints what was converted, with -s, and why other norms were left. Takes many minutes."""
@@ -70,7 +70,7 @@ def test_nine_tenths_of_the_families_are_accepted_and_train_as_before():
     names = smallest_of_each_family(list_networks("timm:*")) + smallest_of_each_family(list_networks("torchvision:*"))
     for name in names:
         torch.manual_seed(SEED)
-        model, images = build_from_elsewhere(name).train(), torch.randn(2, *image_shape(name, SIZE))
+        model, images = build_external(name).train(), torch.randn(2, *image_shape(name, SIZE))
         num_norms = sum(isinstance(part, _BatchNorm) for part in model.modules())
         if num_norms == 0:
             continue

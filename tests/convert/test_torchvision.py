@@ -11,6 +11,7 @@ from tests.convert.networks import IMAGES, outputs, scramble
 from zoo.convert import backbone_dilation, from_torchvision, to_torchvision
 from zoo.convert.torchvision import torchvision_key
 from zoo.errors import ConfigError, ConversionError, WeightsError
+from zoo.spec import NetworkSpec
 
 
 def torchvision_resnet(depth: int) -> torch.nn.Module:
@@ -80,10 +81,10 @@ def test_the_backbone_of_a_segmentation_network_becomes_the_body_of_a_deeplab(tm
     assert report.exact
     assert report.max_difference <= 1e-12 * report.max_output
     assert "52 tensors of the heads were left out" in report.reason
-    record = zoo.weights.NetworkRecord("resnet50", "standard", "relu", 0.01, 0, {}).to_json()
+    record = NetworkSpec(arch="resnet50", activation="relu", num_classes=0).model_dump(mode="json")
     torch.save({"state_dict": converted, "network": record}, tmp_path / "body.pth")
     ours = zoo.get(
-        "deeplab_resnet50", body_weights=tmp_path / "body.pth", dilation=backbone_dilation("resnet50"), classes=3
+        "deeplab_resnet50", body_weights=tmp_path / "body.pth", dilation=backbone_dilation("resnet50"), num_classes=3
     )
     assert (ours.built_as.activation, ours.head.red_bn.activation) == ("relu", "relu")
     images = torch.randn(1, 3, 65, 48)

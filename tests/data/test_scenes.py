@@ -50,7 +50,7 @@ def test_the_garments_of_a_scene_are_of_one_class_and_all_classes_take_turns() -
         assert set(np.unique(classes)) == {0, index % len(CLASSES) + 1}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_scenes_have_the_pixels_that_they_had() -> None:
     assert _digest(module.NUM_SCENES) == module.PIXELS_SHA256
 

@@ -296,7 +296,7 @@ def test_a_name_a_model_and_a_mapping_give_the_same_preprocessing() -> None:
 def test_a_checkpoint_of_the_trainer_gives_the_preprocessing_that_it_was_trained_with(tmp_path: Path) -> None:
     network = {"arch": "resnet18", "activation": "leaky_relu", "classes": 2}
     config = {"network": network, "input": {"scale_val": 12, "crop_val": 8, "mean": MEAN, "std": STD}}
-    weights = registry.get("resnet18", classes=2).state_dict()
+    weights = registry.get("resnet18", num_classes=2).state_dict()
     torch.save({"state_dict": weights, "config": config}, tmp_path / "checkpoint.pth.tar")
     image = random_image(0, width=30, height=20)
     result = transforms(str(tmp_path / "checkpoint.pth.tar"))(image)

@@ -48,7 +48,7 @@ def _train(network: nn.Module, shares: list[slice]) -> dict[str, Tensor]:
 
 def _build(arch: str, norm: str) -> nn.Module:
     torch.manual_seed(0)
-    return zoo.get(arch, norm=norm, activation="leaky_relu", classes=4).double()
+    return zoo.get(arch, norm=norm, activation="leaky_relu", num_classes=4).double()
 
 
 def _sharded(arch: str, norm: str, units: str) -> dict[str, Tensor] | str:

@@ -220,7 +220,7 @@ def test_a_deep_copy_shares_the_group_and_a_pickle_leaves_it_behind():
 def _frozen_and_features_under_ddp() -> bool:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 64, 64)
-    frozen = zoo.get("resnet18", norm="sync", classes=3)
+    frozen = zoo.get("resnet18", norm="sync", num_classes=3)
     freeze_norms(frozen)
     features = zoo.get("densenet121", norm="sync", features_only=True)
     for network in (frozen, features):

@@ -10,22 +10,23 @@ import torch
 from tests.engine.tiny import MemoryLog, build_net, make_config, make_images, run
 from zoo.engine.checkpoint import CHECKPOINT, read, write
 from zoo.errors import CheckpointError, DataError, WeightsError
-from zoo.weights.record import NetworkRecord, record_in
+from zoo.spec import NetworkSpec
+from zoo.weights.stored_spec import parse_stored_spec
 
 
-def _run(data: Path, log_dir: Path, epochs: int, resume: str | None = None) -> NetworkRecord | None:
+def _run(data: Path, log_dir: Path, epochs: int, resume: str | None = None) -> NetworkSpec | None:
     config = make_config(optimizer={"schedule": {"epochs": epochs}})
     run(config, data, log_dir, MemoryLog(), resume=resume)
-    return record_in(torch.load(log_dir / CHECKPOINT, weights_only=True), CHECKPOINT)
+    return parse_stored_spec(torch.load(log_dir / CHECKPOINT, weights_only=True), CHECKPOINT)
 
 
 def test_a_checkpoint_says_which_network_it_is_of_and_names_its_classes(tmp_path: Path) -> None:
     record = _run(make_images(tmp_path / "data", num_train=16), tmp_path / "log", epochs=1)
     assert record is not None
-    assert (record.arch, record.norm, record.activation, record.classes) == ("resnet18", "inplace", "leaky_relu", 2)
-    assert record.class_names == ("class0", "class1")
+    assert (record.arch, record.norm, record.activation, record.num_classes) == ("resnet18", "inplace", "leaky_relu", 2)
+    assert record.class_names == ["class0", "class1"]
     assert record.preprocessing is not None
-    assert (record.preprocessing.scale, record.preprocessing.crop) == (8, 8)
+    assert (record.preprocessing.scale_val, record.preprocessing.crop_val) == (8, 8)
 
 
 def _stop_after_first_epoch(data: Path, log_dir: Path) -> None:
@@ -60,7 +61,7 @@ def test_checkpoints_without_names_go_on_and_have_them_then(tmp_path: Path) -> N
     write(content, tmp_path / "log", is_best=False)
     record = _run(data, tmp_path / "log", epochs=2, resume="auto")
     assert record is not None
-    assert record.class_names == ("class0", "class1")
+    assert record.class_names == ["class0", "class1"]
 
 
 def test_two_folders_that_look_the_same_are_refused_before_the_first_step(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_a_network_of_ones_own_has_no_record_and_can_be_resumed(tmp_path: Path) 
     run(config, data, tmp_path / "log", MemoryLog())
     content = read(tmp_path / "log" / CHECKPOINT)
     assert content["network"] is None
-    assert record_in(content, CHECKPOINT) is None
+    assert parse_stored_spec(content, CHECKPOINT) is None
     run(config, data, tmp_path / "log", MemoryLog(), resume="auto")
 
 
@@ -99,5 +100,5 @@ def test_a_checkpoint_whose_record_is_damaged_is_not_resumed(tmp_path: Path) -> 
     _stop_after_first_epoch(data, tmp_path / "log")
     content = read(tmp_path / "log" / CHECKPOINT)
     write({**content, "network": {**content["network"], "class_names": ["a\x1b"]}}, tmp_path / "log", is_best=False)
-    with pytest.raises(WeightsError, match=r"network.class_names.*a\\x1b"):
+    with pytest.raises(WeightsError, match=r"network.class_names.*a\\u001b"):
         _run(data, tmp_path / "log", epochs=2, resume="auto")

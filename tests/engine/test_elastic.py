@@ -17,12 +17,12 @@ from torch import nn
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, make_config, make_images, run
-from zoo.config import Network
 from zoo.data.sampler import Key, TrainBatches
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.reporting import TrainMetrics
 from zoo.errors import TrainingInterrupted
 from zoo.layers import norm_act
+from zoo.spec import NetworkSpec
 
 pytestmark = pytest.mark.dist
 
@@ -30,11 +30,11 @@ NUM_STEPS = 15  # three epochs of five batches
 TOLERANCE = 200 * torch.finfo(torch.float32).eps  # of some ten roundings in each step, and weights of about 1
 
 
-def _build(network: Network) -> nn.Module:
+def _build(network: NetworkSpec) -> nn.Module:
     """Return a network with a synchronised norm, and without random numbers of its own."""
     norm = norm_act("sync", activation="leaky_relu")
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), norm(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, network.classes)
+        nn.Conv2d(3, 8, 3, padding=1), norm(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, network.num_classes)
     )
 
 

@@ -140,7 +140,9 @@ def test_a_run_that_is_killed_during_a_write_goes_on_from_the_checkpoint_before(
     assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
 
 
-@pytest.mark.parametrize(("world_size", "accumulate_steps"), [(2, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize(
+    ("world_size", "accumulate_steps"), [pytest.param(2, 1, marks=pytest.mark.smoke), (2, 2), (3, 1)]
+)
 def test_killed_processes_end_as_the_straight_ones(
     data: Path, tmp_path: Path, world_size: int, accumulate_steps: int
 ) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
-from zoo.config import Network, Training
+from zoo.config import Training
 from zoo.engine.checkpoint import CHECKPOINT
 from zoo.engine.meters import angle_between, check_meters, gradients
 from zoo.engine.process import Process
@@ -23,7 +23,10 @@ from zoo.engine.state import TrainState, rank_state, shared_state
 from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.errors import ConfigError
 from zoo.layers import InPlaceABN, InPlaceABNSync, ReversibleBlock, ReversibleSequential
+from zoo.spec import NetworkSpec
 from zoo.tasks import task_of
+
+pytestmark = pytest.mark.slow  # trains several times
 
 
 class _Off(nn.Module):
@@ -44,17 +47,17 @@ def _branch() -> nn.Module:
     return nn.Sequential(*layers, nn.Conv2d(4, 4, 3, padding=1))
 
 
-def _net(network: Network, blocks: Any = None) -> nn.Module:
+def _net(network: NetworkSpec, blocks: Any = None) -> nn.Module:
     blocks = blocks or [ReversibleBlock(_branch(), _branch()) for _ in range(3)]
-    ends = (nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, network.classes))
+    ends = (nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, network.num_classes))
     return nn.Sequential(ends[0], ReversibleSequential(blocks), *ends[1:])
 
 
-def _drifting_net(network: Network) -> nn.Module:
+def _drifting_net(network: NetworkSpec) -> nn.Module:
     return _net(network, [ReversibleBlock(nn.Sequential(_branch(), _Off()), _branch()) for _ in range(2)])
 
 
-def _sync_net(network: Network) -> nn.Module:
+def _sync_net(network: NetworkSpec) -> nn.Module:
     f, g = (nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), InPlaceABNSync(4)) for _ in "fg")
     return _net(network, [ReversibleBlock(f, g)])
 

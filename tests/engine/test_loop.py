@@ -16,13 +16,13 @@ from torch import nn
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, build_net, differences, make_config, make_images, run
-from zoo.config import Network
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
 from zoo.engine.optim import lr_factor
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.state import all_finite
 from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted
+from zoo.spec import NetworkSpec
 
 NUM_BATCHES, EPOCHS = 5, 3
 
@@ -282,7 +282,7 @@ def test_a_signal_to_one_rank_makes_all_ranks_save_the_same_step(data: Path, tmp
     assert first[1] == 7
 
 
-def _frozen_net(network: Network) -> nn.Module:
+def _frozen_net(network: NetworkSpec) -> nn.Module:
     model = build_net(network)
     nn.init.constant_(model[-1].weight.requires_grad_(False), 0.125)
     return model

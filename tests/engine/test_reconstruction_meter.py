@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
-from zoo.config import Network
 from zoo.engine.meters import reconstruction_errors
 from zoo.errors import ConfigError
 from zoo.layers import ReversibleBlock, ReversibleSequential
+from zoo.spec import NetworkSpec
 
 NUM_BLOCKS = 3
 
@@ -33,13 +33,13 @@ def _branch() -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
 
 
-def _reversible_net(network: Network) -> nn.Module:
+def _reversible_net(network: NetworkSpec) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3),
         ReversibleSequential([ReversibleBlock(_branch(), _branch()) for _ in range(NUM_BLOCKS)]),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(8, network.classes),
+        nn.Linear(8, network.num_classes),
     )
 
 

@@ -14,13 +14,16 @@ from zoo.engine import wrapping
 from zoo.engine.wrapping import unwrap
 from zoo.remat.memory_use import measure_memory
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+pytestmark = [
+    pytest.mark.slow,  # compiles
+    pytest.mark.filterwarnings("ignore"),  # torch's own, while it compiles
+]
 
 
 def _network() -> nn.Module:
     torch.manual_seed(0)
     layers = [
-        layer for _ in range(4) for layer in (nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.GELU())
+        layer for _ in range(2) for layer in (nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.GELU())
     ]
     return nn.Sequential(*layers)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from PIL import Image
 from torch import Tensor, nn
 
-from zoo.config import Experiment, Network, parse_experiment
+from zoo.config import Experiment, parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.loop import train
 from zoo.engine.process import Process
@@ -24,6 +24,7 @@ from zoo.engine.start import start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Result
 from zoo.layers import DeeplabV3, norm_act
+from zoo.spec import NetworkSpec
 from zoo.tasks import task_of
 
 SIDE_PX = 12
@@ -80,7 +81,7 @@ def _changed(content: dict[str, Any], changes: dict[str, dict[str, Any] | int]) 
     return parse_experiment(content, "test")
 
 
-def build_net(network: Network) -> nn.Module:
+def build_net(network: NetworkSpec) -> nn.Module:
     """Return a small network with everything that a resume could get wrong: norms and dropout."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1, bias=False),
@@ -91,18 +92,18 @@ def build_net(network: Network) -> nn.Module:
         nn.BatchNorm2d(16),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(16, network.classes),
+        nn.Linear(16, network.num_classes),
     )
 
 
-def build_segmenter(network: Network) -> nn.Module:
+def build_segmenter(network: NetworkSpec) -> nn.Module:
     """Return a small network with logits at half the size of the image, and norms that are synchronised."""
     norm = norm_act("sync", activation=network.activation, activation_param=network.activation_param)
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1, stride=2, bias=False),
         norm(8),
         DeeplabV3(8, 8, hidden_channels=4, dilations=(1, 2, 3), norm_act=norm),
-        nn.Conv2d(8, network.classes, 1),
+        nn.Conv2d(8, network.num_classes, 1),
     )
 
 
@@ -182,7 +183,7 @@ def run(
     workers: int = 0,
     log_interval: int = 1,
     on_bad_image: Any = "stop",
-    build: Callable[[Network], nn.Module] = build_net,
+    build: Callable[[NetworkSpec], nn.Module] = build_net,
     **start_options: Any,
 ) -> TrainState:
     """Train as the command line does, and return the state at the end."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from zoo.errors import ZooError
 
 SHORT = 25  # examples in the default run; `make faults` takes 10,000
-EXAMPLES = pytest.mark.parametrize("examples", [SHORT, pytest.param(10_000, marks=pytest.mark.slow)])
+EXAMPLES = pytest.mark.parametrize("examples", [SHORT, pytest.param(10_000, marks=pytest.mark.exhaustive)])
 MEMORY_BYTES = 2**30  # what a case may take beyond what the process has already
 MESSAGE_LENGTH = 5_000  # of a message, which somebody has to read
 RUNS = {

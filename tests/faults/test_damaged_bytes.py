@@ -44,7 +44,7 @@ def _damaged(path: Path, positions: list[int]) -> Iterator[int]:
                 os.pwrite(file.fileno(), byte, position)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("reader", [read, read_checkpoint], ids=["resume", "weights"])
 def test_a_damaged_byte_of_a_checkpoint_is_found_or_harmless(
     reader: Callable[[Path], Any], checkpoint: Path, record_property: Callable[[str, object], None]

@@ -45,7 +45,7 @@ def _may_mount() -> str | None:
 
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.exhaustive,
     pytest.mark.dist,
     pytest.mark.skipif((why := _may_mount()) is not None, reason=str(why)),
 ]

@@ -19,7 +19,7 @@ from zoo.config import load_experiment, parse_experiment
 from zoo.config.parse import experiments_dir
 from zoo.data.reading import decode_as, load_rgb
 from zoo.weights.published import read_checksums
-from zoo.weights.record import NetworkRecord, record_in
+from zoo.weights.stored_spec import parse_stored_spec
 
 
 @EXAMPLES
@@ -58,11 +58,11 @@ def test_any_checksums_are_a_list_or_a_message(count: int, tmp_path: Path) -> No
 @EXAMPLES
 def test_any_record_in_a_weights_file_is_a_record_or_a_message(count: int, tmp_path: Path) -> None:
     config = parse_experiment(SETTINGS, "test")
-    record = NetworkRecord.of_config(config.network, config.input, ("a", "b")).to_json()
+    record = config.network.described(config.input, ("a", "b")).model_dump(mode="json")
     cases = damaged_tree({"network": record, "state_dict": {}}) | st.dictionaries(
         st.sampled_from(("network", "config", "class_names", "state_dict")), JSON
     )
-    fuzz(lambda content: record_in(content, "weights.pth"), count, cases, tmp_path)
+    fuzz(lambda content: parse_stored_spec(content, "weights.pth"), count, cases, tmp_path)
 
 
 def _images() -> list[bytes]:

@@ -20,7 +20,7 @@ from tests.engine.tiny import differences, make_images
 from zoo.cli import main
 from zoo.engine.checkpoint import CHECKPOINT, read
 
-pytestmark = [pytest.mark.dist, pytest.mark.slow]
+pytestmark = [pytest.mark.dist, pytest.mark.exhaustive]
 
 LAUNCHER_S = 5.0
 END_S = 120.0  # of a run of two seconds, on a machine that does other things too

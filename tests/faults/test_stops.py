@@ -83,6 +83,7 @@ def hanging(command: list[str]) -> Iterator[subprocess.Popen[str]]:
             os.kill(worker, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_a_run_whose_workers_hang(hanging: subprocess.Popen[str], number: signal.Signals) -> None:
     hanging.send_signal(number)
@@ -92,6 +93,7 @@ def test_a_second_signal_ends_a_run_whose_workers_hang(hanging: subprocess.Popen
     assert hanging.wait(END_S) == 128 + number
 
 
+@pytest.mark.slow
 def test_an_interrupt_that_python_drops_while_a_run_starts_still_ends_it(command: list[str], tmp_path: Path) -> None:
     process = _start("lost", [*command, "-j", "0"])
     _, printed = process.communicate(timeout=120)

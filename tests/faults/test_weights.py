@@ -24,7 +24,7 @@ def test_weights_that_are_no_path_are_an_error(weights: Any) -> None:
 def lying_files() -> dict[str, Any]:
     """Checkpoints with the tensors of a small network, beside a claim that they belong to one of 3,000 blocks."""
     small = zoo.get("resnet32_cifar")
-    own = small.built_as.to_json()
+    own = small.built_as.model_dump(mode="json")
     lie = {"arch": "irevnet_cifar", "options": {"blocks": [1000] * 3}}
     config = {"network": {**lie, "classes": 10, "activation": "leaky_relu"}}
     state_dict = small.state_dict()
@@ -76,13 +76,13 @@ def test_a_config_of_another_trainer_beside_a_record_says_nothing(finished: Any,
 @pytest.mark.parametrize("network", [{"type": "resnet", "depth": 50}, [1], "resnet50", {}])
 def test_what_another_trainer_keeps_under_network_is_no_record(network: Any, tmp_path: Path) -> None:
     torch.save({"state_dict": {"a": torch.ones(1)}, "network": network}, tmp_path / "w.pth")
-    assert read_weights(tmp_path / "w.pth").record is None
+    assert read_weights(tmp_path / "w.pth").spec is None
 
 
 def test_a_classifier_that_is_a_single_number_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = zoo.get("resnet18", classes=2)
+    model = zoo.get("resnet18", num_classes=2)
     state_dict = {**model.state_dict(), "classifier.fc.weight": torch.tensor(1.0)}
-    torch.save({"state_dict": state_dict, "network": model.built_as.to_json()}, tmp_path / "w.pth")
+    torch.save({"state_dict": state_dict, "network": model.built_as.model_dump(mode="json")}, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"w.pth: classifier\.fc\.weight is a single number"):
         zoo.get(tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"classifier\.fc\.weight is a single number"):
@@ -96,15 +96,17 @@ def test_a_classifier_that_is_a_single_number_is_an_error(tmp_path: Path, capsys
 @pytest.mark.parametrize("options", [{"channels": 4096}, {"layers": "many"}, {"layers": [10**4] * 3}])
 def test_a_record_of_impossible_sizes_is_refused_with_the_file(options: dict[str, Any], tmp_path: Path) -> None:
     model = zoo.get("revnext_flat")
-    record = {**model.built_as.to_json(), "options": options}
+    record = {**model.built_as.model_dump(mode="json"), "options": options}
     torch.save({"state_dict": model.state_dict(), "network": record}, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"w\.pth: network: "):
         zoo.get(tmp_path / "w.pth")
 
 
 def test_weights_for_images_of_other_channels_say_what_they_are_too(tmp_path: Path) -> None:
-    model = zoo.get("resnet18", classes=2, in_chans=1)
-    torch.save({"state_dict": model.state_dict(), "network": model.built_as.to_json()}, tmp_path / "w.pth")
+    model = zoo.get("resnet18", num_classes=2, in_chans=1)
+    torch.save(
+        {"state_dict": model.state_dict(), "network": model.built_as.model_dump(mode="json")}, tmp_path / "w.pth"
+    )
     assert zoo.get(tmp_path / "w.pth", in_chans=1).in_chans == 1
 
 
@@ -120,17 +122,17 @@ def test_a_state_dict_or_swapped_arguments_get_a_short_message() -> None:
 @pytest.mark.parametrize("factor", [1, 1e300])
 def test_a_file_of_two_kinds_of_number_is_folded_and_zoo_is_not_blamed(factor: float, tmp_path: Path) -> None:
     """The first tensor is in float64, the others are not: their rounding is what counts."""
-    model = zoo.get("resnet18", classes=2)
+    model = zoo.get("resnet18", num_classes=2)
     state_dict = {**model.state_dict(), "mod1.conv1.weight": model.mod1.conv1.weight.detach().double() * factor}
-    torch.save({"state_dict": state_dict, "network": model.built_as.to_json()}, tmp_path / "w.pth")
+    torch.save({"state_dict": state_dict, "network": model.built_as.model_dump(mode="json")}, tmp_path / "w.pth")
     assert main(["convert", "fold", str(tmp_path / "w.pth"), str(tmp_path / "t.pth")]) == 0
 
 
 def test_weights_beyond_float32_are_blamed_on_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = zoo.get("resnet18", classes=2)
+    model = zoo.get("resnet18", num_classes=2)
     mean = torch.full((64,), 1e300, dtype=torch.float64)
     state_dict = {**model.state_dict(), "mod1.bn1.running_mean": mean}
-    torch.save({"state_dict": state_dict, "network": model.built_as.to_json()}, tmp_path / "w.pth")
+    torch.save({"state_dict": state_dict, "network": model.built_as.model_dump(mode="json")}, tmp_path / "w.pth")
     assert main(["convert", "fold", str(tmp_path / "w.pth"), str(tmp_path / "t.pth")]) == 2
     message = capsys.readouterr().err
     assert "are not finite" in message

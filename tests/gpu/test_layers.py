@@ -94,7 +94,7 @@ def test_pooling_gives_the_outputs_and_gradients_of_torch(layout):
 )
 def test_a_network_that_keeps_less_has_the_gradients_of_the_same_network_on_the_cpu(name, memory):
     torch.manual_seed(0)
-    net = zoo.get(name, norm="inplace", memory=memory, classes=5).double()
+    net = zoo.get(name, norm="inplace", memory=memory, num_classes=5).double()
     size = 32 if name.endswith("cifar") else 64
     x = torch.randn(4, 3, size, size, dtype=torch.float64)
     there = copy.deepcopy(net).to(DEVICE)

@@ -51,6 +51,7 @@ def test_blocks_with_dropout_and_under_autocast_have_the_results_of_plain_ones(k
         assert torch.equal(ours, truth)  # batches are counted in the buffers
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 def test_compiled_blocks_are_repeated_too():
     torch._dynamo.reset()

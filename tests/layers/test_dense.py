@@ -93,6 +93,7 @@ def held(memory: str, layers: int, norm=InPlaceABN) -> int:
     return held_bytes(lambda: module(conv(x)).sum())
 
 
+@pytest.mark.slow
 def test_what_is_held_is_linear_in_depth_and_quadratic_in_plain():
     map_bytes = 2 * 8 * 8 * 4
     auto, checkpoint, plain, standard = (
@@ -111,6 +112,7 @@ def test_what_is_held_is_linear_in_depth_and_quadratic_in_plain():
     assert bend(standard) >= 2 * 4 * 4 * 8 * map_bytes
 
 
+@pytest.mark.slow
 def test_densenet264_holds_an_eighth_of_what_standard_norms_hold():
     sizes = []
     for settings in ({"norm": "inplace"}, {"norm": "standard", "memory": "plain"}):
@@ -144,6 +146,7 @@ def test_standard_norms_can_be_converted(memory):
     assert relative_error(inplace.eval()(x), standard.eval()(x)) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it traces
 @pytest.mark.parametrize("memory", ["auto", "checkpoint"])
 def test_compiled_networks_take_the_same_step(memory):

@@ -300,6 +300,7 @@ def test_synchronised_norms_are_undone_with_the_statistics_of_all_processes():
         assert max(map(relative_error, ours, truth)) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own while it traces
 def test_a_compiled_chain_gives_the_gradients_of_the_eager_one_with_one_break():
     torch.manual_seed(0)

@@ -20,7 +20,10 @@ from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
 
 LAYERS = 6
 # torch's own warnings while it traces and compiles
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.slow,  # compiles
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -37,15 +40,13 @@ def chain(norm, activation="leaky_relu", layers=LAYERS) -> nn.Sequential:
 
 
 def blocks() -> nn.Sequential:
-    """Residual blocks of both kinds, with in-place and out-of-place norms: 12 norms."""
+    """Residual blocks of both kinds, with in-place and out-of-place norms: 8 norms."""
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1, bias=False),
-        IdentityResidualBlock(8, (8, 8), InPlaceABN),
         IdentityResidualBlock(8, (4, 4, 16), InPlaceABN, stride=2, groups=2),
         nn.Conv2d(16, 8, 1, bias=False),
         InPlaceABN(8),
-        ResidualBlock(8, (8, 8), InPlaceABN),
         ResidualBlock(8, (4, 4, 16), InPlaceABN, stride=2),
     )
     init_weights(network)
@@ -73,17 +74,20 @@ def compare(make, compile_model, tolerance=2e-4):
             assert relative_error(ours, truth) < tolerance
 
 
+def test_inductor_with_fullgraph_equals_eager():
+    compare(blocks, lambda network: torch.compile(network, fullgraph=True))
+
+
 @pytest.mark.parametrize(
-    "make",
-    # The chain by inductor is compiled under DDP and with dynamic shapes too, and its norms are among the blocks'.
-    [pytest.param(lambda: chain(InPlaceABN), marks=pytest.mark.slow, id="chain"), pytest.param(blocks, id="blocks")],
+    ("norm", "activation"),
+    [
+        (ABN, "leaky_relu"),
+        pytest.param(InPlaceABN, "leaky_relu", marks=pytest.mark.smoke),
+        (InPlaceABN, "elu"),
+        (InPlaceABN, "identity"),
+        (InPlaceABNSync, "leaky_relu"),
+    ],
 )
-def test_inductor_with_fullgraph_equals_eager(make):
-    compare(make, lambda network: torch.compile(network, fullgraph=True))
-
-
-@pytest.mark.parametrize("activation", ["leaky_relu", "elu", "identity"])
-@pytest.mark.parametrize("norm", [ABN, InPlaceABN, InPlaceABNSync])
 def test_functionalised_graphs_equal_eager(norm, activation):
     compare(
         lambda: chain(norm, activation), lambda network: torch.compile(network, fullgraph=True, backend="aot_eager")
@@ -123,9 +127,13 @@ def compare_dynamic(norm, activation: str, momentum: float | None, backend: str)
     return graphs
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize(
-    ("norm", "activation"), [(norm, activation) for norm in (ABN, InPlaceABN) for activation in norm.activations]
+    ("norm", "activation", "momentum"),
+    [
+        *((norm, activation, 0.1) for norm in (ABN, InPlaceABN) for activation in norm.activations),
+        (ABN, "leaky_relu", None),
+        (InPlaceABN, "leaky_relu", None),
+    ],
 )
 def test_one_graph_serves_all_shapes_where_shapes_are_dynamic(norm, activation, momentum):
     """The compiler then replaces a layer's numbers by symbols, which checks can only compare."""
@@ -135,11 +143,9 @@ def test_one_graph_serves_all_shapes_where_shapes_are_dynamic(norm, activation, 
 @pytest.mark.parametrize(
     ("norm", "activation", "backend"),
     [
-        pytest.param(ABN, "leaky_relu", "aot_eager", marks=pytest.mark.slow),
-        pytest.param(InPlaceABN, "leaky_relu", "aot_eager", marks=pytest.mark.slow),
         (InPlaceABN, "elu", "aot_eager"),
         (InPlaceABNSync, "identity", "aot_eager"),
-        pytest.param(InPlaceABN, "elu", "inductor", marks=pytest.mark.slow),
+        pytest.param(InPlaceABN, "elu", "inductor", marks=pytest.mark.exhaustive),
     ],
 )
 def test_functionalised_and_inductor_graphs_of_dynamic_shape_equal_eager(norm, activation, backend):
@@ -166,7 +172,7 @@ def _ddp_and_compile(order: str, norm: type, backend: str) -> float:
         ("compile(DDP(m))", InPlaceABNSync, "aot_eager"),
         ("DDP(compile(m))", InPlaceABN, "aot_eager"),
         ("DDP(compile(m))", InPlaceABNSync, "aot_eager"),
-        pytest.param("DDP(compile(m))", InPlaceABN, "inductor", marks=pytest.mark.slow),
+        pytest.param("DDP(compile(m))", InPlaceABN, "inductor", marks=pytest.mark.exhaustive),
     ],
 )
 def test_compiled_ddp_equals_eager_ddp(order, norm, backend):

@@ -213,6 +213,7 @@ def test_a_branch_of_another_shape_is_refused():
         ReversibleSequential([block])(torch.randn(2, 8, 4, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [ABN, InPlaceABN])
 @pytest.mark.parametrize("measure", [measure_memory, count_memory])
 def test_held_bytes_do_not_grow_with_depth(norm, measure):

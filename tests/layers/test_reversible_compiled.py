@@ -13,7 +13,10 @@ from tests.layers.test_reversible import images, network, step
 from zoo.layers import ABN, InPlaceABN
 
 # torch's own warnings while it traces and compiles
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.slow,  # compiles
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 @pytest.fixture(autouse=True)

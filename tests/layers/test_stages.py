@@ -148,6 +148,7 @@ def test_backward_may_run_twice_and_in_parts(redo_3x3):
         assert error(gradients, expected[wanted]) < 1e-11
 
 
+@pytest.mark.slow
 def test_bytes_fall_from_plain_to_unwound_to_redone_and_match_the_count():
     plain = stage(blocks=6)
     x = torch.randn(3, 8, 12, 12, dtype=torch.float64)
@@ -164,6 +165,7 @@ def test_bytes_fall_from_plain_to_unwound_to_redone_and_match_the_count():
     assert memory[2].peak <= memory[1].peak < memory[0].peak
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_backward():
     def maps() -> list[torch.Tensor]:
         gc.collect()
@@ -244,8 +246,9 @@ def test_without_gradients_and_inside_transforms_the_blocks_run_as_they_are():
     assert relative_error(twin.gradient, plain.gradient) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)])
 def test_compiled_it_has_the_gradients_of_the_eager_stage(backend):
     torch._dynamo.reset()
     plain = stage().float()

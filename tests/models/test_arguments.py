@@ -32,7 +32,7 @@ IMAGE = torch.randn(2, 3, 64, 64)
 )
 @pytest.mark.parametrize("in_chans", [1, 4])
 def test_images_may_have_any_number_of_channels(arch, in_chans) -> None:
-    model = zoo.get(arch, in_chans=in_chans, classes=2).eval()
+    model = zoo.get(arch, in_chans=in_chans, num_classes=2).eval()
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert model(torch.randn(1, in_chans, 32, 32)).shape == (1, 2)
     assert (model.in_chans, zoo.get(arch, in_chans=3).in_chans) == (in_chans, 3)
@@ -44,17 +44,17 @@ def test_a_network_whose_width_is_padded_refuses_other_images() -> None:
 
 
 def test_filters_of_colours_are_made_fit_for_other_images_and_that_is_told(tmp_path, caplog) -> None:
-    source = zoo.get("resnet18", norm="inplace", classes=3).eval()
+    source = zoo.get("resnet18", norm="inplace", num_classes=3).eval()
     path = tmp_path / "w.pth"
     torch.save(source.state_dict(), path)
     grey = torch.randn(2, 1, 64, 64)
     with caplog.at_level(logging.INFO, "zoo"), torch.no_grad():
-        one = zoo.get("resnet18", norm="inplace", classes=3, in_chans=1, weights=path).eval()
+        one = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=1, weights=path).eval()
         assert torch.allclose(one(grey), source(grey.expand(-1, 3, -1, -1)), atol=1e-4)
         assert "filters of the first convolution were summed for 1 input channels" in caplog.text
-        five = zoo.get("resnet18", norm="inplace", classes=3, in_chans=5, weights=path).eval()
+        five = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=5, weights=path).eval()
         assert torch.allclose(five.mod1.conv1.weight[:, 3], source.mod1.conv1.weight[:, 0] * 0.6)
-        six = zoo.get("resnet18", norm="inplace", classes=3, in_chans=6, weights=path).eval()
+        six = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=6, weights=path).eval()
         twice = torch.cat([IMAGE, IMAGE], 1)
         assert torch.allclose(six(twice), source(IMAGE), atol=1e-4)
     report = zoo.load_weights(six, path)
@@ -118,23 +118,18 @@ def test_the_map_before_the_stems_pool_is_a_feature_that_can_be_asked_for(arch, 
 @pytest.mark.parametrize(
     ("arch", "arguments", "message"),
     [
-        ("resnet18", {"out_indices": [0]}, "out_indices chooses among features; give features_only=True too"),
+        ("resnet18", {"out_indices": [0]}, "out_indices.*chooses among features; give features_only=True too"),
         ("resnet18", {"out_indices": [0, 9], "features_only": True}, "ResNet has no feature 9; it has 0 to 4"),
         ("resnet18", {"out_indices": [2, 1], "features_only": True}, "finest first"),
         ("resnet18", {"out_indices": [4, -1], "features_only": True}, "different features"),
         ("wider_resnet16", {"out_indices": ["stem"], "features_only": True}, "has no feature 'stem'; it has 0 to 6"),
         ("resnet18", {"output_stride": 8, "dilation": [1, 1, 2, 4]}, "output_stride and dilation say the same"),
         ("wider_resnet16", {"output_stride": 8}, "output_stride: wider_resnet16 cannot be dilated"),
-        ("wider_resnet16_a2", {"output_stride": 64}, "output_stride must be 8, 16 or 32, got 64"),
+        ("wider_resnet16_a2", {"output_stride": 64}, "output_stride = 64: should be 8, 16 or 32"),
         ("revnet56", {"output_stride": 8}, "cannot be dilated"),
-        ("resnet18", {"drop_rate": 0.2, "features_only": True}, "drop_rate drops what a classifier reads"),
-        ("resnet18", {"drop_rate": 0.2, "classes": 0}, "drop_rate drops what a classifier reads"),
+        ("resnet18", {"drop_rate": 0.2, "features_only": True}, "drop_rate.* drops what a classifier reads"),
+        ("resnet18", {"drop_rate": 0.2, "num_classes": 0}, "drop_rate drops what a classifier reads"),
         ("revnext", {"drop_rate": 0.2}, "drop_rate: RevNeXt has not a classifier of mean values"),
-        (
-            "resnet18",
-            {"norm": "inplace", "activation": "relu"},
-            "cannot be undone from its output, which norm 'inplace'",
-        ),
         (
             "resnext50",
             {"norm": nn.BatchNorm2d},
@@ -179,8 +174,8 @@ def test_published_weights_may_be_read_at_another_stride(monkeypatch) -> None:
 
 
 def test_the_classifiers_input_is_dropped_in_training_alone() -> None:
-    model = zoo.get("resnet18", classes=5, drop_rate=0.5)
-    plain = zoo.get("resnet18", classes=5)
+    model = zoo.get("resnet18", num_classes=5, drop_rate=0.5)
+    plain = zoo.get("resnet18", num_classes=5)
     assert list(model.state_dict()) == list(plain.state_dict())
     plain.load_state_dict(model.state_dict())
     assert torch.equal(model.eval()(IMAGE), plain.eval()(IMAGE))
@@ -188,38 +183,6 @@ def test_the_classifiers_input_is_dropped_in_training_alone() -> None:
     assert not torch.equal(model(IMAGE), model(IMAGE))
     model.reset_classifier(7)
     assert isinstance(model.classifier.drop, nn.Dropout)
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("checkpoint_path", "it is called weights here"),
-        ("weights_backbone", "are called body_weights here"),
-        ("aux_loss", "one head"),
-        ("global_pool", "forward_features returns the map before it"),
-        ("pretrained_cfg", r"model\.pretrained_cfg"),
-        ("act_layer", "it is called activation here"),
-        ("norm_layer", "it is called norm here"),
-        ("drop_path_rate", "there is no such thing here; leave it out"),
-        ("replace_stride_with_dilation", "it is called output_stride here"),
-        ("dilatoin", "the nearest argument is 'dilation'"),
-    ],
-)
-def test_names_of_other_packages_are_answered_by_what_stands_for_them(name, hint) -> None:
-    with pytest.raises(zoo.ConfigError, match=f"resnet50 has no option '{name}'; .*{hint}"):
-        zoo.get("resnet50", **{name: 1})
-
-
-def test_an_argument_of_zoo_get_alone_is_not_answered_by_its_own_name() -> None:
-    settings = {"arch": "resnet18", "activation": "leaky_relu", "options": {"in_chans": 1}}
-    config = zoo.config.parse_experiment({"network": settings}, "test")
-    with pytest.raises(zoo.ConfigError, match=r"no option 'in_chans'; .*argument of zoo\.get in Python, and no"):
-        zoo.registry.build_from_config(config.network)
-
-
-def test_arguments_without_a_name_are_refused_in_one_sentence() -> None:
-    with pytest.raises(zoo.ConfigError, match=r"everything else by name, got \(True,\) too; .*pretrained=True"):
-        zoo.get("resnet50", True)
 
 
 def test_several_patterns_list_what_matches_any() -> None:
@@ -234,14 +197,14 @@ def test_a_function_of_norm_and_activation_builds_the_preactivation_networks() -
         return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
 
     for arch in ("resnext50", "densenet121", "resnet32_cifar"):
-        model = zoo.get(arch, norm=norm, classes=2)
+        model = zoo.get(arch, norm=norm, num_classes=2)
         model(torch.randn(2, 3, 64, 64)).sum().backward()
     assert isinstance(zoo.get("resnet18", norm=ABN).mod1.bn1, ABN)
 
 
 @pytest.mark.parametrize("arch", [arch for arch in ARCHITECTURES if arch in ("resnet18", "densenet121", "revnext")])
 def test_networks_answer_to_the_names_of_timm(arch) -> None:
-    model = zoo.get(arch, classes=4).eval()
+    model = zoo.get(arch, num_classes=4).eval()
     assert model.num_classes == 4
     assert model.get_classifier() is model.classifier.fc
     assert model.default_cfg is model.pretrained_cfg
@@ -278,9 +241,9 @@ def test_without_a_classifier_forward_returns_what_the_linear_layer_would_read(a
         assert model(IMAGE).shape == (2, 3)
 
 
-def test_the_number_of_classes_has_one_name_at_a_time() -> None:
-    assert zoo.get("resnet18", num_classes=3).num_classes == zoo.get("resnet18", classes=3).num_classes == 3
-    with pytest.raises(zoo.ConfigError, match="num_classes=3 and classes=3 say the same; give num_classes alone"):
-        zoo.get("resnet18", num_classes=3, classes=3)
-    with pytest.raises(zoo.ConfigError, match="num_classes must be an integer from 0 to 100,000, got -1"):
-        zoo.get("resnet18", num_classes=-1)
+def test_the_number_of_classes_is_still_found_under_its_earlier_name() -> None:
+    earlier = {"classes": 3}
+    with pytest.warns(FutureWarning, match="the argument classes is called num_classes"):
+        assert zoo.get("resnet18", **earlier).num_classes == 3
+    with pytest.warns(FutureWarning), pytest.raises(TypeError, match="num_classes and classes are the same argument"):
+        zoo.get("resnet18", num_classes=3, **earlier)

@@ -66,8 +66,8 @@ def plain_model(x: Tensor, model: nn.Module, norm: str, training: bool, dilation
 )
 def test_the_whole_network_and_all_its_gradients_are_those_of_plain_torch(norm, stride, dilations, training) -> None:
     torch.manual_seed(0)
-    model = zoo.get("deeplab_resnet18", classes=5, norm=norm, output_stride=stride, pooling_size=(3, 4), memory="plain",
-                    head_dilations=(2, 1, 3),)  # fmt: skip
+    model = zoo.get("deeplab_resnet18", num_classes=5, norm=norm, output_stride=stride, pooling_size=(3, 4),
+                    memory="plain", head_dilations=(2, 1, 3))  # fmt: skip
     model.double().train(training)
     for name, tensor in model.state_dict().items():
         if "bn" in name and tensor.is_floating_point():
@@ -129,7 +129,7 @@ def test_a_memory_strategy_changes_no_result() -> None:
     gradients = []
     for memory in ("plain", "checkpoint"):
         torch.manual_seed(0)
-        model = zoo.get("deeplab_resnet18", norm="inplace", memory=memory, classes=3).double()
+        model = zoo.get("deeplab_resnet18", norm="inplace", memory=memory, num_classes=3).double()
         model(torch.randn(2, 3, 32, 32, dtype=torch.float64)).square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for ours, truth in zip(*gradients, strict=True):
@@ -160,7 +160,7 @@ def test_arguments_that_it_cannot_have_are_refused_with_what_to_do(arguments, me
 
 
 def test_its_classifier_is_a_convolution_that_can_be_exchanged_and_left_out() -> None:
-    model = zoo.get("deeplab_resnet18", classes=4).eval()
+    model = zoo.get("deeplab_resnet18", num_classes=4).eval()
     assert (model.num_classes, model.num_features, zoo.get("deeplab_resnet18").num_classes) == (4, 256, 19)
     assert model.get_classifier() is model.cls
     x = torch.randn(2, 3, 40, 48)
@@ -174,12 +174,12 @@ def test_its_classifier_is_a_convolution_that_can_be_exchanged_and_left_out() ->
         model.reset_classifier(0)
         assert model.num_classes == 0
         assert torch.equal(model(x), features)
-    assert isinstance(zoo.get("deeplab_resnet18", classes=0).get_classifier(), nn.Identity)
+    assert isinstance(zoo.get("deeplab_resnet18", num_classes=0).get_classifier(), nn.Identity)
 
 
 def test_images_of_other_channels_and_all_kinds_of_norms_train() -> None:
     for norm in ("standard", "inplace", "sync", lambda channels: ABN(channels, activation="relu")):
-        model = zoo.get("deeplab_resnet18", classes=2, norm=norm, in_chans=4)
+        model = zoo.get("deeplab_resnet18", num_classes=2, norm=norm, in_chans=4)
         model(torch.randn(2, 4, 32, 32)).sum().backward()
         assert all(parameter.grad is not None for parameter in model.parameters())
     freeze_norms(model)

@@ -15,6 +15,8 @@ import zoo
 from tests.held import held_bytes
 from zoo.architectures import ARCHITECTURES, REVERSIBLE_TWINS
 
+pytestmark = pytest.mark.slow  # measures 40 networks
+
 FOLDER = Path(__file__).parents[1] / "golden"
 FILE, REVERSIBLE_FILE = FOLDER / "held_bytes.json", FOLDER / "reversible_bytes.json"
 NETWORKS = {
@@ -91,7 +93,7 @@ DEEP = ("resnet110_cifar", "resnet164_cifar")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in DEEP else ()) for name in REVERSIBLE_TWINS]
+    "name", [pytest.param(name, marks=pytest.mark.exhaustive if name in DEEP else ()) for name in REVERSIBLE_TWINS]
 )
 def test_the_reversible_networks_hold_the_bytes_of_the_golden_file(name):
     assert count_reversible(name) == REVERSIBLE[name]

@@ -130,6 +130,7 @@ def held(name, memory, dtype=torch.float32) -> float:
     return bytes_of(name, dtype, "inplace", memory) / bytes_of(name, dtype, "standard", "plain")
 
 
+@pytest.mark.slow
 def test_each_strategy_of_a_resnet_holds_less_than_the_one_before():
     ratios = [held("resnet50", memory) for memory in ("plain", "auto", "checkpoint")]
     assert ratios[0] > 0.78
@@ -141,6 +142,7 @@ def test_each_strategy_of_a_resnet_holds_less_than_the_one_before():
     assert half[1] < 0.55
 
 
+@pytest.mark.slow
 def test_each_strategy_of_a_pre_activation_network_holds_less_than_the_one_before():
     order = ("plain", "auto", "unwind", "unwind_3x3")
     for name, bounds in {"resnext50": (0.53, 0.50, 0.40, 0.30), "wider_resnet38": (0.62, 0.42, 0.34, 0.34)}.items():
@@ -150,6 +152,7 @@ def test_each_strategy_of_a_pre_activation_network_holds_less_than_the_one_befor
     assert held("resnext50", "checkpoint") < 0.35
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "most", "of_auto"),
     [("resnet50", 0.6, 0.75), ("resnext50", 0.6, 0.75), ("densenet121", 0.3, 0.75), ("revnet38_cifar", 0.2, 0.9)],
@@ -204,8 +207,9 @@ def test_the_pools_of_plain_networks_are_torchs():
                 assert pools == {"torch.nn.modules.pooling" if memory == "plain" else "zoo.layers.ends"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("memory", [pytest.param("auto", marks=pytest.mark.slow), "checkpoint"])
+@pytest.mark.parametrize("memory", [pytest.param("auto", marks=pytest.mark.exhaustive), "checkpoint"])
 def test_compiled_stages_have_the_gradients_of_eager_ones(memory):
     torch._dynamo.reset()
 

@@ -27,6 +27,7 @@ def test_names_are_told_from_others() -> None:
     assert not any(map(zoo.is_model, ["resnet19", "", "timm:resnet18"]))
 
 
+@pytest.mark.slow
 def test_grad_checkpointing_holds_less_and_gives_the_same_gradients() -> None:
     torch.manual_seed(0)
     model, images = zoo.get("resnet18", num_classes=3).train(), torch.randn(2, 3, 64, 64)
@@ -98,6 +99,7 @@ def test_features_are_extracted_in_training_too() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_torch_hub_loads_every_network() -> None:
     with torch.device("meta"):
         for name in ARCHITECTURES:

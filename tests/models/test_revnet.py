@@ -15,7 +15,7 @@ import zoo
 from tests.formula import relative_error
 from tests.held import held_bytes
 from zoo.architectures import ARCHITECTURES
-from zoo.config import Network, parse_experiment
+from zoo.config import parse_experiment
 from zoo.convert import convert_norm
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.reversible import ReversibleSequential
@@ -24,6 +24,7 @@ from zoo.models.preact import PreactResNet
 from zoo.models.revnet import RevNet
 from zoo.registry import build_from_config
 from zoo.remat.memory_use import count_memory
+from zoo.spec import NetworkSpec
 
 # Table 2 of Gomez et al. 2017 has these, rounded; 45.2 M for RevNet-104, whose public code has 45.43 M
 COUNTS = {
@@ -84,7 +85,7 @@ def step(model, x) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("name", "classes"), COUNTS)
 def test_parameters_are_as_many_as_in_the_papers_code(name, classes):
     with torch.device("meta"):
-        model = zoo.get(name, classes=classes)
+        model = zoo.get(name, num_classes=classes)
     assert sum(p.numel() for p in model.parameters()) == COUNTS[name, classes]
     assert {name for name, _ in COUNTS} == {*RESNETS, *REVNETS}
 
@@ -308,6 +309,7 @@ def held(network, blocks, bottleneck, norm="standard", memory="auto") -> int:
     return held_bytes(lambda: model(x).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("bottleneck", [False, True])
 def test_held_bytes_do_not_grow_with_the_depth(bottleneck, norm):
@@ -325,6 +327,7 @@ def test_held_bytes_are_the_boundaries_of_the_modules_and_what_the_head_keeps():
     assert 8 * 4 * maps <= held(RevNet, 3, False) <= 8 * 4 * maps + 4 * vectors
 
 
+@pytest.mark.slow
 def test_revnet_104_holds_less_than_its_twin_by_the_papers_factor():
     def held(name, norm, memory):
         with torch.device("meta"):
@@ -338,6 +341,7 @@ def test_revnet_104_holds_less_than_its_twin_by_the_papers_factor():
     assert held("revnet104", "inplace", "auto") <= twin / 7.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 def test_revnet_104_has_a_lower_peak_than_its_twin_with_checkpoints(norm):
     def peak(name, memory):
@@ -396,6 +400,7 @@ def test_halves_are_joined_where_they_leave_a_module_and_nowhere_else():
     assert counts == [3, 3]  # outputs of three modules, and gradients of what their first blocks halve
 
 
+@pytest.mark.slow
 def test_checkpointed_twins_hold_less_with_the_same_gradients():
     plain, saved = (
         build_small("bottleneck", network=PreactResNet, memory=memory) for memory in ("plain", "checkpoint")
@@ -428,7 +433,7 @@ def test_options_of_other_families_are_refused():
             zoo.get("revnet38_cifr")
 
 
-def network_section(**settings) -> Network:
+def network_section(**settings) -> NetworkSpec:
     section = {"arch": "revnet38_cifar", "classes": 10, "weight_init": "truncated_normal", **settings}
     return parse_experiment({"network": section}, source="test").network
 

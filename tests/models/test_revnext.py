@@ -29,7 +29,7 @@ SMALL = {  # name -> options of a network small enough for float64
 
 def count(name, **options):
     with torch.device("meta"):
-        return sum(p.numel() for p in zoo.get(name, classes=10, **options).parameters())
+        return sum(p.numel() for p in zoo.get(name, num_classes=10, **options).parameters())
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_hybrid_networks_have_the_weights_of_the_public_code(pools, blocks, para
 def test_the_compared_networks_have_the_convolutions_that_the_totals_of_the_paper_ask_for():
     for name, kernels in (("revnext_resnet18", 3_133_440), ("revnext_revnet", 3_133_440)):
         with torch.device("meta"):
-            model = zoo.get(name, classes=10)
+            model = zoo.get(name, num_classes=10)
         levels = [p for key, p in model.named_parameters() if key.startswith("level") and p.dim() == 4]
         assert sum(p.numel() for p in levels) == kernels
     assert 170.5e6 < 4 * count("irevnet_revnext") < 171.4e6
@@ -69,7 +69,7 @@ def test_the_compared_networks_have_the_convolutions_that_the_totals_of_the_pape
 @pytest.mark.parametrize("name", ["revnext_resnet18", "revnext_revnet"])
 def test_the_compared_networks_have_the_max_pools_of_section_3_4(name, memory):
     """Between the levels: the largest value of each window, and zeros for the channels that are new."""
-    model = zoo.get(name, classes=10, channels=8, memory=memory)
+    model = zoo.get(name, num_classes=10, channels=8, memory=memory)
     for level, channels in enumerate((8, 16, 32), start=1):
         pool = model.get_submodule(f"level{level}")[0]
         x = torch.randn(2, channels, 4, 6, requires_grad=True)
@@ -128,7 +128,7 @@ def test_evaluation_and_its_gradients_are_those_of_the_storing_network(name):
 def test_features_classifier_and_headless_form_fit_together(name):
     options = {"activation_param": 0.2, **SMALL[name]}
     torch.manual_seed(0)
-    model = zoo.get(name, classes=5, **options).eval()
+    model = zoo.get(name, num_classes=5, **options).eval()
     x = torch.randn(2, 3, 8, 8)
     last = model.forward_features(x)
     assert torch.allclose(model.classifier(last), model(x), atol=1e-6)
@@ -156,15 +156,16 @@ def test_networks_of_reversible_blocks_can_be_folded(name):
     assert relative_error(folded(x), model(x)) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own while it traces
 @pytest.mark.parametrize("name", ["revnext", "revnext_flat", "irevnet_cifar", "revnext_revnet"])
 def test_networks_are_exported_for_any_batch(name, tmp_path):
-    model = zoo.get(name, norm="inplace", classes=5, **SMALL[name])
+    model = zoo.get(name, norm="inplace", num_classes=5, **SMALL[name])
     assert export(model, tmp_path / "network.pt2", 8) < 1e-4
 
 
 def test_images_that_are_overwritten_before_backward_are_refused():
-    model = zoo.get("revnext", classes=5, **SMALL["revnext"])
+    model = zoo.get("revnext", num_classes=5, **SMALL["revnext"])
     x = torch.randn(2, 3, 8, 8)
     y = model(x)
     x.zero_()
@@ -173,7 +174,7 @@ def test_images_that_are_overwritten_before_backward_are_refused():
 
 
 def test_the_logits_are_an_eighth_of_the_linear_layer_of_the_largest_values_without_bias():
-    model = zoo.get("revnext", classes=5, **SMALL["revnext"]).eval()
+    model = zoo.get("revnext", num_classes=5, **SMALL["revnext"]).eval()
     x = torch.randn(2, 3, 8, 8)
     largest = model.forward_features(x).amax((2, 3))
     assert torch.allclose(model(x), 0.125 * largest @ model.classifier.fc.weight.T, atol=1e-6)
@@ -182,7 +183,7 @@ def test_the_logits_are_an_eighth_of_the_linear_layer_of_the_largest_values_with
 
 def test_batch_pooled_networks_see_each_image_alone():
     torch.manual_seed(0)
-    model = zoo.get("revnext", classes=5, channels=8, blocks=[1, 1, 1], pools=["batch", "channel", "batch"]).eval()
+    model = zoo.get("revnext", num_classes=5, channels=8, blocks=[1, 1, 1], pools=["batch", "channel", "batch"]).eval()
     x = torch.randn(3, 3, 16, 16)
     alone = torch.cat([model(image) for image in x.split(1)])
     assert relative_error(model(x), alone) < 1e-5
@@ -192,7 +193,7 @@ def test_batch_pooled_networks_see_each_image_alone():
 @pytest.mark.parametrize("eps_i", [0.0, 0.5])
 def test_the_least_gain_of_the_options_reaches_every_norm_and_the_result(eps_i):
     torch.manual_seed(0)
-    model = zoo.get("revnext", classes=5, eps_i=eps_i, **SMALL["revnext"])
+    model = zoo.get("revnext", num_classes=5, eps_i=eps_i, **SMALL["revnext"])
     plain = copy.deepcopy(model)
     norms = [module for module in plain.modules() if isinstance(module, InvertibleNorm)]
     assert {norm.eps_i for norm in norms} == {eps_i}
@@ -222,11 +223,11 @@ def test_the_least_gain_of_the_options_reaches_every_norm_and_the_result(eps_i):
 def test_what_cannot_be_built_is_refused_with_its_value(name, options, message):
     options = {"channels": 8, "layers": [2, 1, 1], **options} if name == "revnext_flat" else options
     with pytest.raises(zoo.ConfigError, match=message):
-        zoo.get(name, classes=5, **options)
+        zoo.get(name, num_classes=5, **options)
 
 
 def memory_of(name, batch, size, **options):
-    model = zoo.get(name, classes=10, activation_param=0.2, **options)
+    model = zoo.get(name, num_classes=10, activation_param=0.2, **options)
     x = torch.randn(batch, 3, size, size)
     return measure_memory(lambda: model(x).sum(), model.parameters())
 
@@ -238,6 +239,7 @@ def bytes_per_pixel(name, **options):
     return (found[1] - found[0]) / (8 * (sizes[1] ** 2 - sizes[0] ** 2))
 
 
+@pytest.mark.slow
 def test_a_flat_step_takes_no_more_bytes_per_pixel_than_follows_from_the_published_total():
     assert 2 * 128 < bytes_per_pixel("revnext_flat") <= 320  # one map of 32 float32 values per pixel, and its gradient
 
@@ -245,13 +247,14 @@ def test_a_flat_step_takes_no_more_bytes_per_pixel_than_follows_from_the_publish
 @pytest.mark.parametrize("name", ["irevnet_revnext", "revnext_revnet"])
 def test_neither_the_stem_nor_the_output_of_two_branch_blocks_is_kept_while_the_blocks_are_undone(name):
     with torch.device("meta"):
-        model, x = zoo.get(name, classes=10), torch.empty(8, 3, 64, 64)
+        model, x = zoo.get(name, num_classes=10), torch.empty(8, 3, 64, 64)
     peak = count_memory(lambda: model(x).sum(), model.parameters()).peak_without_gradients
     # In float32 values: the map and its gradient 64, a branch 48, the gradients in it 32. An output and a gradient that
     # are kept would be 64 more, and so would the stem's convolution and output.
     assert peak == pytest.approx(4 * (64 + 48 + 32) * 8 * 64**2, rel=0.02)
 
 
+@pytest.mark.slow
 def test_keeping_the_inputs_of_branches_costs_half_a_map_which_the_printed_352_bytes_per_pixel_do_not_have():
     smallest = {"blocks": [1, 1], "units": 1}
     least = bytes_per_pixel("revnext", keep_branch_input=False, **smallest)
@@ -259,6 +262,7 @@ def test_keeping_the_inputs_of_branches_costs_half_a_map_which_the_printed_352_b
     assert bytes_per_pixel("revnext", **smallest) == least + 64  # 16 float32 values per pixel
 
 
+@pytest.mark.slow
 def test_what_is_held_for_backward_does_not_grow_with_the_depth():
     for name, key in (("revnext_flat", "layers"), ("revnext", "blocks")):
         shallow, deep = (
@@ -271,7 +275,7 @@ def test_what_is_held_for_backward_does_not_grow_with_the_depth():
 def smallest_ratio(name, slope, skipped=0, **options):
     """Return the smallest signal-to-noise ratio of reconstructed inputs of layers in an untrained network."""
     torch.manual_seed(0)
-    model = zoo.get(name, classes=10, activation_param=slope, eps_i=0.0, **options)
+    model = zoo.get(name, num_classes=10, activation_param=slope, eps_i=0.0, **options)
     init_weights(model, "torch")
     errors = {}
     model.meter = errors.__setitem__
@@ -295,6 +299,7 @@ def smallest_of_blocks(slope, **options):
     return smallest_ratio("revnext", slope, skipped=2, **options)
 
 
+@pytest.mark.slow
 def test_hybrid_networks_lose_little_precision_with_depth_and_nothing_with_the_slope():
     found = {slope: [smallest_of_blocks(slope, blocks=[n, n]) for n in (1, 2, 4)] for slope in (0.4, 0.05)}
     for ratios in found.values():
@@ -304,6 +309,7 @@ def test_hybrid_networks_lose_little_precision_with_depth_and_nothing_with_the_s
         assert steep / flat < 3
 
 
+@pytest.mark.slow
 def test_hybrid_networks_that_find_branch_inputs_again_lose_precision_with_the_slope():
     steep, flat = (smallest_of_blocks(slope, blocks=[4, 4], keep_branch_input=False) for slope in (0.4, 0.05))
     assert steep / flat > 10

@@ -76,6 +76,7 @@ def test_the_description_says_why_a_back_end_is_off(monkeypatch):
         assert backend.describe()["triton"] == "ready, but there is no CUDA device"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "code", "text"), [("reference", 0, "zoo.ops.abn.reference"), ("fast", 1, "ConfigError")]
 )

@@ -17,7 +17,10 @@ from zoo.ops.abn import triton
 from zoo.ops.abn.kernels import NormSettings
 
 UNAVAILABLE = compiled_kernels.unavailable_reason()
-pytestmark = pytest.mark.skipif(UNAVAILABLE is not None, reason=str(UNAVAILABLE))
+pytestmark = [
+    pytest.mark.slow,  # compiles Triton kernels
+    pytest.mark.skipif(UNAVAILABLE is not None, reason=str(UNAVAILABLE)),
+]
 
 
 class Gpu(NamedTuple):
@@ -89,7 +92,7 @@ def test_odd_planes_are_read_in_wide_vectors_on_every_generation(capability):
     check(("7x7", "contiguous"), "bfloat16", "leaky_relu", False, capability)
 
 
-@pytest.mark.slow  # 600 kernels, 10 minutes
+@pytest.mark.exhaustive  # 600 kernels, 10 minutes
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("dtype", ["float64", *FLOATS])
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)

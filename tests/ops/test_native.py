@@ -447,6 +447,7 @@ def test_opcheck_accepts_every_operator(dtype, layout):
         torch.library.opcheck(getattr(torch.ops.zoo, f"abn_{name}").default, arguments, test_utils=tests)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces
 def test_compiled_chains_of_six_layers_give_the_outputs_and_gradients_of_eager_ones():
     weights = [torch.randn(6, 6, 3, 3) * 0.2 for _ in range(6)]
@@ -467,7 +468,7 @@ def test_compiled_chains_of_six_layers_give_the_outputs_and_gradients_of_eager_o
         assert relative_error(ours, truth) < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_tensors_of_more_than_two_to_the_31_elements_are_right(layout):
     x = torch.zeros(2, 2, 2**29 + 5, dtype=torch.bfloat16)

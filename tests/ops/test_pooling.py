@@ -130,6 +130,7 @@ def test_taking_gradients_twice_is_refused(back_end):
         dx.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch 2.11's own decompositions
 def test_compiled_exported_and_transformed_it_is_torchs_pooling():
     module = MaxPool2d(3, 2, 1)

@@ -12,7 +12,10 @@ from tests.ops.pooling_cases import CASES, LAYOUTS
 from tests.ops.triton_stub import Device, interpret
 from zoo.ops.abn import triton
 
-pytestmark = pytest.mark.skipif(triton.unavailable_reason() is not None, reason=str(triton.unavailable_reason()))
+pytestmark = [
+    pytest.mark.slow,  # Triton's interpreter
+    pytest.mark.skipif(triton.unavailable_reason() is not None, reason=str(triton.unavailable_reason())),
+]
 
 
 @pytest.fixture(scope="module")

@@ -373,7 +373,7 @@ def experiments() -> str:
         experiment, name = load_experiment(path), path.stem
         network, optimizer = experiment.network, experiment.optimizer
         paper = next((paper for pattern, paper in PAPERS.items() if fnmatchcase(name, pattern)), "")
-        rows.append([f"[`{name}`]({path.name})", f"`{network.arch}`", network.bn_mode, paper, _expected(experiment),
+        rows.append([f"[`{name}`]({path.name})", f"`{network.arch}`", network.norm, paper, _expected(experiment),
                      _measured(name), _cost(name), str(optimizer.batch_size),
                      str(optimizer.schedule.epochs)])  # fmt: skip
     headers = ["experiment", "network", "norm", "paper", "expected", "measured here", "cost", "batch", "epochs"]

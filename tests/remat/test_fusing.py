@@ -156,6 +156,7 @@ def test_a_norm_that_is_used_otherwise_after_it_was_fused_has_its_numbers(use: C
             torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_it_holds_no_more_than_exact_recipes() -> None:
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU(True)) for _ in range(4)]

@@ -240,12 +240,13 @@ def test_random_programs_train_rightly() -> None:
         assert not verdict.is_failure, told(each, verdict)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_twenty_thousand_random_programs_train_rightly() -> None:
     for each, verdict in programs(20000, seed=1):
         assert not verdict.is_failure, told(each, verdict)
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_is_found_and_its_program_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     silu = torch.ops.aten.silu.default
     monkeypatch.setitem(RULES, silu, RULES[silu]._replace(repeat=torch.ops.aten.sigmoid.default))

@@ -156,6 +156,7 @@ def compiled(model: nn.Module, where: str, backend: Any) -> nn.Module:
     return lean(model)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
 )  # from the compiler

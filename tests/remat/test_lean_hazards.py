@@ -329,6 +329,7 @@ def test_no_mode_and_no_hook_stays_after_an_interruption(error: type[BaseExcepti
         assert all(torch.equal(a, b) for a, b in zip(expected, train(model, images()), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_step_leaves_no_reference_cycle(exact: bool) -> None:
     model = lean(Network(F.relu), exact=exact)

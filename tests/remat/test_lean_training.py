@@ -164,14 +164,14 @@ def test_networks_that_save_memory_themselves_have_the_same_bits(
     arch: str, options: dict[str, Any], autocast: bool
 ) -> None:
     torch.manual_seed(0)
-    plain = zoo.get(arch, classes=5, **options)
+    plain = zoo.get(arch, num_classes=5, **options)
     other = lean(copy.deepcopy(plain))
     x = torch.randn(2, 3, 32, 32)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         assert all(torch.equal(a, b) for a, b in zip(step(plain, x), step(other, x), strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("arch", ["resnet18", "convnext_atto"])
 def test_networks_of_timm_train_for_steps_with_the_same_bits(arch: str, autocast: bool) -> None:

@@ -236,7 +236,7 @@ def test_memory_per_pixel_of_the_flat_network_is_measured_deeper_and_with_plain_
     assert len(plain) == (1 if name_for(torch.device("cpu")) != "reference" else 0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_memory_per_pixel_is_measured_deeper_without_branch_inputs_and_with_plain_kernels() -> None:
     section = memory.measure_pixels(["revnext"], sizes=(32, 48), batch=4)
     found = {

@@ -348,7 +348,7 @@ def test_processes_that_do_not_know_of_each_other_share_the_images_too(tmp_path:
 def test_tiles_below_the_window_of_the_head_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import zoo
 
-    model = zoo.get("deeplab_resnet18", classes=CLASSES, pooling_size=(9, 5))
+    model = zoo.get("deeplab_resnet18", num_classes=CLASSES, pooling_size=(9, 5))
     random_image(0).save(tmp_path / "a.png")
     for tile in (64, 96):
         network = LoadedNetwork("deeplab", model, _network().experiment)

@@ -126,7 +126,7 @@ def test_the_loss_is_that_of_whole_batches_bit_for_bit_and_keeps_no_map_of_the_s
 
 def test_a_step_has_the_gradients_of_the_whole_network_without_its_upsampling() -> None:
     torch.manual_seed(0)
-    model = zoo.get("deeplab_resnet18", classes=CLASSES).double()
+    model = zoo.get("deeplab_resnet18", num_classes=CLASSES).double()
     images, targets = torch.randn(2, 3, 32, 40).double(), _batch(2, 32, 40)[1]
     task = _task()
     trained = task.trained_network(model)
@@ -142,7 +142,7 @@ def test_a_step_has_the_gradients_of_the_whole_network_without_its_upsampling() 
 
 def test_a_step_of_a_lean_network_holds_less() -> None:
     with torch.device("meta"):
-        models = [zoo.get("deeplab_resnet18", classes=CLASSES, memory=memory) for memory in ("auto", "lean")]
+        models = [zoo.get("deeplab_resnet18", num_classes=CLASSES, memory=memory) for memory in ("auto", "lean")]
         images = torch.empty(2, 3, 64, 64)
     networks = [_task().trained_network(model) for model in models]
     auto, lean = (

@@ -17,21 +17,22 @@ from zoo.config import experiments_dir, load_experiment
 from zoo.errors import ConfigError, WeightsError
 from zoo.layers import InPlaceABN, InPlaceABNSync
 from zoo.weights import read_state_dict
+from zoo.weights.stored_spec import check_same_network
 
 COUNTER = "num_batches_tracked"
 
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
-    return zoo.get("deeplab_resnet18", norm="inplace", classes=4, pooling_size=(3, 4))
+    return zoo.get("deeplab_resnet18", norm="inplace", num_classes=4, pooling_size=(3, 4))
 
 
 @pytest.fixture(scope="module")
 def body_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classification network of this package, which says what it is."""
-    network = zoo.get("resnet18", norm="inplace", classes=7, activation_param=0.2)
+    network = zoo.get("resnet18", norm="inplace", num_classes=7, activation_param=0.2)
     path = tmp_path_factory.mktemp("body") / "resnet18.pth"
-    torch.save({"state_dict": network.state_dict(), "network": network.built_as.to_json()}, path)
+    torch.save({"state_dict": network.state_dict(), "network": network.built_as.model_dump(mode="json")}, path)
     return path
 
 
@@ -75,15 +76,17 @@ def test_the_published_container_and_flat_checkpoints_load_strictly(model, form,
 def test_a_checkpoint_says_which_network_it_is_and_another_number_of_classes_keeps_the_new_one(
     model: nn.Module, tmp_path: Path
 ) -> None:
-    path = write(tmp_path / "w.pth", {"state_dict": model.state_dict(), "network": model.built_as.to_json()})
+    path = write(
+        tmp_path / "w.pth", {"state_dict": model.state_dict(), "network": model.built_as.model_dump(mode="json")}
+    )
     same = zoo.get(path)
     assert equal(same, model)
     assert (same.num_classes, same.head.pooling_size) == (4, [3, 4])
-    nine = zoo.get("deeplab_resnet18", norm="inplace", classes=9)
+    nine = zoo.get("deeplab_resnet18", norm="inplace", num_classes=9)
     assert zoo.load_weights(nine, path).classifier == "kept"
     assert torch.equal(nine.head.red_conv.weight, model.head.red_conv.weight)
     assert nine.num_classes == 9
-    headless = zoo.get("deeplab_resnet18", norm="inplace", classes=0, weights=path)
+    headless = zoo.get("deeplab_resnet18", norm="inplace", num_classes=0, weights=path)
     assert not hasattr(headless, "cls")
 
 
@@ -102,7 +105,9 @@ def test_a_container_that_does_not_fit_is_refused_with_the_keys(model, change, m
     parts = container(model)
     change(parts)
     with pytest.raises(WeightsError, match=rf"(?s){message}"):
-        zoo.get("deeplab_resnet18", weights=write(tmp_path / "w.pth", {"state_dict": parts}), norm="inplace", classes=4)
+        zoo.get(
+            "deeplab_resnet18", weights=write(tmp_path / "w.pth", {"state_dict": parts}), norm="inplace", num_classes=4
+        )
 
 
 def test_files_of_the_other_task_say_where_they_belong(model: nn.Module, body_file: Path, tmp_path: Path) -> None:
@@ -123,19 +128,19 @@ def test_the_body_takes_the_weights_of_a_classification_network_and_the_log_says
 ) -> None:
     caplog.set_level(logging.INFO, "zoo")
     source = zoo.get(body_file)
-    model = zoo.get("deeplab_resnet18", classes=5, body_weights=body_file, in_chans=1)
+    model = zoo.get("deeplab_resnet18", num_classes=5, body_weights=body_file, in_chans=1)
     settings = model.built_as
     assert (settings.norm, settings.activation_param, settings.classes) == ("inplace", 0.2, 5)
     assert isinstance(model.head.red_bn, InPlaceABN)
     assert torch.equal(model.body.mod5.block2.convs.conv2.weight, source.mod5.block2.convs.conv2.weight)
     assert "the classifier was not loaded" in caplog.text
     assert "120 tensors were loaded into the body; head and cls keep their initial values" in caplog.text
-    synchronised = zoo.get("deeplab_resnet18", classes=5, body_weights=body_file, norm="sync", activation_param=0.2)
+    synchronised = zoo.get("deeplab_resnet18", num_classes=5, body_weights=body_file, norm="sync", activation_param=0.2)
     assert isinstance(synchronised.body.mod1.bn1, InPlaceABNSync)
 
 
 def test_load_weights_puts_a_classification_network_into_the_body(body_file: Path) -> None:
-    model = zoo.get("deeplab_resnet18", norm="sync", activation_param=0.2, classes=5)
+    model = zoo.get("deeplab_resnet18", norm="sync", activation_param=0.2, num_classes=5)
     head = {key: tensor.clone() for key, tensor in model.state_dict().items() if not key.startswith("body.")}
     report = zoo.load_weights(model, body_file)
     assert str(report).endswith("120 tensors loaded from " + str(body_file) + ", classifier not loaded, head and cls keep their initial values")  # noqa: E501  # fmt: skip
@@ -169,8 +174,8 @@ def test_an_a2_body_takes_the_weights_of_the_plain_form(tmp_path: Path) -> None:
     with torch.device("meta"):
         plain, a2 = zoo.get("wider_resnet16", norm="inplace"), zoo.get("deeplab_wider_resnet16_a2", norm="inplace")
     assert list(a2.body.state_dict()) == [key for key in plain.state_dict() if not key.startswith("classifier.")]
-    wanted = zoo.weights.stored.settings_of_body(a2.built_as.settings(), plain.built_as)
-    zoo.weights.record.check_record(plain.built_as, wanted, "file")
+    wanted = zoo.weights.stored.settings_of_body(a2.built_as.model_dump(), plain.built_as)
+    check_same_network(plain.built_as, wanted, "file")
 
 
 def test_the_published_name_builds_the_network_of_its_experiment() -> None:

@@ -232,6 +232,7 @@ def test_a_link_to_nowhere_is_replaced_by_the_file_and_linked_weights_are_read(t
     assert fetch_weights(NAME) == path
 
 
+@pytest.mark.slow
 def test_a_new_cache_is_private_and_an_existing_one_keeps_its_permissions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,6 +434,7 @@ def test_a_web_page_keeps_the_part(server: Server, cache: Path) -> None:
 # Several processes, and the callers
 
 
+@pytest.mark.slow
 def test_one_process_downloads_and_another_continues_when_it_is_killed(server: Server) -> None:
     server.script = [stalls(2**17 + 1000)]
     path = weights_path(NAME)
@@ -468,6 +470,7 @@ def start(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.slow
 def test_get_pretrained_downloads_verifies_and_loads(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

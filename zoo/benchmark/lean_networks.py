@@ -18,7 +18,7 @@ from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup, loss_of_any
 from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.strategies import EAGER
-from zoo.models.elsewhere import tensors_in
+from zoo.models.external import iter_tensors
 from zoo.remat import Rematerializer
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import clear_gradients, measure_memory
@@ -182,7 +182,7 @@ def step_of(model: nn.Module, images: Tensor) -> list[Tensor]:
     """Return outputs, gradients and buffers of a step, whose random numbers are the same at each call."""
     torch.manual_seed(SEED)
     images = images.clone().requires_grad_()
-    outputs = list(tensors_in(model(images)))
+    outputs = list(iter_tensors(model(images)))
     values = [output.detach().clone() for output in outputs]
     loss_of_any(outputs).backward()
     gradients = [each.grad.clone() for each in (images, *model.parameters()) if each.grad is not None]
@@ -200,4 +200,4 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _forward(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:
-    return lambda: loss_of_any(list(tensors_in(model(images))))
+    return lambda: loss_of_any(list(iter_tensors(model(images))))

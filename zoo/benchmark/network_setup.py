@@ -19,11 +19,11 @@ from zoo.config import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
 from zoo.errors import ConfigError, listed
 from zoo.layers.init import init_weights
-from zoo.layers.norm import norm_act
 from zoo.models import build_network
-from zoo.models.elsewhere import build_from_elsewhere, image_shape, split_name, tensors_in
+from zoo.models.external import build_external, image_shape, iter_tensors, split_name
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import clear_gradients
+from zoo.spec import parse_spec
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 from zoo.torch_internals import recompile_limit
 
@@ -82,10 +82,12 @@ class Setup:
         """
         if self._is_foreign:
             return self._build_foreign(norm, memory)
-        options: dict[str, Any] = {"memory": memory, **({"input_3x3": True} if self.input_3x3 else {})}
-        classes = 1000 if self.classes is None and not self._is_segmentation else self.classes
+        options = {"input_3x3": True} if self.input_3x3 else {}
+        num_classes = 1000 if self.classes is None and not self._is_segmentation else self.classes
+        chosen = {} if num_classes is None else {"num_classes": num_classes}
+        spec = parse_spec({"arch": self.arch, "norm": norm, "memory": memory, "options": options, **chosen}, self.arch)
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
-            model = build_network(self.arch, norm_act(norm), classes=classes, structure=self.structure, **options)
+            model = build_network(spec, structure=self.structure)
         init_weights(model)
         return self.place(MapLogits(model) if self._is_segmentation else model)
 
@@ -95,7 +97,7 @@ class Setup:
         if self.structure is not None or self.input_3x3:
             raise ConfigError(f"{self.arch} has a structure and a stem of its own; leave yours out")
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
-            model = build_from_elsewhere(self.arch, classes=self.classes)
+            model = build_external(self.arch, num_classes=self.classes)
         return self.place(FOREIGN_MEMORY[memory](model))
 
     def reversible_twin(self) -> Setup:
@@ -128,7 +130,7 @@ class Setup:
                 if not self._is_foreign and not self._is_segmentation:
                     return F.cross_entropy(logits, targets)
             if self._is_foreign:
-                return loss_of_any(list(tensors_in(logits)))
+                return loss_of_any(list(iter_tensors(logits)))
             logits = at_least_float32(logits)
             defaults = Segmentation()
             return bootstrapped_loss(

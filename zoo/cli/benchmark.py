@@ -289,7 +289,7 @@ class BenchmarkLean(Benchmark):
         from zoo.benchmark.lean_networks import measure_lean_network, measure_overhead, summarize_networks
         from zoo.benchmark.max_batch import parse_bytes
         from zoo.benchmark.network_setup import Setup
-        from zoo.models.elsewhere import list_networks, smallest_of_each_family, split_name
+        from zoo.models.external import list_networks, smallest_of_each_family, split_name
         from zoo.remat.budget import Budget
 
         found = [each for name in self.models for each in ([name] if split_name(name) is None else list_networks(name))]

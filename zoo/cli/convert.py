@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from zoo.architectures import is_elsewhere
 from zoo.cli.options import (
     Command,
     DataFolder,
@@ -24,50 +23,66 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from zoo.convert import ConversionReport
-    from zoo.weights import NetworkRecord, StoredWeights
-    from zoo.weights.record import Preprocessing
+    from zoo.spec import NetworkSpec, Preprocessing
+    from zoo.weights import StoredWeights
 
     Converted = tuple[dict[str, Tensor], ConversionReport]
 
 DEFAULT_SLOPE = 0.01  # of leaky_relu
+NETWORK_OPTIONS = ("norm", "activation", "activation_param", "input_3x3")
+
+
+class Kind(NamedTuple):
+    """A kind of conversion.
+
+    Args:
+    - `meaning`: what it does, for the help.
+    - `source`: settings that the source must have.
+    - `target`: settings that the conversion changes; None for files without a description.
+    - `options`: options of the command that it takes, beside those that all kinds take.
+    """
+
+    meaning: str
+    source: dict[str, Any]
+    target: dict[str, Any] | None
+    options: tuple[str, ...]
+
+
+RELU = {"norm": "standard", "activation": "relu"}
 KINDS = {
-    "from-torchvision": "give the weights of torchvision's ResNet this package's names",
-    "to-torchvision": "the way back",
-    "relu-to-leaky-relu": "the same weights for the network with leaky_relu",
-    "inplace-to-standard": "turn in-place norms into plain ones",
-    "standard-to-inplace": "turn plain norms into in-place ones",
-    "norms": "make the norms of a network of another package work in place, and write its weights",
-    "fold": "fold norms into the convolutions before them, for inference",
-    "export": "fold, and write TARGET as .pt2 (torch.export) or .onnx; also checkpoints of timm:NAME, torchvision:NAME",
-}
-ACTIVATION_KINDS = ("inplace-to-standard", "standard-to-inplace", "fold", "export")
-# Settings that the network of the source must have for each kind of conversion.
-NEEDED = {
-    "from-torchvision": {"norm": "standard", "activation": "relu"},
-    "to-torchvision": {"norm": "standard", "activation": "relu"},
-    "relu-to-leaky-relu": {"norm": "standard", "activation": "relu"},
-    "inplace-to-standard": {"norm": "inplace"},
-    "standard-to-inplace": {"norm": "standard"},
-}
-# The kinds that an option goes with; with others it would do nothing, and is refused.
-OPTION_KINDS = {
-    "activation": ACTIVATION_KINDS,
-    "activation_param": (*ACTIVATION_KINDS, "relu-to-leaky-relu"),
-    "input_3x3": (*ACTIVATION_KINDS, "relu-to-leaky-relu"),
-    "norm": ("fold", "export"),
-    "allow_approximate": ("standard-to-inplace", "norms"),
-    "partial": ("norms",),
-    "relu": ("norms",),
-    "pretrained": ("norms",),
-    "data": ("relu-to-leaky-relu",),
-}
+    "from-torchvision": Kind("give the weights of torchvision's ResNet this package's names", RELU, {}, ()),
+    "to-torchvision": Kind("the way back", RELU, None, ()),
+    "relu-to-leaky-relu": Kind(
+        "the same weights for the network with leaky_relu",
+        RELU, {"activation": "leaky_relu"}, ("activation_param", "input_3x3", "data"),
+    ),
+    "inplace-to-standard": Kind(
+        "turn in-place norms into plain ones", {"norm": "inplace"}, {"norm": "standard"}, NETWORK_OPTIONS[1:]
+    ),
+    "standard-to-inplace": Kind(
+        "turn plain norms into in-place ones",
+        {"norm": "standard"}, {"norm": "inplace"}, (*NETWORK_OPTIONS[1:], "allow_approximate"),
+    ),
+    "norms": Kind(
+        "make the norms of a network of another package work in place, and write its weights",
+        {}, None, ("allow_approximate", "partial", "relu", "pretrained"),
+    ),
+    "fold": Kind("fold norms into the convolutions before them, for inference", {}, {"folded": True}, NETWORK_OPTIONS),
+    "export": Kind(
+        "fold, and write TARGET as .pt2 (torch.export) or .onnx; also checkpoints of timm:NAME, torchvision:NAME",
+        {}, {}, NETWORK_OPTIONS,
+    ),
+}  # fmt: skip
+RESTRICTED_OPTIONS = dict.fromkeys(option for kind in KINDS.values() for option in kind.options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convert(Command, LoaderOptions):
     """Convert weights to another variant of their network, and report how exact the result is."""
 
-    kind: str = argument("KIND", choices=tuple(KINDS), help="; ".join(": ".join(kind) for kind in KINDS.items()))
+    kind: str = argument(
+        "KIND", choices=tuple(KINDS), help="; ".join(f"{name}: {kind.meaning}" for name, kind in KINDS.items())
+    )
     source: Path = argument("SOURCE")
     """Weights file, checkpoint or published name; (norms) timm:NAME or torchvision:NAME."""
     target: Path | None = argument("TARGET", default=None)
@@ -114,18 +129,20 @@ class Convert(Command, LoaderOptions):
 
 
 def _run(args: Convert) -> int:
+    """Convert, write TARGET and the JSON file and print the report; returns 0."""
     _check_options(args)
     if args.kind == "norms":
         return _convert_network(args)
     from zoo.weights import read_weights
-    from zoo.weights.stored import check_fits_record
+    from zoo.weights.stored import check_fits_spec
 
     stored = read_weights(args.source)
-    if stored.record is not None and is_elsewhere(stored.record.arch):
-        return _export_elsewhere(args, stored, stored.record)
-    source = _source_record(args, stored)
+    if stored.spec is not None and stored.spec.is_external:
+        return _export_external(args, stored, stored.spec)
+    source = _source_spec(args, stored)
+    target = _target_spec(args, source)
     if args.kind not in ("from-torchvision", "to-torchvision"):  # these report differences in their own terms
-        check_fits_record(stored.state_dict, source, printable(args.source))
+        check_fits_spec(stored.state_dict, source, printable(args.source))
     try:
         converted, report = _convert(args, stored.state_dict, source)
     except ConversionError as error:
@@ -137,7 +154,7 @@ def _run(args: Convert) -> int:
         measured["exported_max_difference"] = _export(args, stored.state_dict, source)
     else:
         assert args.target is not None
-        _save(converted, _target_record(args, source), args.target)
+        _save(converted, target, args.target)
     _print_report(args, report, measured)
     return 0
 
@@ -160,9 +177,9 @@ def _convert_network(args: Convert) -> int:
 
     from zoo.convert import convert_network
     from zoo.files import write_json
-    from zoo.models.elsewhere import build_from_elsewhere, image_shape
+    from zoo.models.external import build_external, image_shape
 
-    model = build_from_elsewhere(str(args.source), pretrained=args.pretrained)
+    model = build_external(str(args.source), pretrained=args.pretrained)
     shape = image_shape(str(args.source), args.crop or 224)
     images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     converted, report = convert_network(
@@ -180,26 +197,24 @@ def _convert_network(args: Convert) -> int:
     return 0
 
 
-def _export_elsewhere(args: Convert, stored: StoredWeights, source: NetworkRecord) -> int:
+def _export_external(args: Convert, stored: StoredWeights, source: NetworkSpec) -> int:
     """Export a checkpoint of a network of another package, print the report and write the JSON file; returns 0."""
     import torch
 
     from zoo.convert import export
     from zoo.convert.fold import fold_and_compare
     from zoo.registry import get
-    from zoo.weights.record import check_record
+    from zoo.weights.stored_spec import check_same_network
 
     if args.kind != "export":
         raise ConversionError(
             f"{printable(args.source)}: holds {source.arch}, a network of another package, and {args.kind} is for "
             "those of zoo; zoo convert export takes it"
         )
-    given = [key for key in ("norm", "activation", "activation_param", "input_3x3") if getattr(args, key)]
-    if given:
-        raise ConfigError(f"--{given[0].replace('_', '-')} is not for {source.arch}; command line: leave it out")
-    if args.arch is not None:
-        check_record(source, {"arch": args.arch}, printable(args.source), "the options")
-    source, size = source.without_memory(), _images(args, source).crop
+    asked = _asked(args)
+    assert args.target is not None
+    check_same_network(source, {"arch": asked.pop("arch", source.arch)}, printable(args.source), "the options")
+    source, size = source.changed(**asked, memory="auto"), _images(args, source).crop_val
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     try:
         model, report = fold_and_compare(
@@ -211,8 +226,9 @@ def _export_elsewhere(args: Convert, stored: StoredWeights, source: NetworkRecor
         )
     except ConversionError as error:
         raise ConversionError(f"{printable(args.source)}: {error}") from error
-    assert args.target is not None
-    measured = {"exported_max_difference": export(model, args.target, size, {"network": source.to_json()})}
+    measured = {
+        "exported_max_difference": export(model, args.target, size, {"network": source.model_dump(mode="json")})
+    }
     _print_report(args, report, measured)
     return 0
 
@@ -227,9 +243,10 @@ def _as_line(name: str, value: Any) -> str:
 
 def _check_options(args: Convert) -> None:
     """Raise ConfigError for options that do not go with the kind, and for files that cannot be written."""
-    for name, kinds in OPTION_KINDS.items():
-        if getattr(args, name) not in (None, False) and args.kind not in kinds:
-            raise ConfigError(f"--{name.replace('_', '-')} goes with {', '.join(kinds)}, not with {args.kind}")
+    for name in RESTRICTED_OPTIONS:
+        if getattr(args, name) not in (None, False) and name not in KINDS[args.kind].options:
+            takers = ", ".join(other for other, kind in KINDS.items() if name in kind.options)
+            raise ConfigError(f"--{name.replace('_', '-')} goes with {takers}, not with {args.kind}")
     if args.reestimate and args.data is None:
         raise ConfigError("--reestimate needs images; command line: give --data DIR with train/ and val/")
     if args.target is None and args.kind != "norms":
@@ -243,60 +260,67 @@ def _check_options(args: Convert) -> None:
         )
 
 
-def _source_record(args: Convert, stored: StoredWeights) -> NetworkRecord:
-    """Return the record of the source's network: its own record, or one made from the options and the kind.
+def _asked(args: Convert) -> dict[str, Any]:
+    """Return the settings of the source's network that were given as options."""
+    keys = ("arch", *NETWORK_OPTIONS)
+    asked = {key: value for key in keys if (value := getattr(args, key)) not in (None, False)}
+    if args.kind == "relu-to-leaky-relu":
+        asked.pop("activation_param", None)  # this option is about the target
+    return asked
 
-    ``memory`` is left out, as converted networks have other norms. Raises ConfigError where nothing tells the
+
+def _source_spec(args: Convert, stored: StoredWeights) -> NetworkSpec:
+    """Return the spec of the source's network: that of the file, or one made from the options and the kind.
+
+    Its memory strategy is the default, as converted networks have other norms. Raises ConfigError if nothing names the
     architecture, ConversionError for a kind that is not for this network, and WeightsError for options that contradict
     the file.
     """
-    from zoo.weights import NetworkRecord
+    from zoo.spec import merge, parse_spec
     from zoo.weights.load import num_outputs
-    from zoo.weights.record import check_record
+    from zoo.weights.stored_spec import check_same_network
 
-    keys = ("arch", "norm", "activation", "activation_param", "input_3x3")
-    asked = {key: value for key in keys if (value := getattr(args, key)) is not None and value is not False}
-    if args.kind == "relu-to-leaky-relu":
-        asked.pop("activation_param", None)  # this option is about the target
-    path, needed, record = printable(args.source), NEEDED.get(args.kind, {}), stored.record
-    if record is None:
+    path, kind, spec, asked = printable(args.source), KINDS[args.kind], stored.spec, _asked(args)
+    if spec is None:
         if args.arch is None:
-            others = [f"--{key.replace('_', '-')}" for key in ("norm", "activation", "activation_param", "input_3x3")
-                      if args.kind in OPTION_KINDS[key]]  # fmt: skip
+            others = [f"--{key.replace('_', '-')}" for key in NETWORK_OPTIONS if key in kind.options]
             raise ConfigError(
                 f"{path}: does not say which network it belongs to; give --arch NAME (resnet50)"
                 + (f", and {', '.join(others)} where they differ from the defaults" if others else "")
             )
         key = "fc.weight" if args.kind == "from-torchvision" else None
-        classes = num_outputs(stored.state_dict, path, key)
-        explicit = {**asked, **needed}
-        options = {"input_3x3": True} if explicit.pop("input_3x3", False) else {}
-        settings = {"norm": "standard", "activation": "leaky_relu", "activation_param": DEFAULT_SLOPE, **explicit}
-        stored.warn_of_assumptions(
-            args.arch, {key: settings[key] for key in ("norm", "activation") if key not in explicit}
-        )
-        return NetworkRecord(**settings, classes=classes, options=options)
+        given = merge(asked, kind.source, {"num_classes": num_outputs(stored.state_dict, path, key)})
+        spec = parse_spec(given, path)
+        stored.warn_of_assumptions(spec, given)
+        return spec
     if args.kind == "from-torchvision":
         raise ConversionError(
-            f"{path}: {args.kind} is for torchvision's files, and this is a {record.arch} of zoo already"
+            f"{path}: {args.kind} is for torchvision's files, and this is a {spec.arch} of zoo already"
         )
-    check_record(record, asked, path, "the options")
-    for key, value in needed.items():
-        recorded = "inplace" if (key, record.norm) == ("norm", "sync") else getattr(record, key)
+    check_same_network(spec, merge(asked), path, "the options")
+    for key, value in kind.source.items():
+        recorded = "inplace" if (key, spec.norm) == ("norm", "sync") else getattr(spec, key)
         if recorded != value:
             raise ConversionError(
                 f"{path}: {args.kind} is for networks with {key}={value!r}, and this has {recorded!r}"
             )
-    return record.without_memory()
+    return spec.changed(memory="auto")
 
 
-def _convert(args: Convert, state_dict: dict[str, Tensor], source: NetworkRecord) -> Converted:
+def _target_spec(args: Convert, source: NetworkSpec) -> NetworkSpec | None:
+    """Return the spec of the converted network; None for torchvision's files, which have none."""
+    changes = KINDS[args.kind].target
+    slope = {"activation_param": _slope(args)} if args.kind == "relu-to-leaky-relu" else {}
+    return None if changes is None else source.changed(**changes, **slope)
+
+
+def _convert(args: Convert, state_dict: dict[str, Tensor], source: NetworkSpec) -> Converted:
     from zoo import convert
 
     settings: dict[str, Any] = {"compare_with_source": not args.no_compare}
     if args.allow_approximate:
         settings["allow_approximate"] = True
-    if args.kind in ACTIVATION_KINDS:
+    if "activation" in KINDS[args.kind].options:
         settings |= {"activation": source.activation, "activation_param": source.activation_param, **source.options}
     if args.kind in ("fold", "export"):
         settings["norm"] = source.norm
@@ -313,19 +337,8 @@ def _slope(args: Convert) -> float:
     return DEFAULT_SLOPE if args.activation_param is None else float(args.activation_param)
 
 
-def _target_record(args: Convert, source: NetworkRecord) -> NetworkRecord | None:
-    """Return the record of the converted network; None for torchvision's files, which have none."""
-    changes: dict[str, dict[str, Any]] = {
-        "relu-to-leaky-relu": {"activation": "leaky_relu", "activation_param": _slope(args)},
-        "inplace-to-standard": {"norm": "standard"},
-        "standard-to-inplace": {"norm": "inplace"},
-        "fold": {"folded": True},
-    }
-    return None if args.kind == "to-torchvision" else replace(source, **changes.get(args.kind, {}))
-
-
 def _measure_accuracy(
-    args: Convert, source: NetworkRecord, state_dict: dict[str, Tensor], result: Converted
+    args: Convert, source: NetworkSpec, state_dict: dict[str, Tensor], result: Converted
 ) -> tuple[dict[str, Tensor], ConversionReport, dict[str, Any]]:
     """Return the result of a conversion from relu to leaky_relu and the accuracies before and after it.
 
@@ -350,16 +363,19 @@ def _measure_accuracy(
             f"{printable(args.source)}: has no classifier, so there is no accuracy to measure; leave out --data"
         )
     images = _images(args, source)
-    settings = replace(source, preprocessing=images).experiment_settings()
-    settings["input"]["crop_train"] = images.crop
-    settings["optimizer"] = {"batch_size": args.batch_size}
+    settings = {
+        "network": source.for_experiment().model_dump(),
+        "input": {**images.model_dump(), "crop_train": images.crop_val},
+        "optimizer": {"batch_size": args.batch_size},
+    }
     experiment = parse_experiment(settings, "the options of zoo convert")
     loading: dict[str, Any] = {"workers": args.workers, "on_bad_image": args.on_bad_image}
 
     def accuracy(model: nn.Module) -> dict[str, Any]:
         network = LoadedNetwork(str(args.source), model.float(), experiment, class_names=source.class_names)
+        options: dict[str, Any] = {"batch_size": args.batch_size, "log_every": args.log_every, **loading}
         assert args.data is not None
-        result_of_model = score(network, args.data, batch_size=args.batch_size, log_every=args.log_every, **loading)
+        result_of_model = score(network, args.data, **options)
         errors = result_of_model.standard_errors()
         return {**result_of_model.scores(), "standard_errors": errors, "count": result_of_model.count}
 
@@ -383,32 +399,32 @@ def _measure_accuracy(
     return converted, report, measured
 
 
-def _images(args: Convert, source: NetworkRecord) -> Preprocessing:
+def _images(args: Convert, source: NetworkSpec) -> Preprocessing:
     """Return how images are prepared: as the options say, else the source, else the defaults of experiments."""
-    from zoo.config import Input
-    from zoo.weights.record import preprocessing_of
+    from zoo.spec import Preprocessing
 
-    images = source.preprocessing or preprocessing_of(Input())
-    return replace(images, scale=args.scale or images.scale, crop=args.crop or images.crop)
+    images = source.preprocessing or Preprocessing()
+    return images.model_copy(
+        update={"scale_val": args.scale or images.scale_val, "crop_val": args.crop or images.crop_val}
+    )
 
 
-def _export(args: Convert, state_dict: dict[str, Tensor], source: NetworkRecord) -> float:
+def _export(args: Convert, state_dict: dict[str, Tensor], source: NetworkSpec) -> float:
     """Write the folded network to TARGET, and return the largest difference of the outputs of the written file."""
     from zoo.convert import export, fold_network
     from zoo.convert.conversion import build_with_weights
 
-    assert source.norm is not None
-    assert source.activation is not None
-    assert source.activation_param is not None
+    assert args.target is not None
     model = build_with_weights(
         state_dict, source.arch, source.norm, source.activation, source.activation_param, **source.options
     )
-    assert args.target is not None
-    return export(fold_network(model), args.target, _images(args, source).crop, {"network": source.to_json()})
+    return export(
+        fold_network(model), args.target, _images(args, source).crop_val, {"network": source.model_dump(mode="json")}
+    )
 
 
-def _save(state_dict: dict[str, Tensor], record: NetworkRecord | None, path: Path) -> None:
-    """Write a state dict, with its record if it has one; ConversionError if that is impossible."""
+def _save(state_dict: dict[str, Tensor], spec: NetworkSpec | None, path: Path) -> None:
+    """Write a state dict, with the spec of its network if it has one; ConversionError if that is impossible."""
     import torch
 
     from zoo.files import replacing
@@ -416,7 +432,8 @@ def _save(state_dict: dict[str, Tensor], record: NetworkRecord | None, path: Pat
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, temporary.open("wb") as file:
-            torch.save(state_dict if record is None else {"state_dict": state_dict, "network": record.to_json()}, file)
+            content = {} if spec is None else {"state_dict": state_dict, "network": spec.model_dump(mode="json")}
+            torch.save(content or state_dict, file)
     except OSError as error:
         raise ConversionError(
             f"{printable(path)}: cannot be written ({error.strerror}); give another TARGET"

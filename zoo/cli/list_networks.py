@@ -90,10 +90,10 @@ def _build_all(names: Sequence[str]) -> Iterator[tuple[str, Network]]:
     built: dict[tuple[str, bool, int], Network] = {}
     for name in names:
         if name in ARCHITECTURES:
-            shape = name, False, ARCHITECTURES[name].classes
+            shape = name, False, ARCHITECTURES[name].num_classes
         else:
             settings = published()[name].experiment.network
-            shape = settings.arch, settings.has_3x3_stem, settings.classes
+            shape = settings.arch, "input_3x3" in settings.options, settings.num_classes
         if shape not in built:
             with torch.device("meta"):
                 built[shape] = get(name)

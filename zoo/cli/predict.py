@@ -69,7 +69,7 @@ class Predict(Command):
                     f"{network.title} gives each pixel a class, and zoo predict prints one for an image; command line: "
                     f"zoo segment {self.name} IMAGES OUT writes label maps and overlays"
                 )
-            names = class_names(network.experiment.network.classes, self.classes, network.class_names)
+            names = class_names(network.experiment.network.num_classes, self.classes, network.class_names)
             settings = network.experiment.input
             transform = ValTransform(settings.scale_val, settings.crop_val, settings.mean, settings.std)
             with Progress("predict", math.ceil(len(paths) / BATCH_SIZE), show=process.is_main) as progress:

@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.architectures import MEMORY_ELSEWHERE, is_elsewhere
+from zoo.architectures import EXTERNAL_MEMORY, is_external
 from zoo.cli.list_networks import describe
 from zoo.cli.options import Command, argument
 from zoo.cli.settings import print_schema, print_settings
-from zoo.errors import ConfigError, listed, printable
+from zoo.errors import ConfigError, listed, printable, shorten_repr
 
 if TYPE_CHECKING:
     from zoo.config import Experiment
     from zoo.engine.checkpoint import CheckpointProgress
-    from zoo.weights import NetworkRecord
+    from zoo.spec import NetworkSpec
     from zoo.weights.published import Published
 
 WIDTH = 110
@@ -53,8 +53,8 @@ class Show(Command):
             _show_experiment(self.name, self.json)
         elif os.path.isfile(self.name) or _is_path_only(self.name):
             _show_file(Path(self.name), self.json)
-        elif is_elsewhere(self.name):
-            _show_elsewhere(self.name, self.json)
+        elif is_external(self.name):
+            _show_external(self.name, self.json)
         else:
             _show_network(self.name, self.json)
         return 0
@@ -106,8 +106,8 @@ def _show_network(name: str, as_json: bool) -> None:
     options["memory"] += f": {', '.join(record.memory)}"
     stages = model.feature_info.get_dicts()
     if as_json:
-        publication = None if about is None else about.to_json()
-        print(json.dumps({**entry, "options": options, "stages": stages, "published": publication}, indent=2))
+        publication = {} if about is None else {"published": _publication_json(about)}
+        print(json.dumps({**entry, "options": options, "stages": stages, **publication}, indent=2))
         return
     facts = {
         "architecture": entry["arch"],
@@ -129,21 +129,21 @@ def _show_network(name: str, as_json: bool) -> None:
         print(f"\n{markdown_table(['protocol', *(titles[measure] for measure in measures)], scores)}")
 
 
-def _show_elsewhere(name: str, as_json: bool) -> None:
+def _show_external(name: str, as_json: bool) -> None:
     """Print what is known of a network of another package without running it."""
-    from zoo.config import Network
     from zoo.registry import build_on_meta
+    from zoo.spec import NetworkSpec
 
-    model = build_on_meta(Network(arch=name))
+    model = build_on_meta(NetworkSpec(arch=name))
     parameters, entries = sum(parameter.numel() for parameter in model.parameters()), len(model.state_dict())
     if as_json:
-        print(json.dumps({"arch": name, "parameters": parameters, "memory": MEMORY_ELSEWHERE}, indent=2))
+        print(json.dumps({"arch": name, "parameters": parameters, "memory": EXTERNAL_MEMORY}, indent=2))
         return
     facts = {
         "architecture": name,
         "parameters": f"{parameters:,}",
         "state dict": f"{entries} entries",
-        "network.memory": listed(MEMORY_ELSEWHERE),
+        "network.memory": listed(EXTERNAL_MEMORY),
         "network.options": f"what {name.partition(':')[0]} builds it with; pretrained for its weights",
     }
     _print_facts(facts)
@@ -151,9 +151,9 @@ def _show_elsewhere(name: str, as_json: bool) -> None:
 
 def _warn_of_unknown_network(experiment: Experiment) -> None:
     """Print a warning if the network is of another package, which does not have it or is not installed."""
-    from zoo.models.elsewhere import list_networks
+    from zoo.models.external import list_networks
 
-    if is_elsewhere(experiment.network.arch):
+    if is_external(experiment.network.arch):
         try:
             list_networks(experiment.network.arch)
         except ConfigError as error:
@@ -162,17 +162,30 @@ def _warn_of_unknown_network(experiment: Experiment) -> None:
 
 def _publication(published: Published) -> dict[str, Any]:
     """Return the settings and the origin of published weights."""
-    about = published.to_json()
+    spec = published.experiment.network
+    options = {"options": shorten_repr(spec.options)} if spec.options else {}
     return {
-        "norm": about["norm"],
-        "activation": f"{about['activation']} ({about['activation_param']})",
-        "stem": "three 3x3" if about["input_3x3"] else "as the architecture's",
-        **({"options": about["options"]} if about["options"] else {}),
-        "trained with": f"batches of {about['batch']}",
-        "weights md5": about["md5"],
+        "norm": spec.norm,
+        "activation": f"{spec.activation} ({spec.activation_param})",
+        **options,
+        "trained with": f"batches of {published.experiment.optimizer.batch_size}",
+        "weights md5": published.md5,
         "weights at": published.page,
-        "licence of weights": about["licence"],
-        "source": about["source"],
+        "licence of weights": published.weights.licence,
+        "source": published.source,
+    }
+
+
+def _publication_json(published: Published) -> dict[str, Any]:
+    """Return everything that is known of published weights as plain values."""
+    return {
+        "name": published.name,
+        "network": published.experiment.network.model_dump(mode="json"),
+        "batch": published.experiment.optimizer.batch_size,
+        "md5": published.md5,
+        **published.weights.model_dump(),
+        "source": published.source,
+        "scores": published.scores,
     }
 
 
@@ -185,7 +198,7 @@ def _show_file(path: Path, as_json: bool) -> None:
     from zoo.engine.checkpoint import BEST, CHECKPOINT, parse_progress
     from zoo.tasks import task_of
     from zoo.weights import digests_of, read_weights
-    from zoo.weights.record import experiment_in
+    from zoo.weights.stored_spec import parse_stored_experiment
 
     if path.is_dir():
         files = [path / name for name in (BEST, CHECKPOINT) if (path / name).is_file()]
@@ -193,14 +206,14 @@ def _show_file(path: Path, as_json: bool) -> None:
         raise ConfigError(f"{printable(path)}: is a folder; {advice or 'give a weights file'}")
     stored = read_weights(path)
     progress = parse_progress(stored.content)
-    experiment = None if stored.record is None else experiment_in(stored.content, printable(path))
+    experiment = None if stored.spec is None else parse_stored_experiment(stored.content, printable(path))
     name, label = next(iter(task_of(experiment or Experiment()).labels.items()))  # those of ImageNet have no experiment
     if as_json:
         content = {
             "file": printable(path),
             "bytes": path.stat().st_size,
             **digests_of(path),
-            "network": None if stored.record is None else stored.record.to_json(),
+            "network": None if stored.spec is None else stored.spec.model_dump(mode="json"),
             "parameters": stored.num_parameters,
             **{f"best_{name}" if key == "best_score" else key: value for key, value in asdict(progress).items()},
             "settings": None if experiment is None else experiment.model_dump(mode="json"),
@@ -210,7 +223,7 @@ def _show_file(path: Path, as_json: bool) -> None:
     facts = {
         "file": f"{printable(path)}, {path.stat().st_size:,} bytes",
         **digests_of(path),
-        **_facts_of_network(stored.record),
+        **_facts_of_network(stored.spec),
         "parameters": f"{stored.num_parameters:,}",
         **_facts_of_progress(progress, label),
     }
@@ -219,39 +232,40 @@ def _show_file(path: Path, as_json: bool) -> None:
         _warn_of_unknown_network(experiment)
 
 
-def _facts_of_network(record: NetworkRecord | None) -> dict[str, str]:
+def _facts_of_network(spec: NetworkSpec | None) -> dict[str, str]:
     from zoo.architectures import ARCHITECTURES
-    from zoo.weights.record import WITH_PARAMETER, shown
+    from zoo.spec import WITH_PARAMETER
 
-    if record is None:
+    if spec is None:
         return {"network": "the file does not say which network it belongs to"}
-    facts = {"architecture": record.arch}
-    if record.norm is not None and record.activation is not None:
-        has_parameter = record.activation in WITH_PARAMETER
+    facts = {"architecture": spec.arch}
+    if not spec.is_external:
+        has_parameter = spec.activation in WITH_PARAMETER
         facts |= {
-            "norm": record.norm + (", folded into the convolutions" if record.folded else ""),
-            "activation": f"{record.activation} ({record.activation_param:g})" if has_parameter else record.activation,
+            "norm": spec.norm + (", folded into the convolutions" if spec.folded else ""),
+            "activation": f"{spec.activation} ({spec.activation_param:g})" if has_parameter else spec.activation,
         }
     facts |= {
-        "options": ", ".join(f"{key}={shown(value)}" for key, value in record.options.items()) or "none",
-        "classes": _classes(record),
+        "memory": spec.memory,
+        "options": ", ".join(f"{key}={shorten_repr(value)}" for key, value in spec.options.items()) or "none",
+        "classes": _classes(spec),
     }
-    known = ARCHITECTURES.get(record.arch)
+    known = ARCHITECTURES.get(spec.arch)
     if known is not None and known.task == "segmentation":
         facts["images"] = "whole, a class for each pixel"
-    elif record.preprocessing is not None:
-        scale, crop = record.preprocessing.scale, record.preprocessing.crop
+    elif spec.preprocessing is not None:
+        scale, crop = spec.preprocessing.scale_val, spec.preprocessing.crop_val
         facts["images"] = f"{'not resized' if scale == -1 else f'shorter side {scale} px'}, crop {crop} px"
     return facts
 
 
-def _classes(record: NetworkRecord) -> str:
-    if not record.class_names:
-        return f"{record.classes}"
-    names = listed(record.class_names)
-    if (num_named := len(record.class_names)) < record.classes:
-        return f"{record.classes} outputs, {num_named} of them named: {names}"
-    return f"{record.classes}: {names}"
+def _classes(spec: NetworkSpec) -> str:
+    if not spec.class_names:
+        return f"{spec.num_classes}"
+    names = listed(spec.class_names)
+    if (num_named := len(spec.class_names)) < spec.num_classes:
+        return f"{spec.num_classes} outputs, {num_named} of them named: {names}"
+    return f"{spec.num_classes}: {names}"
 
 
 def _facts_of_progress(progress: CheckpointProgress, label: str) -> dict[str, str]:
@@ -269,11 +283,10 @@ def _facts_of_progress(progress: CheckpointProgress, label: str) -> dict[str, st
 def _changed_settings(experiment: Experiment) -> str:
     """Return the settings that are not at their defaults, a line for each."""
     from zoo.config import leaves
-    from zoo.weights.record import shown
 
     defaults = dict(leaves(experiment.defaults().model_dump(mode="json")))
     settings = leaves(experiment.model_dump(mode="json", exclude={"expected"}))
-    changed = [f"{key} = {shown(value)}" for key, value in settings if value != defaults.get(key)]
+    changed = [f"{key} = {shorten_repr(value)}" for key, value in settings if value != defaults.get(key)]
     return f"\n{'':<20}".join(changed) or "all at their defaults"
 
 

@@ -12,7 +12,6 @@ from zoo.config.experiment import (
     Training,
     check_world_size,
 )
-from zoo.config.network import Network
 from zoo.config.optimizer import MIN_LINEAR_LR, Optimizer, Schedule
 from zoo.config.parse import experiment_names, experiments_dir, find_experiment, load_experiment, parse_experiment
 from zoo.config.segmentation_section import Segmentation
@@ -24,7 +23,6 @@ __all__ = [
     "Expected",
     "Experiment",
     "Input",
-    "Network",
     "Optimizer",
     "PublishedWeights",
     "Schedule",

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import SCHEDULE_PARAMS
-from zoo.config.section import inner_section
+from zoo.section import inner_section, settings_of
 
 _WORDS = {"integer": "whole number", "boolean": "true or false", "null": "null", "object": "object", "string": "text"}
 
@@ -85,7 +85,7 @@ def _differ(settings: dict[str, Any], defaults: dict[str, Any], prefix: str) -> 
 
 def _walk(section: type[BaseModel], path: str) -> Iterator[SectionText]:
     yield _describe(section, path)
-    for key, field in section.model_fields.items():
+    for key, field in settings_of(section).items():
         inner = inner_section(field.annotation)
         if inner is not None:
             yield from _walk(inner, f"{path}.{key}".removeprefix("."))

@@ -7,34 +7,23 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-from zoo.architectures import ARCHITECTURES, LEAN, is_elsewhere
-from zoo.config.network import Network
+from zoo.architectures import ARCHITECTURES, LEAN, is_external
 from zoo.config.optimizer import Optimizer
-from zoo.config.section import Section
 from zoo.config.segmentation_section import Segmentation
 from zoo.errors import ConfigError
 from zoo.limits import MAX_BATCH, MAX_SIDE, MAX_STEPS
+from zoo.section import Section
+from zoo.spec import STORED_ALONE, NetworkSpec, Preprocessing, Scale, Side
 
 # "center" or "tencrop" and the side of the crop in pixels, as in center224. Segmentation: the whole image at one scale,
 # or the mean of its probabilities and those of its mirror image.
 Protocol = Annotated[str, StringConstraints(pattern=r"^((center|tencrop)[1-9][0-9]*|whole|whole-flip)$")]
-THREE = Field(min_length=3, max_length=3)
 Percent = Annotated[float, Field(ge=0, le=100)]
-Side = Annotated[int, Field(gt=0, le=MAX_SIDE)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
-Scale = Annotated[int, Field(ge=-1, le=MAX_SIDE)]
 Decoder = Literal["pil", "torchvision", "scaled"]
 SMALL_PART = 0.25  # of a validation image's area: a crop of less is probably not meant
-# Keys that experiments of earlier versions do not have; see `Experiment.digest`.
-ADDED_LATER = (
-    "segmentation",
-    "input.decoder",
-    "input.shuffle_shards",
-    "training.gradient_angle_meter",
-    "training.compile_mode",
-)
 # Settings that segmentation does not use -> what it does instead.
 UNUSED_IN_SEGMENTATION = {
     "input.scale_train": "training images are scaled by segmentation.scale_range",
@@ -48,7 +37,7 @@ UNUSED_IN_SEGMENTATION = {
 }
 
 
-class Input(Section):
+class Input(Preprocessing):
     """Sizes of images in pixels, and what is done to them."""
 
     shuffle_shards: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
@@ -68,18 +57,10 @@ class Input(Section):
     """Whether brightness, contrast and saturation of training images vary."""
     lighting_train: bool = False
     """Whether training images get AlexNet's noise along the principal components of colour."""
-    scale_val: Scale = 256
-    """Shorter side that validation images are resized to; -1: not resized."""
-    crop_val: Side = 224
-    """Side of the centre crop of validation images."""
     decoder: Decoder | None = None
     """What decodes images: pil; torchvision, which is faster and gives the same pixels; scaled, which decodes of a
     training image the crop alone, and smaller if the crop is at least twice crop_train, and validation images as
     torchvision does; null: torchvision in training, pil in validation."""
-    mean: Annotated[list[Annotated[float, Field(ge=0, le=1)]], THREE] = Field(default=[0.485, 0.456, 0.406])
-    """Mean of red, green and blue, of values from 0 to 1, which is subtracted."""
-    std: Annotated[list[Annotated[float, Field(gt=0, le=1)]], THREE] = Field(default=[0.229, 0.224, 0.225])
-    """Standard deviation of red, green and blue, which is divided by."""
 
     @property
     def decoder_train(self) -> Decoder:
@@ -91,20 +72,12 @@ class Input(Section):
         """What decodes validation images; PIL, by which the published scores were made, unless a decoder is set."""
         return "torchvision" if self.decoder == "scaled" else self.decoder or "pil"
 
-    @field_validator("scale_train", "scale_val")
-    @classmethod
-    def _must_be_size_or_minus_one(cls, value: int) -> int:
-        if value < 1 and value != -1:
-            raise ValueError("should be at least 1, or -1 for no resizing")
-        return value
-
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield complaints about crops and squares that do not fit, and about a padding of nothing.
 
         Without ``pad_train`` the training crop may be larger than ``scale_train``: it is resized itself.
         """
-        if self.scale_val != -1 and self.crop_val > self.scale_val:
-            yield ("crop_val", "scale_val"), f"should be at most scale_val, which is {self.scale_val}"
+        yield from super().conflicts()
         if self.pad_train is None and self.pad_mode_train != "zeros":
             yield ("pad_mode_train", "pad_train"), "says how to pad; set pad_train too, or remove the key"
         if self.pad_train is not None and self.scale_train != -1:
@@ -230,7 +203,7 @@ _DEFAULTS: dict[str, Section] = {"input": Input(), "optimizer": Optimizer()}
 class Experiment(Section):
     """All settings of one run; sections and keys that a file leaves out have the defaults given here."""
 
-    network: Network = Network()
+    network: NetworkSpec = NetworkSpec()
     """The network and its initial weights."""
     optimizer: Optimizer = Optimizer()
     """Optimiser, batch and learning rate."""
@@ -268,7 +241,12 @@ class Experiment(Section):
         return "classification" if self.segmentation is None else "segmentation"
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield what does not fit the task."""
+        """Yield what does not fit the task, or belongs to weights files alone."""
+        for key in STORED_ALONE:
+            if key in self.network.model_fields_set and getattr(self.network, key):
+                yield (f"network.{key}",), "is stored with weights, and no setting of an experiment; remove the key"
+        if self.network.num_classes == 0:
+            yield ("network.num_classes",), "should be greater than 0"
         if self.expected is not None:
             for protocol in self.expected.scores:
                 if protocol.startswith("whole") != (self.segmentation is not None):
@@ -279,7 +257,7 @@ class Experiment(Section):
                 "does nothing in a compiled network, where torch.compile decides what is kept; remove one of the two, "
                 "or set training.activation_memory_budget instead of network.memory",
             )
-        of_other_package = is_elsewhere(self.network.arch)
+        of_other_package = is_external(self.network.arch)
         if of_other_package and self.optimizer.classifier_lr != -1:
             yield (
                 ("optimizer.classifier_lr", "network.arch"),
@@ -301,10 +279,10 @@ class Experiment(Section):
                 f"{record.name} classifies whole images; remove the section, or use a deeplab_* network",
             )
             return
-        if self.segmentation.ignore_label < self.network.classes:
+        if self.segmentation.ignore_label < self.network.num_classes:
             yield (
-                ("network.classes", "segmentation.ignore_label"),
-                f"the outputs stand for the labels 0 to {self.network.classes - 1}, and one of these is "
+                ("network.num_classes", "segmentation.ignore_label"),
+                f"the outputs stand for the labels 0 to {self.network.num_classes - 1}, and one of these is "
                 f"segmentation.ignore_label = {self.segmentation.ignore_label}; set the number of classes of the data, "
                 "or another label to ignore",
             )
@@ -327,32 +305,10 @@ class Experiment(Section):
                 f"image whose shorter side is input.scale_val = {size.scale_val}, or less; set scale_val to some "
                 f"{round(size.crop_val * 8 / 7)}, or to -1 for images that are not to be resized"
             )
-        network = self.network
-        if (
-            "activation" not in network.model_fields_set
-            and network.activation == "relu"
-            and not is_elsewhere(network.arch)
-        ):
-            yield (
-                "network.activation is left out: it is relu, as in the original's files; zoo.get's is leaky_relu "
-                "unless it is told otherwise"
-            )
 
     def digest(self) -> str:
-        """Return the sha256 of all settings, defaults included, without the ``expected`` scores.
-
-        The keys of ADDED_LATER do not count where they have their defaults, so that experiments keep the digests of
-        earlier versions.
-        """
+        """Return the sha256 of all settings, defaults included, without the ``expected`` scores."""
         settings = self.model_dump(mode="json", exclude={"expected"})
-        defaults = Experiment().model_dump(mode="json")
-        for path in ADDED_LATER:
-            *sections, key = path.split(".")
-            section, default = settings, defaults
-            for name in sections:
-                section, default = section[name], default[name]
-            if section[key] == default[key]:
-                del section[key]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

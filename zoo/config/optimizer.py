@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from zoo.config.section import Section
 from zoo.limits import MAX_BATCH, MAX_EPOCHS, MAX_RATE, MAX_STEPS
+from zoo.section import Section
 
 # Paper, section 4.1: the rate of WideResNet38 decays linearly from 0.1 "to 1e-6". The published alpha reaches
 # zero some 400 steps before the end and is negative after that, so a linear schedule stops at this rate.

@@ -9,17 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zoo.architectures import ARCHITECTURES, PACKAGES, is_elsewhere
+from zoo.architectures import ARCHITECTURES, PACKAGES, is_external
 from zoo.config.experiment import Experiment
 from zoo.config.problems import validate
-from zoo.config.section import KeyPath, Problem, dotted
 from zoo.errors import ConfigError, nearest, printable
+from zoo.section import KeyPath, Problem, check_extent, raise_problems
+from zoo.spec import read_earlier_form
 
 logger = logging.getLogger("zoo")
-
-MAX_PROBLEMS = 20  # the others are only counted
-MAX_DEPTH = 16  # an experiment has five levels
-MAX_VALUES = 10_000  # an experiment has some sixty
 
 
 def experiments_dir() -> Path:
@@ -75,8 +72,8 @@ def load_experiment(name: str | Path, log_notices: bool = True) -> Experiment:
 def parse_experiment(content: dict[str, Any], source: str) -> Experiment:
     """Return the experiment that ``content``, the parsed JSON, describes; ``source`` names it in messages.
 
-    A published file asks for a 3x3 stem in a WiderResNet; this is accepted and logged, and has no effect. Custom
-    networks, which this package does not know, are accepted. Raises ConfigError with one line per problem.
+    Earlier forms of the ``network`` section are read, see `zoo.spec.read_earlier_form`. Custom networks, which this
+    package does not know, are accepted. Raises ConfigError with one line per problem.
     """
     return _parse(content, source, known_networks_only=False)
 
@@ -84,17 +81,22 @@ def parse_experiment(content: dict[str, Any], source: str) -> Experiment:
 def _parse(content: Any, source: str, known_networks_only: bool, log_notices: bool = True) -> Experiment:
     if not isinstance(content, dict):
         raise ConfigError(f"{source}: should hold a JSON object, not a {type(content).__name__}")
-    _check_extent(content, source)
-    experiment, problems = validate(content)
+    check_extent(content, source)
+    network = content.get("network", {})
+    present = {**content, "network": read_earlier_form(network)} if isinstance(network, dict) else content
+    experiment, problems = validate(present)
     problems = [*_repeated_keys(content), *problems]
     if known_networks_only:
         problems += _unknown_network(content)
     if experiment is None or problems:
-        lines = [f"{source}: {problem}" for problem in problems[:MAX_PROBLEMS]]
-        if len(problems) > MAX_PROBLEMS:
-            lines.append(f"{source}: and {len(problems) - MAX_PROBLEMS:,} more problems")
-        raise ConfigError("\n".join(lines))
-    if log_notices and experiment.network.input_3x3 and not experiment.network.has_3x3_stem:
+        raise_problems(problems, source)
+    if log_notices and known_networks_only and "activation" not in network and experiment.network.activation == "relu":
+        logger.warning(
+            "%s: network.activation is left out: it is relu, as in earlier versions; the default of zoo.get, and of "
+            "files that say norm or num_classes, is leaky_relu",
+            source,
+        )
+    if log_notices and network.get("input_3x3") is True and "input_3x3" not in experiment.network.options:
         logger.info("%s: network.input_3x3 = true: is ignored, a WiderResNet has no other stem", source)
     return experiment
 
@@ -107,32 +109,10 @@ class _JsonObject(dict[str, Any]):
         self.repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
 
 
-def _check_extent(content: dict[str, Any], source: str) -> None:
-    """Raise ConfigError for content that is nested too deeply, such as a list that contains itself, or is too large.
-
-    It runs before all recursive functions. A value that stands in several places, as is possible in a checkpoint,
-    counts in each of them.
-    """
-    pending: list[tuple[KeyPath, Any]] = [((), content)]
-    count = 0
-    while pending:
-        path, node = pending.pop()
-        if not isinstance(node, (dict, list, tuple)):
-            continue
-        where = dotted(path[:3]) or "the whole"
-        if len(path) > MAX_DEPTH:
-            raise ConfigError(f"{source}: {where}: is nested deeper than {MAX_DEPTH} levels; an experiment has five")
-        count += len(node)
-        if count > MAX_VALUES:
-            raise ConfigError(f"{source}: {where}: holds more than {MAX_VALUES:,} values; an experiment has some sixty")
-        children = node.items() if isinstance(node, dict) else enumerate(node)
-        pending += [((*path, key), child) for key, child in children]
-
-
 def _unknown_network(content: dict[str, Any]) -> Iterator[Problem]:
     network = content.get("network")
     arch = network.get("arch") if isinstance(network, dict) else None
-    if not isinstance(arch, str) or arch in ARCHITECTURES or is_elsewhere(arch):
+    if not isinstance(arch, str) or arch in ARCHITECTURES or is_external(arch):
         return
     if ":" in arch:
         names = " and ".join(f'"{package}:NAME"' for package in PACKAGES)

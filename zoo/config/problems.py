@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import SCHEDULE_PARAMS
-from zoo.config.section import ABSENT, Conflicts, KeyPath, Problem, dotted, inner_section
+from zoo.section import UNKNOWN_KEY, KeyPath, Problem, dotted, inner_section, problems_of, settings_of
 
 # The schedule's type decides which params it has, so a problem of the params involves the type too.
 SCHEDULE_TYPE: KeyPath = ("optimizer", "schedule", "type")
@@ -23,10 +23,10 @@ SCHEDULE_PARAMS_PATH: KeyPath = ("optimizer", "schedule", "params")
 _SIZE = "input.crop_train (training) and input.crop_val with input.scale_val (validation)"
 _SCHEDULE = "optimizer.schedule"
 SYNONYMS = {
-    **dict.fromkeys(("norm", "norm_layer", "norm_mode", "bn", "batch_norm"), "network.bn_mode"),
+    **dict.fromkeys(("norm_layer", "norm_mode", "bn", "batch_norm"), "network.norm"),
     **dict.fromkeys(("act", "act_layer", "nonlinearity"), "network.activation"),
     **dict.fromkeys(("slope", "negative_slope", "alpha_elu"), "network.activation_param"),
-    **dict.fromkeys(("num_classes", "n_classes", "nb_classes"), "network.classes"),
+    **dict.fromkeys(("n_classes", "nb_classes"), "network.num_classes"),
     **dict.fromkeys(("architecture", "model", "model_name", "backbone"), "network.arch"),
     **dict.fromkeys(("init", "initialization"), "network.weight_init"),
     **dict.fromkeys(("lr", "base_lr", "rate"), "optimizer.learning_rate"),
@@ -100,30 +100,12 @@ def _cut(content: dict[str, Any], path: KeyPath) -> bool:
 
 
 def _problems_of(error: ValidationError, content: dict[str, Any]) -> Iterator[Problem]:
-    for details in error.errors():
-        path = tuple(
-            part for part in details["loc"] if part != "[key]"
-        )  # pydantic adds this mark to the path of a wrong key
-        cause = details.get("ctx", {}).get("error")
-        if isinstance(cause, Conflicts):
-            for problem in cause.problems:
-                involved = tuple(path + other for other in problem.involved)
-                yield Problem(path + problem.path, problem.value, problem.message, involved)
-        else:
-            involved = (SCHEDULE_TYPE,) if path[:3] == SCHEDULE_PARAMS_PATH else ()
-            yield Problem(path, *_value_and_message(path, details, content), involved)
-
-
-def _value_and_message(path: KeyPath, details: ErrorDetails, content: dict[str, Any]) -> tuple[Any, str]:
-    value = details["input"]
-    if details["type"] == "missing":
-        return ABSENT, "is missing"
-    if details["type"] == "extra_forbidden":
-        return value, _unknown_key(path, content)
-    if details["type"] in ("model_type", "dict_type"):
-        return value, "should be a JSON object"
-    message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return value, message[0].lower() + message[1:]
+    for problem in problems_of(error):
+        if problem.message == UNKNOWN_KEY:
+            problem = replace(problem, message=_unknown_key(problem.path, content))
+        if problem.path[:3] == SCHEDULE_PARAMS_PATH and not problem.involved:
+            problem = replace(problem, involved=(SCHEDULE_TYPE,))
+        yield problem
 
 
 def _unknown_key(path: KeyPath, content: dict[str, Any]) -> str:
@@ -135,7 +117,7 @@ def _unknown_key(path: KeyPath, content: dict[str, Any]) -> str:
         if not known:
             return f"unknown key: a {kind} schedule has no params"
     else:
-        known = list(section_at(path[:-1]).model_fields)
+        known = list(settings_of(section_at(path[:-1])))
     if key.lower() in SYNONYMS:
         return f"unknown key; it is called {SYNONYMS[key.lower()]}"
     elsewhere = [place for place in _places() if place.rpartition(".")[2] == key]
@@ -164,7 +146,7 @@ def _places() -> list[str]:
     """Return the dotted paths of all settings that a run reads."""
 
     def walk(section: type[BaseModel], prefix: str) -> Iterator[str]:
-        for key, field in section.model_fields.items():
+        for key, field in settings_of(section).items():
             inner = inner_section(field.annotation)
             if inner is None:
                 yield prefix + key

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConversionError, VerificationError
-from zoo.models.elsewhere import tensors_in
-from zoo.weights import NetworkRecord, load_state_dict
+from zoo.models.build import build_on_meta
+from zoo.models.external import iter_tensors
+from zoo.spec import merge, parse_spec
+from zoo.weights import load_state_dict
 from zoo.weights.load import check_fits, num_outputs
 
 StateDict = Mapping[str, Tensor]
@@ -101,9 +103,9 @@ def build_with_weights(
     does not fit the architecture.
     """
     source = f"the state dict given for {arch}"
-    record = NetworkRecord(arch, norm, activation, activation_param, num_outputs(state_dict, source), options)
-    with torch.device("meta"):
-        model: nn.Module = record.build()
+    settings = {"arch": arch, "norm": norm, "activation": activation, "activation_param": activation_param}
+    spec = parse_spec(merge(settings, options, {"num_classes": num_outputs(state_dict, source)}), arch)
+    model = build_on_meta(spec)
     check_fits(model, state_dict, source=source)
     model = model.double().to_empty(device="cpu").eval()
     load_state_dict(model, state_dict, source=source)
@@ -140,7 +142,8 @@ def compare_outputs(
         images = torch.randn(RANDOM_SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     images = images.double()
     expected, actual = (
-        torch.cat([output.flatten() for output in tensors_in(network(images.clone()))]) for network in (source, target)
+        torch.cat([output.flatten() for output in iter_tensors(network(images.clone()))])
+        for network in (source, target)
     )
     if not (expected.isfinite().all() and actual.isfinite().all()):
         raise ConversionError(

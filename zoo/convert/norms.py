@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs, state_dict_like
 from zoo.convert.norm_conversion import NormPlan, apply_plans, plan_norms
-from zoo.errors import ConversionError
 from zoo.layers.norm import ABN
-from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
+from zoo.spec import merge, parse_spec
 
 
 def convert_network(
@@ -88,15 +87,9 @@ def standard_to_inplace(
     sign, so that the normalised values change theirs, and the weight becomes |w| - eps; shift and variance stay. This
     is exact, in training too, where the norm directly follows a convolution that feeds nothing else. Raises
     ConversionError with the names of the norms where it does not, or where |w| < eps; with ``allow_approximate`` such
-    scales become eps, the nearest that in-place norms can have. Raises it also for an activation that in-place norms
-    cannot have.
+    scales become eps, the nearest that in-place norms can have. Raises ConfigError for an activation without an
+    inverse.
     """
-    if activation not in INVERTIBLE_ACTIVATIONS:
-        first = "convert to leaky_relu first: zoo convert relu-to-leaky-relu SOURCE TARGET (it measures the loss too)"
-        raise ConversionError(
-            f"in-place norms cannot have the activation {activation}, they have {', '.join(INVERTIBLE_ACTIVATIONS)}"
-            + (f"; {first}" if activation == "relu" else "")
-        )
     settings = {"activation": activation, "activation_param": activation_param, **options}
     converted, plans, measured = _change_norms(
         state_dict, arch, ("standard", "inplace"), settings, compare_with_source, images, allow_approximate
@@ -123,6 +116,7 @@ def _change_norms(
 ) -> tuple[dict[str, Tensor], list[NormPlan], dict[str, Any]]:
     """Return the weights for norms of the second kind, what was done to each norm, and what was measured."""
     old, new = kinds
+    parse_spec(merge({"arch": arch, "norm": new}, settings), arch)  # refuses what the target cannot have
     model = build_with_weights(state_dict, arch, old, **settings)
     plans, _ = plan_norms(model, new, allow_approximate)
     apply_plans(model, plans, new)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from zoo.architectures import ARCHITECTURES
 from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs
 from zoo.errors import ConfigError, ConversionError, listed
-from zoo.layers.norm import norm_act
 from zoo.models import build_network
+from zoo.spec import NetworkSpec
 from zoo.weights.load import COUNTER, MAX_KEYS, extract_backbone, torchvision_arch
 
 RENAMED = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
@@ -85,7 +85,7 @@ def _convert(
         left_out, state_dict = len(state_dict) - len(backbone), backbone
     with torch.device("meta"):
         own_keys = build_network(
-            arch, norm_act("standard", "relu"), classes=0 if backbone is not None else 1
+            NetworkSpec(arch=arch, activation="relu", num_classes=0 if backbone is not None else 1)
         ).state_dict()
     names = {torchvision_key(key): key for key in own_keys}
     if conversion == "to-torchvision":

@@ -61,12 +61,12 @@ def check_num_classes(images: ImageDataset, num_outputs: int) -> None:
         raise DataError(
             f"there are {num_classes} class folders but the network has {num_outputs} outputs; "
             f"{printable(images.root)}: "
-            f"set network.classes to {num_classes} or remove folders"
+            f"set network.num_classes to {num_classes} or remove folders"
         )
     if num_classes < num_outputs:
         logger.warning(
-            "warning: %d class folders for a network with %d outputs; %s: set network.classes to %d unless classes are "
-            "missing on purpose", num_classes, num_outputs, printable(images.root), num_classes,
+            "warning: %d class folders for a network with %d outputs; %s: set network.num_classes to %d unless classes "
+            "are missing on purpose", num_classes, num_outputs, printable(images.root), num_classes,
         )  # fmt: skip
 
 

@@ -135,8 +135,8 @@ def find_labelled_images(
         )
     if len(classes) != num_classes:
         raise ConfigError(
-            f"network.classes = {num_classes}: the data have {len(classes)} classes ({listed(classes, 3)}); "
-            f"{printable(data)}, layout {layout}: set network.classes to {len(classes)}"
+            f"network.num_classes = {num_classes}: the data have {len(classes)} classes ({listed(classes, 3)}); "
+            f"{printable(data)}, layout {layout}: set network.num_classes to {len(classes)}"
         )
     images = _by_key(data / image_folder, rules.image_endings, log=True)
     labels = _by_key(data / label_folder, (rules.label_ending,), log=layout != "cityscapes")
@@ -232,7 +232,7 @@ def _allowed(table: np.ndarray) -> str:
     starts = ids[np.diff(ids, prepend=-2) > 1]
     ends = ids[np.diff(ids, append=NUM_IDS + 1) > 1]
     ranges = [str(start) if start == end else f"{start} to {end}" for start, end in zip(starts, ends, strict=True)]
-    return f"allowed are {' and '.join(ranges)}; correct the file, network.classes or segmentation.ignore_label"
+    return f"allowed are {' and '.join(ranges)}; correct the file, network.num_classes or segmentation.ignore_label"
 
 
 def _check_exists(data: Path, folder: str, layout: str) -> None:
@@ -312,7 +312,7 @@ def _table(data: Path, classes: Mapping[int, int]) -> np.ndarray:
     if (largest := max(classes, default=0)) >= NUM_IDS:
         raise DataError(
             f"the ids of the classes go up to {largest:,}, but a label map can hold at most {NUM_IDS - 1:,}; "
-            f"{printable(data)}: give fewer classes in the file that names them, or in network.classes"
+            f"{printable(data)}: give fewer classes in the file that names them, or in network.num_classes"
         )
     table = np.full(NUM_IDS, NO_CLASS, dtype=np.int32)
     table[list(classes)] = list(classes.values())

@@ -103,7 +103,7 @@ def build_train_loader(
         seed=config.seed,
         on_bad_image=on_bad_image,
     )
-    check_num_classes(images, config.network.classes)
+    check_num_classes(images, config.network.num_classes)
     order = partial(images.source.order, window=config.input.shuffle_shards)
     order(torch.Generator())  # a window that is impossible is an error now, and not when the workers have started
     return loader_of_crops(

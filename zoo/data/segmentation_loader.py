@@ -168,7 +168,9 @@ def build_segmentation_val_loader(
 
 def _found(data: DataPath, split: Split, config: Experiment) -> LabelledImages:
     settings = _settings(config)
-    return labelled_images(require_local(data), split, settings.layout, config.network.classes, settings.ignore_label)
+    return labelled_images(
+        require_local(data), split, settings.layout, config.network.num_classes, settings.ignore_label
+    )
 
 
 def _settings(config: Experiment) -> Segmentation:

@@ -21,9 +21,8 @@ from zoo.engine.state import TrainState, broadcast_buffers, rank_state, shared_s
 from zoo.errors import CheckpointError, brief, printable
 from zoo.files import replacing
 from zoo.limits import is_number
-from zoo.weights import NetworkRecord
 from zoo.weights.read import load_bounded
-from zoo.weights.record import has_record
+from zoo.weights.stored_spec import is_described
 
 logger = logging.getLogger(__name__)
 
@@ -136,9 +135,9 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _network(state: TrainState) -> dict[str, Any] | None:
     """Return the description from which a reader builds the network; None for a network of the user's own."""
-    if not has_record(state.config.network.arch):
+    if not is_described(state.config.network.arch):
         return None
-    return NetworkRecord.of_config(state.config.network, state.config.input, state.class_names).to_json()
+    return state.config.network.described(state.config.input, state.class_names).model_dump(mode="json")
 
 
 def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:

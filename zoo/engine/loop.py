@@ -24,7 +24,7 @@ from zoo.engine.stop import StopSignals
 from zoo.engine.task import Result
 from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, listed, printable
-from zoo.weights.record import escaped_names
+from zoo.spec import escape_names
 
 NUM_SHOWN = 4  # batches of a validation whose class maps are logged
 
@@ -298,7 +298,7 @@ def _check_data(run: _Run) -> None:
             "with the same images"
         )
     state.num_images = num_images
-    class_names = escaped_names(run.train_loader.dataset.classes)
+    class_names = escape_names(run.train_loader.dataset.classes)
     if state.class_names not in (None, class_names):
         before, now = set(state.class_names or ()), set(class_names)
         missing, new = (listed(sorted(names)) or "none" for names in (before - now, now - before))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.config import Experiment, Network, check_world_size, leaves
+from zoo.config import Experiment, check_world_size, leaves
 from zoo.engine import checkpoint
 from zoo.engine.consistency import ABSENT, differing_keys
 from zoo.engine.meters import check_meters
@@ -22,8 +22,9 @@ from zoo.engine.task import Task
 from zoo.errors import CheckpointError, brief, listed, printable
 from zoo.limits import is_whole
 from zoo.registry import build_from_config
-from zoo.weights import NetworkRecord, load_weights
-from zoo.weights.record import class_names_in
+from zoo.spec import NetworkSpec, read_earlier_form
+from zoo.weights import load_weights
+from zoo.weights.stored_spec import parse_class_names, parse_network
 
 AUTO = "auto"
 # Prefixes of settings that may change on a resume because they do not affect the computation. All others must match.
@@ -42,7 +43,7 @@ def start(
     resume: str | None = None,
     weights: str | None = None,
     allow_world_size_change: bool = False,
-    build: Callable[[Network], nn.Module] = build_from_config,
+    build: Callable[[NetworkSpec], nn.Module] = build_from_config,
 ) -> TrainState:
     """Return the initial state of training, with the same weights on all ranks; every rank has to call it.
 
@@ -149,9 +150,9 @@ def restore(state: TrainState, resumed: LoadedCheckpoint, allow_world_size_chang
                 "--allow-world-size-change (the last bits of the results will differ)"
             )
         if saved.get("network") is not None:  # older checkpoints, and those of a user's own network, have none
-            state.class_names = NetworkRecord.from_json(saved["network"], str(resumed.path)).class_names
+            state.class_names = parse_network(saved["network"], printable(resumed.path)).class_names
         else:
-            state.class_names = class_names_in(saved, state.config.network.classes, printable(resumed.path))
+            state.class_names = parse_class_names(saved, state.config.network.num_classes, printable(resumed.path))
         if len(saved["ranks"]) != saved["world_size"]:
             raise ValueError(f"ranks has {len(saved['ranks'])} entries for {saved['world_size']} processes")
         load_shared_state(state, saved)
@@ -193,6 +194,8 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iterator[str]:
     """Yield a notice if the number of epochs has grown; CheckpointError if a setting that must match differs."""
+    network = NetworkSpec.model_validate(read_earlier_form(saved["network"])).model_dump(mode="json")
+    saved = {**saved, "network": network}
     now = dict(leaves(config.model_dump(mode="json")))
     # A setting that is newer than the checkpoint defaults to the behavior before it existed.
     defaults = leaves(config.defaults().model_dump(mode="json"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,7 @@ class TrainState:
     """Index of the epoch with ``best_score``; None before the first validation and in old checkpoints."""
     num_images: int = 0
     """Number of training images, 0 until it is known; a resume needs the same images."""
-    class_names: tuple[str, ...] | None = None
+    class_names: Sequence[str] | None = None
     """Class names in the order of the outputs, `printable`; None until they are known."""
 
     @property

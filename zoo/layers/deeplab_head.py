@@ -97,6 +97,6 @@ class DeeplabV3(nn.Module):
             raise ConfigError(
                 "the norm of the head's pooled branch (global_pooling_bn) sees one value per channel, which has no "
                 "variance, as this process trains with a single crop; use norms that are synchronised over the "
-                'processes of a run (norm="sync", bn_mode "sync"), freeze the norms (zoo.layers.freeze_norms), or give '
+                'processes of a run (norm="sync"), freeze the norms (zoo.layers.freeze_norms), or give '
                 "each process a batch of at least two"
             ) from error

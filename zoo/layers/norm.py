@@ -261,11 +261,6 @@ def norm_act(kind: str | NormFactory, activation: str = "leaky_relu", activation
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"norm {kind!r} is not one of {', '.join(KINDS)}, nor a function channels -> module")
     layer = KINDS[kind]
-    if activation == "relu" and issubclass(layer, InPlaceABN):
-        raise ValueError(
-            f"activation 'relu' cannot be undone from its output, which norm {kind!r} needs; use leaky_relu, elu or "
-            "identity, or norm 'standard'"
-        )
     check_activation(activation, activation_param, layer.activations)
     return lambda channels: layer(channels, activation=activation, activation_param=activation_param)
 

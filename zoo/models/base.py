@@ -93,7 +93,7 @@ class Network(nn.Module):
     """
 
     pretrained_cfg: dict[str, Any]
-    built_as: Any = None  # the `zoo.weights.NetworkRecord` that it was built from, None if that is unknown
+    built_as: Any = None  # the `zoo.spec.NetworkSpec` that it was built from, None if that is unknown
     classifier_name = "classifier"  # the module that makes logits of features
     recomputed: tuple[str, ...] = ()  # modules of the stages of which backward keeps the input, and runs them again
     bn_out: nn.Module

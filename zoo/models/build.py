@@ -1,20 +1,22 @@
-"""Builds any network of `zoo.architectures` by its name: the one place where an architecture becomes a module."""
+"""Builds the network of a `NetworkSpec`: the one place where a description becomes a module."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from zoo.architectures import LEAN, NEEDS_INPLACE, SIZES, Architecture, architecture, check_option
-from zoo.errors import ConfigError, listed, nearest
-from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, norm_act
+from zoo.architectures import LEAN, SIZES, Architecture, architecture
+from zoo.errors import ConfigError
+from zoo.layers.init import init_weights
+from zoo.layers.norm import InPlaceABN, NormFactory, norm_act
 from zoo.limits import MAX_PARAMETERS, MAX_TOTAL_DEPTH
-from zoo.models.base import Network, check_classes
+from zoo.models.base import Network
 from zoo.models.deeplab import HEAD_DILATIONS, DeepLab
 from zoo.models.densenet import DenseNet
+from zoo.models.external import build_external
 from zoo.models.irevnet import IRevNet
 from zoo.models.preact import PreactResNet
 from zoo.models.resnet import ResNet
@@ -24,6 +26,8 @@ from zoo.models.revnext import FlatRevNeXt, RevNeXt
 from zoo.models.revnext_baselines import RevNeXtBaseline, TwoBranchIRevNet
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
 from zoo.remat.lean import lean
+from zoo.spec import NetworkSpec
+from zoo.torch_internals import NormBase
 
 
 def _deeplab(
@@ -88,135 +92,99 @@ FAMILIES: dict[str, Callable[..., Network]] = {
     "deeplab": _deeplab,
 }
 
-# Names of arguments in timm, torchvision and other packages -> what to use here.
-_NO_SUCH = "there is no such thing here; leave it out"
-OTHER_NAMES = {
-    "checkpoint_path": "it is called weights here",
-    **dict.fromkeys(
-        ("weights_backbone", "pretrained_backbone", "backbone_weights", "encoder_weights"),
-        "weights for the body of a deeplab_* network are called body_weights here, the path of a file or a published "
-        "name",
-    ),
-    **dict.fromkeys(("aux_loss", "aux_params"), "the networks have one head, and no auxiliary one"),
-    "act_layer": "it is called activation here, a word: 'leaky_relu', 'elu', 'identity' or 'relu'",
-    "norm_layer": "it is called norm here: 'standard', 'inplace', 'sync' or a function channels -> module",
-    "in_channels": "it is called in_chans here",
-    "replace_stride_with_dilation": "it is called output_stride here (or dilation, a number per module)",
-    "dropout_rate": "it is called drop_rate here",
-    "drop": "it is called drop_rate here",
-    "zero_init_last": _NO_SUCH,
-    "zero_init_residual": _NO_SUCH,
-    "drop_path_rate": _NO_SUCH,
-    "drop_block_rate": _NO_SUCH,
-    "global_pool": (
-        "the pooling is the network's own; forward_features returns the map before it, and features_only=True makes "
-        "forward return the maps of all stages"
-    ),
-    "pretrained_cfg": "the network gets it as an attribute, model.pretrained_cfg, which you can change there",
-    "pretrained_cfg_overlay": "the network gets model.pretrained_cfg, which you can change there",
-    "cache_dir": "the environment variable ZOO_CACHE names the cache",
-    "progress": "downloads show a bar where there is a terminal",
-    "scriptable": "TorchScript is not supported; torch.export is",
-    "exportable": "every network can be exported with torch.export; leave it out",
-    "stem_type": "it is called input_3x3 here, True or False",
-    "img_size": "the networks take images of any size; leave it out",
-}
-# The arguments of all networks, which may be meant by the unknown name of an option.
-COMMON_ARGUMENTS = (
-    "pretrained", "weights", "norm", "activation", "activation_param", "num_classes", "classes", "features_only",
-    "out_indices", "output_stride", "in_chans", "drop_rate", "signed_scale", "body_weights",
-)  # fmt: skip
-
 
 def build_network(
-    arch: str,
-    norm: NormFactory,
+    spec: NetworkSpec,
+    norm: NormFactory | None = None,
     *,
-    classes: int | None = None,
     features_only: bool = False,
     structure: Sequence[int] | None = None,
-    **options: Any,
 ) -> Network:
-    """Return a network whose convolutions and classifier have no values yet (`zoo.layers.init_weights` sets them).
+    """Return the network of a spec; its convolutions and classifier have no values yet (`initialize` sets them).
 
     Under ``torch.device("meta")`` nothing is allocated.
 
     Args:
-    - `arch`: name of an architecture.
-    - `norm`: function channels -> norm with its activation, as `zoo.layers.norm_act` returns it.
-    - `classes`: outputs of the classifier, 0 for none; default the architecture's.
+    - `norm`: function channels -> norm with its activation, in place of that of the spec.
     - `features_only`: leave the classifier out; forward returns the list of the stages' outputs.
     - `structure`: blocks per stage in place of the architecture's own, as many numbers as it has.
-    - `**options`: options of the architecture (`zoo.architectures`); those that are left out have their defaults.
 
-    Raises ConfigError for an unknown architecture or option, for values that an option cannot have, alone or together
-    with the others, and for a ``memory`` that needs other norms.
+    Raises ConfigError for an unknown architecture, and for options that are valid one by one but not together.
     """
-    record = architecture(arch)
-    classes = record.classes if classes is None else classes
-    check_classes(classes)
-    check_options(record, options, norm)
-    arguments = {**record.structure, **record.options, **options}
+    arch = architecture(spec.arch)
+    memory = "auto" if spec.memory == LEAN else spec.memory
+    arguments = {**arch.structure, **arch.options, **spec.options, "memory": memory}
     if structure is not None:
-        arguments["structure"] = _checked_structure(record, structure)
-    is_lean = arguments["memory"] == LEAN
-    if is_lean:
-        arguments["memory"] = "auto"
+        arguments["structure"] = _checked_structure(arch, structure)
+    factory = norm or norm_act(spec.norm, spec.activation, spec.activation_param)
 
     def build(factory: NormFactory) -> Network:
-        return FAMILIES[record.family](factory, classes, features_only=features_only, **arguments)
+        return FAMILIES[arch.family](factory, spec.num_classes, features_only=features_only, **arguments)
 
     try:
-        _check_size(record, options, build)
-        network = build(norm)
+        _check_size(arch, spec.options, build)
+        network = build(factory)
+    except ConfigError:
+        raise
     except ValueError as error:
-        raise ConfigError(f"{arch}: {error}") from error
-    return lean(network) if is_lean else network
+        raise ConfigError(f"{spec.arch}: {error}") from error
+    return lean(network) if spec.memory == LEAN else network
 
 
-def check_options(record: Architecture, options: Mapping[str, Any], norm: NormFactory) -> None:
-    """Raise ConfigError for options that the architecture does not have, and for values that it cannot have.
+def build_model(spec: NetworkSpec) -> nn.Module:
+    """Return the network of a spec: without values, or initialized by its package if it is external.
 
-    The way to save memory has to be one that the architecture has, and to fit the norms that ``norm`` makes. Sizes are
-    not checked: `build_network` does that.
+    Raises ConfigError as `build_network` and `build_external` do.
     """
-    check_option_names(record, options)
-    for option, value in options.items():
-        try:
-            check_option(option, value)
-        except ConfigError as error:
-            raise ConfigError(f"{record.name}: {error}") from error
-    _check_memory(record, options.get("memory", "auto"), norm)
+    if spec.is_external:
+        return build_external(spec.arch, num_classes=spec.num_classes, memory=spec.memory, **spec.options)
+    return build_network(spec)
 
 
-def _check_memory(record: Architecture, memory: Any, norm: NormFactory) -> None:
-    """Raise ConfigError unless the architecture has this way to save memory, and ``norm`` makes norms that fit it."""
-    if memory not in record.memory:
-        raise ConfigError(f"memory must be one of {', '.join(record.memory)}, got {memory!r}")
-    if memory in NEEDS_INPLACE and type(layer := norm(1)) not in (InPlaceABN, InPlaceABNSync):
+def build_on_meta(spec: NetworkSpec) -> nn.Module:
+    """Return the network of a spec on the meta device.
+
+    Nothing of its size is allocated, except for external networks whose builders compute with values. Raises
+    ConfigError as `build_model` does.
+    """
+    try:
+        with torch.device("meta"):
+            return build_model(spec)
+    except ConfigError:
+        if not spec.is_external:
+            raise
+        return build_model(spec).to("meta")
+
+
+def initialize(model: nn.Module, spec: NetworkSpec) -> None:
+    """Set the initial weights of a network of this package as its spec says; nothing on the meta device."""
+    if not next(model.parameters()).is_meta:
+        gain, slope = spec.weight_gain_multiplier, spec.activation_param
+        init_weights(model, spec.weight_init, gain, spec.activation, slope)
+
+
+def norm_kind(norm: NormFactory) -> str:
+    """Return "inplace" or "standard", whichever a function channels -> norm builds.
+
+    Raises ConfigError for a norm without an activation: the networks have none of their own behind their norms.
+    """
+    layer = norm(64)
+    if not isinstance(layer, nn.Module):
+        raise ConfigError(f"norm must return a module for a number of channels, got {type(layer).__name__} for 64")
+    if isinstance(layer, (NormBase, nn.GroupNorm, nn.LayerNorm)) and not hasattr(layer, "activation"):
         raise ConfigError(
-            f"memory={memory!r} needs norms that work in place, not {type(layer).__name__}; build the network with "
-            'norm="inplace" or "sync", or with memory="auto"'
+            f"norm: {type(layer).__name__} has no activation, and the networks take norm and activation from one "
+            "module; give norm='standard', or a function such as lambda channels: "
+            f"nn.Sequential(nn.{type(layer).__name__}(channels), nn.ReLU()). resnet18 to resnet152, which activate "
+            "behind the sum, need a module with the attributes activation and activation_param, as zoo.layers.ABN has"
         )
+    return "inplace" if isinstance(layer, InPlaceABN) else "standard"
 
 
 def depth_of(record: Architecture, options: Mapping[str, Any]) -> int:
     """Return the number of blocks or layers, all with weights, that the options ask for; 0 if no option sets it."""
     options = {**record.options, **options}
     return int(sum(options.get("blocks", options.get("layers", ()))) * options.get("units", 1))
-
-
-def check_option_names(record: Architecture, names: Iterable[str]) -> None:
-    """Raise ConfigError for a name that is no option of the architecture; the message suggests what may be meant."""
-    for option in names:
-        if option not in record.options:
-            hint = OTHER_NAMES.get(option)
-            if option in COMMON_ARGUMENTS:
-                hint = "it is an argument of zoo.get in Python, and no setting of an experiment"
-            elif hint is None:
-                hint = f"the nearest argument is {nearest(option, [*record.options, *COMMON_ARGUMENTS], 1)[0]!r}"
-            known = listed(record.options)
-            raise ConfigError(f"{record.name} has no option {option!r}; its options are {known}; {hint}")
 
 
 def _checked_structure(record: Architecture, structure: Sequence[int]) -> Sequence[int]:

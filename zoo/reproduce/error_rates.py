@@ -137,7 +137,7 @@ def missing_images(runs: Sequence[TrainingRun]) -> str:
     """Return a remark on runs that were not trained or scored on the whole data set; "" if there are none."""
     for run in runs:
         counts = (run.num_training_images, run.num_validation_images)
-        whole = WHOLE_SETS[run.config.network.classes]
+        whole = WHOLE_SETS[run.config.network.num_classes]
         for done, count, whole_count in zip(("trained", "scored"), counts, whole, strict=True):
             if count is None:
                 return f"the number of images {done} on is not recorded"

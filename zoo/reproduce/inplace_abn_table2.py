@@ -104,8 +104,8 @@ def first_row(name: str) -> Setup:
         network.arch,
         batch=config.optimizer.batch_size // GPUS,
         size=config.input.crop_train,
-        input_3x3=network.input_3x3 and "input_3x3" in architecture(network.arch).options,
-        classes=network.classes,
+        input_3x3=network.options.get("input_3x3", False),
+        classes=network.num_classes,
     )
 
 

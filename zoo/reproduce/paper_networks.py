@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.layers.init import init_weights
-from zoo.layers.norm import norm_act
 from zoo.models import build_network
 from zoo.remat.memory_use import count_memory
+from zoo.spec import merge, parse_spec
 
 
 def build_for_training(
@@ -22,16 +22,20 @@ def build_for_training(
     norm: str = "standard",
     activation: str = "relu",
     slope: float = 0.01,
-    classes: int | None = None,
+    num_classes: int | None = None,
     weight_init: str = "truncated_normal",
     **options: Any,
 ) -> nn.Module:
     """Return the initialized network in training mode; on the meta device nothing is computed.
 
-    ``classes``: default the architecture's. ``options`` are those of `build_network`, ``structure`` among them.
+    ``num_classes``: default the architecture's. ``options`` are those of the architecture, and ``structure``.
     """
+    structure = options.pop("structure", None)
+    settings = {"norm": norm, "activation": activation, "activation_param": slope, "weight_init": weight_init}
+    chosen = {} if num_classes is None else {"num_classes": num_classes}
+    spec = parse_spec(merge({"arch": name}, settings, chosen, options), name)
     with torch.device(device):
-        model = build_network(name, norm_act(norm, activation, slope), classes=classes, **options)
+        model = build_network(spec, structure=structure)
         init_weights(model, weight_init)
     return model.train()
 

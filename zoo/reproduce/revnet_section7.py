@@ -48,7 +48,7 @@ def _thousands(counts: list[int]) -> str:
 
 
 def _num_batches(config: Experiment) -> int:
-    return NUM_IMAGES[config.network.classes] // config.optimizer.batch_size
+    return NUM_IMAGES[config.network.num_classes] // config.optimizer.batch_size
 
 
 def _decay_steps(config: Experiment) -> str:

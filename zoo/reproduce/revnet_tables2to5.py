@@ -61,7 +61,7 @@ def measure_parameters() -> Section:
             section.comparisons.append(_compare_architecture(number))
         else:
             classes = int(number.id.rpartition("_")[2])
-            count = count_parameters(build_for_training(number.network, "meta", classes=classes))
+            count = count_parameters(build_for_training(number.network, "meta", num_classes=classes))
             section.comparisons.append(_compare_millions(f"{number.network}, {classes} classes", number, count))
     return section
 

@@ -260,7 +260,7 @@ def report_gpu() -> Section:
         f"Memory: the bytes of {EXPERIMENT} with its batch of {batch} images, counted on the meta device: parameters, "
         "their momentum and gradients, images, and all tensors of a step; no scratch memory of convolutions.",
     )  # fmt: skip
-    model = build_revnext(config.network.arch, device="meta", classes=config.network.classes)
+    model = build_revnext(config.network.arch, device="meta", num_classes=config.network.num_classes)
     step = count_memory(forward_of(model, batch, size), model.parameters()).peak
     megabytes = (constant_bytes(model, Setup(config.network.arch, batch, size)) + step) / UNITS["MB"]
     needs_gpu = Verdict("needs training", f"`{command_of(EXPERIMENT)}` on this GPU; unknown duration")

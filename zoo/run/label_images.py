@@ -63,7 +63,7 @@ class Palette:
 def palette_of(config: Experiment, names: Sequence[str] | None = None) -> Palette:
     """Return the `palette_for` the network of an experiment; ``names``: of its classes, where they are known."""
     layout = "folders" if config.segmentation is None else config.segmentation.layout
-    return palette_for(config.network.classes, names, layout)
+    return palette_for(config.network.num_classes, names, layout)
 
 
 def palette_for(num_classes: int, names: Sequence[str] | None = None, layout: str = "folders") -> Palette:

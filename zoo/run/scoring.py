@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo import registry
-from zoo.architectures import is_elsewhere
-from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
+from zoo.architectures import is_external
+from zoo.config import Experiment, Input, experiment_names, find_experiment, load_experiment, parse_experiment
 from zoo.data.classes import match_classes
 from zoo.data.folder import Batch, OnBadImage
 from zoo.data.imagenet import imagenet_wnids
@@ -23,15 +23,16 @@ from zoo.engine.process import Process
 from zoo.engine.task import Result, ScoringProtocol, Task
 from zoo.engine.validation import validate
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
-from zoo.models.elsewhere import check_logits
+from zoo.models.external import check_logits
 from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
+from zoo.spec import NetworkSpec
 from zoo.tasks import task_of
 from zoo.tasks.protocols import Protocol
-from zoo.weights import NetworkRecord, StoredWeights, digests_of, load_stored, read_weights
+from zoo.weights import StoredWeights, digests_of, load_stored, read_weights
 from zoo.weights.cache import published_name
 from zoo.weights.published import entry_of
-from zoo.weights.record import check_record, experiment_in, has_record
+from zoo.weights.stored_spec import check_same_network, is_described, parse_stored_experiment
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
         weights, stored = (name, stored_with_network) if weights is None else (weights, read_weights(weights))
     elif weights is None:
         _check_known(name)
-        if is_elsewhere(name):
+        if is_external(name):
             raise WeightsError(f"there are no published weights of {printable(name)} here; give a file, --weights FILE")
         return replace(load_network(registry.only_variant(name)), title=title)
     else:
@@ -120,7 +121,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
             "with this file"
         )
     # A file of another package's trainer does not say which of its tensors are the classifier's; all of them fit.
-    if report.classifier != "loaded" and not (report.classifier == "none" and is_elsewhere(network.arch)):
+    if report.classifier != "loaded" and not (report.classifier == "none" and is_external(network.arch)):
         raise WeightsError(
             f"the classifier of the file does not fit the network; {printable(stored.path)}: "
             f"a random classifier is not worth a score, give the experiment that the weights were trained with"
@@ -131,39 +132,41 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
 
 def _experiment_of(stored: StoredWeights) -> Experiment:
     """Return the experiment of a checkpoint; for another weights file, the experiment that its record describes."""
-    record = stored.record_to_build()
-    if record is None:
+    spec = stored.checked_spec()
+    if spec is None:
         raise WeightsError(
             f"the file does not say which network it belongs to; {printable(stored.path)}: name the network or its "
             "experiment, and give the file as its --weights"
         )
-    return experiment_in(stored.content, printable(stored.path)) or _experiment_from(record)
+    return parse_stored_experiment(stored.content, printable(stored.path)) or _experiment_from(spec)
 
 
 def _experiment_of_architecture(name: str, stored: StoredWeights) -> Experiment:
     """Return the experiment for weights of the architecture ``name``, with defaults for what the weights do not say."""
-    if stored.record is not None and has_record(name):
-        check_record(stored.record, {"arch": name}, printable(stored.path), "the command")
+    if stored.spec is not None and is_described(name):
+        check_same_network(stored.spec, {"arch": name}, printable(stored.path), "the command")
         return _experiment_of(stored)
-    if is_elsewhere(name):
+    if is_external(name):
         return parse_experiment({"network": {"arch": name}}, f"the network {name}")
     with torch.device("meta"):
-        record = registry.get(name).built_as
-    assert record is not None
-    stored.warn_of_assumptions(name, {"norm": record.norm, "activation": record.activation})
-    return _experiment_from(record)
+        spec = registry.get(name).built_as
+    assert spec is not None
+    stored.warn_of_assumptions(spec, given=())
+    return _experiment_from(spec)
 
 
-def _experiment_from(record: NetworkRecord) -> Experiment:
-    return parse_experiment(record.experiment_settings(), f"the network {record.arch}")
+def _experiment_from(spec: NetworkSpec) -> Experiment:
+    """Return the experiment of a network, with the preprocessing of its weights file."""
+    images = Input() if spec.preprocessing is None else Input(**spec.preprocessing.model_dump())
+    return Experiment(network=spec.for_experiment(), input=images)
 
 
 def _class_names(
     title: str, weights: str | os.PathLike[str], stored: StoredWeights, experiment: Experiment
 ) -> Sequence[str] | None:
     """Return the names of the classes: those of the weights' record, or ImageNet's for published classifiers."""
-    if stored.record is not None and stored.record.class_names is not None:
-        return stored.record.class_names
+    if stored.spec is not None and stored.spec.class_names is not None:
+        return stored.spec.class_names
     is_published = title in registry.published() or published_name(weights) is not None
     return imagenet_wnids() if is_published and experiment.task == "classification" else None
 
@@ -171,7 +174,7 @@ def _class_names(
 def _check_known(name: str) -> None:
     """Raise ConfigError for a name that is neither a path nor that of a network or experiment."""
     known = {*registry.list_models(), *experiment_names()}
-    if name not in known and not is_elsewhere(name) and os.sep not in name:
+    if name not in known and not is_external(name) and os.sep not in name:
         raise ConfigError(
             f"there is no network, experiment or file called {printable(name)}; the nearest names are "
             f"{', '.join(nearest(name, sorted(known)))} (zoo list shows all networks)"
@@ -234,9 +237,9 @@ def score(
     """
     process, protocol, settings = process or _only_process(), _protocol(network, protocol), network.experiment
     task = network.task
-    if is_elsewhere(settings.network.arch) and isinstance(protocol, Protocol):
+    if is_external(settings.network.arch) and isinstance(protocol, Protocol):
         model = registry.build_on_meta(settings.network).eval()
-        check_logits(model, settings.network.arch, settings.network.classes, protocol.crop, "the crop")
+        check_logits(model, settings.network.arch, settings.network.num_classes, protocol.crop, "the crop")
     loader = task.build_val_loader(
         parse_data_path(data),
         protocol,
@@ -248,7 +251,7 @@ def score(
         pin_memory=process.device.type == "cuda",
         on_bad_image=on_bad_image,
     )
-    match_classes(loader.dataset, settings.network.classes, network.class_names)
+    match_classes(loader.dataset, settings.network.num_classes, network.class_names)
     check_same_on_all_ranks(
         process,
         lambda: {

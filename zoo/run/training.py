@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zoo.architectures import ARCHITECTURES, is_elsewhere
+from zoo.architectures import ARCHITECTURES, is_external
 from zoo.config import (
     Experiment,
     check_world_size,
@@ -35,7 +35,7 @@ from zoo.engine.state import TrainState
 from zoo.engine.task import Task
 from zoo.errors import ConfigError, DataError, NonFiniteLossError, listed, nearest, printable
 from zoo.files import write_json
-from zoo.models.elsewhere import check_logits
+from zoo.models.external import check_logits
 from zoo.registry import build_on_meta, default_experiment
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import check_place, check_unused, log_folder, writable
@@ -174,7 +174,7 @@ def experiment_for(name: str, data: DataPath, epochs: int | None = None) -> Expe
     ConfigError, with the nearest names, for unknown names.
     """
     is_file = find_experiment(name) is not None or (Path(name).exists() and not Path(name).is_dir())
-    if not is_file and name not in ARCHITECTURES and not is_elsewhere(name):
+    if not is_file and name not in ARCHITECTURES and not is_external(name):
         raise ConfigError(
             f"there is no experiment, experiment file or architecture called {printable(name)}; the nearest "
             f"experiments are {', '.join(nearest(name, experiment_names()))}, the nearest architectures "
@@ -278,10 +278,10 @@ def _build_loaders(task: Task, data: DataPath, process: Process, options: TrainO
 def _count_parameters(config: Experiment) -> int:
     """Return the number of parameters; ConfigError for unknown networks and impossible image sizes."""
     network, model = config.network, build_on_meta(config.network)
-    if is_elsewhere(network.arch):
+    if is_external(network.arch):
         sides = config.input.crop_train, config.input.crop_val
-        check_logits(model.train(), network.arch, network.classes, sides[0], "input.crop_train")
-        check_logits(model.eval(), network.arch, network.classes, sides[1], "input.crop_val")
+        check_logits(model.train(), network.arch, network.num_classes, sides[0], "input.crop_train")
+        check_logits(model.eval(), network.arch, network.num_classes, sides[1], "input.crop_val")
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -299,9 +299,9 @@ def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, dat
     network, optimizer = config.network, config.optimizer
     num_train, num_val = (loader.batch_sampler.num_images for loader in loaders)
     processes = f"{process.world_size} process{'es' * (process.world_size > 1)}"
-    layers = "" if is_elsewhere(network.arch) else f", {network.bn_mode} norms with {network.activation}"
+    layers = "" if is_external(network.arch) else f", {network.norm} norms with {network.activation}"
     lines = [
-        f"training {network.arch}: {num_parameters:,} parameters{layers}, {network.classes} classes",
+        f"training {network.arch}: {num_parameters:,} parameters{layers}, {network.num_classes} classes",
         f"images      {num_train:,} to train on, {num_val:,} to validate on; {printable(data)}",
         f"schedule    {optimizer.schedule.epochs} epochs of {len(loaders[0])} steps, batch {optimizer.batch_size}",
         f"device      {process.device}, {processes}",

@@ -83,7 +83,7 @@ class ClassificationTask(Task):
     @property
     def shown_labels(self) -> Mapping[str, str]:
         """Top-1, and top-5 with more than five classes."""
-        return _shown_labels(self.config.network.classes)
+        return _shown_labels(self.config.network.num_classes)
 
     def build_train_loader(self, data: DataPath, **share: Any) -> Loader[TrainBatches]:
         """Return the loader of ``data``/train."""
@@ -143,7 +143,7 @@ class ClassificationTask(Task):
         """Return the scores of a validation."""
         scores: dict[str, Any] = self.scores(reading)
         return ClassificationResult(**scores, loss=reading.loss, count=reading.count, skipped=reading.skipped,
-                                    protocol=protocol, num_classes=self.config.network.classes)  # fmt: skip
+                                    protocol=protocol, num_classes=self.config.network.num_classes)  # fmt: skip
 
     def next_commands(self, checkpoint: str, data: str) -> Mapping[str, str]:
         """Return the commands that score and use the network."""

@@ -88,7 +88,7 @@ class SegmentationTask(Task):
 
     def __init__(self, config: Experiment) -> None:
         super().__init__(config)
-        self.num_counts = config.network.classes**2
+        self.num_counts = config.network.num_classes**2
 
     @cached_property
     def _settings(self) -> Segmentation:
@@ -181,7 +181,7 @@ class SegmentationTask(Task):
         )
 
     def _confusion(self, reading: Reading) -> ConfusionMatrix:
-        classes = self.config.network.classes
+        classes = self.config.network.num_classes
         return ConfusionMatrix(reading.counts.view(classes, classes))
 
     def class_maps(self, logits: Tensor, targets: Tensor) -> Mapping[str, Tensor]:

@@ -3,12 +3,10 @@
 from zoo.weights.cache import digests_of, fetch_weights, md5_of
 from zoo.weights.load import LoadReport, load_state_dict
 from zoo.weights.read import read_checkpoint, read_state_dict
-from zoo.weights.record import NetworkRecord
 from zoo.weights.stored import StoredWeights, load_stored, load_weights, read_weights
 
 __all__ = [
     "LoadReport",
-    "NetworkRecord",
     "StoredWeights",
     "digests_of",
     "fetch_weights",

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from zoo.config import Experiment, PublishedWeights, experiments_dir, find_experiment, load_experiment
 from zoo.errors import ConfigError, brief, nearest, printable
+from zoo.spec import NetworkSpec
 
 SUFFIX = ".pth.tar"
 CHECKSUM = re.compile(rf"(?P<md5>[0-9a-f]{{32}}) [ *](?P<name>\w[\w.-]*){re.escape(SUFFIX)}", re.ASCII)
@@ -55,25 +55,6 @@ class Published:
         """The address at which a person finds the file in a browser."""
         return f"https://drive.google.com/file/d/{self.weights.drive_id}/view"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return all that is known of the weights as plain values, with settings named as in `zoo.get`."""
-        network = self.experiment.network
-        return {
-            "name": self.name,
-            "arch": network.arch,
-            "norm": network.bn_mode,
-            "activation": network.activation,
-            "activation_param": network.activation_param,
-            "input_3x3": network.has_3x3_stem,
-            "classes": network.classes,
-            "options": network.options,
-            "batch": self.experiment.optimizer.batch_size,
-            "md5": self.md5,
-            **self.weights.model_dump(),
-            "source": self.source,
-            "scores": self.scores,
-        }
-
 
 @cache
 def published() -> dict[str, Published]:
@@ -115,6 +96,12 @@ def entry_of(name: str) -> Published:
         raise ConfigError(f"{name} is an architecture; name its published weights: {', '.join(of_arch)}")
     near = ", ".join(nearest(name, published()))
     raise ConfigError(f"no published weights are called {name!r}; the nearest are {near} (zoo fetch lists all)")
+
+
+def published_spec(name: str) -> NetworkSpec:
+    """Return the spec of the published weights ``name``, with the preprocessing that they were scored with."""
+    experiment = entry_of(name).experiment
+    return experiment.network.described(experiment.input)
 
 
 def _published(name: str, md5: str) -> Published:

@@ -69,7 +69,7 @@ def check_data(config: Experiment, data: DataPath, workers: int, show_progress: 
 def _check_labelled(
     config: Experiment, data: DataPath, split: Split, workers: int, show_progress: ShowProgress
 ) -> SplitReport:
-    settings, num_classes = config.segmentation, config.network.classes
+    settings, num_classes = config.segmentation, config.network.num_classes
     assert settings is not None
     try:
         root = require_local(data)

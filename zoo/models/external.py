@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.architectures import LEAN, MEMORY_ELSEWHERE, PACKAGES
+from zoo.architectures import EXTERNAL_MEMORY, LEAN, PACKAGES
 from zoo.errors import ConfigError, brief, listed, nearest
 from zoo.remat.lean import lean
 
@@ -52,14 +52,14 @@ def smallest_of_each_family(names: Sequence[str]) -> list[str]:
     return [min(family, key=_num_parameters) if len(family) > 1 else family[0] for family in families.values()]
 
 
-def build_from_elsewhere(
-    name: str, *, classes: int | None = None, pretrained: bool = False, memory: str = "auto", **options: Any
+def build_external(
+    name: str, *, num_classes: int | None = None, pretrained: bool = False, memory: str = "auto", **options: Any
 ) -> nn.Module:
     """Return the network of another package, initialised by it.
 
     Args:
     - `name`: "PACKAGE:NAME".
-    - `classes`: outputs of the classifier; default the package's. 0: none (timm alone).
+    - `num_classes`: outputs of the classifier; default the package's. 0: none (timm alone).
     - `pretrained`: whether to load the package's weights, which it downloads itself. A classifier for another number of
       classes than theirs has initial values.
     - `memory`: "lean" applies `zoo.lean`; "auto" and "plain" leave the network unchanged.
@@ -68,18 +68,18 @@ def build_from_elsewhere(
     Raises ConfigError for an unknown package or name, a package that is not installed, arguments that the network
     does not take, and weights that the package cannot get.
     """
-    if memory not in MEMORY_ELSEWHERE:
-        raise ConfigError(f"memory must be one of {listed(MEMORY_ELSEWHERE)} for {name}, got {memory!r}")
+    if memory not in EXTERNAL_MEMORY:
+        raise ConfigError(f"memory must be one of {listed(EXTERNAL_MEMORY)} for {name}, got {memory!r}")
     if name not in (found := list_networks(name)):
         raise ConfigError(f"{name!r} is a pattern, not the name of a network; it fits {listed(found)}")
     package, _, own_name = name.partition(":")
-    if classes == 0 and package == "torchvision":
+    if num_classes == 0 and package == "torchvision":
         raise ConfigError(
             f"num_classes = 0: torchvision builds no {own_name} without a classifier; build it with one, and replace "
             "that by torch.nn.Identity()"
         )
-    if classes is not None:
-        options["num_classes"] = classes
+    if num_classes is not None:
+        options["num_classes"] = num_classes
     try:
         if package == "timm":
             model = import_module("timm").create_model(own_name, pretrained=pretrained, **options)
@@ -161,17 +161,17 @@ def check_logits(model: nn.Module, name: str, classes: int, side: int, setting: 
         )
 
 
-def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a floating type in a network's output: a tensor, or lists and dictionaries of them."""
+def iter_tensors(output: Any) -> Iterator[Tensor]:
+    """Yield the floating-point tensors in a network's output: a tensor, or lists and dictionaries of them."""
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield output
     elif isinstance(output, Mapping):
         for each in output.values():
-            yield from tensors_in(each)
+            yield from iter_tensors(each)
     elif isinstance(output, (list, tuple)):
         for each in output:
-            yield from tensors_in(each)
+            yield from iter_tensors(each)
 
 
 def _names(package: str) -> list[str]:
@@ -188,7 +188,7 @@ def _names(package: str) -> list[str]:
 def _num_parameters(name: str) -> float:
     try:
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in build_from_elsewhere(name).parameters())
+            return sum(parameter.numel() for parameter in build_external(name).parameters())
     except Exception:  # whatever another package raises
         return float("inf")
 

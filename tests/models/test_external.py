@@ -7,18 +7,18 @@ from urllib.error import URLError
 import pytest
 import torch
 
-from zoo.config import Network
 from zoo.errors import ConfigError
-from zoo.models.elsewhere import (
-    build_from_elsewhere,
+from zoo.models.external import (
+    build_external,
     check_logits,
     image_shape,
+    iter_tensors,
     list_networks,
     smallest_of_each_family,
     split_name,
-    tensors_in,
 )
 from zoo.registry import build_on_meta
+from zoo.spec import NetworkSpec
 
 
 def test_names_are_split_at_the_package() -> None:
@@ -58,25 +58,25 @@ def test_a_network_of_timm_gets_its_own_images() -> None:
 )
 def test_unknown_names_are_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        build_from_elsewhere(name)
+        build_external(name)
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.models.elsewhere.find_spec", lambda name: None)
+    monkeypatch.setattr("zoo.models.external.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="networks of timm need that package: pip install timm"):
         list_networks("timm:*")
 
 
 def test_a_network_is_built_with_its_number_of_classes() -> None:
-    model = build_from_elsewhere("torchvision:shufflenet_v2_x0_5", classes=7)
+    model = build_external("torchvision:shufflenet_v2_x0_5", num_classes=7)
     assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
 
 
 def test_options_are_handed_to_the_builder_and_unknown_ones_refused() -> None:
-    model = build_from_elsewhere("torchvision:resnet18", width_per_group=64, norm_layer=torch.nn.Identity)
+    model = build_external("torchvision:resnet18", width_per_group=64, norm_layer=torch.nn.Identity)
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
     with pytest.raises(ConfigError, match=r"torchvision:resnet18 cannot be built: .*'drop_path_rate'"):
-        build_from_elsewhere("torchvision:resnet18", drop_path_rate=0.1)
+        build_external("torchvision:resnet18", drop_path_rate=0.1)
 
 
 def test_weights_that_cannot_be_fetched_are_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,16 +85,16 @@ def test_weights_that_cannot_be_fetched_are_one_error(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
     with pytest.raises(ConfigError, match=r"torchvision:resnet18 cannot be built: .*no network"):
-        build_from_elsewhere("torchvision:resnet18", pretrained=True)
+        build_external("torchvision:resnet18", pretrained=True)
 
 
 @pytest.mark.parametrize("classes", [None, 1000, 7])
 def test_pretrained_weights_are_taken_but_for_a_classifier_of_other_classes(
     classes: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = build_from_elsewhere("torchvision:squeezenet1_1").state_dict()
+    weights = build_external("torchvision:squeezenet1_1").state_dict()
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: weights)
-    model = build_from_elsewhere("torchvision:squeezenet1_1", classes=classes, pretrained=True, dropout=0.25)
+    model = build_external("torchvision:squeezenet1_1", num_classes=classes, pretrained=True, dropout=0.25)
     other = {key for key, value in model.state_dict().items() if not torch.equal(value, weights[key])}
     assert other == ({"classifier.1.weight", "classifier.1.bias"} if classes == 7 else set())
     assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, classes or 1000)
@@ -113,7 +113,7 @@ def test_networks_that_do_not_make_logits_of_the_images_are_refused(
     name: str, options: dict[str, bool], words: str
 ) -> None:
     with torch.device("meta"):
-        model = build_from_elsewhere(name, classes=3, **options)
+        model = build_external(name, num_classes=3, **options)
     with pytest.raises(ConfigError, match=words):
         check_logits(model, name, 3, 64, "input.crop_train")
 
@@ -124,30 +124,30 @@ def test_what_makes_logits_passes_as_does_what_cannot_be_run_without_values() ->
             return x if x.sum().item() > 0 else -x
 
     with torch.device("meta"):
-        check_logits(build_from_elsewhere("torchvision:resnet18", classes=3), "resnet18", 3, 40, "input.crop_val")
+        check_logits(build_external("torchvision:resnet18", num_classes=3), "resnet18", 3, 40, "input.crop_val")
         check_logits(Asks(), "asks", 3, 40, "input.crop_val")
 
 
 def test_a_network_that_needs_values_to_be_built_is_moved_to_the_meta_device() -> None:
-    network = Network(arch="torchvision:regnet_x_400mf", classes=3)
+    network = NetworkSpec(arch="torchvision:regnet_x_400mf", classes=3)
     with torch.device("meta"), pytest.raises(ConfigError, match="meta tensor"):
-        build_from_elsewhere(network.arch)
+        build_external(network.arch)
     assert all(tensor.is_meta for tensor in build_on_meta(network).state_dict().values())
     with pytest.raises(ConfigError, match=r"network.arch 'torchvision:resnet19'"):
-        build_on_meta(Network(arch="torchvision:resnet19"))
+        build_on_meta(NetworkSpec(arch="torchvision:resnet19"))
 
 
 def test_a_network_of_timm_takes_its_options() -> None:
     pytest.importorskip("timm")
     with torch.device("meta"):
-        model = build_from_elsewhere("timm:efficientnet_b0", classes=3, drop_path_rate=0.1)
+        model = build_external("timm:efficientnet_b0", num_classes=3, drop_path_rate=0.1)
         check_logits(model, "timm:efficientnet_b0", 3, 64, "input.crop_train")
     assert any(type(module).__name__ == "DropPath" for module in model.modules())
 
 
 def test_tensors_are_found_in_any_output() -> None:
     a, b = torch.zeros(1), torch.zeros(2)
-    assert [id(each) for each in tensors_in({"out": a, "aux": [b, torch.zeros(1, dtype=torch.long), None]})] == [
+    assert [id(each) for each in iter_tensors({"out": a, "aux": [b, torch.zeros(1, dtype=torch.long), None]})] == [
         id(a),
         id(b),
     ]

@@ -1,3 +1,6 @@
+// The loops of kernels.h, as templates over the dtype.
+#pragma once
+
 #include "kernels.h"
 
 #include <type_traits>
@@ -537,6 +540,7 @@ template <typename T> CLONES void line_part(const LineJob<T>& job, Range range) 
   else with_shortcut(std::false_type());
 }
 
+// Compiles the loops for one dtype. Each group of dtypes has a file, so that several compilers work at once.
 #define INSTANTIATE(T)                                                                   \
   template void statistics_part(const Layout&, const T*, Range, Moments*);               \
   template void reduce_part(const Backward<T>&, Range, Sums*);                           \
@@ -544,11 +548,5 @@ template <typename T> CLONES void line_part(const LineJob<T>& job, Range range) 
   template void gradient_part(const Backward<T>&, Range);                                \
   template void reduce_part(const BackwardFromInput<T>&, Range, Sums*);                  \
   template void gradient_part(const BackwardFromInput<T>&, Range);
-INSTANTIATE(float)
-INSTANTIATE(double)
-INSTANTIATE(bfloat16)
-INSTANTIATE(float16)
-template void line_part(const LineJob<float>&, Range);
-template void line_part(const LineJob<double>&, Range);
 
 }  // namespace zoo

@@ -1,0 +1,225 @@
+"""The description of a network: what it accepts, in every place that has one, and how earlier forms are read."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zoo
+from zoo.config import Experiment, parse_experiment
+from zoo.errors import ConfigError, DataError, WeightsError
+from zoo.limits import MAX_CLASSES
+from zoo.spec import NetworkSpec, Preprocessing, escape_names, merge, parse_spec, read_earlier_form
+from zoo.weights.stored_spec import parse_stored_spec
+
+ROOT = Path(__file__).parents[1]
+EARLIER = json.loads((ROOT / "tests/golden/earlier_networks.json").read_text())
+STORED = {"arch": "resnet18", "norm": "standard", "activation": "relu", "activation_param": 0.01, "num_classes": 3,
+          "options": {}, "class_names": ["cat", "dog", "ünicorn"]}  # fmt: skip
+
+
+def stored_spec(network: dict[str, Any]) -> NetworkSpec | None:
+    return parse_stored_spec({"state_dict": {}, "network": network}, "w.pth")
+
+
+def test_a_description_needs_no_torch() -> None:
+    code = "import sys, zoo.spec, zoo.config; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+# What no description may say: settings, and words of the message. Experiments, weights files and zoo.get refuse it.
+WRONG = [
+    ({"norm": "batch"}, "norm"),
+    ({"norm": ["inplace"]}, "norm"),
+    ({"activation": "gelu"}, "activation"),
+    ({"activation": ["elu"]}, "activation"),
+    ({"norm": "inplace", "activation": "relu"}, "activation.*has no inverse, which norm.*inplace"),
+    ({"norm": "sync", "activation": "relu"}, "activation.*has no inverse, which norm.*sync"),
+    ({"activation": "elu", "activation_param": 0}, "activation_param.*greater than 0 for elu"),
+    ({"activation": "leaky_relu", "activation_param": -0.01}, "activation_param.*greater than 0"),
+    ({"activation_param": "0.01"}, "activation_param"),
+    ({"activation_param": math.nan}, "activation_param"),
+    ({"activation_param": 1e308}, "activation_param"),
+    ({"activation_param": True}, "activation_param"),
+    ({"num_classes": -1}, "num_classes"),
+    ({"num_classes": 2.5}, "num_classes"),
+    ({"num_classes": True}, "num_classes"),
+    ({"num_classes": "10"}, "num_classes"),
+    ({"num_classes": MAX_CLASSES + 1}, "num_classes"),
+    ({"num_classes": 10**5000}, "num_classes"),
+    ({"memory": "nonsense"}, "memory"),
+    ({"memory": "unwind"}, "memory.*resnet18 has no such strategy; use one of auto, plain, fused"),
+    ({"memory": "fused"}, 'memory.*needs norms that work in place; use norm "inplace" or "sync"'),
+    ({"weight_init": "xavier"}, "weight_init"),
+    ({"weight_gain_multiplier": 0}, "weight_gain_multiplier"),
+    ({"options": {"input_3x3": True}}, "'input_3x3'.* options are dilation, keep_outputs"),
+    ({"options": {"dilation": 0}}, "dilation must be"),
+    ({"options": {"dilation": True}}, None),  # a value of WiderResNet-A2, which building a ResNet refuses
+    ({"options": {"dilation": []}}, "dilation must be"),
+    ({"options": {"dilation": [1, [2, 0]]}}, "dilation must be"),
+    ({"options": {"dilation": 10**9}}, "dilation must be"),
+    ({"options": {"dilation": [1] * 10_000}}, "dilation must be|holds more than"),
+    ({"options": {"dilation": {"a": 1}}}, "dilation must be"),
+    ({"options": {"keep_outputs": 1}}, "keep_outputs must be True or False"),
+]
+REFUSED = [(settings, words) for settings, words in WRONG if words is not None]
+
+
+@pytest.mark.parametrize(("settings", "words"), REFUSED)
+def test_a_wrong_setting_is_refused_wherever_a_network_is_described(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_experiment({"network": {"arch": "resnet18", "activation": "elu", **settings}}, "x.json")
+    with pytest.raises(WeightsError, match=f"w.pth: network.*{words}") as caught:
+        stored_spec({**STORED, "activation": "elu", **settings})
+    assert len(str(caught.value)) < 1000
+    options = settings.get("options", {})
+    with pytest.raises((ValueError, TypeError), match=words):
+        zoo.get("resnet18", **{key: value for key, value in settings.items() if key != "options"}, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"arch": "resnet19"}, r"network.arch = 'resnet19'.*resnet18"),
+        ({"arch": 5}, "network.arch = 5"),
+        ({"arch": ""}, "network.arch"),
+        ({"options": []}, "network.options"),
+        ({"class_names": ["a", "b\x1b[31m", "c"]}, r"network.class_names\[1\].*a terminal can show"),
+        ({"class_names": ["a", "b", "a"]}, "network.class_names.*twice.*a"),
+        ({"class_names": ["a", "b", 3]}, r"network.class_names\[2\] = 3"),
+        ({"class_names": ["a", "", "c"]}, r"network.class_names\[1\]"),
+        ({"class_names": ["x" * 5000]}, r"network.class_names\[0\]"),
+        ({"class_names": "abc"}, "network.class_names"),
+        ({"class_names": ["a", "b", "c", "d"]}, "network.class_names.*4 names for 3 classes"),
+        ({"class_names": [str(index) for index in range(1_000_000)]}, "network.class_names"),
+        ({"preprocessing": {"scale_val": 0}}, "network.preprocessing.scale_val = 0"),
+        ({"preprocessing": {"scale": 36, "crop": 320}}, "network.preprocessing.crop_val = 320.*at most scale_val"),
+        ({"preprocessing": {"crop_val": 10**9}}, "network.preprocessing.crop_val"),
+        ({"preprocessing": {"mean": [0.5, 0.5]}}, "network.preprocessing.mean"),
+        ({"preprocessing": {"std": [0.5, 0.5, 0.0]}}, r"network.preprocessing.std\[2\]"),
+        ({"folded": 1}, "network.folded = 1"),
+        ({"extra\n": 1}, r"network.extra\\n"),
+        ({"x" * 10**6: 1}, "network.xxx"),
+        ({"options": {"dilation": {"a": 10**5000}}}, "network.options"),
+    ],
+)
+def test_a_stored_description_that_is_wrong_is_refused_with_file_and_key(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(WeightsError, match=words) as caught:
+        stored_spec({**STORED, **changes})
+    assert str(caught.value).startswith("w.pth: ")
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("key", ["arch", "norm", "activation", "activation_param", "options"])
+def test_a_stored_description_that_lacks_a_key_is_refused(key: str) -> None:
+    with pytest.raises(WeightsError, match=f"w.pth: network: lacks {key}"):
+        stored_spec({other: value for other, value in STORED.items() if other != key})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"activation": "relu"}, "torchvision builds with its own layers .*; remove the key"),
+        ({"weight_init": "torch"}, "remove the key"),
+        ({"norm": "inplace"}, 'network.memory "lean"'),
+        ({"memory": "checkpoint"}, "use one of auto, plain, lean"),
+        ({"options": {"num_classes": 3}}, "set network.num_classes"),
+        ({"options": {"name": "resnet34"}}, "set network.arch"),
+        ({"options": {"weights": "DEFAULT"}}, "zoo train --weights FILE"),
+        ({"options": {"pretrained": 1}}, "true or false, got 1"),
+    ],
+)
+def test_what_a_network_of_another_package_lacks_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_spec({"arch": "torchvision:resnet18", **settings}, "x")
+
+
+def test_relu_without_an_inverse_stands_in_one_place() -> None:
+    """The rule that relu does not go with in-place norms is a validator of `NetworkSpec`."""
+    rule = "has no inverse, which norm"
+    assert [path.name for path in (ROOT / "zoo").rglob("*.py") if rule in path.read_text()] == ["spec.py"]
+
+
+def test_defaults_depend_on_the_architecture_and_are_the_same_in_python_and_json() -> None:
+    assert [NetworkSpec(arch=arch).num_classes for arch in ("resnet18", "revnext", "deeplab_resnet18")] == [
+        1000,
+        10,
+        19,
+    ]
+    assert NetworkSpec().activation == "leaky_relu"
+    assert parse_experiment({"network": {"arch": "revnext", "norm": "standard"}}, "x").network == NetworkSpec(
+        arch="revnext"
+    )
+    assert zoo.get("revnext").built_as.for_experiment() == NetworkSpec(arch="revnext")
+
+
+def test_descriptions_are_merged_option_by_option_and_the_later_one_wins() -> None:
+    merged = merge({"arch": "a", "norm": "sync", "options": {"x": 1, "y": 2}}, {"norm": "inplace", "y": 3})
+    assert merged == {"arch": "a", "norm": "inplace", "options": {"x": 1, "y": 3}}
+
+
+def test_facts_that_files_store_are_no_settings_of_experiments() -> None:
+    with pytest.raises(ConfigError, match=r"network\.class_names.*is stored with weights"):
+        parse_experiment({"network": {"class_names": ["a"]}}, "x.json")
+    assert not {"class_names", "preprocessing", "folded"} & Experiment().model_dump()["network"].keys()
+
+
+def test_what_a_file_stores_is_read_back_as_it_was() -> None:
+    spec = parse_spec({"arch": "resnext50", "num_classes": 3, "options": {"dilation": (1, 1, 2, 4)}}, "x")
+    spec = spec.described(Preprocessing(scale_val=36, crop_val=32), ["cat", "b\n", "\udcff"])
+    assert spec.class_names == ["cat", "b\\n", "\\udcff"]
+    assert stored_spec(json.loads(json.dumps(spec.model_dump(mode="json")))) == spec
+
+
+def test_class_names_that_look_the_same_are_refused() -> None:
+    with pytest.raises(DataError, match="look the same"):
+        escape_names(["a\n", "a\\n"])
+
+
+@pytest.mark.parametrize("earlier", EARLIER, ids=lambda earlier: json.dumps(earlier["experiment"]))
+def test_earlier_experiments_checkpoints_and_weights_files_mean_what_they_meant(earlier: dict[str, Any]) -> None:
+    """The golden file was written by the version before `NetworkSpec`.
+
+    For each network it has the section of an experiment file, the complete settings in a checkpoint, the record in a
+    weights file, and what they meant.
+    """
+    expected = earlier["meaning"]
+    for network in (earlier["experiment"], earlier["settings"]):
+        spec = parse_experiment({"network": network}, "x.json").network
+        assert {key: getattr(spec, key) for key in expected} == expected
+        again = parse_experiment({"network": spec.model_dump(mode="json")}, "x.json").network
+        assert again == spec
+    if earlier["record"] is None:  # a network of the user's own
+        return
+    of_file = stored_spec(earlier["record"])
+    assert of_file is not None
+    stored = {key: value for key, value in expected.items() if not key.startswith("weight_")}
+    stored["options"] = {key: value for key, value in expected["options"].items() if key != "pretrained"}
+    assert {key: getattr(of_file, key) for key in stored} == stored
+    assert of_file.class_names == ["cat", "dog"]
+    assert of_file.preprocessing == Preprocessing()
+    assert read_earlier_form(of_file.model_dump()) == of_file.model_dump()
+
+
+@pytest.mark.parametrize("earlier", EARLIER, ids=lambda earlier: json.dumps(earlier["experiment"]))
+def test_earlier_checkpoints_agree_with_their_own_settings(earlier: dict[str, Any]) -> None:
+    content = {"state_dict": {}, "network": earlier["record"], "config": {"network": earlier["settings"]},
+               "format_version": 1}  # fmt: skip
+    spec = parse_stored_spec(content, "old.pth.tar")
+    assert (spec is None) is (earlier["record"] is None)
+
+
+def test_the_earliest_checkpoints_have_settings_alone() -> None:
+    settings = EARLIER[4]["settings"]
+    content = {"state_dict": {}, "config": {"network": settings, "input": {"scale_val": 36, "crop_val": 32}}}
+    spec = parse_stored_spec(content, "old.pth.tar")
+    assert spec is not None
+    assert (spec.arch, spec.norm, spec.num_classes, spec.memory) == ("resnext50", "standard", 3, "checkpoint")
+    assert spec.options == {"input_3x3": True, "dilation": [1, 1, 1, 2]}
+    assert spec.preprocessing == Preprocessing(scale_val=36, crop_val=32)

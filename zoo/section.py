@@ -1,0 +1,185 @@
+"""The base class of everything that is read from JSON: sections of experiment files and descriptions of networks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, NoReturn, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from zoo.errors import ConfigError, ZooError, brief, printable
+
+KeyPath = tuple[str | int, ...]
+MAX_VALUE_CHARS = 80
+MAX_PROBLEMS = 20  # the others are only counted
+MAX_DEPTH = 16  # an experiment has five levels
+MAX_VALUES = 10_000  # an experiment has some sixty
+
+ABSENT = object()  # the value of a key that is missing
+
+
+def dotted(path: KeyPath) -> str:
+    """Return ``path`` as messages show it, for instance ``input.mean[1]``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{brief(part)}" for part in path)
+    return text.removeprefix(".")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fault of a description: its key path, the value found there, and what to do about it.
+
+    ``involved`` lists the other keys that take part in the problem.
+    """
+
+    path: KeyPath
+    value: Any
+    message: str
+    involved: tuple[KeyPath, ...] = ()
+
+    def __str__(self) -> str:
+        if self.value is ABSENT or isinstance(self.value, Section):
+            return f"{dotted(self.path)}: {self.message}"
+        try:
+            value = json.dumps(self.value, default=_to_json)
+        except TypeError:  # a checkpoint's settings may have keys that JSON does not allow
+            value = printable(self.value)
+        except (ValueError, RecursionError):  # a number of thousands of digits, or a dict that contains itself
+            value = f"(a {type(self.value).__name__} too long to show)"
+        if len(value) > MAX_VALUE_CHARS:
+            value = value[: MAX_VALUE_CHARS - 3] + "..."
+        return f"{dotted(self.path)} = {value}: {self.message}"
+
+
+def _to_json(value: Any) -> Any:
+    """Return a stand-in for a ``value`` that JSON does not know, for a message."""
+    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else repr(value)
+
+
+class Conflicts(ValueError):
+    """Raised by a section whose values are valid one by one but impossible together; ``problems`` lists them."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = problems
+
+
+class Section(BaseModel):
+    """A group of settings: no unknown keys, exact types (whole numbers pass as floats), finite numbers.
+
+    Sections are immutable, so that a digest stays valid. The text below a setting is its description, which
+    `zoo show --schema` prints.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield ``(keys, message)`` for each impossible combination; the message is shown with the first key.
+
+        A key of an inner section is dotted, as ``input.crop_val``.
+        """
+        yield from ()
+
+    @model_validator(mode="after")
+    def _refuse_conflicts(self) -> Section:
+        problems = [
+            Problem(paths[0], attrgetter(keys[0])(self), message, paths[1:])
+            for keys, message in self.conflicts()
+            for paths in [tuple(tuple(key.split(".")) for key in keys)]
+        ]
+        if problems:
+            raise Conflicts(problems)
+        return self
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def parse_section(
+    section: type[AnySection],
+    content: Mapping[str, Any],
+    source: str,
+    path: KeyPath = (),
+    error: type[ZooError] = ConfigError,
+) -> AnySection:
+    """Return the section that ``content`` describes.
+
+    ``source`` and ``path`` name the content in messages. Raises ``error``, with one line per problem.
+    """
+    try:
+        return section.model_validate(dict(content))
+    except ValidationError as caught:
+        problems = [replace(each, path=path + each.path) for each in problems_of(caught)]
+    raise_problems(problems, source, error)
+
+
+def raise_problems(problems: list[Problem], source: str, error: type[ZooError] = ConfigError) -> NoReturn:
+    """Raise ``error`` with a line for each of the first `MAX_PROBLEMS` problems."""
+    lines = [f"{source}: {problem}" for problem in problems[:MAX_PROBLEMS]]
+    if len(problems) > MAX_PROBLEMS:
+        lines.append(f"{source}: and {len(problems) - MAX_PROBLEMS:,} more problems")
+    raise error("\n".join(lines))
+
+
+def problems_of(error: ValidationError) -> Iterator[Problem]:
+    """Yield the problems that pydantic found, with paths below the section that was validated."""
+    for details in error.errors():
+        # pydantic marks the path of a wrong key with "[key]".
+        path = tuple(part for part in details["loc"] if part != "[key]")
+        if details["type"] == "default_factory_not_called":  # follows from another problem
+            continue
+        cause = details.get("ctx", {}).get("error")
+        if isinstance(cause, Conflicts):
+            for problem in cause.problems:
+                involved = tuple(path + other for other in problem.involved)
+                yield Problem(path + problem.path, problem.value, problem.message, involved)
+        elif details["type"] == "missing":
+            yield Problem(path, ABSENT, "is missing")
+        elif details["type"] == "extra_forbidden":
+            yield Problem(path, details["input"], UNKNOWN_KEY)
+        elif details["type"] in ("model_type", "dict_type"):
+            yield Problem(path, details["input"], "should be a JSON object")
+        else:
+            message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
+            yield Problem(path, details["input"], message[0].lower() + message[1:])
+
+
+UNKNOWN_KEY = "unknown key"
+
+
+def check_extent(content: Mapping[str, Any], source: str, error: type[ZooError] = ConfigError) -> None:
+    """Raise ``error`` for content that is nested too deeply, such as a list that contains itself, or is too large.
+
+    Call it before any recursive function. A value that is referenced from several places, as is possible in a
+    checkpoint, counts once for each of them.
+    """
+    pending: list[tuple[KeyPath, Any]] = [((), content)]
+    count = 0
+    while pending:
+        path, node = pending.pop()
+        if not isinstance(node, (dict, list, tuple)):
+            continue
+        where = dotted(path[:3]) or "the whole"
+        if len(path) > MAX_DEPTH:
+            raise error(f"{source}: {where}: is nested deeper than {MAX_DEPTH} levels; an experiment has five")
+        count += len(node)
+        if count > MAX_VALUES:
+            raise error(f"{source}: {where}: holds more than {MAX_VALUES:,} values; an experiment has some sixty")
+        children = node.items() if isinstance(node, dict) else enumerate(node)
+        pending += [((*path, key), child) for key, child in children]
+
+
+def settings_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a section that a user may set: all but those marked `SkipJsonSchema`."""
+    return {key: section.model_fields[key] for key in section.model_json_schema().get("properties", ())}
+
+
+def inner_section(annotation: Any) -> type[Section] | None:
+    """Return the section type that an annotation holds directly, as an option or as a dict's value; None if none."""
+    kinds = (annotation, *get_args(annotation))  # Input, Expected | None, dict[Protocol, Score]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)

@@ -1,0 +1,318 @@
+"""The one description of a network: `NetworkSpec`.
+
+The ``network`` section of an experiment is a spec, checkpoints and weights files store one, `zoo.get` merges specs and
+``zoo convert`` maps one to another. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, AliasChoices, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic.json_schema import SkipJsonSchema
+
+from zoo.architectures import (
+    ARCHITECTURES,
+    EXTERNAL_MEMORY,
+    LEAN,
+    NEEDS_INPLACE,
+    architecture,
+    check_option,
+    is_external,
+)
+from zoo.errors import ConfigError, DataError, listed, printable
+from zoo.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE
+from zoo.section import Section, parse_section
+
+THREE = Field(min_length=3, max_length=3)
+# File systems allow 255 characters, and `printable` may turn each into ten.
+MAX_NAME_CHARS = 2550
+
+WITH_PARAMETER = ("leaky_relu", "elu")
+# These facts are stored with weights. In an experiment the section ``input`` and the data say them.
+STORED_ALONE = ("preprocessing", "class_names", "folded")
+# The keys of a network of another package, which has its own norms, activations and initial weights.
+EXTERNAL_KEYS = ("arch", "num_classes", "memory", "options", *STORED_ALONE)
+# Arguments of other packages' builders -> what to use here.
+_EXTERNAL_WEIGHTS = 'say "pretrained": true, or begin with a file: zoo train --weights FILE'
+_EXTERNAL_OPTIONS = {
+    **dict.fromkeys(("num_classes", "classes"), "set network.num_classes"),
+    "memory": "set network.memory",
+    "name": "set network.arch",
+    **dict.fromkeys(("weights", "weights_backbone", "checkpoint_path"), _EXTERNAL_WEIGHTS),
+}
+
+
+def _check_scale(value: int) -> int:
+    if value == 0:
+        raise ValueError("should be at least 1, or -1 for no resizing")
+    return value
+
+
+def _check_name(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("should contain only characters that a terminal can show")
+    return name
+
+
+def _check_unique(names: list[str]) -> list[str]:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"should have each name once; found twice: {listed(twice)}")
+    return names
+
+
+def _make_plain(value: Any) -> Any:
+    """Return ``value`` with tuples as lists, as JSON has them."""
+    if isinstance(value, dict):
+        return {key: _make_plain(item) for key, item in value.items()}
+    return [_make_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+Side = Annotated[int, Field(gt=0, le=MAX_SIDE)]
+Scale = Annotated[int, Field(ge=-1, le=MAX_SIDE), AfterValidator(_check_scale)]
+ClassName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS), AfterValidator(_check_name)]
+ClassNames = Annotated[list[ClassName], Field(max_length=MAX_CLASSES), AfterValidator(_check_unique)]
+
+
+class Preprocessing(Section):
+    """How images are prepared for validation."""
+
+    scale_val: Scale = Field(default=256, validation_alias=AliasChoices("scale_val", "scale"))
+    """Shorter side that validation images are resized to; -1: not resized."""
+    crop_val: Side = Field(default=224, validation_alias=AliasChoices("crop_val", "crop"))
+    """Side of the centre crop of validation images."""
+    mean: Annotated[list[Annotated[float, Field(ge=0, le=1)]], THREE] = Field(default=[0.485, 0.456, 0.406])
+    """Mean of red, green and blue, of values from 0 to 1, which is subtracted."""
+    std: Annotated[list[Annotated[float, Field(gt=0, le=1)]], THREE] = Field(default=[0.229, 0.224, 0.225])
+    """Standard deviation of red, green and blue, which is divided by."""
+
+    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield a complaint about a crop that is larger than the resized image."""
+        if self.scale_val != -1 and self.crop_val > self.scale_val:
+            yield ("crop_val", "scale_val"), f"should be at most scale_val, which is {self.scale_val}"
+
+    def preprocessing(self) -> Preprocessing:
+        """Return the settings of this class alone, without those that a subclass adds."""
+        return Preprocessing(**{key: getattr(self, key) for key in Preprocessing.model_fields})
+
+
+def _default_num_classes(settings: Mapping[str, Any]) -> int:
+    arch = ARCHITECTURES.get(settings.get("arch", ""))
+    return 1000 if arch is None else arch.num_classes
+
+
+class NetworkSpec(Section):
+    """The network and its initial weights."""
+
+    arch: Annotated[str, Field(min_length=1)] = "resnet101"
+    """Name of the architecture; zoo list shows them. timm:NAME and torchvision:NAME are networks of other packages."""
+    norm: Literal["standard", "inplace", "sync"] = Field(
+        default="standard", validation_alias=AliasChoices("norm", "bn_mode")
+    )
+    """Norm: standard batch norm, in place, or in place with the statistics of all processes. Also called bn_mode."""
+    activation: Literal["relu", "leaky_relu", "elu", "identity"] = "leaky_relu"
+    """Activation behind the norms."""
+    activation_param: Annotated[float, Field(ge=-MAX_SLOPE, le=MAX_SLOPE)] = 0.01
+    """Slope of leaky_relu, alpha of elu."""
+    num_classes: Annotated[int, Field(ge=0, le=MAX_CLASSES)] = Field(
+        default_factory=_default_num_classes, validation_alias=AliasChoices("num_classes", "classes")
+    )
+    """Number of classes, which is the number of the network's outputs; 10 by default for CIFAR's networks, 19 for
+    deeplab_*. Also called classes."""
+    memory: Literal["auto", "plain", "fused", "checkpoint", "unwind", "unwind_3x3", "lean"] = "auto"
+    """What is kept for backward; zoo show NAME lists what a network has. lean keeps recipes as zoo.lean does."""
+    weight_init: Literal[
+        "xavier_normal",
+        "xavier_uniform",
+        "kaiming_normal",
+        "kaiming_uniform",
+        "orthogonal",
+        "truncated_normal",
+        "torch",
+    ] = "xavier_normal"
+    """Initial weights of convolutions; truncated_normal is RevNet's, torch is PyTorch's own."""
+    weight_gain_multiplier: Annotated[float, Field(gt=0, le=MAX_RATE)] = 1.0
+    """Factor of the initial weights, used by the xavier and orthogonal initialisations."""
+    options: Annotated[dict[str, Any], AfterValidator(_make_plain)] = Field(default_factory=dict)
+    """Further options of the architecture, as zoo.get takes them; zoo show NAME explains them. For a network of
+    another package: arguments of its builder, and pretrained."""
+    preprocessing: SkipJsonSchema[Preprocessing | None] = None
+    """How images were prepared for the network; None if unknown."""
+    class_names: SkipJsonSchema[ClassNames | None] = None
+    """Names of the first outputs in their order, escaped by `printable`; None if unknown."""
+    folded: SkipJsonSchema[bool] = False
+    """Whether the norms are part of the convolutions, see `zoo.convert.fold_network`."""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_has_no_meaning(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the settings without stored facts that are unknown, and without those an external network lacks."""
+        content: dict[str, Any] = handler(self)
+        meaningless = {key for key in STORED_ALONE if not getattr(self, key) and getattr(self, key) != []}
+        if is_external(self.arch):
+            meaningless |= content.keys() - set(EXTERNAL_KEYS)
+        return {key: value for key, value in content.items() if key not in meaningless}
+
+    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield the combinations that no network can be built from."""
+        if self.class_names is not None and len(self.class_names) > self.num_classes:
+            yield (
+                ("class_names", "num_classes"),
+                f"these are {len(self.class_names):,} names for {self.num_classes:,} classes",
+            )
+        for option in self.options:
+            if option in NetworkSpec.model_fields and not is_external(self.arch):
+                yield ("options",), f"{option!r} has a key of its own in this section; set that"
+        yield from self._external_conflicts() if is_external(self.arch) else self._own_conflicts()
+
+    def _own_conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        if self.activation == "relu" and self.norm != "standard":
+            yield (
+                ("activation", "norm"),
+                f'has no inverse, which norm "{self.norm}" needs; use leaky_relu (zoo convert relu-to-leaky-relu '
+                'converts weights), elu or identity, or norm "standard"',
+            )
+        if self.activation in WITH_PARAMETER and self.activation_param <= 0:
+            yield (
+                ("activation_param", "activation"),
+                f"should be greater than 0 for {self.activation}, which has no inverse otherwise",
+            )
+        arch = ARCHITECTURES.get(self.arch)  # None for a network of the user's own
+        for option, value in self.options.items():
+            if arch is not None and option not in arch.options:
+                yield (
+                    ("options", "arch"),
+                    f"{self.arch} has no option {option!r}; its options are {listed(arch.options)}",
+                )
+            try:
+                check_option(option, value)
+            except ConfigError as error:
+                yield ("options",), str(error)
+        if arch is not None and self.memory not in arch.memory:
+            yield ("memory", "arch"), f"{self.arch} has no such strategy; use one of {', '.join(arch.memory)}"
+        elif self.memory in NEEDS_INPLACE and self.norm == "standard":
+            yield (
+                ("memory", "norm"),
+                'needs norms that work in place; use norm "inplace" or "sync", or memory "auto"',
+            )
+
+    def _external_conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        package = self.arch.partition(":")[0]
+        for key in sorted(self.model_fields_set.difference(EXTERNAL_KEYS)):
+            yield (
+                (key, "arch"),
+                f"is not for {self.arch}, which {package} builds with its own layers and initial weights; remove the "
+                f'key (network.options holds what its builder takes, and network.memory "{LEAN}" saves memory)',
+            )
+        if self.memory not in EXTERNAL_MEMORY:
+            yield ("memory", "arch"), f"{self.arch} has no such strategy; use one of {', '.join(EXTERNAL_MEMORY)}"
+        for option in sorted(_EXTERNAL_OPTIONS.keys() & self.options.keys()):
+            yield ("options",), f"{option!r} is not an option here; {_EXTERNAL_OPTIONS[option]}"
+        if not isinstance(self.options.get("pretrained", False), bool):
+            yield ("options",), f"pretrained must be true or false, got {self.options['pretrained']!r}"
+
+    @property
+    def is_external(self) -> bool:
+        """Whether the network is one of another package."""
+        return is_external(self.arch)
+
+    def changed(self, **changes: Any) -> NetworkSpec:
+        """Return the spec with other settings, validated; options are among ``changes`` by their own names."""
+        return parse_spec(merge(self.given(), changes), f"the network {self.arch}")
+
+    def given(self) -> dict[str, Any]:
+        """Return the settings that were given and not left at their defaults."""
+        return self.model_dump(exclude_unset=True)
+
+    def described(self, images: Preprocessing, class_names: Iterable[str] | None = None) -> NetworkSpec:
+        """Return the spec as weights files store it: with preprocessing and class names, without ``pretrained``.
+
+        Raises DataError as `escape_names` does.
+        """
+        names = None if class_names is None else escape_names(class_names)
+        return self.without_pretrained().model_copy(
+            update={"preprocessing": images.preprocessing(), "class_names": names}
+        )
+
+    def for_experiment(self) -> NetworkSpec:
+        """Return the spec as the ``network`` section of an experiment, without the facts that only files store."""
+        return self.model_copy(update={"preprocessing": None, "class_names": None, "folded": False})
+
+    def without_pretrained(self) -> NetworkSpec:
+        """Return the spec of the same network whose weights come from a file, so that no package loads its own."""
+        options = {key: value for key, value in self.options.items() if key != "pretrained"}
+        return self.model_copy(update={"options": options}) if self.is_external else self
+
+
+def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of several descriptions in one; the later one wins, and options are merged one by one.
+
+    Keys that are no fields of `NetworkSpec` are options.
+    """
+    merged: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for content in contents:
+        fields = {key: value for key, value in content.items() if key in NetworkSpec.model_fields}
+        options |= {key: value for key, value in content.items() if key not in fields} | fields.pop("options", {})
+        merged |= fields
+    return {**merged, "options": options}
+
+
+def parse_spec(content: Mapping[str, Any], source: str) -> NetworkSpec:
+    """Return the spec of the arguments ``content``, named ``source`` in messages.
+
+    Raises ConfigError, also for an unknown architecture.
+    """
+    arch = content.get("arch")
+    if isinstance(arch, str) and not is_external(arch):
+        architecture(arch)
+    return parse_section(NetworkSpec, content, source)
+
+
+def escape_names(names: Iterable[str]) -> list[str]:
+    """Return the names of class folders as specs and messages have them, made `printable`.
+
+    Raises DataError if two names become the same.
+    """
+    escaped = [printable(name) for name in names]
+    if twice := [name for name, count in Counter(escaped).items() if count > 1]:
+        raise DataError(f"class folders whose names look the same: {listed(twice)}; rename one of each")
+    return escaped
+
+
+def read_earlier_form(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description of a network from an earlier version as the present one; present ones are unchanged.
+
+    This is the only reader of earlier forms; `NetworkSpec` itself accepts the earlier keys ``bn_mode`` and ``classes``.
+
+    - Experiments, also those of the original project: ``input_3x3`` and ``dilation`` stand beside the options. One
+      that has neither ``norm`` nor ``num_classes`` means 1000 classes and relu where it leaves these out. It means
+      leaky_relu where relu is impossible.
+    - Weights files: ``memory`` stands among the options, and settings that an external network lacks are null.
+
+    Whatever else is wrong with the content is left to `NetworkSpec`.
+    """
+    content, options, name = dict(content), content.get("options", {}), content.get("arch", "resnet101")
+    if not isinstance(name, str) or not isinstance(options, dict):
+        return content
+    arch, is_experiment = ARCHITECTURES.get(name), content.keys().isdisjoint({"norm", "num_classes"})
+    if is_experiment:
+        content.setdefault("classes", 1000)
+    if is_external(name):
+        unsaid = {"norm": None, "activation": None, "activation_param": None, "bn_mode": "standard"}
+        content = {key: value for key, value in content.items() if key not in unsaid or value != unsaid[key]}
+    else:
+        if is_experiment and "activation" not in content:
+            only_leaky = content.get("bn_mode") in ("inplace", "sync") or (arch is not None and arch.leaky_relu_only)
+            content["activation"] = "leaky_relu" if only_leaky else "relu"
+        for key, default in (("input_3x3", False), ("dilation", 1)):
+            value = content.pop(key, default)
+            if value is True and key == "input_3x3" and arch is not None and arch.ignores_input_3x3:
+                continue  # the file of a published WiderResNet asks for a stem that no WiderResNet has
+            if type(value) is not type(default) or value != default:
+                options = {**options, key: value}
+    if not is_experiment and "memory" in options and "memory" not in content:
+        content["memory"] = options["memory"]
+        options = {key: value for key, value in options.items() if key != "memory"}
+    return {**content, "options": options}

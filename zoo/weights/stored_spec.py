@@ -1,0 +1,199 @@
+"""The description of its network in a weights file: how it is read, and compared with what a caller asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+from zoo.architectures import ARCHITECTURES, has_same_tensors, is_external
+from zoo.config import Experiment, parse_experiment
+from zoo.errors import ConfigError, WeightsError, listed, nearest, shorten_repr
+from zoo.section import check_extent, parse_section
+from zoo.spec import STORED_ALONE, WITH_PARAMETER, NetworkSpec, read_earlier_form
+
+# Settings that change no weights, or only the classifier.
+FREE_SETTINGS = {
+    *("num_classes", "memory", "weight_init", "weight_gain_multiplier", *STORED_ALONE),
+    *("dilation", "output_stride", "pooling_size", "keep_outputs", "dropout"),
+}
+# A description without these could be one of another program.
+REQUIRED = ("norm", "activation", "activation_param")
+REQUIRED_OF_ALL = ("arch", "options")
+# A checkpoint says these twice.
+SAID_TWICE = ("arch", *REQUIRED, "num_classes", "memory", "options")
+MAX_SHOWN_NAME = 100  # characters
+ASKED_BY_NETWORK = "the network that it is loaded into"
+REMEDY = "take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made the file"
+
+
+def parse_stored_spec(content: Mapping[Any, Any], source: str) -> NetworkSpec | None:
+    """Return the spec that the content of a weights file holds; None for files of other programs.
+
+    The earliest checkpoints have no spec. Theirs is made from the settings of their experiment. Raises WeightsError for
+    a wrong spec, ConfigError for wrong settings.
+    """
+    if not isinstance(content.get("state_dict"), dict):
+        return None
+    network = content.get("network")
+    spec = parse_network(network, source) if _is_description(network) else None
+    experiment = parse_stored_experiment(content, source)
+    if experiment is None or not is_described(experiment.network.arch):
+        return spec
+    configured = experiment.network.described(experiment.input)
+    if spec is None:
+        names = parse_class_names(content, configured.num_classes, source)
+        return configured.model_copy(update={"class_names": names})
+    differences = [
+        f"{key}: {shorten_repr(one)} under network, {shorten_repr(other)} under config"
+        for key in SAID_TWICE
+        for one, other in [(getattr(spec, key), getattr(configured, key))]
+        if one != other
+    ]
+    if differences:
+        raise WeightsError(f"{source}: describes two networks: {'; '.join(differences)}; {REMEDY}")
+    return spec
+
+
+def parse_network(network: Mapping[str, Any], source: str) -> NetworkSpec:
+    """Return the spec that the value under "network" in a weights file describes.
+
+    Raises WeightsError, which names ``source`` and the key, for everything that no weights file of this package holds.
+    """
+    check_extent({key: value for key, value in network.items() if key != "class_names"}, source, WeightsError)
+    content = read_earlier_form(network)
+    arch = str(content.get("arch"))
+    is_own = not is_external(arch)
+    missing = [key for key in (*REQUIRED_OF_ALL, *(REQUIRED if is_own else ())) if key not in network]
+    if missing:
+        raise WeightsError(f"{source}: network: lacks {listed(missing)}; {REMEDY}")
+    if is_own and isinstance(content["arch"], str) and arch not in ARCHITECTURES:
+        near = listed(nearest(arch[:MAX_SHOWN_NAME], ARCHITECTURES))
+        raise WeightsError(
+            f"{source}: network.arch = {shorten_repr(arch)}: this version has no such network, the nearest names are "
+            f"{near}; {REMEDY}"
+        )
+    try:
+        spec = parse_section(NetworkSpec, content, source, ("network",), WeightsError)
+    except WeightsError as error:
+        raise WeightsError(f"{error}; {REMEDY}") from error
+    if spec.is_external and "pretrained" in spec.options:
+        raise WeightsError(f"{source}: network.options: pretrained asks for other weights than the file's; {REMEDY}")
+    return spec
+
+
+def parse_stored_experiment(content: Mapping[Any, Any], source: str) -> Experiment | None:
+    """Return the experiment whose settings a checkpoint holds; None for other files, such as those of other trainers.
+
+    Raises ConfigError for a checkpoint of this package's trainer whose settings are wrong.
+    """
+    is_own = "format_version" in content
+    if not isinstance(content.get("config"), dict) or (_is_description(content.get("network")) and not is_own):
+        return None
+    try:
+        return parse_experiment(content["config"], source)
+    except ConfigError:
+        if is_own:
+            raise
+        return None
+
+
+def parse_class_names(content: Mapping[Any, Any], num_classes: int, source: str) -> list[str] | None:
+    """Return the class names of a checkpoint that has no spec; None if it has none.
+
+    Raises WeightsError for what cannot be the names of this number of classes.
+    """
+    found = {"num_classes": num_classes, "class_names": content.get("class_names")}
+    return parse_section(NetworkSpec, found, source, error=WeightsError).class_names
+
+
+def is_described(arch: str) -> bool:
+    """Return whether checkpoints of an architecture describe their network; those of a user's own network do not."""
+    return arch in ARCHITECTURES or is_external(arch)
+
+
+def _is_description(network: Any) -> TypeGuard[dict[str, Any]]:
+    """Return whether what is under "network" is a spec, right or wrong; other trainers have settings there."""
+    return isinstance(network, dict) and not network.keys().isdisjoint({*NetworkSpec.model_fields, "classes"})
+
+
+def check_same_network(
+    spec: NetworkSpec, wanted: Mapping[str, Any], source: str, asked_by: str = ASKED_BY_NETWORK
+) -> None:
+    """Raise WeightsError if ``wanted`` (settings as `NetworkSpec` has them) contradicts the spec of a file.
+
+    Keys that are not in ``wanted`` are not compared. These differences are allowed: `FREE_SETTINGS`, and "inplace"
+    beside "sync". Of external networks only the architecture is compared, since it is unknown which arguments of
+    their builders change weights. ``asked_by`` tells in the message where ``wanted`` comes from.
+    """
+    if spec.folded:
+        raise WeightsError(
+            f"{source}: holds a network folded for inference, which is not built like others; load it with "
+            f"zoo.convert.fold_network(zoo.get({spec.arch!r}, ...)).load_state_dict(...), "
+            "or give the file that it was made from"
+        )
+    wanted = _flat(wanted)
+    if "arch" in wanted and any(map(is_external, (spec.arch, wanted["arch"]))):
+        wanted = {"arch": wanted["arch"]}
+    stored = {**_default_options(spec.arch), **_flat(spec.model_dump())}
+    differences = [
+        (key, stored.get(key), value)
+        for key, value in wanted.items()
+        if key not in FREE_SETTINGS and not _agree(stored, key, value)
+    ]
+    if any(key == "arch" for key, *_ in differences):  # options of another architecture cannot be compared
+        differences = [difference for difference in differences if difference[0] in ("arch", "norm", "activation")]
+    if not differences:
+        return
+    parts = [
+        f"{key}={shorten_repr(recorded)} in the file, but {key}={shorten_repr(value)} is asked for by {asked_by}"
+        for key, recorded, value in differences
+    ]
+    raise WeightsError(
+        f"{source}: belongs to another network: {'; '.join(parts)}; give the experiment or the arguments that the file "
+        f"was trained with{_conversions(differences)}{_as_body(differences)}; in Python, "
+        "model.load_state_dict(zoo.weights.read_state_dict(FILE)) loads it all the same"
+    )
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the options beside the others."""
+    return {**{key: value for key, value in settings.items() if key != "options"}, **settings.get("options", {})}
+
+
+def _default_options(arch: str) -> Mapping[str, Any]:
+    return {} if is_external(arch) else ARCHITECTURES[arch].options
+
+
+def _agree(stored: Mapping[str, Any], key: str, value: Any) -> bool:
+    if key == "norm":
+        return (value == "standard") == (stored["norm"] == "standard")
+    if key == "activation_param" and stored["activation"] not in WITH_PARAMETER:
+        return True
+    recorded, value = (list(each) if isinstance(each, tuple) else each for each in (stored.get(key), value))
+    return bool(recorded == value)
+
+
+Difference = tuple[str, Any, Any]  # key, value in the file, value asked for
+
+
+def _conversions(differences: list[Difference]) -> str:
+    """Return the kinds of ``zoo convert`` that turn the file's settings into those asked for; "" if none can."""
+    kinds = []
+    # Sorted, so that the activation is converted first: in-place norms have no relu.
+    for key, recorded, value in sorted(differences, key=lambda difference: difference[0]):
+        if key == "norm":
+            kinds.append("inplace-to-standard" if value == "standard" else "standard-to-inplace")
+        elif (key, recorded, value) == ("activation", "relu", "leaky_relu"):
+            kinds.append("relu-to-leaky-relu")
+        else:
+            return ""
+    return f", or convert the file (zoo convert {' and then '.join(kinds)})"
+
+
+def _as_body(differences: list[Difference]) -> str:
+    """Return the hint that the file fits the body of the architecture that is asked for; "" if it does not."""
+    for key, recorded, value in differences:
+        body = ARCHITECTURES[value].structure.get("body") if key == "arch" and value in ARCHITECTURES else None
+        if body is not None and not is_external(recorded) and has_same_tensors(recorded, body):
+            return f", or give the file as body_weights to zoo.get, for the body of {value}"
+    return ""
