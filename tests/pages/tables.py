@@ -185,19 +185,23 @@ def layers() -> str:
 def headline() -> str:
     """Memory and time of a training step, relative to standard batch norm."""
     files = {
-        ("torchvision's ResNet-50, `zoo.lean`", "lean_resnet50"): ("torchvision:resnet50", "std-BN lean"),
-        ("`resnet50`, in-place norms", "model_cpu"): ("resnet50", "iABN"),
-        ("`resnext101`, in-place norms", "model_cpu_3x3"): ("resnext101 3x3 stem", "iABN"),
-        ("`densenet264`, in-place norms", "model_cpu_3x3"): ("densenet264 3x3 stem", "iABN"),
-        ("`revnet164_cifar`", "pareto_revnet164"): ("resnet164_cifar", "RevNet"),
-        ("`revnet164_cifar`, in-place norms", "pareto_revnet164"): ("resnet164_cifar", "RevNet, iABN"),
-    }
+        ("any network, such as torchvision's ResNet-50", "zoo.lean(model)"): (
+            "lean_resnet50", "torchvision:resnet50", "std-BN lean",
+        ),
+        ("a ResNet-50 to train from scratch", 'zoo.get("resnet50", norm="inplace")'): ("model_cpu", "resnet50", "iABN"),
+        ("a DenseNet-264 to train from scratch", 'zoo.get("densenet264", norm="inplace", input_3x3=True)'): (
+            "model_cpu_3x3", "densenet264 3x3 stem", "iABN",
+        ),
+        ("a free choice: a reversible network", 'zoo.get("revnet164_cifar", norm="inplace")'): (
+            "pareto_revnet164", "resnet164_cifar", "RevNet, iABN",
+        ),
+    }  # fmt: skip
     rows = [
-        [title, *(f"{median(file, metric, subject=subject, provider=provider):.2f}"
-                  for metric in ("held ratio", "peak ratio", "step ratio"))]
-        for (title, file), (subject, provider) in files.items()
+        [title, f"`{call}`", *(f"{median(file, metric, subject=subject, provider=provider):.2f}"
+                               for metric in ("held ratio", "step ratio"))]
+        for (title, call), (file, subject, provider) in files.items()
     ]  # fmt: skip
-    return table(["", "bytes held for backward", "peak bytes of a step", "time of a step"], rows)
+    return table(["you have", "you call", "memory", "time"], rows)
 
 
 def models() -> str:
