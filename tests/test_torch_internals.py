@@ -577,7 +577,6 @@ NOT_OF_TORCH = {
     "_subparsers": "argparse",
     "_option_string_actions": "argparse",
     "_get_positional_actions": "argparse",
-    "_exit": "os",
     "_replace": "typing.NamedTuple, documented",
     "_asdict": "typing.NamedTuple, documented",
     "_init_handles": "triton, which loads compiled code with it",

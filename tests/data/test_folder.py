@@ -156,4 +156,4 @@ def test_more_classes_than_outputs_are_an_error_and_fewer_are_logged(
     with caplog.at_level(logging.WARNING):
         check_num_classes(images, 1000)
     assert "warning: 2 class folders for a network with 1000 outputs" in caplog.text
-    assert f"{root}: set network.classes to 2" in caplog.text
+    assert f"{root}: set network.num_classes to 2" in caplog.text

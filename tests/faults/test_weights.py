@@ -17,7 +17,7 @@ from zoo.weights import load_weights, read_checkpoint, read_weights
 
 @pytest.mark.parametrize("weights", [[], 3, b"x", {"a": torch.ones(1)}, "a\0b"])
 def test_weights_that_are_no_path_are_an_error(weights: Any) -> None:
-    with pytest.raises(ZooError, match=r"weights must be the path|cannot be read"):
+    with pytest.raises((TypeError, ZooError), match=r"weights must be the path|cannot be read"):
         zoo.get("resnet18", weights=weights)
 
 
@@ -58,7 +58,7 @@ def test_a_small_file_that_claims_a_large_network_is_refused_before_anything_is_
     monkeypatch.setattr("zoo.registry._build", must_not_run)
     monkeypatch.setattr(torch.nn.Module, "to_empty", must_not_run)
     start = time.monotonic()
-    with pytest.raises(WeightsError, match=r"has 3,000 layers or blocks|says two things of its network|does not fit"):
+    with pytest.raises(WeightsError, match=r"has 3,000 layers or blocks|describes two networks|does not fit"):
         zoo.get(path)
     for command in (["validate", str(path), str(tmp_path)], ["convert", "fold", str(path), str(tmp_path / "t.pth")]):
         assert main(command) == 2
@@ -83,14 +83,16 @@ def test_a_classifier_that_is_a_single_number_is_an_error(tmp_path: Path, capsys
     model = zoo.get("resnet18", num_classes=2)
     state_dict = {**model.state_dict(), "classifier.fc.weight": torch.tensor(1.0)}
     torch.save({"state_dict": state_dict, "network": model.built_as.model_dump(mode="json")}, tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=r"w.pth: classifier\.fc\.weight is a single number"):
+    with pytest.raises(WeightsError, match=r"classifier\.fc\.weight is a single number.*w\.pth"):
         zoo.get(tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"classifier\.fc\.weight is a single number"):
         zoo.convert.fold(state_dict, "resnet18")
     torch.save(state_dict, tmp_path / "bare.pth")
     command = ["convert", "fold", str(tmp_path / "bare.pth"), str(tmp_path / "t.pth"), "--arch", "resnet18"]
     assert main(command) == 2
-    assert "bare.pth: classifier.fc.weight is a single number" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "bare.pth" in message
+    assert "classifier.fc.weight is a single number" in message
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_weights_for_images_of_other_channels_say_what_they_are_too(tmp_path: Pa
 
 def test_a_state_dict_or_swapped_arguments_get_a_short_message() -> None:
     model = torch.nn.Linear(2, 2)
-    with pytest.raises(ZooError, match=r"model\.load_state_dict") as caught:
+    with pytest.raises(TypeError, match=r"model\.load_state_dict") as caught:
         zoo.get("resnet18", weights=model.state_dict())
     assert "tensor(" not in str(caught.value)
     with pytest.raises(WeightsError, match=r"the first argument must be the network.*zoo\.load_weights\(model, FILE\)"):

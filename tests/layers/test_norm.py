@@ -133,7 +133,7 @@ def test_the_activation_is_read_at_each_call(cls):
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_shape_faults_name_the_shape(cls):
-    with pytest.raises(ValueError, match=r"3 channels, its input of shape \(4, 5, 2, 2\) 5"):
+    with pytest.raises(ValueError, match=r"3 channels, but its input of shape \(4, 5, 2, 2\) has 5"):
         cls(3)(torch.randn(4, 5, 2, 2))
     with pytest.raises(ValueError, match=r"shape \(3,\)"):
         cls(3)(torch.randn(3))

@@ -145,18 +145,22 @@ def test_a_memory_strategy_changes_no_result() -> None:
         ),
         ({"out_indices": [0]}, "give features_only=True too"),
         ({"drop_rate": 0.1}, "drop_rate = 0.1: DeepLab has no dropout"),
-        ({"output_stride": 32}, "deeplab_resnet18: output_stride must be 8 or 16, got 32"),
-        ({"dilation": [1, 1, 2, 4], "output_stride": 8}, "output_stride and dilation say the same"),
+        ({"output_stride": 32}, "deeplab_resnet18: .*output_stride must be 8 or 16, got 32"),
+        ({"dilation": [1, 1, 2, 4], "output_stride": 8}, "output_stride and dilation set the same thing"),
         ({"dilation": 1}, "resnet18 would have the output stride 32.*needs 8 or 16; pass output_stride"),
         ({"head_dilations": (12, 24)}, "head_dilations must be three whole numbers"),
         ({"pooling_size": (84, 0)}, "pooling_size must be a whole number from 1"),
-        ({"input_3x3": True}, "has no option 'input_3x3'"),
         ({"pretrained": True}, "has no published weights"),
     ],
 )
 def test_arguments_that_it_cannot_have_are_refused_with_what_to_do(arguments, message) -> None:
     with pytest.raises(zoo.ZooError, match=message):
         build_meta("deeplab_resnet18", **arguments)
+
+
+def test_it_has_the_stem_of_its_body() -> None:
+    with pytest.raises(TypeError, match="'input_3x3' for deeplab_resnet18"):
+        build_meta("deeplab_resnet18", input_3x3=True)
 
 
 def test_its_classifier_is_a_convolution_that_can_be_exchanged_and_left_out() -> None:

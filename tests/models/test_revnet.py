@@ -419,15 +419,15 @@ def test_the_option_memory_has_the_values_of_the_family(name):
     with torch.device("meta"):
         for memory in strategies:
             zoo.get(name, memory=memory)
-        with pytest.raises(zoo.ConfigError, match=f"memory must be one of {', '.join(strategies)}, got 'fused'"):
+        with pytest.raises(zoo.ConfigError, match=f"no such strategy; use one of {', '.join(strategies)}$"):
             zoo.get(name, norm="inplace", memory="fused")
 
 
 def test_options_of_other_families_are_refused():
     with torch.device("meta"):
-        with pytest.raises(zoo.ConfigError, match="revnet38_cifar has no option 'dilation'; its options are memory"):
+        with pytest.raises(TypeError, match="'dilation' for revnet38_cifar, whose options are memory"):
             zoo.get("revnet38_cifar", dilation=2)
-        with pytest.raises(zoo.ConfigError, match="no option 'input_3x3'"):
+        with pytest.raises(TypeError, match="'input_3x3' for resnet32_cifar"):
             zoo.get("resnet32_cifar", input_3x3=True)
         with pytest.raises(zoo.ConfigError, match=r"unknown network 'revnet38_cifr'.*revnet38_cifar"):
             zoo.get("revnet38_cifr")
@@ -451,10 +451,10 @@ def test_experiments_build_them_with_the_papers_initialisation():
     [
         ({"memory": "checkpoint"}, r"network.memory .* revnet38_cifar has no such strategy; use one of auto, plain"),
         ({"arch": "resnet32_cifar", "memory": "fused"}, "resnet32_cifar has no such strategy"),
-        ({"input_3x3": True}, "revnet38_cifar has no 3x3 stem"),
+        ({"input_3x3": True}, "revnet38_cifar has no option 'input_3x3'; its options are memory"),
         ({"bn_mode": "inplace", "activation": "relu"}, "network.activation"),
-        ({"options": {"memory": "plain"}}, r"network.options .*'memory' has a key of its own"),
-        ({"options": {"norm": "inplace"}}, r"network.options .*'norm' has a key of its own"),
+        ({"options": {"memory": "plain"}}, r"network.options = .*'memory' is a key of this section"),
+        ({"options": {"norm": "inplace"}}, r"network.options = .*'norm' is a key of this section"),
     ],
 )
 def test_experiments_that_no_revnet_fits_are_refused(settings, complaint):
@@ -463,5 +463,5 @@ def test_experiments_that_no_revnet_fits_are_refused(settings, complaint):
 
 
 def test_options_that_the_network_lacks_are_refused_with_the_json_path():
-    with pytest.raises(zoo.ConfigError, match=r"network.arch 'revnet38_cifar'.*no option 'layers'"):
+    with pytest.raises(zoo.ConfigError, match=r"network.options.*revnet38_cifar has no option 'layers'"):
         build_from_config(network_section(options={"layers": [1, 2]}))

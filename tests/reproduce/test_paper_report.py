@@ -19,7 +19,7 @@ from zoo.run.plot_style import Line, Panel, draw_panels
 
 def test_all_experiments_of_the_tables_exist() -> None:
     for name in (name for paper in PAPERS.values() for name in paper.experiments):
-        assert load_changed(name).network.classes in (10, 100, 1000)
+        assert load_changed(name).network.num_classes in (10, 100, 1000)
 
 
 def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_pairs_are_those_of_the_same_data() -> None:
     for revnet, resnet in tables2to5.PAIRS.items():
         first, second = (load_experiment(experiments_dir() / f"{name}.json") for name in (revnet, resnet))
         assert first.input == second.input
-        assert first.network.num_classes == second.network.classes
+        assert first.network.num_classes == second.network.num_classes
         assert first.optimizer.schedule == second.optimizer.schedule
 
 
