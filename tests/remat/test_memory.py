@@ -16,6 +16,7 @@ from zoo.architectures import ARCHITECTURES
 from zoo.layers import InPlaceABN, norm_act
 from zoo.models import build_network
 from zoo.remat.memory_use import Change, Memory, count_memory, measure_memory, summarize
+from zoo.spec import NetworkSpec
 
 Counter = Callable[..., Memory]
 COUNTERS = [measure_memory, count_memory]
@@ -159,7 +160,7 @@ def test_the_standard_norm_takes_what_pytorchs_own_batch_norm_with_an_activation
     memories = []
     for norm in norms.values():
         with torch.device("meta"):
-            model = build_network("resnext50", norm, structure=(2, 1, 1, 1), memory="plain")
+            model = build_network(NetworkSpec(arch="resnext50", memory="plain"), norm, structure=(2, 1, 1, 1))
             images = torch.empty(4, 3, 64, 64)
         memories.append(count_memory(lambda: model(images).sum(), model.parameters()))  # noqa: B023
     assert memories[0] == memories[1]

@@ -256,7 +256,7 @@ def test_batches_of_section_4_1_are_those_of_four_gpus(monkeypatch: pytest.Monke
 
 
 def test_shapes_of_the_timed_blocks_are_those_of_the_network() -> None:
-    model, shapes = build_network("resnext101", norm_act("standard"), input_3x3=True).eval().to("meta"), []
+    model, shapes = build_network(NetworkSpec(arch="resnext101", options={"input_3x3": True})).eval().to("meta"), []
     for module in range(2, 6):
         convolution = model.get_submodule(f"mod{module}.block2.convs.conv2")
         convolution.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape[1:])))
