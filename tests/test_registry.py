@@ -359,7 +359,7 @@ def test_what_is_assumed_of_a_file_that_does_not_say_its_network_is_logged_once(
 ):
     torch.save(zoo.get("resnet18", num_classes=2).state_dict(), tmp_path / "bare.pth")
     zoo.get(name, num_classes=2, weights=tmp_path / "bare.pth", **arguments)
-    messages = [record.getMessage() for record in caplog.records if "does not say" in record.getMessage()]
+    messages = [record.getMessage() for record in caplog.records if "does not describe" in record.getMessage()]
     assert len(messages) == (assumed is not None)
     if assumed is not None:
         assert f"bare.pth does not describe its network: assuming resnet18 {assumed}" in messages[0]

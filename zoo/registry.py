@@ -295,7 +295,8 @@ def _check_together(own: NetworkSpec, how: BuildOptions, changes: Mapping[str, A
         "signed_scale=True says how to read weights; give weights=PATH": how.signed_scale and not has_weights,
         f"signed_scale=True builds the network with norm='standard', not with norm={norm!r}": how.signed_scale
         and norm not in (None, "standard"),
-        "output_stride and dilation set the same thing; pass one of them": how.output_stride is not None and "dilation" in changes,
+        "output_stride and dilation set the same thing; pass one of them": how.output_stride is not None
+        and "dilation" in changes,
     }
     for problem, present in problems.items():
         if present:

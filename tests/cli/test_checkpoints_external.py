@@ -127,7 +127,7 @@ def test_commands_take_it(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["fold"], "a network of another package; "),
+        (["fold"], "an external network, and fold is for those of zoo; "),
         (["export", "--norm", "inplace"], "is not for "),
         (["export", "--arch", "resnet18"], "but arch='resnet18' is asked for by the options"),
     ],

@@ -328,7 +328,7 @@ def test_a_file_that_exists_is_overwritten_on_request_alone(files, tmp_path, cap
     target = tmp_path / "there.pth"
     target.write_bytes(b"something that took days")
     assert convert("from-torchvision", files / "tv.pth", target, "--no-compare") == 2
-    assert f"TARGET already exists; {target}: give another, or --overwrite" in capsys.readouterr().err
+    assert f"{target}: exists already; give another TARGET, or --overwrite" in capsys.readouterr().err
     assert target.read_bytes() == b"something that took days"
     assert convert("from-torchvision", files / "tv.pth", target, "--no-compare", "--overwrite") == 0
     assert "classifier.fc.bias" in read_state_dict(target)

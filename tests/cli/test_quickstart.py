@@ -108,7 +108,7 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
     plan, first_stage = output.err.index("two stages"), output.err.index("training resnet18")
     assert plan < first_stage < output.err.index("training deeplab_resnet18")
     assert "resnet18 learns to classify single garments (2 epochs)" in output.err
-    assert "deeplab_resnet18 learns" in output.err
+    assert "deeplab_resnet18 starts from these" in output.err
     assert "classifier not loaded, head and cls keep their initial values" in output.err  # the body knows garments
     printed = output.out
     assert "| mIoU % | pixel accuracy % |" in printed

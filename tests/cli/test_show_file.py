@@ -63,7 +63,7 @@ def test_a_converted_file_is_shown_with_what_it_says(tmp_path: Path, capsys: pyt
 def test_a_file_that_says_nothing_is_shown_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(zoo.get("resnet18", num_classes=3).state_dict(), tmp_path / "bare.pth")
     facts = _shown(capsys, tmp_path / "bare.pth")
-    assert "the file does not say" in facts["network"]
+    assert facts["network"] == "not described in the file"
     assert facts["parameters"] == "11,178,051"
 
 

@@ -372,7 +372,7 @@ def test_reset_classifier_and_forward_features():
         zoo.get("resnet18", features_only=True).reset_classifier(3)
     model.reset_classifier(3)
     for bad in (-1, 2.5):
-        with pytest.raises(zoo.ConfigError, match=f"got {bad}"):
+        with pytest.raises(zoo.ConfigError, match=f"num_classes = {bad}"):
             model.reset_classifier(bad)
     assert model(x).shape == (2, 3)
 

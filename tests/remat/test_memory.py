@@ -138,6 +138,7 @@ print(memory.held, held, memory.peak, status("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("norm", ["lambda: nn.BatchNorm1d(64)", "lambda: InPlaceABN(64)"])
 def test_the_operating_system_sees_the_same_bytes(norm: str) -> None:

@@ -76,6 +76,7 @@ def test_a_measurement_is_named_after_the_item_of_its_numbers() -> None:
     assert items == {number.item for number in NUMBERS.values()}
 
 
+@pytest.mark.slow
 def test_chains_of_blocks_grow_with_depth_as_table_1_says() -> None:
     section = table1.measure_complexity((4, 9))
     naive, each, root, recursive, reversible = (line.y[1] / line.y[0] for line in section.panels[0].lines)
@@ -157,6 +158,7 @@ def test_outputs_of_imagenet_networks_are_summed_as_by_hand() -> None:
     assert tables2to5.sum_of_outputs(model, 8) == 4 * (4 * 64 + 2 * 4 * 64 + 4 * 16)
 
 
+@pytest.mark.slow
 def test_revnet_104_holds_less_than_its_twin_by_more_than_the_published_ratio() -> None:
     found = states(tables2to5.measure_imagenet_memory(size=64))
     assert (found["table5/ratio"], found["table5/revnet104/parameters"]) == ("off", "reproduced")

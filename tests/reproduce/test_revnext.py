@@ -227,6 +227,7 @@ def test_memory_that_is_no_line_over_the_pixels_is_noted(
         assert section.notes[-1].endswith("from one size to the next: 300, 330")
 
 
+@pytest.mark.slow
 def test_memory_per_pixel_of_the_flat_network_is_measured_deeper_and_with_plain_kernels() -> None:
     section = memory.measure_pixels(["revnext_flat"], sizes=(16, 24), batch=2)
     assert by_key(section)["abstract/depth"].verdict.state == "reproduced"
@@ -258,6 +259,7 @@ def test_the_papers_rule_gives_its_bytes_per_pixel() -> None:
     assert [memory.count_by_rule(name) for name in memory.COUNTED_BY_RULE] == [4 * (515 + 4), 4 * 160, 4 * 160]
 
 
+@pytest.mark.slow
 def test_memory_of_a_whole_data_set_is_about_that_of_its_pixels() -> None:
     measured = {c.what: c.measured for c in memory.count_whole_data_sets().comparisons}
     kept, again = (
@@ -280,6 +282,7 @@ def test_training_of_table_2_fits_into_the_gpu() -> None:
     assert rows["abstract/minutes"].verdict.state == "needs training"
 
 
+@pytest.mark.slow
 def test_additional_forward_passes_are_counted_by_their_convolutions() -> None:
     assert costs.additional_passes("revnext_resnet18") == 0
     for name, passes in (("revnext_revnet", 1), ("revnext_flat", 1), ("revnext", 2)):

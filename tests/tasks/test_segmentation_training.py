@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.data.sample_labels import IGNORE, make_labelled
+from tests.data.sample_labels import IGNORE, make_labeled
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, build_segmenter, make_config, make_images, make_segmentation_config, run
 from zoo.engine.checkpoint import CHECKPOINT, read, write
@@ -17,7 +17,7 @@ from zoo.errors import CheckpointError, ConfigError, DataError
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_labelled(tmp_path_factory.mktemp("data"), num_train=8, num_val=6)
+    return make_labeled(tmp_path_factory.mktemp("data"), num_train=8, num_val=6)
 
 
 def test_epochs_report_and_choose_the_best_by_miou(data: Path, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def _trained_weights(data: Path, log_dir: Path) -> Tensor:
 @pytest.mark.dist
 def test_two_processes_with_a_crop_each_take_the_steps_of_one_with_both(tmp_path: Path) -> None:
     """Synchronised norms count over the group, those of the pooled branch too."""
-    data = make_labelled(tmp_path / "data", num_train=4, num_val=2)
+    data = make_labeled(tmp_path / "data", num_train=4, num_val=2)
     first, second = run_distributed(_trained_weights, 2, data, tmp_path / "two")
     assert torch.equal(first, second)
     torch.testing.assert_close(first, _trained_weights(data, tmp_path / "one"), rtol=1e-4, atol=1e-6)
@@ -96,7 +96,7 @@ def test_a_checkpoint_older_than_a_setting_of_the_section_continues_with_its_def
 
 
 def test_a_label_map_that_cannot_be_read_is_named_or_left_out(tmp_path: Path) -> None:
-    data = make_labelled(tmp_path / "data", num_train=8, num_val=2)
+    data = make_labeled(tmp_path / "data", num_train=8, num_val=2)
     (data / "train" / "labels" / "004.png").write_bytes(b"")
     config = make_segmentation_config(segmentation={"class_uniform": False})
     with pytest.raises(DataError, match=r"labels/004\.png"):
@@ -107,7 +107,7 @@ def test_a_label_map_that_cannot_be_read_is_named_or_left_out(tmp_path: Path) ->
 
 
 def test_classes_in_another_order_are_noticed_at_a_resume(tmp_path: Path) -> None:
-    data = make_labelled(tmp_path / "data", num_train=8, num_val=2)
+    data = make_labeled(tmp_path / "data", num_train=8, num_val=2)
     (data / "classes.txt").write_text("sky\nroad\ncar\n")
     run(make_segmentation_config(), data, tmp_path / "log", MemoryLog(), build=build_segmenter)
     (data / "classes.txt").write_text("road\nsky\ncar\n")

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import SCHEDULE_PARAMS
-from zoo.section import UNKNOWN_KEY, KeyPath, Problem, dotted, inner_section, problems_of, settings_of
+from zoo.section import MAX_PROBLEMS, UNKNOWN_KEY, KeyPath, Problem, dotted, inner_section, problems_of, settings_of
 
 # The type of a schedule determines its params, so a problem of the params involves the type.
 SCHEDULE_TYPE: KeyPath = ("optimizer", "schedule", "type")
@@ -100,8 +100,8 @@ def _cut(content: dict[str, Any], path: KeyPath) -> bool:
 
 
 def _problems_of(error: ValidationError, content: dict[str, Any]) -> Iterator[Problem]:
-    for problem in problems_of(error):
-        if problem.message == UNKNOWN_KEY:
+    for index, problem in enumerate(problems_of(error)):
+        if problem.message == UNKNOWN_KEY and index < MAX_PROBLEMS:  # no more are printed, and suggestions take time
             problem = replace(problem, message=_unknown_key(problem.path, content))
         if problem.path[:3] == SCHEDULE_PARAMS_PATH and not problem.involved:
             problem = replace(problem, involved=(SCHEDULE_TYPE,))

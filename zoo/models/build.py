@@ -133,11 +133,12 @@ def build_model(spec: NetworkSpec) -> nn.Module:
 
 
 def build_on_meta(spec: NetworkSpec) -> nn.Module:
-    """Return the network of a spec on the meta device.
+    """Return the network of a spec on the meta device, without pretrained weights.
 
     Nothing is allocated, except for external networks whose builders compute with values. Raises ConfigError as
     `build_model` does.
     """
+    spec = spec.without_pretrained()
     try:
         with torch.device("meta"):
             return build_model(spec)
