@@ -192,7 +192,7 @@ def headline() -> str:
         ("a DenseNet-264 to train from scratch", 'zoo.get("densenet264", norm="inplace", input_3x3=True)'): (
             "model_cpu_3x3", "densenet264 3x3 stem", "iABN",
         ),
-        ("a free choice: a reversible network", 'zoo.get("revnet164_cifar", norm="inplace")'): (
+        ("a new, reversible network", 'zoo.get("revnet164_cifar", norm="inplace")'): (
             "pareto_revnet164", "resnet164_cifar", "RevNet, iABN",
         ),
     }  # fmt: skip
@@ -201,7 +201,7 @@ def headline() -> str:
                                for metric in ("held ratio", "step ratio"))]
         for (title, call), (file, subject, provider) in files.items()
     ]  # fmt: skip
-    return table(["you have", "you call", "memory", "time"], rows)
+    return table(["you have", "you call", "memory", "time"], rows, text_columns=2)
 
 
 def models() -> str:
