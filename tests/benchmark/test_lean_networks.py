@@ -26,6 +26,7 @@ def records(path: Path) -> dict[tuple[str, str, str], float]:
     return {(each["subject"], each["provider"], each["metric"]): each["median"] for each in content["records"]}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*changes.*")
 def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) -> None:
     names = ["resnet18", "torchvision:mobilenet_v3_small"]
