@@ -134,5 +134,5 @@ def test_the_peak_of_a_u_net_is_above_what_it_holds_by_the_gradients_of_its_wide
     plain = count_memory(lambda: model(images).square().mean(), model.parameters())
     lean(model)
     found = count_memory(lambda: model(images).square().mean(), model.parameters())
-    assert found.held < 0.45 * plain.held  # 0.37, or 0.44 if a new map reuses the address of a saved one that was freed
+    assert found.held < 0.4 * plain.held
     assert found.peak_without_gradients < 0.65 * plain.peak_without_gradients

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from zoo.remat import Rematerializer
 from zoo.remat.budget import Decision
 from zoo.remat.operations import BATCH_NORMS, IN_PLACE, RULES, apply_line, aten, line_is_exact
 from zoo.remat.recipes import RecipeError
+from zoo.torch_internals import storage_id
 
 
 class Block(nn.Module):
@@ -533,3 +535,21 @@ def test_a_recipe_starts_from_a_parameter_that_was_initialised_in_place_and_tell
         norm.weight.mul_(2)
     with pytest.raises(RuntimeError, match="modified"):
         out.sum().backward()
+
+
+def test_only_memory_that_is_alive_counts_as_saved() -> None:
+    """Otherwise a new tensor at the address of a freed one would be taken for saved, and saved itself."""
+    conv = nn.Conv2d(3, 8, 3, padding=1)
+    with Rematerializer(parameters=conv.parameters(), smallest_bytes=4096) as rematerializer:
+        maps = conv(torch.randn(2, 3, 16, 16))
+        pooled = F.max_pool2d(maps, 4)
+        large = F.interpolate(pooled.exp(), scale_factor=8.0, mode="bilinear")
+        loss = (large * large.sigmoid()).sum()
+        del maps, pooled, large
+        gc.collect()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of deprecated attributes of torch that isinstance asks for
+            tensors = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+        alive = {storage_id(tensor.untyped_storage()) for tensor in tensors}
+        assert rematerializer._kept - alive == set()
+    loss.backward()

@@ -404,6 +404,8 @@ class Rematerializer(TorchDispatchMode):
     def _start_from(self, value: TrackedTensor, tensor: Tensor) -> None:
         """Save an input of recipes, or a copy of it that no in-place write can reach."""
         if value.is_copied:
+            if value.kept is not None:
+                self._release(value.kept)
             tensor = _copy(tensor)
             value.is_copied = value.is_external = False
             value.clock, value.kept = self._clock, None
@@ -420,9 +422,16 @@ class Rematerializer(TorchDispatchMode):
         if self._started_from and _is_plain(tensor):
             for value in self._started_from.pop(storage_id(tensor.untyped_storage()), ()):
                 if value.kept is not None:
+                    self._release(value.kept)
                     value.keep(_copy(value.kept))
                     value.is_copied = value.is_external = False
                     value.clock = self._clock
+
+    def _release(self, tensor: Tensor) -> None:
+        """Forget that the memory of a tensor is saved: a copy replaces it, so that its address may be reused."""
+        address = storage_id(tensor.untyped_storage())
+        if all(storage_id(storage) != address for storage in self._parameters):
+            self._kept.discard(address)
 
 
 class _Active(threading.local):
