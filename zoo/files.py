@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import secrets
+import stat
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -115,3 +117,18 @@ def _create_temporary(path: Path, suffix: str) -> tuple[Path, IO[bytes]]:
             _lock_files.add(lock)
             return temporary, lock
         lock.close()  # `remove_leftovers` of another process removes the file
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
+    """Open a regular file for reading, with additional ``flags`` of `os.open`, and return its descriptor.
+
+    Raises OSError for anything else, because a FIFO would block and a device may never end.
+    """
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | flags)
+    mode = os.fstat(file).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(file)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    return file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,10 @@ def test_a_log_folder_is_told_apart_and_its_files_are_named(finished: Run, capsy
     assert f"zoo show {finished.checkpoint}" in message
 
 
-def test_a_link_to_itself_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_and_a_link_to_itself_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["show", str(tmp_path / "pipe")]) == 2
+    assert "it is not a regular file" in capsys.readouterr().err
     (tmp_path / "loop").symlink_to("loop")
     assert main(["show", str(tmp_path / "loop")]) == 2
     assert "Too many levels of symbolic links" in capsys.readouterr().err

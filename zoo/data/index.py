@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from zoo.data.reading import open_regular
 from zoo.errors import DataError, brief, fault
-from zoo.files import replacing
+from zoo.files import open_regular, replacing
 
 MAGIC = b"zoo index 1\n"
 DIGEST_BYTES = 32

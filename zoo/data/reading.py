@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from zoo.errors import DataError, fault, printable
+from zoo.files import open_regular
 from zoo.limits import MAX_FILE_BYTES, MAX_PIXELS
 
 # PIL's names of the accepted formats, and torchvision's image extensions. PIL supports more formats; one of them, EPS,
@@ -91,18 +90,6 @@ def read_text(path: str | Path, what: str, *, encoding: str = "utf-8", errors: s
             return content.read()
         except UnicodeDecodeError:
             raise ValueError("it is not UTF-8 text") from None
-
-
-def open_regular(path: str | Path, flags: int = 0) -> int:
-    """Open a regular file for reading, with additional ``flags`` of `os.open`, and return its descriptor.
-
-    Raises OSError for anything else, because a FIFO would block and a device may never end.
-    """
-    file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | flags)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
-    return file
 
 
 class naming:

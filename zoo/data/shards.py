@@ -24,9 +24,10 @@ from torch import Tensor
 
 from zoo.data.index import REINDEX_HINT, Index, facts_of, index_path, write_index
 from zoo.data.location import DataPath
-from zoo.data.reading import EXTENSIONS, naming, open_regular, read_text
+from zoo.data.reading import EXTENSIONS, naming, read_text
 from zoo.data.scan import check_filled
 from zoo.errors import DataError, ZooError, fault, listed, printable
+from zoo.files import open_regular
 from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_whole
 
 logger = logging.getLogger(__name__)

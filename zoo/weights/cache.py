@@ -16,7 +16,7 @@ from urllib.parse import quote
 from filelock import FileLock
 
 from zoo.errors import ConfigError, WeightsError, brief, fault, hide_password, printable
-from zoo.files import cache_dir, is_offline
+from zoo.files import cache_dir, is_offline, open_regular
 from zoo.weights.download import DownloadError, Sleep, download
 from zoo.weights.published import SUFFIX, entry_of, published
 
@@ -145,9 +145,9 @@ def _remedy(name: str) -> str:
 
 
 def open_weights(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Return the file at ``path``, opened for reading; raises WeightsError if it cannot be read."""
+    """Return the regular file at ``path``, opened for reading; raises WeightsError if it cannot be read."""
     try:
-        return open(path, "rb")
+        return os.fdopen(open_regular(path), "rb")
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise _unreadable(path, error) from None
 

@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from zoo.data.reading import open_regular
 from zoo.errors import DataError, fault, printable
+from zoo.files import open_regular
 
 logger = logging.getLogger(__name__)
 
