@@ -19,7 +19,6 @@ from zoo.benchmark.strategies import BASELINE, Strategy, build_all, refusals_not
 from zoo.benchmark.timing import Clock, ratios, time_interleaved
 from zoo.remat.memory_use import clear_gradients, measure_memory
 
-MODES = ("eager", "compiled")
 PROFILED_STEPS = 2
 REST = "rest"
 KINDS = {  # kinds of operations, by the names of operations in torch's profiler
