@@ -19,9 +19,22 @@ MAX_SHOWN_REPR, MAX_SHOWN_LIST = 100, 500  # characters
 
 
 class ZooError(Exception):
-    """A fault that the user can mend; command lines print it without a traceback."""
+    """An error that the user can correct. Command lines print it without a traceback.
+
+    Its text is "what; where: remedy". Control characters are escaped, see `printable`. Line breaks remain in ``what``.
+
+    Args:
+    - `what`: what is wrong, with the values.
+    - `where`: the file, key or layer that it was found in. Left out if empty.
+    - `remedy`: what the user can do about it. Left out if empty.
+    """
 
     exit_code = EXIT_USER_ERROR
+
+    def __init__(self, what: object, where: object = "", remedy: object = "") -> None:
+        text = "\n".join(map(printable, str(what).split("\n")))
+        place = ": ".join(filter(None, [printable(where), printable(remedy)]))
+        super().__init__(f"{text}; {place}" if place else text)
 
 
 class ConfigError(ZooError, ValueError):
@@ -93,18 +106,6 @@ def shorten_repr(value: object) -> str:
     except (ValueError, RecursionError):  # numbers of thousands of digits; dicts in dicts without end
         text = f"(too long to show: {type(value).__name__})"
     return printable(text[:MAX_SHOWN_REPR])
-
-
-def fault(what: object, where: object = "", remedy: object = "") -> str:
-    """Return the message of an error, "what; where: remedy", as one `printable` line.
-
-    Args:
-    - `what`: what is wrong, with the values.
-    - `where`: the file, key or layer that it was found in. Left out if empty.
-    - `remedy`: what the user can do about it. Left out if empty.
-    """
-    place = ": ".join(filter(None, [str(where), str(remedy)]))
-    return printable(f"{what}; {place}" if place else what)
 
 
 def hide_password(url: str) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.errors import brief, fault, listed, printable
+from zoo.errors import brief, listed, printable
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,10 @@ def test_a_long_name_is_cut_too() -> None:
     assert len(listed(["x" * 10**6] * 20)) < 2100
 
 
-def test_a_message_says_what_is_wrong_where_and_what_to_do_and_escapes_all_of_it():
-    assert fault("it is empty\x1b", Path("a\nb"), "remove it") == "it is empty\\x1b; a\\nb: remove it"
-    assert fault("it is empty", remedy="remove it") == "it is empty; remove it"
-    assert fault("it is empty", "a") == "it is empty; a"
-    assert fault("it is empty") == "it is empty"
+def test_an_error_says_what_is_wrong_where_and_what_to_do_and_escapes_all_of_it() -> None:
+    error = DataError("it is empty\x1b\nor short", Path("a\nb"), "remove it")
+    assert str(error) == "it is empty\\x1b\nor short; a\\nb: remove it"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(DataError("it is empty", remedy="remove it")) == "it is empty; remove it"
+    assert str(DataError("it is empty", "a")) == "it is empty; a"
+    assert str(DataError("it is empty")) == "it is empty"

@@ -17,7 +17,7 @@ from zoo.cli.options import (
     check_writable,
     option,
 )
-from zoo.errors import ConfigError, fault, printable
+from zoo.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from zoo.convert import ConversionReport
@@ -205,13 +205,13 @@ def _check_options(args: Convert) -> None:
             takers = ", ".join(other for other, kind in KINDS.items() if name in kind.options)
             raise ConfigError(f"--{name.replace('_', '-')} goes with {takers}, not with {args.kind}")
     if args.reestimate and args.data is None:
-        raise ConfigError(fault("--reestimate needs images", "command line", "give --data DIR with train/ and val/"))
+        raise ConfigError("--reestimate needs images", "command line", "give --data DIR with train/ and val/")
     if args.target is None and args.kind != "norms":
         remedy = f"zoo convert {args.kind} SOURCE TARGET"
-        raise ConfigError(fault(f"{args.kind} writes a file", "command line", remedy))
+        raise ConfigError(f"{args.kind} writes a file", "command line", remedy)
     check_writable(args.target, args.json)
     if args.target is not None and args.target.exists() and args.source.exists() and args.target.samefile(args.source):
-        raise ConfigError(fault("TARGET is the same file as SOURCE", args.target, "give another TARGET"))
+        raise ConfigError("TARGET is the same file as SOURCE", args.target, "give another TARGET")
     if args.target is not None and os.path.lexists(args.target) and not args.overwrite:
         raise ConfigError(
             f"{printable(args.target)}: exists already; give another TARGET, or --overwrite to replace it"

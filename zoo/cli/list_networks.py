@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli.options import Command, argument
-from zoo.errors import ConfigError, fault, nearest, printable
+from zoo.errors import ConfigError, nearest, printable
 
 if TYPE_CHECKING:
     from zoo.models import Network
@@ -38,7 +38,7 @@ class List(Command):
             if pattern is None:
                 near = ", ".join(nearest(word, list_models(pretrained=self.pretrained)))
                 what = f"no network is called {printable(word)!r}"
-                raise ConfigError(fault(what, "PATTERN", f"the nearest names are {near}"))
+                raise ConfigError(what, "PATTERN", f"the nearest names are {near}")
             patterns.append(pattern)
         entries = [describe(name, model) for name, model in _build_all(list_models(patterns, self.pretrained))]
         if self.json:

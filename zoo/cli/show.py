@@ -14,7 +14,7 @@ from zoo.architectures import EXTERNAL_MEMORY, is_external
 from zoo.cli.list_networks import describe
 from zoo.cli.options import Command, argument
 from zoo.cli.settings import print_schema, print_settings
-from zoo.errors import ConfigError, fault, listed, printable, shorten_repr
+from zoo.errors import ConfigError, listed, printable, shorten_repr
 
 if TYPE_CHECKING:
     from zoo.config import Experiment
@@ -42,14 +42,14 @@ class Show(Command):
         if self.schema:
             if self.name is not None:
                 what = "--schema describes all experiment files"
-                raise ConfigError(fault(what, "command line", f"remove {printable(self.name)!r}"))
+                raise ConfigError(what, "command line", f"remove {printable(self.name)!r}")
             if self.json:
                 print_schema()
             else:
                 print_settings()
         elif self.name is None:
             remedy = "give the name of a network or an experiment, or --schema"
-            raise ConfigError(fault("nothing to show", "command line", remedy))
+            raise ConfigError("nothing to show", "command line", remedy)
         elif self.name.endswith(".json") or _is_bundled_only(self.name):
             _show_experiment(self.name, self.json)
         elif os.path.isfile(self.name) or _is_path_only(self.name):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.errors import DataError, fault
+from zoo.errors import DataError
 from zoo.limits import MAX_PIXELS
 
 # The factors of saturation, brightness and contrast, and the red, green and blue to add.
@@ -115,13 +115,13 @@ class PadCrop:
         padded = f"an image of {width} x {height} px with {self.pad} px of padding on each side"
         if (height + 2 * self.pad) * (width + 2 * self.pad) > MAX_PIXELS:
             what = f"{padded} has more than {MAX_PIXELS:,} px"
-            raise DataError(fault(what, "input", "set a smaller pad_train"))
+            raise DataError(what, "input", "set a smaller pad_train")
         if side + 2 * self.pad < self.crop:
             what = f"a crop of {self.crop} px does not fit into {padded}"
-            raise DataError(fault(what, "input", "set a smaller crop_train, a larger pad_train, or scale_train"))
+            raise DataError(what, "input", "set a smaller crop_train, a larger pad_train, or scale_train")
         if self.mode == "reflect" and self.pad >= side:
             what = f"an image of {width} x {height} px cannot be reflected by {self.pad} px"
-            raise DataError(fault(what, "input", f"set a pad_train below {side}, or scale_train"))
+            raise DataError(what, "input", f"set a pad_train below {side}, or scale_train")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from zoo.data.folder import OnBadImage
 from zoo.data.label_maps import LabeledImages, read_label
 from zoo.data.reading import read_many
 from zoo.data.segmentation_transforms import Pixel
-from zoo.errors import DataError, fault, listed, printable
+from zoo.errors import DataError, listed, printable
 from zoo.files import cache_dir, write_bytes
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class ClassUniform:
         absent = [name for name, is_present in zip(found.classes, present, strict=True) if not is_present]
         if not present.any():
             remedy = "class-uniform sampling (segmentation.class_uniform) needs label maps that are not entirely void"
-            raise DataError(fault("no training image has a pixel of any class", found.root, remedy))
+            raise DataError("no training image has a pixel of any class", found.root, remedy)
         if absent:
             logger.warning(
                 "%d of %d classes are in no training image and are not drawn: %s; %s",
@@ -150,4 +150,4 @@ def _statuses(root: Path, names: Sequence[str]) -> list[os.stat_result]:
         return [os.stat(root / name) for name in names]
     except OSError as error:  # a link to nowhere
         what = f"a label map cannot be read: {error.strerror}"
-        raise DataError(fault(what, error.filename, "replace or remove it")) from error
+        raise DataError(what, error.filename, "replace or remove it") from error

@@ -12,7 +12,7 @@ from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
 from zoo.data.location import DataPath
 from zoo.data.reading import naming, read_text
 from zoo.data.shards import CLASSES, has_shards
-from zoo.errors import DataError, brief, fault, listed, printable
+from zoo.errors import DataError, brief, listed, printable
 
 if TYPE_CHECKING:
     from zoo.data.folder import ImageDataset
@@ -42,7 +42,7 @@ def class_names(num_classes: int, source: Path | None = None, known: Sequence[st
     if len(names) != num_classes:
         what = f"there are {len(names)} class names ({listed(names, 3)}) but the network has {num_classes} classes"
         remedy = "give the folder with the class folders (DATA/train), or a file with one name per line"
-        raise DataError(fault(what, source, remedy))
+        raise DataError(what, source, remedy)
     return names
 
 
@@ -60,7 +60,7 @@ def check_num_classes(images: ImageDataset, num_outputs: int) -> None:
     num_classes = len(images.classes)
     if num_classes > num_outputs:
         what = f"there are {num_classes} class folders but the network has {num_outputs} outputs"
-        raise DataError(fault(what, images.root, f"set network.num_classes to {num_classes} or remove folders"))
+        raise DataError(what, images.root, f"set network.num_classes to {num_classes} or remove folders")
     if num_classes < num_outputs:
         logger.warning(
             "warning: %d class folders for a network with %d outputs; %s: set network.num_classes to %d unless classes "
@@ -79,11 +79,11 @@ def check_same_classes(train: ImageDataset, val: ImageDataset) -> None:
         number = next(i for i, pair in enumerate(zip(train.classes, val.classes, strict=True)) if len(set(pair)) > 1)
         differing = f"class {number} is {brief(train.classes[number])} and {brief(val.classes[number])}"
         what = f"{train.root.name}/ and {val.root.name}/ have the same classes in another order: {differing}"
-        raise DataError(fault(what, where, "create both with the same order"))
+        raise DataError(what, where, "create both with the same order")
     parts = [f"{len(missing)} only in {train.root.name}/: {listed(missing)}"] if missing else []
     parts += [f"{len(unknown)} only in {val.root.name}/: {listed(unknown)}"] if unknown else []
     what = f"{train.root.name}/ and {val.root.name}/ have different classes ({'; '.join(parts)})"
-    raise DataError(fault(what, where, "give both the same folders (one in val/ may be empty)"))
+    raise DataError(what, where, "give both the same folders (one in val/ may be empty)")
 
 
 def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] | None) -> None:
@@ -144,7 +144,7 @@ def _check_number(images: ImageDataset, num_outputs: int) -> None:
         f"give all {images.class_kind} that it was trained on (some may be empty), or weights with class names, as "
         "zoo train writes them"
     )
-    raise DataError(fault(f"{counts}, and its weights file does not name its classes", images.root, remedy))
+    raise DataError(f"{counts}, and its weights file does not name its classes", images.root, remedy)
 
 
 def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDataset) -> list[int]:
@@ -160,13 +160,13 @@ def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDatas
             f"rename or remove them (the network's {len(names)} classes are {listed(names, 3)}), or give the weights "
             "of a network that was trained on them"
         )
-        raise DataError(fault(what, images.root, remedy))
+        raise DataError(what, images.root, remedy)
     by_output = defaultdict(list)
     for folder in folders:
         by_output[outputs[folder]].append(folder)
     for same in by_output.values():
         if len(same) > 1:
-            raise DataError(fault(f"{images.class_kind} of the same class: {listed(same)}", images.root, "merge them"))
+            raise DataError(f"{images.class_kind} of the same class: {listed(same)}", images.root, "merge them")
     return [outputs[folder] for folder in folders]
 
 
@@ -179,5 +179,5 @@ def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int]
     for folder in folders:
         if folder not in outputs and len(wnids.get(folder, ())) > 1:
             what = f"{folder} could be {' or '.join(wnids[folder])}"
-            raise DataError(fault(what, root, "name the folder after one of these"))
+            raise DataError(what, root, "name the folder after one of these")
     return {name: outputs[wnids_of_name[0]] for name, wnids_of_name in wnids.items()}

@@ -22,7 +22,7 @@ from zoo.data.seeding import random_of
 from zoo.data.shards import Shards, has_shards, write_shard_index
 from zoo.data.source import FolderSource, Source, source_digest, write_folder_index
 from zoo.data.transforms import Transform, prepare
-from zoo.errors import DataError, fault, printable
+from zoo.errors import DataError, printable
 
 OnBadImage = Literal["stop", "skip"]
 
@@ -232,12 +232,12 @@ def _is_sharded(root: Path) -> bool:
         folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
         if folders:
             what = f"there are tar files and folders such as {folders[0]}"
-            raise DataError(fault(what, root, "keep either the shards or the class folders"))
+            raise DataError(what, root, "keep either the shards or the class folders")
         return True
     places = (root,) if root.is_dir() else (root.parent, root.parent / "data", root.parent / "validation")
     if parquet := next((file for place in places for file in place.glob("*.parquet")), None):
         what = "Parquet files are not read directly"
-        raise DataError(fault(what, parquet, "convert them to shards with zoo data shard DATA OUT, and use OUT"))
+        raise DataError(what, parquet, "convert them to shards with zoo data shard DATA OUT, and use OUT")
     return False
 
 

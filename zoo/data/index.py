@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.errors import DataError, brief, fault
+from zoo.errors import DataError, brief
 from zoo.files import open_regular, replacing
 
 MAGIC = b"zoo index 1\n"
@@ -52,7 +52,7 @@ class Index:
 
     def unusable(self, reason: str) -> DataError:
         """Return the error to raise for an invalid index."""
-        return DataError(fault(f"the index cannot be used: {brief(reason)}", self.path, REINDEX_HINT))
+        return DataError(f"the index cannot be used: {brief(reason)}", self.path, REINDEX_HINT)
 
     def check_images(self, kind: str, columns: Mapping[str, str]) -> None:
         """Raise DataError unless the index has this ``kind``, classes, and valid ``columns`` and targets.
@@ -113,7 +113,7 @@ def write_index(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.n
             file.writelines([MAGIC, digest.digest(), *pieces])
     except OSError as error:
         remedy = "make the folder writable, or run zoo data index where it is writable"
-        raise DataError(fault(f"the index cannot be written: {error.strerror}", path, remedy)) from error
+        raise DataError(f"the index cannot be written: {error.strerror}", path, remedy) from error
 
 
 def facts_of(files: Sequence[Path]) -> dict[str, list[Any]]:

@@ -32,7 +32,7 @@ from PIL import Image, ImageFile
 
 from zoo.data.reading import EXTENSIONS, read_as, read_image, read_text
 from zoo.data.scan import find_names, log_strays, unlistable
-from zoo.errors import ConfigError, DataError, fault, listed, printable
+from zoo.errors import ConfigError, DataError, listed, printable
 
 Split = Literal["train", "val"]
 
@@ -128,18 +128,18 @@ def find_labeled_images(
     except OSError as error:
         raise unlistable(Path(error.filename), error) from error
     if not classes:
-        raise DataError(fault("the file of class names is empty", where, "add the names"))
+        raise DataError("the file of class names is empty", where, "add the names")
     if twice := [name for name, count in Counter(map(printable, classes)).items() if count > 1]:
         what = f"several classes have the same name: {listed(twice)}"
-        raise DataError(fault(what, where, "rename them in the file of class names"))
+        raise DataError(what, where, "rename them in the file of class names")
     if len(classes) != num_classes:
         what = f"network.num_classes = {num_classes}: the data have {len(classes)} classes ({listed(classes, 3)})"
-        raise ConfigError(fault(what, where, f"set network.num_classes to {len(classes)}"))
+        raise ConfigError(what, where, f"set network.num_classes to {len(classes)}")
     images = _by_key(data / image_folder, rules.image_endings, log=True)
     labels = _by_key(data / label_folder, (rules.label_ending,), log=layout != "cityscapes")
     if not images:
         remedy = f"images of layout {layout} end in {' '.join(rules.image_endings)}"
-        raise DataError(fault("there is no image in the folder", data / image_folder, remedy))
+        raise DataError("there is no image in the folder", data / image_folder, remedy)
     both = [key for key in images if key in labels]
     found = LabeledImages(
         root=data,
@@ -182,7 +182,7 @@ def read_pair(image: Path, label: Path, table: np.ndarray) -> tuple[Image.Image,
     height, width = classes.shape
     if pixels.size != (width, height):
         what = f"an image has {pixels.width} x {pixels.height} px but its label map {width} x {height}"
-        raise DataError(fault(what, f"{image} and {label}"))
+        raise DataError(what, f"{image} and {label}")
     return pixels, classes
 
 
@@ -196,7 +196,7 @@ def read_label(path: Path, table: np.ndarray) -> np.ndarray:
     if classes.min() == NO_CLASS:
         wrong, counts = np.unique(ids[classes == NO_CLASS], return_counts=True)
         values = listed(f"{value} ({count:,} px)" for value, count in zip(wrong, counts, strict=True))
-        raise DataError(fault(f"a label map has values that are no class: {values}", path, _allowed(table)))
+        raise DataError(f"a label map has values that are no class: {values}", path, _allowed(table))
     return classes
 
 
@@ -249,7 +249,7 @@ def _by_key(root: Path, endings: Sequence[str], log: bool) -> dict[str, str]:
         key = name[: -len(ending)]
         if key in found:
             what = f"two files differ only in their extension: {found[key]} and {name}"
-            raise DataError(fault(what, root, "rename one, because images and label maps are matched by name"))
+            raise DataError(what, root, "rename one, because images and label maps are matched by name")
         found[key] = name
     if log:
         log_strays(root, strays)
@@ -282,7 +282,7 @@ def _vistas_classes(data: Path, labels: str, num_classes: int, ignore_label: int
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         what = 'the file has no list "labels" of entries with "readable" and "evaluate"'
         remedy = "take it from the data set's archive"
-        raise DataError(fault(f"{what} ({type(error).__name__}: {error})", file, remedy)) from error
+        raise DataError(f"{what} ({type(error).__name__}: {error})", file, remedy) from error
     names: list[str] = []
     numbers: dict[int, int] = {}
     for number, (name, is_class) in enumerate(entries):
@@ -295,7 +295,7 @@ def _table(data: Path, classes: Mapping[int, int]) -> np.ndarray:
     """Return the table from ids to ``classes``, with `NO_CLASS` elsewhere; DataError for an id beyond 16 bits."""
     if (largest := max(classes, default=0)) >= NUM_IDS:
         what = f"the ids of the classes go up to {largest:,}, but a label map can hold at most {NUM_IDS - 1:,}"
-        raise DataError(fault(what, data, "remove classes from the file of class names, or in network.num_classes"))
+        raise DataError(what, data, "remove classes from the file of class names, or in network.num_classes")
     table = np.full(NUM_IDS, NO_CLASS, dtype=np.int32)
     table[list(classes)] = list(classes.values())
     return table

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from zoo.errors import DataError, fault, hide_password
+from zoo.errors import DataError, hide_password
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -56,6 +56,6 @@ def require_local(data: DataPath) -> Path:
     """Return ``data``; raise DataError if it is on a server."""
     if isinstance(data, RemoteFolder):
         raise DataError(
-            fault("only shards of classification data are read from a server", data, "copy the data to this machine")
+            "only shards of classification data are read from a server", data, "copy the data to this machine"
         )
     return data

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageFile
 
-from zoo.errors import DataError, fault, printable
+from zoo.errors import DataError, printable
 from zoo.files import open_regular
 from zoo.limits import MAX_FILE_BYTES, MAX_PIXELS
 
@@ -108,7 +108,7 @@ class naming:
         """Raise Unreadable instead of ``error``, unless it is Unreadable, a MemoryError or an exit."""
         # Decoders raise OSError, SyntaxError, ValueError, RuntimeError, struct.error and more.
         if isinstance(error, Exception) and not isinstance(error, (MemoryError, Unreadable)):
-            raise Unreadable(fault(f"{self._what} cannot be read: {_reason(error)}", self._name)) from error
+            raise Unreadable(f"{self._what} cannot be read: {_reason(error)}", self._name) from error
 
 
 def read_many(read: Callable[[S], T], files: Sequence[S], workers: int) -> Iterator[T]:

@@ -32,7 +32,7 @@ from zoo.data.index import START, Index
 from zoo.data.location import RemoteFolder
 from zoo.data.reading import Unreadable
 from zoo.data.shards import COLUMNS, SHARDS, UNKNOWN, Shards, check_positions
-from zoo.errors import ConfigError, DataError, ZooError, brief, fault, hide_password, printable
+from zoo.errors import ConfigError, DataError, ZooError, brief, hide_password, printable
 from zoo.files import cache_dir, is_offline
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class RemoteShards(Shards):
             except Unreadable as error:  # damaged, or evicted by another process
                 reason = str(error)
                 path.unlink(missing_ok=True)
-        raise Unreachable(fault(reason, self._address_of(shard), ADVICE))
+        raise Unreachable(reason, self._address_of(shard), ADVICE)
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
         """Return a random order of the images, see `Shards.order`; ConfigError if the cache is smaller than a window.
@@ -143,7 +143,7 @@ class RemoteShards(Shards):
         if num_bytes > _limit():
             what = f"{what} take up to {num_bytes / 1e9:.3g} GB, and the cache holds {_limit() / 1e9:.3g} GB"
             needed = f"{advice}set ZOO_SHARDS_GB to {math.ceil(num_bytes / 1e8) / 10:g} or more"
-            raise ConfigError(fault(what, self.root, needed))
+            raise ConfigError(what, self.root, needed)
 
     def _copy_of(self, shard: int) -> Path:
         """Return the file of the cache for a shard."""
@@ -212,7 +212,7 @@ def _fetch_index(root: RemoteFolder) -> Index:
     """Return the index of the shards. It is fetched unless the cache has one with the same digest."""
     address = root.parent / f"{root.name}.index"
     if is_offline():
-        raise Unreachable(fault("ZOO_OFFLINE is set", root, "unset it, or give a folder of this machine"))
+        raise Unreachable("ZOO_OFFLINE is set", root, "unset it, or give a folder of this machine")
 
     def fetch() -> Path:
         with _open(address.url) as source:
@@ -274,7 +274,7 @@ def _retry(fetch: Callable[[], T], address: RemoteFolder) -> T:
             tried += 1
             reason = brief(hide_password(str(error)) or type(error).__name__)
             if tried == TRIES or isinstance(error, PERMANENT):
-                raise Unreachable(fault(f"the file cannot be fetched: {reason}", address, ADVICE)) from error
+                raise Unreachable(f"the file cannot be fetched: {reason}", address, ADVICE) from error
             logger.warning("%s: %s; next try in %d s", printable(address), reason, 2 ** (tried - 1))
             sleep(2.0 ** (tried - 1))
 

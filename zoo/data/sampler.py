@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Sampler
 
 from zoo.data.seeding import mixed_seed
-from zoo.errors import ConfigError, DataError, fault
+from zoo.errors import ConfigError, DataError
 
 Key = tuple[int, int]  # epoch, index
 MIN_PER_NORM = 2  # images per forward pass, because the variance of a single value is undefined
@@ -56,7 +56,7 @@ class TrainBatches(Sampler[list[Key]]):
         if full == 0 and rest < least:
             where = f"training data with {world_size} processes and optimizer.accumulate_steps {accumulate_steps}"
             what = f"{num_images} images are too few for one optimizer step"
-            raise DataError(fault(what, where, f"give at least {least} images"))
+            raise DataError(what, where, f"give at least {least} images")
         self.merged = 0 < rest < least
         self._num_batches = full + (rest >= least)
 
@@ -78,7 +78,7 @@ class TrainBatches(Sampler[list[Key]]):
         """Resume the current epoch at ``batch``; DataError if the epoch has no such batch."""
         if not 0 <= batch <= len(self):
             what = f"there is no batch {batch} in an epoch of {len(self)} batches ({self.num_images} images)"
-            raise DataError(fault(what, "training data", "use the data and batch size that the run was started with"))
+            raise DataError(what, "training data", "use the data and batch size that the run was started with")
         self.first_batch = batch
 
     def __iter__(self) -> Iterator[list[Key]]:
@@ -121,7 +121,7 @@ class ValBatches(Sampler[list[Key]]):
         limit: int | None = None,
     ) -> None:
         if limit is not None and limit < 1:
-            raise ConfigError(fault(f"the number of images is limited to {limit}", "--limit", "give 1 or more"))
+            raise ConfigError(f"the number of images is limited to {limit}", "--limit", "give 1 or more")
         self.num_images = num_images if limit is None else min(limit, num_images)
         self.batch_size = batch_size
         chosen = (i * num_images // self.num_images for i in range(rank, self.num_images, world_size))

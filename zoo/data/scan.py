@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS
-from zoo.errors import DataError, fault, listed, printable
+from zoo.errors import DataError, listed, printable
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def find_images(root: Path) -> list[Path]:
     images, strays = find_names(root)
     if not images:
         what = f"there is no image in the folder, but {len(strays)} other entries"
-        raise DataError(fault(what, root, f"images are files that end in {' '.join(EXTENSIONS)}"))
+        raise DataError(what, root, f"images are files that end in {' '.join(EXTENSIONS)}")
     log_strays(root, strays)
     return [root / name for name in images]
 
@@ -143,7 +143,7 @@ class _Search:
             reason = f": {link} is a link to {os.readlink(link)}"
             remedy = "remove the link"
         where = f"{path} and {other} are the same folder"
-        raise DataError(fault(f"the images of a folder would count twice{reason}", where, remedy))
+        raise DataError(f"the images of a folder would count twice{reason}", where, remedy)
 
 
 def _kind_of(entry: os.DirEntry[str], folder: _Folder) -> list[str]:
@@ -176,18 +176,18 @@ def _check_exists(root: Path) -> None:
         raise unlistable(root, error) from error
     if not root.parent.is_dir():
         remedy = "give a folder with train/ and val/, each with one folder of images per class"
-        raise DataError(fault(f"there is no folder {root.parent}", "DATA", remedy))
+        raise DataError(f"there is no folder {root.parent}", "DATA", remedy)
     try:
         present = listed(sorted(os.listdir(root.parent))) or "nothing"
     except OSError as error:
         raise unlistable(root.parent, error) from error
     what = f"there is no folder {root.name}/ (but {present})"
-    raise DataError(fault(what, root.parent, "it needs train/ and val/, each with one folder of images per class"))
+    raise DataError(what, root.parent, "it needs train/ and val/, each with one folder of images per class")
 
 
 def unlistable(folder: Path, error: OSError) -> DataError:
     """Return the error to raise for a folder that cannot be listed."""
-    return DataError(fault(f"a folder cannot be listed: {error.strerror}", folder, "correct its permissions"))
+    return DataError(f"a folder cannot be listed: {error.strerror}", folder, "correct its permissions")
 
 
 def check_filled(
@@ -197,15 +197,15 @@ def check_filled(
     extensions = " ".join(EXTENSIONS)
     if not classes or not len(targets):
         what = f"there are {len(classes)} class folders and no image in them, and {num_strays} other entries"
-        raise DataError(fault(what, root, f"it needs one folder per class with images ({extensions})"))
+        raise DataError(what, root, f"it needs one folder per class with images ({extensions})")
     filled = set(targets)
     empty = [name for target, name in enumerate(classes) if target not in filled]
     if not empty:
         return
     what = f"{len(empty)} of {len(classes)} class folders are empty ({listed(empty)})"
     if not allow_empty_classes:
-        raise DataError(fault(what, root, f"put images ({extensions}) there or remove the folders"))
-    logger.warning("%s", fault(what, root))
+        raise DataError(what, root, f"put images ({extensions}) there or remove the folders")
+    logger.warning("%s; %s", what, root)
 
 
 def log_strays(root: Path, strays: list[str]) -> None:

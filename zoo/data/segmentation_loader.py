@@ -20,7 +20,7 @@ from zoo.data.loader import Loader, loader_of_crops
 from zoo.data.location import DataPath, require_local
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal
-from zoo.errors import DataError, fault, printable
+from zoo.errors import DataError, printable
 
 PairTransform = Callable[[Image.Image, np.ndarray, Pixel | None, Random], tuple[Tensor, Tensor]]
 
@@ -87,7 +87,7 @@ class LabeledFolder(ImageDataset):
             pixel = draw_pixel(classes, number, generator)
             if pixel is None:
                 what = f"a label map changed during training: it no longer has class {self.classes[number]}"
-                raise DataError(fault(what, self.label_path(index)))
+                raise DataError(what, self.label_path(index))
         try:
             tensor, target = self.transform(image, classes, pixel, generator)
         except DataError as error:

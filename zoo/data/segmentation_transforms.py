@@ -19,7 +19,7 @@ from torchvision.transforms import functional as tvF
 
 from zoo.config import Input
 from zoo.data.augmentation import Normalization, draw_colors, finish
-from zoo.errors import DataError, fault
+from zoo.errors import DataError
 from zoo.limits import MAX_PIXELS
 
 
@@ -108,7 +108,7 @@ def scale_to_longest_side(image: Image.Image, longest_side: int) -> Image.Image:
     if min(width, height) < 1 or width * height > MAX_PIXELS:
         what = f"an image of {image.width} x {image.height} px would be resized to {width} x {height} px"
         remedy = f"set a value that gives between 1 and {MAX_PIXELS:,} px"
-        raise DataError(fault(what, f"segmentation.longest_side_val = {longest_side}", remedy))
+        raise DataError(what, f"segmentation.longest_side_val = {longest_side}", remedy)
     return image.resize((width, height), Image.Resampling.BILINEAR)
 
 

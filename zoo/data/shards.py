@@ -26,7 +26,7 @@ from zoo.data.index import REINDEX_HINT, Index, facts_of, index_path, write_inde
 from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS, naming, read_text
 from zoo.data.scan import check_filled
-from zoo.errors import DataError, ZooError, fault, listed, printable
+from zoo.errors import DataError, ZooError, listed, printable
 from zoo.files import open_regular
 from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_whole
 
@@ -211,22 +211,22 @@ def _open_index(root: Path) -> Index:
                     write_shard_index(root)
         except OSError as error:
             remedy = "run zoo data index where the folder can be written to"
-            raise DataError(fault(f"the index cannot be written: {error.strerror}", path, remedy)) from error
+            raise DataError(f"the index cannot be written: {error.strerror}", path, remedy) from error
     index = Index(path)
     index.check_images(SHARDS, COLUMNS)
     check_positions(index)
     files = shard_files(root)
     facts = facts_of(files)
     if index.header["shards"] != facts["shards"]:
-        raise DataError(fault("the index belongs to other shards", path, REINDEX_HINT))
+        raise DataError("the index belongs to other shards", path, REINDEX_HINT)
     times = index.header.get("times", facts["times"])
     if times != facts["times"]:
         known = times if isinstance(times, list) else []
         changed = [file.name for file, now, then in zip(files, facts["times"], known, strict=False) if now != then]
         what = f"shards were changed or copied after they were indexed: {listed(changed)}"
-        raise DataError(fault(what, path, REINDEX_HINT))
+        raise DataError(what, path, REINDEX_HINT)
     if (root / CLASSES).exists() and _class_names(root, 0) != index.header["classes"]:
-        raise DataError(fault(f"{CLASSES} and the index have different names", path, REINDEX_HINT))
+        raise DataError(f"{CLASSES} and the index have different names", path, REINDEX_HINT)
     return index
 
 
@@ -246,7 +246,7 @@ def _class_names(root: Path, num_classes: int) -> list[str]:
     names = read_text(path, "the class names", errors="surrogateescape").removesuffix("\n").split("\n")
     if len(names) < num_classes:
         what = f"an image is of class {num_classes - 1}, but there are only {len(names)} names of classes"
-        raise DataError(fault(what, path, "add the missing names, one per line"))
+        raise DataError(what, path, "add the missing names, one per line")
     return names
 
 
@@ -285,10 +285,10 @@ def _scan_shard(path: Path) -> Iterator[ImagePosition]:
             with tarfile.open(fileobj=headers, mode="r:") as tar:
                 yield from _scan_tar(tar, file, num_bytes)
     except ZooError as error:
-        raise DataError(fault(error, path, REPLACE)) from error
+        raise DataError(error, path, REPLACE) from error
     except (tarfile.TarError, OSError, ValueError, OverflowError, EOFError, RecursionError) as error:
         reason = str(error) or type(error).__name__
-        raise DataError(fault(f"the shard cannot be read: {reason}", path, REPLACE)) from error
+        raise DataError(f"the shard cannot be read: {reason}", path, REPLACE) from error
 
 
 def _scan_tar(tar: Any, file: IO[bytes], num_bytes: int) -> Iterator[ImagePosition]:

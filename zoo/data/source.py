@@ -17,7 +17,7 @@ from zoo.data.index import REINDEX_HINT, Index, index_path, write_index
 from zoo.data.location import DataPath
 from zoo.data.reading import read_bytes
 from zoo.data.scan import check_filled, scan_folder
-from zoo.errors import DataError, fault, printable
+from zoo.errors import DataError, printable
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class FolderSource:
         """Return a random permutation of the images; DataError for a ``window``, which needs shards."""
         if window is not None:
             what = f"input.shuffle_shards = {window} needs shards, not class folders"
-            raise DataError(fault(what, self.root, "remove the key, or create shards with zoo data shard"))
+            raise DataError(what, self.root, "remove the key, or create shards with zoo data shard")
         return torch.randperm(len(self.names), generator=generator)
 
     def __getstate__(self) -> dict[str, object]:

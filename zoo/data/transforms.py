@@ -26,7 +26,7 @@ from zoo.data.augmentation import Colors, Cutout, Normalization, PadCrop, draw_c
 from zoo.data.pixels import Box, FloatPixels, PILPixels, Pixels, open_pixels
 from zoo.data.reading import Unreadable, to_rgb
 from zoo.data.seeding import random_of_torch
-from zoo.errors import ConfigError, DataError, fault
+from zoo.errors import ConfigError, DataError
 from zoo.limits import MAX_PIXELS, MAX_SIDE
 
 KEEP_SCALE = -1
@@ -152,11 +152,11 @@ class ValTransform(Transform):
         scale, crop = self.scale, self.crop
         if max(scale, crop) > MAX_SIDE:
             what = f"a square of {max(scale, crop)} px has more than the {MAX_PIXELS:,} px that an image may have"
-            raise ConfigError(fault(what, "crop and scale of validation", f"give at most {MAX_SIDE}"))
+            raise ConfigError(what, "crop and scale of validation", f"give at most {MAX_SIDE}")
         if scale != KEEP_SCALE and crop > scale:
             what = f"a crop of {crop} px does not fit into images scaled to {scale} px"
             remedy = f"scale to {crop} px or more, or crop {scale} px or less"
-            raise ConfigError(fault(what, "crop and scale of validation", remedy))
+            raise ConfigError(what, "crop and scale of validation", remedy)
 
     def draw(self, image: Pixels, generator: Random) -> Drawn:
         """Return the crop or the ten crops of ``image``."""
@@ -178,7 +178,7 @@ class ValTransform(Transform):
         if shorter < self.crop:
             what = f"a crop of {self.crop} px does not fit into an image of {width} x {height} px (scale {self.scale})"
             remedy = f"crop {shorter} px or less, or scale to {self.crop} px or more"
-            raise DataError(fault(what, "validation", remedy))
+            raise DataError(what, "validation", remedy)
 
 
 def as_pixels(image: ImageLike) -> Pixels:
@@ -189,15 +189,13 @@ def as_pixels(image: ImageLike) -> Pixels:
         image = _from_array(image)
     if not isinstance(image, Image.Image):
         hint = "open it with PIL.Image.open" if isinstance(image, (str, os.PathLike)) else ACCEPTED
-        raise DataError(fault(f"expected an image, got a {type(image).__name__}", "zoo.transforms", hint))
+        raise DataError(f"expected an image, got a {type(image).__name__}", "zoo.transforms", hint)
     if 0 in image.size:
-        raise DataError(
-            fault(f"an image of {image.width} x {image.height} px has no pixels", "zoo.transforms", ACCEPTED)
-        )
+        raise DataError(f"an image of {image.width} x {image.height} px has no pixels", "zoo.transforms", ACCEPTED)
     try:
         return PILPixels(to_rgb(image))
     except ValueError as error:
-        raise DataError(fault(error, "zoo.transforms", ACCEPTED)) from error
+        raise DataError(error, "zoo.transforms", ACCEPTED) from error
 
 
 def random_box(height: int, width: int, generator: Random) -> Box:
@@ -225,28 +223,28 @@ def _scaled_size(image: Pixels, size: int) -> tuple[int, int]:
     scaled = int(size * longer / shorter)
     if size * scaled > MAX_PIXELS:
         resized = f"an image of {image.width} x {image.height} px would be resized to {size} x {scaled} px"
-        raise DataError(fault(f"{resized}, more than {MAX_PIXELS:,} px", "scale", "make it smaller, or crop the image"))
+        raise DataError(f"{resized}, more than {MAX_PIXELS:,} px", "scale", "make it smaller, or crop the image")
     return (size, scaled) if image.height <= image.width else (scaled, size)
 
 
 def _rgb_tensor(image: Tensor) -> Tensor:
     if image.dim() != 3 or image.shape[-3] not in (1, 3) or image.numel() == 0:
-        raise DataError(fault(f"a tensor of shape {tuple(image.shape)} is not an image", "zoo.transforms", ACCEPTED))
+        raise DataError(f"a tensor of shape {tuple(image.shape)} is not an image", "zoo.transforms", ACCEPTED)
     if image.dtype == torch.uint8:
         image = image.float() / 255
     elif not image.is_floating_point():
-        raise DataError(fault(f"a tensor of {image.dtype} does not define white", "zoo.transforms", ACCEPTED))
+        raise DataError(f"a tensor of {image.dtype} does not define white", "zoo.transforms", ACCEPTED)
     else:
         image = image.float()
         least, most = (value.item() for value in image.aminmax())
         if not (least >= 0 and most <= 1):  # also true for NaN
-            raise DataError(fault(f"a tensor has values from {least:.4f} to {most:.4f}", "zoo.transforms", ACCEPTED))
+            raise DataError(f"a tensor has values from {least:.4f} to {most:.4f}", "zoo.transforms", ACCEPTED)
     return image.expand(*image.shape[:-3], 3, -1, -1)
 
 
 def _from_array(image: np.ndarray) -> Image.Image:
     if image.dtype != np.uint8:
-        raise DataError(fault(f"an array of {image.dtype} does not define white", "zoo.transforms", ACCEPTED))
+        raise DataError(f"an array of {image.dtype} does not define white", "zoo.transforms", ACCEPTED)
     if image.size == 0 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3, 4))):
-        raise DataError(fault(f"an array of shape {image.shape} is not an image", "zoo.transforms", ACCEPTED))
+        raise DataError(f"an array of shape {image.shape} is not an image", "zoo.transforms", ACCEPTED)
     return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)

@@ -15,7 +15,7 @@ from zoo.data.location import DataPath
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
 from zoo.engine.consistency import differing_keys
 from zoo.engine.process import Process
-from zoo.errors import ConfigError, ZooError, fault, listed, printable
+from zoo.errors import ConfigError, ZooError, listed, printable
 from zoo.files import write_json
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def _only_run_in(folder: Path) -> Iterator[None]:
             yield
     except Timeout:
         raise ConfigError(
-            fault("another run is training in this folder", folder, "wait for it, or give another --log-dir")
+            "another run is training in this folder", folder, "wait for it, or give another --log-dir"
         ) from None
 
 

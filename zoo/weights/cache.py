@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from filelock import FileLock
 
-from zoo.errors import ConfigError, WeightsError, brief, fault, hide_password, printable
+from zoo.errors import ConfigError, WeightsError, brief, hide_password, printable
 from zoo.files import cache_dir, is_offline, open_regular
 from zoo.weights.download import DownloadError, Sleep, download
 from zoo.weights.published import SUFFIX, entry_of, published
@@ -71,7 +71,7 @@ def open_published(name: str, *, sleep: Sleep = time.sleep) -> IO[bytes]:
     try:
         md5 = _digests_of_open(file, path, "md5")["md5"]
         if md5 != entry_of(name).md5:
-            raise WeightsError(fault(_mismatch(name, md5), path, _remedy(name)))
+            raise WeightsError(_mismatch(name, md5), path, _remedy(name))
         file.seek(0)
     except BaseException:
         file.close()
@@ -102,7 +102,7 @@ def _fetch(name: str, path: Path, sleep: Sleep) -> None:
     except OSError as error:
         what = f"{name}: the weights cannot be written ({error.strerror or error})"
         remedy = f"free space or set ZOO_CACHE to another folder, then continue with zoo fetch {name}"
-        raise WeightsError(fault(what, error.filename or path.parent, remedy)) from error
+        raise WeightsError(what, error.filename or path.parent, remedy) from error
 
 
 def _download_verified(name: str, url: str, path: Path, sleep: Sleep) -> None:
@@ -178,7 +178,7 @@ def _digests_of_open(file: IO[bytes], path: str | os.PathLike[str], *kinds: str)
 
 def _unreadable(path: str | os.PathLike[str], error: Exception) -> WeightsError:
     reason = getattr(error, "strerror", None) or error
-    return WeightsError(fault(f"the file cannot be read ({reason})", path, "pass the path of a weights file"))
+    return WeightsError(f"the file cannot be read ({reason})", path, "pass the path of a weights file")
 
 
 @dataclass(frozen=True)

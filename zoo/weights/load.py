@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.architectures import ARCHITECTURES
-from zoo.errors import WeightsError, fault, listed
+from zoo.errors import WeightsError, listed
 from zoo.layers.norm import InPlaceABN
 from zoo.models import Network
 
@@ -193,7 +193,7 @@ def num_outputs(state_dict: Mapping[str, Tensor], source: str, key: str | None =
     weight = state_dict.get(key)
     if weight is not None and weight.ndim == 0:
         what = f"{key} is a single number, but the weight of a classifier has the shape (classes, features)"
-        raise WeightsError(fault(what, source, "ask who made the file, or save it again"))
+        raise WeightsError(what, source, "ask who made the file, or save it again")
     return 0 if weight is None else len(weight)
 
 
@@ -238,7 +238,7 @@ def _count_not_finite(state_dict: Mapping[str, Tensor]) -> int:
 def _refuse_meta(of_network: Mapping[str, Tensor], source: str) -> None:
     if any(tensor.is_meta for tensor in of_network.values()):
         what = "the network is on the meta device, which holds no values"
-        raise WeightsError(fault(what, source, "move the network first: model.to_empty(device=...)"))
+        raise WeightsError(what, source, "move the network first: model.to_empty(device=...)")
 
 
 def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
@@ -247,7 +247,7 @@ def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
     if odd:
         what = f"the file holds tensors that no network supports ({len(odd)}): {listed(odd, MAX_KEYS)}"
         remedy = "save dense tensors of floating point or integer dtypes; the network was not changed"
-        raise WeightsError(fault(what, source, remedy))
+        raise WeightsError(what, source, remedy)
 
 
 def _odd_kind(tensor: Tensor) -> str | None:

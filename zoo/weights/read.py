@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.errors import WeightsError, brief, fault, listed, printable
+from zoo.errors import WeightsError, brief, listed, printable
 from zoo.weights.cache import open_published, open_weights, weights_path
 
 logger = logging.getLogger("zoo")
@@ -86,7 +86,7 @@ def _content_of(file: IO[bytes], path: Path) -> dict[Any, Any]:
     content = _load_safetensors(file, path) if is_safetensors else _load_or_refuse(file, path)
     if not isinstance(content, dict) or not content:
         kind = "an empty dict" if isinstance(content, dict) else f"a {type(content).__name__}"
-        raise WeightsError(fault(f"the file holds {kind} and no state dict", path, "save model.state_dict()"))
+        raise WeightsError(f"the file holds {kind} and no state dict", path, "save model.state_dict()")
     return content
 
 
@@ -111,7 +111,7 @@ def extract_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) ->
         averaged = content.get("ema")
         if averaged is not None and not isinstance(averaged, dict):
             what = f'the file holds a {type(averaged).__name__} under "ema", not a moving average of the weights'
-            raise WeightsError(fault(what, path, "remove it, or save a state dict there"))
+            raise WeightsError(what, path, "remove it, or save a state dict there")
         if averaged is not None:
             logger.info("%s: reading the moving average of the weights, which training validated", path)
         content = content[key] if averaged is None else averaged
@@ -132,7 +132,7 @@ def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tens
         new_key = WRAPPED_NORM.sub(r"\g<norm>\g<leaf>", key.removeprefix(prefix))
         if new_key in renamed:
             what = f"the file holds {brief(new_key)} twice, with and without the old .bn level ({brief(key)})"
-            raise WeightsError(fault(what, source, "save model.state_dict() again"))
+            raise WeightsError(what, source, "save model.state_dict() again")
         renamed[new_key] = tensor
     return renamed
 
@@ -238,13 +238,13 @@ class _MeteredFile:
 def _refuse_other_formats(path: Path, head: bytes) -> None:
     """Raise WeightsError for files that are often mistaken for weights: empty files, web pages and archives."""
     if not head:
-        raise WeightsError(fault("the file is empty", path, "download it again"))
+        raise WeightsError("the file is empty", path, "download it again")
     if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<"):
         what = "the file is a web page, not weights: the server asked for confirmation or reported an error"
-        raise WeightsError(fault(what, path, "open it in a browser and download the weights from there"))
+        raise WeightsError(what, path, "open it in a browser and download the weights from there")
     if head[257:262] == b"ustar" or head.startswith(COMPRESSED):
         remedy = "unpack it and pass the weights file inside (published .pth.tar files are not archives)"
-        raise WeightsError(fault("the file is an archive", path, remedy))
+        raise WeightsError("the file is an archive", path, remedy)
 
 
 def _load_safetensors(file: IO[bytes], path: Path) -> Any:
@@ -252,7 +252,7 @@ def _load_safetensors(file: IO[bytes], path: Path) -> Any:
         safetensors = importlib.import_module("safetensors.torch")
     except ImportError:
         what = "the file is a safetensors file, and the package safetensors is not installed"
-        raise WeightsError(fault(what, path, "pip install safetensors")) from None
+        raise WeightsError(what, path, "pip install safetensors") from None
     try:
         return safetensors.load(file.read())
     except Exception as error:  # the package has its own exceptions
@@ -309,7 +309,7 @@ def _refuse_programs(file: IO[bytes], path: Path) -> None:
     else:
         return
     remedy = f"run it with {runs_with}, or pass the weights file that it was exported from"
-    raise WeightsError(fault(f"the file is an exported network ({kind}), not weights", path, remedy))
+    raise WeightsError(f"the file is an exported network ({kind}), not weights", path, remedy)
 
 
 def _names_in_archive(file: IO[bytes]) -> set[str]:
@@ -325,21 +325,21 @@ def _load_error(path: Path, error: Exception) -> WeightsError:
     message = str(error)
     if isinstance(error, Oversized):
         what = f"the file would take more memory than it has bytes: {message}; torch.save writes no such file"
-        return WeightsError(fault(what, path, "download it again, or save model.state_dict() with torch.save"))
+        return WeightsError(what, path, "download it again, or save model.state_dict() with torch.save")
     if isinstance(error, UnsupportedDtype):
         what = f"the file holds tensors of a dtype that no network of this package supports ({message})"
-        return WeightsError(fault(what, path, "save them as float32, float16 or bfloat16"))
+        return WeightsError(what, path, "save them as float32, float16 or bfloat16")
     if refused := REFUSED.search(message):
         what = (
             f"the file was refused and none of it was run: it calls {brief(refused[1])}, and a weights file may hold "
             "only tensors, plain Python values and numpy scalars"
         )
-        return WeightsError(fault(what, path, "ask its author to save model.state_dict() with torch.save"))
+        return WeightsError(what, path, "ask its author to save model.state_dict() with torch.save")
     if isinstance(error, pickle.UnpicklingError):
         message = message.partition("\n\n")[2] or message  # drops the advice to load without weights_only
     reason = next(iter(message.splitlines()), "").split(". ")[0]
     what = f"the file is not a weights file, or it is damaged or truncated ({type(error).__name__}: {brief(reason)})"
-    return WeightsError(fault(what, path, "download it again"))
+    return WeightsError(what, path, "download it again")
 
 
 def _join_parts(content: dict[Any, Any]) -> dict[Any, Any]:
@@ -358,7 +358,7 @@ def _check_is_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) 
     ]
     if foreign:
         what = f"the file holds no state dict: these entries are not tensors: {listed(foreign)}"
-        raise WeightsError(fault(what, path, 'save model.state_dict(), or a dict with it under "state_dict"'))
+        raise WeightsError(what, path, 'save model.state_dict(), or a dict with it under "state_dict"')
 
 
 def _refuse_repeated_values(state_dict: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
@@ -367,4 +367,4 @@ def _refuse_repeated_values(state_dict: dict[str, Tensor], path: str | os.PathLi
     if repeated := [key for key, tensor in plain.items() if tensor.nbytes > tensor.untyped_storage().nbytes()]:
         what = f"the file holds tensors with more values than it stores: {listed(repeated)}"
         remedy = "save contiguous tensors: {key: value.contiguous() for key, value in model.state_dict().items()}"
-        raise WeightsError(fault(what, path, remedy))
+        raise WeightsError(what, path, remedy)

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from zoo.errors import DataError, fault, printable
+from zoo.errors import DataError, printable
 from zoo.files import open_regular
 
 logger = logging.getLogger(__name__)
@@ -30,10 +30,10 @@ def check_md5(file: Path, expected: str) -> None:
             while piece := opened.read(READ_BYTES):
                 digest.update(piece)
     except OSError as error:
-        raise DataError(fault(f"the file cannot be read: {error.strerror}", file, DOWNLOAD_AGAIN)) from error
+        raise DataError(f"the file cannot be read: {error.strerror}", file, DOWNLOAD_AGAIN) from error
     if digest.hexdigest() != expected:
         what = f"the file is not the original: its md5 is {digest.hexdigest()}, not {expected}"
-        raise DataError(fault(what, file, DOWNLOAD_AGAIN))
+        raise DataError(what, file, DOWNLOAD_AGAIN)
 
 
 def read_members(archive: Path, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
@@ -49,17 +49,17 @@ def read_members(archive: Path, is_wanted: Callable[[str], bool]) -> Iterator[tu
                     continue
                 if member.size > MAX_MEMBER_BYTES:
                     what = f"{member.name} has {member.size:,} bytes, more than {MAX_MEMBER_BYTES:,}"
-                    raise DataError(fault(what, archive, DOWNLOAD_AGAIN))
+                    raise DataError(what, archive, DOWNLOAD_AGAIN)
                 content = tar.extractfile(member)
                 assert content is not None, "a regular file has a content"
                 yield member.name, content.read()
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-        raise DataError(fault(f"the archive cannot be read: {error}", archive, DOWNLOAD_AGAIN)) from error
+        raise DataError(f"the archive cannot be read: {error}", archive, DOWNLOAD_AGAIN) from error
 
 
 def read_all(archive: Path, names: Collection[str]) -> dict[str, bytes]:
     """Return the contents of the files ``names`` of a tar archive; DataError if one is missing."""
     found = dict(read_members(archive, lambda name: name in names))
     if missing := [name for name in names if name not in found]:
-        raise DataError(fault(f"the archive does not contain {missing[0]}", archive, DOWNLOAD_AGAIN))
+        raise DataError(f"the archive does not contain {missing[0]}", archive, DOWNLOAD_AGAIN)
     return found

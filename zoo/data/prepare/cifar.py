@@ -13,7 +13,7 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from zoo.data.prepare.archives import check_md5, read_all
 from zoo.data.prepare.output import ShowProgress, check_free, complete_folder
 from zoo.data.reading import read_bytes
-from zoo.errors import DataError, fault
+from zoo.errors import DataError
 
 CIFAR: dict[str, type[CIFAR10]] = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 
@@ -51,7 +51,7 @@ def _copy_files(release: type[CIFAR10], source: Path, private: Path) -> dict[str
         archive = source / release.filename if source.is_dir() else source
         if not archive.exists():
             what = f"there is neither {release.filename} nor {release.base_folder}/"
-            raise DataError(fault(what, source, "SOURCE is one of these, or a folder that contains one"))
+            raise DataError(what, source, "SOURCE is one of these, or a folder that contains one")
         check_md5(archive, release.tgz_md5)
         members = read_all(archive, [f"{release.base_folder}/{name}" for name in md5s])
         contents = {os.path.basename(name): content for name, content in members.items()}
@@ -68,7 +68,7 @@ def _read_split(release: type[CIFAR10], folder: Path, train: bool) -> CIFAR10:
             warnings.simplefilter("ignore")
             return release(folder, train=train)
     except RuntimeError as error:  # the md5 of a file differs
-        raise DataError(fault("the files are not the original ones", remedy="download the data set again")) from error
+        raise DataError("the files are not the original ones", remedy="download the data set again") from error
 
 
 def _write_split(images: CIFAR10, folder: Path, show_progress: ShowProgress) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from zoo.data.imagenet import ilsvrc2012_wnids
 from zoo.data.prepare.archives import DOWNLOAD_AGAIN, check_md5, read_all, read_members
 from zoo.data.prepare.output import ShowProgress, check_free, complete_folder
-from zoo.errors import DataError, fault
+from zoo.errors import DataError
 
 IMAGE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 TRUTH = "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
@@ -48,7 +48,7 @@ def unpack_imagenet_val(
     devkit = images.with_name(release.devkit)
     if missing := next((file for file in (images, devkit) if not file.exists()), None):
         remedy = f"SOURCE is a folder with {release.images} and {release.devkit}, or the former beside the latter"
-        raise DataError(fault(f"there is no {missing.name}", missing.parent, remedy))
+        raise DataError(f"there is no {missing.name}", missing.parent, remedy)
     check_md5(devkit, release.devkit_md5)
     wnids = _wnids_of_images(devkit, release)
     check_md5(images, release.images_md5)
@@ -63,7 +63,7 @@ def unpack_imagenet_val(
             bar.advance(1)
         if len(written) != len(wnids):
             what = f"the archive has {len(written):,} of {len(wnids):,} images"
-            raise DataError(fault(what, images, DOWNLOAD_AGAIN))
+            raise DataError(what, images, DOWNLOAD_AGAIN)
     return {release.images: release.images_md5, release.devkit: release.devkit_md5}
 
 
@@ -75,7 +75,7 @@ def _wnids_of_images(devkit: Path, release: ImageNetRelease) -> list[str]:
     wnids = [wnid_of.get(number, "") for number in numbers]
     if Counter(wnids) != dict.fromkeys(known, release.per_class):
         what = f"{TRUTH} does not list {release.per_class} images of each class"
-        raise DataError(fault(what, devkit, DOWNLOAD_AGAIN))
+        raise DataError(what, devkit, DOWNLOAD_AGAIN)
     return wnids
 
 
@@ -83,5 +83,5 @@ def _number_of(name: str, num_images: int, archive: Path) -> int:
     """Return the number in the name of an image; DataError for any other name."""
     match = IMAGE_NAME.fullmatch(name)
     if match is None or not 1 <= int(match[1]) <= num_images:
-        raise DataError(fault(f"{name} is not one of the validation images", archive, DOWNLOAD_AGAIN))
+        raise DataError(f"{name} is not one of the validation images", archive, DOWNLOAD_AGAIN)
     return int(match[1])

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from zoo.errors import DataError, fault
+from zoo.errors import DataError
 from zoo.files import cache_dir
 
 DIGEST_CHARS = 12
@@ -54,7 +54,7 @@ def cached_folder(name: str, build: Callable[[Path], None], made_of: bytes, cach
                     raise
     except OSError as error:
         remedy = "free disk space, or set ZOO_CACHE to another folder"
-        raise DataError(fault(f"the bundled images cannot be unpacked: {error}", tree, remedy)) from error
+        raise DataError(f"the bundled images cannot be unpacked: {error}", tree, remedy) from error
     return tree
 
 
@@ -63,9 +63,9 @@ def check_free(target: Path) -> None:
     try:
         is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
     except OSError as error:
-        raise DataError(fault(f"OUT cannot be read: {error.strerror}", target, "choose another OUT")) from error
+        raise DataError(f"OUT cannot be read: {error.strerror}", target, "choose another OUT") from error
     if not is_free:
-        raise DataError(fault("OUT exists and is not overwritten", target, "choose another OUT"))
+        raise DataError("OUT exists and is not overwritten", target, "choose another OUT")
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def complete_folder(target: Path) -> Iterator[Path]:
             unfinished.mkdir()
         except FileExistsError as error:
             remedy = "remove it, unless another process is writing there"
-            raise DataError(fault("an earlier run was killed before it finished", unfinished, remedy)) from error
+            raise DataError("an earlier run was killed before it finished", unfinished, remedy) from error
         try:
             yield unfinished
             unfinished.rename(target)
@@ -93,4 +93,4 @@ def complete_folder(target: Path) -> Iterator[Path]:
             raise
     except OSError as error:
         what = f"the images cannot be written: {error.strerror}"
-        raise DataError(fault(what, target, "free disk space, or choose another OUT")) from error
+        raise DataError(what, target, "free disk space, or choose another OUT") from error

@@ -23,7 +23,7 @@ from torch import Tensor
 from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
 from zoo.data.reading import naming
 from zoo.data.scan import check_filled
-from zoo.errors import DataError, ZooError, brief, fault, listed, printable
+from zoo.errors import DataError, ZooError, brief, listed, printable
 from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_list_of
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class ParquetImages:
         classes = [_read_file(path, self._groups, targets, names) for path in files]
         for path, other in zip(files, classes, strict=True):
             if other != classes[0]:
-                raise DataError(fault(f"the names of the classes differ from those of {files[0]}", path, REMEDY))
+                raise DataError(f"the names of the classes differ from those of {files[0]}", path, REMEDY)
         self.classes = [str(i) for i in range(max(targets, default=-1) + 1)] if classes[0] is None else classes[0]
         self.targets, self.names = np.array(targets, dtype=np.int32), np.array(names, dtype=bytes)
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
@@ -136,7 +136,7 @@ def parquet_files(root: Path) -> list[Path]:
     firsts = [path for files in found for path in (_first_of_sets(files) or files[:1])]
     if len(firsts) > 1:
         what = f"there are several sets of Parquet files: {listed(firsts)}"
-        raise DataError(fault(what, root.parent, "keep one of them, as they may hold the same images"))
+        raise DataError(what, root.parent, "keep one of them, as they may hold the same images")
     return found[0] if found else []
 
 
@@ -165,7 +165,7 @@ def _load_pyarrow(path: Path) -> Any:
         import pyarrow.parquet
     except ImportError as error:
         what = f"Parquet files are read with pyarrow, which cannot be imported ({error})"
-        raise DataError(fault(what, path, 'install it with pip install "zoo[parquet]"')) from error
+        raise DataError(what, path, 'install it with pip install "zoo[parquet]"') from error
     return pyarrow
 
 
@@ -218,12 +218,12 @@ def _read_file(path: Path, groups: list[_Group], targets: list[int], names: list
                 names += [_name_of(path.name, row, original) for row, original in enumerate(paths, start=rows)]
                 rows += len(labels)
     except ZooError as error:
-        raise DataError(fault(error, path, REMEDY)) from error
+        raise DataError(error, path, REMEDY) from error
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:  # pyarrow raises OSError, ValueError, KeyError, NotImplementedError and more
         reason = brief(" ".join(str(error).split())) or type(error).__name__
-        raise DataError(fault(f"the Parquet file cannot be read: {reason}", path, REMEDY)) from error
+        raise DataError(f"the Parquet file cannot be read: {reason}", path, REMEDY) from error
     return classes
 
 

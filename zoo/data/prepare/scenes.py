@@ -24,7 +24,7 @@ from PIL import Image
 
 from zoo.data.prepare.output import cached_folder
 from zoo.data.prepare.sample import ARCHIVE, CLASSES, LICENSE
-from zoo.errors import VerificationError, fault
+from zoo.errors import VerificationError
 
 SCENES_NAME = "fashion-scenes"
 SCENE_CLASSES = ("ground", *CLASSES)
@@ -108,7 +108,7 @@ def _build(tree: Path) -> None:
             Image.fromarray(image).save(tree / ALONE / split / CLASSES[number] / file)
     if digest.hexdigest() != PIXELS_SHA256:
         what = f"the pixels of the scenes are wrong: sha256 {digest.hexdigest()}, expected {PIXELS_SHA256}"
-        raise VerificationError(fault(what, "zoo/data/prepare/scenes.py", "reinstall zoo"))
+        raise VerificationError(what, "zoo/data/prepare/scenes.py", "reinstall zoo")
     (tree / "classes.txt").write_text("\n".join(SCENE_CLASSES) + "\n", encoding="utf-8")
     shutil.copyfile(LICENSE, tree / LICENSE.name)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zoo.data.imagenet import NUM_CLASSES
 from zoo.data.scan import Scan, scan_folder
-from zoo.errors import DataError, fault, listed
+from zoo.errors import DataError, listed
 
 NUM_IMAGES = 50_000
 CLASS_NAME = re.compile(r"n\d{8}")
@@ -116,5 +116,5 @@ def _digest(scan: Scan) -> str:
         try:
             digest.update(name + b"\0%d\n" % os.stat(path).st_size)
         except OSError as error:  # a link to nowhere
-            raise DataError(fault(f"an image cannot be read: {error.strerror}", path)) from error
+            raise DataError(f"an image cannot be read: {error.strerror}", path) from error
     return digest.hexdigest()
