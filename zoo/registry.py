@@ -203,7 +203,7 @@ def _read_file(name: str, weights: Any, pretrained: bool) -> StoredWeights | Non
     """
     if pretrained and (weights is not None or os.path.isfile(name)):
         other = "weights=PATH" if weights is not None else "a checkpoint"
-        raise ConfigError(f"{printable(name)}: pretrained=True and {other} are two sources of weights; give one")
+        raise ConfigError(f"pretrained=True and {other} are two sources of weights", name, "give one")
     if weights is not None:
         return read_weights(_checked_path("weights", weights))
     if not os.path.isfile(name):

@@ -1,10 +1,11 @@
 """What comes from outside is shown in one line and cut to a length that somebody reads."""
 
+import pickle
 from pathlib import Path
 
 import pytest
 
-from zoo.errors import brief, listed, printable
+from zoo.errors import DataError, brief, listed, printable
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from zoo.data.pixels import ByteTensorPixels, PILPixels, Pixels, decode_jpeg, jp
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
 from zoo.data.transforms import TrainTransform, Transform, ValTransform, random_box
-from zoo.errors import DataError, printable
+from zoo.errors import DataError
 from zoo.files import write_bytes
 from zoo.run.plot_style import BLACK, COLORS, LABEL_SIZE, new_figure, png_of, style_axes
 from zoo.tasks.protocols import PROTOCOLS
@@ -140,8 +140,9 @@ def _jpeg_indices(images: ImageFolder, num_images: int) -> list[int]:
     found = [index for index in chosen if jpeg_size(images.source.read(index)) is not None]
     if not found:
         raise DataError(
-            f"none of {len(chosen)} images is an 8-bit gray or RGB JPEG file; {printable(images.root)}: give a folder "
-            "with JPEG files, because the pipeline is compared with a JPEG decoder"
+            f"none of {len(chosen)} images is an 8-bit gray or RGB JPEG file",
+            images.root,
+            "give a folder with JPEG files, because the pipeline is compared with a JPEG decoder",
         )
     return found
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zoo.cli.options import Command, argument, check_writable
-from zoo.errors import ConfigError, printable
+from zoo.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Compare(Command):
         inputs = [file for file in (self.first, self.second) if file is not None]
         for file in (*inputs, self.real):
             if self.json is not None and file is not None and self.json.resolve() == file.resolve():
-                raise ConfigError(f"--json would overwrite what is read; {printable(file)}: name another file")
+                raise ConfigError("--json would overwrite what is read", file, "name another file")
         scored = score_files(inputs, self.real)
         print(scored.table("folders" if self.real is None else "ImageNet-ReaL"))
         if self.json is not None:

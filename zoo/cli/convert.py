@@ -213,6 +213,4 @@ def _check_options(args: Convert) -> None:
     if args.target is not None and args.target.exists() and args.source.exists() and args.target.samefile(args.source):
         raise ConfigError("TARGET is the same file as SOURCE", args.target, "give another TARGET")
     if args.target is not None and os.path.lexists(args.target) and not args.overwrite:
-        raise ConfigError(
-            f"{printable(args.target)}: exists already; give another TARGET, or --overwrite to replace it"
-        )
+        raise ConfigError("TARGET exists already", args.target, "give another TARGET, or --overwrite to replace it")

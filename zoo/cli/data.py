@@ -39,8 +39,9 @@ class DataCheck(Command):
         num_faults = sum(len(report.faults) for report in reports)
         if num_faults:
             raise DataError(
-                f"{_counted(num_faults, 'fault')}, listed above; {printable(self.data)}: repair or remove these files, "
-                "and check again"
+                f"{_counted(num_faults, 'fault')}, listed above",
+                self.data,
+                "repair or remove these files, and check again",
             )
         return 0
 
@@ -155,7 +156,7 @@ def _splits(data: Path) -> list[Path]:
     roots = [data / "train", data / "val"]
     found = [root for root in roots if root.is_dir() or parquet_files(root)]
     if not found:
-        raise DataError(f"there is neither train/ nor val/; {printable(data)}: give a folder that holds one of them")
+        raise DataError("there is neither train/ nor val/", data, "give a folder that holds one of them")
     return found
 
 

@@ -230,11 +230,11 @@ def check_writable(*files: Path | None) -> None:
     """
     paths = [os.path.realpath(file) for file in files if file is not None]
     if twice := next((path for path in paths if paths.count(path) > 1), None):
-        raise ConfigError(f"{printable(twice)}: two options name this file; give each a file of its own")
+        raise ConfigError("two options name this file", twice, "give each a file of its own")
     for file in files:
         if file is None:
             continue
         folder = next(parent for parent in file.absolute().parents if os.path.exists(parent))
         if os.path.isdir(file) or not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
             reason = "it is a folder" if os.path.isdir(file) else f"{printable(folder)} is not a writable folder"
-            raise ConfigError(f"{printable(file)}: cannot be written, as {reason}; give another path")
+            raise ConfigError(f"the file cannot be written, as {reason}", file, "give another path")

@@ -204,7 +204,7 @@ def _show_file(path: Path, as_json: bool) -> None:
     if path.is_dir():
         files = [path / name for name in (BEST, CHECKPOINT) if (path / name).is_file()]
         advice = f"show a file in it: {', '.join(f'zoo show {printable(file)}' for file in files)}" if files else ""
-        raise ConfigError(f"{printable(path)}: is a folder; {advice or 'give a weights file'}")
+        raise ConfigError("this is a folder", path, advice or "give a weights file")
     stored = read_weights(path)
     progress = parse_progress(stored.content)
     experiment = None if stored.spec is None else parse_stored_experiment(stored.content, printable(path))

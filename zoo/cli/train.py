@@ -16,7 +16,7 @@ from zoo.cli.options import (
     default_workers,
     option,
 )
-from zoo.errors import EXIT_NOT_FINITE, ConfigError, printable
+from zoo.errors import EXIT_NOT_FINITE, ConfigError
 from zoo.run.train_options import TrainOptions
 
 logger = logging.getLogger(__name__)
@@ -119,8 +119,9 @@ def _newest(log_dir: Path) -> Path:
     newest = load_newest_checkpoint(log_dir)
     if newest is None:
         raise ConfigError(
-            f"there is no checkpoint to evaluate; {printable(log_dir)}: give the folder of a run as --log-dir, or the "
-            "path of a file as --resume or --weights"
+            "there is no checkpoint to evaluate",
+            log_dir,
+            "give the folder of a run as --log-dir, or the path of a file as --resume or --weights",
         )
     for notice in newest.notices:
         logger.info("%s", notice)

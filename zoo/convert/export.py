@@ -65,18 +65,19 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
             (ours - truth).abs().max().item() for ours, truth in zip(written_outputs, expected, strict=True)
         )
         if not difference <= TOLERANCE * max(1.0, *(truth.abs().max().item() for truth in expected)):
-            raise VerificationError(f"{printable(path)}: the exported outputs differ by {difference:.2e}; not written")
+            raise VerificationError(f"the exported outputs differ by {difference:.2e}; nothing was written", path)
     return difference
 
 
 def _check_format(path: Path) -> None:
     if path.suffix not in (".pt2", ".onnx"):
-        raise ConversionError(f"{printable(path)}: unknown format; use the suffix .pt2 (torch.export) or .onnx")
+        raise ConversionError(f"unknown format {path.suffix!r}", path, "use the suffix .pt2 (torch.export) or .onnx")
     missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if path.suffix == ".onnx" and missing:
         raise ConversionError(
-            f"{printable(path)}: ONNX needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
-            'installed; pip install ".[onnx]", or export to a .pt2 file'
+            f"ONNX needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
+            path,
+            'pip install ".[onnx]", or export to a .pt2 file',
         )
 
 
@@ -136,6 +137,4 @@ def _write_onnx(
 
 def _check_metadata(path: Path, read_back: str | None, expected: str | None) -> None:
     if read_back != expected:
-        raise VerificationError(
-            f"{printable(path)}: the metadata read back differs from the metadata given; not written"
-        )
+        raise VerificationError("the metadata read back differs from the metadata given; nothing was written", path)

@@ -89,8 +89,9 @@ def convert_file(
     stored = read_weights(source)
     if stored.spec is not None and stored.spec.is_external:
         raise ConversionError(
-            f"{printable(source)}: holds {stored.spec.arch}, an external network, and {kind} is for those of zoo; "
-            "zoo convert export takes it"
+            f"the file holds {stored.spec.arch}, an external network, and {kind} is for those of zoo",
+            source,
+            "convert it with zoo convert export",
         )
     spec, changes = _source_spec(stored, kind, asked, printable(source)), CHANGES.get(kind, {})
     arguments: dict[str, Any] = {"compare_with_source": compare_with_source}
@@ -179,9 +180,7 @@ def save_weights(state_dict: Mapping[str, Tensor], spec: NetworkSpec | None, pat
         with replacing(path) as temporary, temporary.open("wb") as file:
             torch.save(content, file)
     except OSError as error:
-        raise ConversionError(
-            f"{printable(path)}: cannot be written ({error.strerror}); give another TARGET"
-        ) from error
+        raise ConversionError(f"the file cannot be written ({error.strerror})", path, "give another TARGET") from error
 
 
 def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any], path: str) -> NetworkSpec:

@@ -85,8 +85,9 @@ class CheckpointWriter:
             content = self._snapshots.take(_content(state, ranks))
         except (MemoryError, RuntimeError) as error:  # torch reports a failed allocation as a RuntimeError
             raise CheckpointError(
-                f"the state cannot be copied to host memory ({brief(error)}); {printable(self._folder)}: free memory "
-                "for a copy of weights, momentum and moving average, then continue with --resume auto"
+                f"the state cannot be copied to host memory ({brief(error)})",
+                self._folder,
+                "free memory for a copy of weights, momentum and moving average, then continue with --resume auto",
             ) from error
         # The thread is started without work. If a signal handler raises while the pool starts a thread, as torch's does
         # when a data worker dies, the pool does not know that thread, and its shutdown would not wait for the write.
@@ -209,7 +210,7 @@ def read(path: Path) -> dict[str, Any]:
     damaged (all checksums are verified), or if it has no training state.
     """
     if not path.is_file():
-        raise CheckpointError(f"no such checkpoint; {printable(path)}: give the path of one, or --resume auto")
+        raise CheckpointError("no such checkpoint", path, "give the path of one, or --resume auto")
     try:
         with open(path, "rb") as file:
             magic = file.read(len(ZIP_MAGIC))
@@ -218,25 +219,28 @@ def read(path: Path) -> dict[str, Any]:
             content = load_bounded(file) if magic == ZIP_MAGIC else None
     except Exception as error:  # damaged bytes make zip and pickle raise nearly anything
         raise CheckpointError(
-            f"the checkpoint is damaged ({type(error).__name__}: {brief(error)}); {printable(path)}: resume from "
-            "another one"
+            f"the checkpoint is damaged ({type(error).__name__}: {brief(error)})", path, "resume from another one"
         ) from error
     if isinstance(content, dict) and "averaged" in content and "position" not in content:
         raise CheckpointError(
-            f"this file has the best weights of a run without its training state; {printable(path)}: resume from "
-            f"{printable(path.with_name(CHECKPOINT))}, or start a new run with --weights and another --log-dir"
+            "this file has the best weights of a run without its training state",
+            path,
+            f"resume from {printable(path.with_name(CHECKPOINT))}, or start a new run with --weights "
+            "and another --log-dir",
         )
     if not isinstance(content, dict) or "position" not in content or "format_version" not in content:
         raise CheckpointError(
-            f"this file has no training state to resume from; {printable(path)}: start a new run from weights files, "
-            "also those of the original project, with --weights"
+            "this file has no training state to resume from",
+            path,
+            "start a new run from weights files, also those of the original project, with --weights",
         )
     version = content["format_version"]
     if type(version) is not int or version != FORMAT_VERSION:
         name = brief(repr(version)) if isinstance(version, (int, str)) else f"of type {type(version).__name__}"
         raise CheckpointError(
-            f"checkpoint format {name}, but this version reads {FORMAT_VERSION}; "
-            f"{printable(path)}: resume with the version of zoo that wrote it"
+            f"checkpoint format {name}, but this version reads {FORMAT_VERSION}",
+            path,
+            "resume with the version of zoo that wrote it",
         )
     return content
 

@@ -118,8 +118,9 @@ def _prepared(run: _Run, batch: Batch) -> StepBatch:
     least = MIN_PER_NORM * state.config.optimizer.accumulate_steps
     if batch.skipped and len(batch.targets) < least:
         raise DataError(
-            f"only {len(batch.targets)} images of a batch are readable, but batch statistics need {least}; "
-            f"{printable(run.train_loader.dataset.root)}: repair the images, the last is: {batch.skipped[-1]}"
+            f"only {len(batch.targets)} images of a batch are readable, but batch statistics need {least}",
+            run.train_loader.dataset.root,
+            f"repair the images, the last is: {batch.skipped[-1]}",
         )
     images = batch.on(state.process.device)
     if state.config.training.channels_last:
@@ -304,8 +305,9 @@ def _check_data(run: _Run) -> None:
         missing, new = (listed(sorted(names)) or "none" for names in (before - now, now - before))
         how = f"missing: {missing}; new: {new}" if before != now else "in another order"
         raise CheckpointError(
-            f"the classes differ from those of the checkpoint ({how}); {printable(run.train_loader.dataset.root)}: "
-            "resume with the same data, or start a new run with --weights and another --log-dir"
+            f"the classes differ from those of the checkpoint ({how})",
+            run.train_loader.dataset.root,
+            "resume with the same data, or start a new run with --weights and another --log-dir",
         )
     state.class_names = class_names
 

@@ -146,8 +146,9 @@ def restore(state: TrainState, resumed: LoadedCheckpoint, allow_world_size_chang
         if not same_ranks and not allow_world_size_change:
             raise CheckpointError(
                 f"the checkpoint is of {brief(saved['world_size'])} process(es), this run has "
-                f"{state.process.world_size}; {printable(resumed.path)}: start as many, or give "
-                "--allow-world-size-change (the last bits of the results will differ)"
+                f"{state.process.world_size}",
+                resumed.path,
+                "start as many, or give --allow-world-size-change (the last bits of the results will differ)",
             )
         if saved.get("network") is not None:  # older checkpoints, and those of a user's own network, have none
             state.class_names = parse_network(saved["network"], printable(resumed.path)).class_names
@@ -163,8 +164,9 @@ def restore(state: TrainState, resumed: LoadedCheckpoint, allow_world_size_chang
         first_line = next(iter(str(error).strip().splitlines()), "")
         reason = f"{type(error).__name__}: {brief(first_line)}"
         raise CheckpointError(
-            f"this run cannot resume from the state in the file ({reason}); {printable(resumed.path)}: use another "
-            "checkpoint, or start a new run from its weights with --weights and another --log-dir"
+            f"this run cannot resume from the state in the file ({reason})",
+            resumed.path,
+            "use another checkpoint, or start a new run from its weights with --weights and another --log-dir",
         ) from error
     if not same_ranks:
         state.meter.reset()
@@ -207,8 +209,9 @@ def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iter
     ]
     if changes:
         raise CheckpointError(
-            f"the checkpoint was written with other settings ({listed(changes)}); {printable(path)}: restore the "
-            "settings, or start a new run from these weights with --weights and another --log-dir"
+            f"the checkpoint was written with other settings ({listed(changes)})",
+            path,
+            "restore the settings, or start a new run from these weights with --weights and another --log-dir",
         )
     if before[EPOCHS] != now[EPOCHS]:
         yield f"prolonged from {before[EPOCHS]} to {now[EPOCHS]} epochs: {_prolonged_rate(config)}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from zoo.data.prepare.validation_set import ValidationSet, describe_validation_set, expected_layout
 from zoo.engine.process import Process
-from zoo.errors import ConfigError, ZooError, nearest, printable
+from zoo.errors import ConfigError, ZooError, nearest
 from zoo.files import write_json, write_text
 from zoo.registry import list_models, published
 from zoo.reproduce.imagenet_table import Row, Score, markdown_report
@@ -265,6 +265,6 @@ def _read_report(folder: Path) -> dict[str, list[dict[str, Any]]]:
             row[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"this file is no report of zoo reproduce; {printable(path)}: remove it, or give another --out"
+            "this file is no report of zoo reproduce", path, "remove it, or give another --out"
         ) from error
     return content

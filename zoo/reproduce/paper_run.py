@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zoo.engine.process import open_process
-from zoo.errors import ConfigError, DataError, listed, printable
+from zoo.errors import ConfigError, DataError, listed
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.imagenet_scores import read_scores, reproduce_imagenet
 from zoo.reproduce.options import ALL, ImageNetOptions, PaperOptions
@@ -111,7 +111,7 @@ def recognize(data: Path, paper: str) -> ImageSet:
             if name
         )
         seen = " and ".join(f"{counts[name]:,} folders in {part}/" for name, (part, _) in NUM_CLASSES.items())
-        raise DataError(f"--data: this folder has {seen}; {printable(data)}: {paper} takes {expected}")
+        raise DataError(f"--data: this folder has {seen}", data, f"{paper} takes {expected}")
     return found
 
 
@@ -168,9 +168,7 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"--out: this folder cannot be made ({error.strerror}); {printable(folder)}: give another"
-        ) from error
+        raise ConfigError(f"--out: this folder cannot be made ({error.strerror})", folder, "give another") from error
 
 
 def _keep_runs(options: PaperOptions, paper: str, runs: Sequence[TrainingRun]) -> None:

@@ -22,7 +22,7 @@ from zoo.config import experiments_dir, load_experiment
 from zoo.data.folder import ImageFolder, collate
 from zoo.data.transforms import ValTransform
 from zoo.engine.meters import angle_between, gradients
-from zoo.errors import DataError, printable
+from zoo.errors import DataError
 from zoo.registry import CIFAR_INPUT
 from zoo.reproduce.comparison import Comparison, Section, State, Verdict, not_measured, unpublished
 from zoo.reproduce.error_rates import (
@@ -265,8 +265,9 @@ def open_images(data: Path, batch: int = BATCH) -> ImageFolder:
     images = ImageFolder(data / "train", ValTransform(SIZE, SIZE, CIFAR_INPUT.mean, CIFAR_INPUT.std))
     if len(images) < batch or len(images.classes) > CLASSES:
         raise DataError(
-            f"{len(images)} images of {len(images.classes)} classes; {printable(images.root)}: give at least "
-            f"{batch} images of at most {CLASSES} classes, as CIFAR-10 has them"
+            f"{len(images)} images of {len(images.classes)} classes",
+            images.root,
+            f"give at least {batch} images of at most {CLASSES} classes, as CIFAR-10 has them",
         )
     return images
 

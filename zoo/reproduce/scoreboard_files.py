@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.errors import ConfigError, printable
+from zoo.errors import ConfigError
 from zoo.files import write_json, write_text
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.scoreboard import Row, count_states
@@ -35,7 +35,7 @@ def read_rows(folder: Path) -> dict[str, Row]:
         rows = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"this file was not written by zoo reproduce; {printable(path)}: remove it, or give another --out"
+            "this file was not written by zoo reproduce", path, "remove it, or give another --out"
         ) from error
     return {row.id: row for row in rows}
 

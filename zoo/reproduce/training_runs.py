@@ -259,8 +259,9 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
                 record[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"--runs: no metrics of a training run can be read ({error}); {printable(path)}: give folders that "
-            "`zoo train --log-dir` wrote, or files of curves that `zoo reproduce` made of them"
+            f"--runs: no metrics of a training run can be read ({error})",
+            path,
+            "give folders that `zoo train --log-dir` wrote, or files of curves that `zoo reproduce` made of them",
         ) from error
     return records
 
@@ -285,8 +286,9 @@ def _read_file(path: Path) -> list[TrainingRun]:
         return [_from_json(path, run, content) for run in content["runs"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"--runs: no training runs can be read ({type(error).__name__}: {error}); "
-            f"{printable(path)}: give log folders of `zoo train`, or files of curves that `zoo reproduce` made of them"
+            f"--runs: no training runs can be read ({type(error).__name__}: {error})",
+            path,
+            "give log folders of `zoo train`, or files of curves that `zoo reproduce` made of them",
         ) from error
 
 

@@ -60,15 +60,15 @@ def check_log_dir(folder: Path, data: DataPath) -> None:
         os.fspath(folder).encode()
     except UnicodeEncodeError:
         raise ConfigError(
-            f"the name of the log folder is not UTF-8, which TensorBoard needs; {printable(folder)}: give another "
-            "--log-dir"
+            "the name of the log folder is not UTF-8, which TensorBoard needs", folder, "give another --log-dir"
         ) from None
     place = Path(os.path.realpath(folder))  # unlike Path.resolve, accepts cyclic links
     parts = [os.path.realpath(data / part) for part in ("train", "val")]
     if place == Path(os.path.realpath(data)) or any(place.is_relative_to(part) for part in parts):
         raise ConfigError(
-            f"the log folder is inside the data {printable(data)}, where files of the run would mix with images; "
-            f"{printable(folder)}: give another --log-dir"
+            f"the log folder is inside the data {printable(data)}, where files of the run would mix with images",
+            folder,
+            "give another --log-dir",
         )
 
 
@@ -79,8 +79,9 @@ def writable(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"the log cannot be written ({error.strerror or error}); {printable(error.filename or folder)}: give a "
-            "writable folder as --log-dir"
+            f"the log cannot be written ({error.strerror or error})",
+            error.filename or folder,
+            "give a writable folder as --log-dir",
         ) from error
 
 
@@ -100,8 +101,9 @@ def check_unused(folder: Path) -> None:
     checkpoints = [name for name in (CHECKPOINT, PREVIOUS, BEST) if (folder / name).exists()]
     if checkpoints:
         raise ConfigError(
-            f"the folder holds an earlier run ({listed(checkpoints)}); {printable(folder)}: continue it with --resume "
-            "auto, replace it with --overwrite, or give another --log-dir"
+            f"the folder holds an earlier run ({listed(checkpoints)})",
+            folder,
+            "continue it with --resume auto, replace it with --overwrite, or give another --log-dir",
         )
 
 

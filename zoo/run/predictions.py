@@ -52,7 +52,7 @@ def read_predictions(path: Path) -> dict[str, Prediction]:
             places = [header.index(name) for name in (f"class{n}" for n in range(1, DEFAULT_TOP + 1)) if name in header]
             missing = [name for name in ("path", "target", "class1") if name not in header]
             if missing:
-                raise DataError(f"the column {missing[0]} is missing; {printable(path)}: {_REMEDY}")
+                raise DataError(f"the column {missing[0]} is missing", path, _REMEDY)
             name, target = header.index("path"), header.index("target")
             for cells in reader:
                 line = f"{printable(path)}, line {reader.line_num}"
@@ -65,9 +65,9 @@ def read_predictions(path: Path) -> dict[str, Prediction]:
                 found[cells[name]] = Prediction(cells[name], true_class, tuple(classes), ())
     except (OSError, csv.Error, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"the predictions cannot be read: {reason}; {printable(path)}: {_REMEDY}") from error
+        raise DataError(f"the predictions cannot be read: {reason}", path, _REMEDY) from error
     if not found:
-        raise DataError(f"the file has no predictions; {printable(path)}: {_REMEDY}")
+        raise DataError("the file has no predictions", path, _REMEDY)
     return found
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from zoo.config import Experiment
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.task import Result
-from zoo.errors import ConfigError, printable
+from zoo.errors import ConfigError
 from zoo.run.board import Board
 from zoo.run.console import PlainFormatter, Progress, format_duration
 from zoo.run.cost import CostMeter
@@ -276,11 +276,10 @@ def read_validation(log_dir: Path, epoch: int) -> dict[str, Any]:
             if (record["event"], record.get("epoch")) == ("validation", epoch):
                 found = record
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"the scores of a run cannot be read ({error}); {printable(path)}") from error
+        raise ConfigError(f"the scores of a run cannot be read ({error})", path) from error
     if found is None:
         raise ConfigError(
-            f"the log has no validation after epoch {epoch + 1}; {printable(path)}: score the run's checkpoint with "
-            "zoo validate"
+            f"the log has no validation after epoch {epoch + 1}", path, "score the run's checkpoint with zoo validate"
         )
     return found
 

@@ -116,15 +116,16 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     report = load_stored(model, stored, "the checkpoint" if file is None else "the experiment")
     if report.initial:
         raise WeightsError(
-            f"the file has weights for the body only, and {' and '.join(report.initial)} would be random; "
-            f"{printable(stored.path)}: give weights of a whole {experiment.network.arch}; zoo train --weights can "
-            "start from this file"
+            f"the file has weights for the body only, and {' and '.join(report.initial)} would be random",
+            stored.path,
+            f"give weights of a whole {experiment.network.arch}; zoo train --weights can start from this file",
         )
     # Files of other packages do not tell which tensors belong to the classifier; all of them fit.
     if report.classifier != "loaded" and not (report.classifier == "none" and is_external(network.arch)):
         raise WeightsError(
-            f"the classifier of the file does not fit the network; {printable(stored.path)}: "
-            f"give the experiment that the weights were trained with"
+            "the classifier of the file does not fit the network",
+            stored.path,
+            "give the experiment that the weights were trained with",
         )
     names = _class_names(title, weights, stored, experiment)
     return LoadedNetwork(title, model, experiment, os.fspath(weights), names)
@@ -135,8 +136,9 @@ def _experiment_of(stored: StoredWeights) -> Experiment:
     spec = stored.checked_spec()
     if spec is None:
         raise WeightsError(
-            f"the file does not describe its network; {printable(stored.path)}: name the network or its experiment, "
-            "and give the file as --weights"
+            "the file does not describe its network",
+            stored.path,
+            "name the network or its experiment, and give the file as --weights",
         )
     return parse_stored_experiment(stored.content, printable(stored.path)) or _experiment_from(spec)
 

@@ -447,8 +447,9 @@ def _write(output: Output, name: str, image: Image.Image, segments: Segments) ->
         output.write(name, image, segments)
     except OSError as error:
         raise ConfigError(
-            f"a file cannot be written: {error.strerror}; {printable(error.filename or output.paths(name)[0])}: free "
-            "disk space or make the folder writable, and repeat the command; complete files are kept"
+            f"a file cannot be written: {error.strerror}",
+            error.filename or output.paths(name)[0],
+            "free disk space or make the folder writable, and repeat the command; complete files are kept",
         ) from error
 
 

@@ -71,7 +71,7 @@ def read_checksums(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{printable(path)}: cannot be read ({brief(error)}); take the published list") from None
+        raise ConfigError(f"cannot be read ({brief(error)})", path, "take the published list") from None
     checksums: dict[str, str] = {}
     for place, line in enumerate(lines, start=1):
         match = CHECKSUM.fullmatch(line)
