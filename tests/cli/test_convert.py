@@ -252,7 +252,8 @@ def test_folders_of_files_are_made_and_places_that_cannot_be_written_are_refused
     (tmp_path / "x.pth").unlink(missing_ok=True)
     assert run(*command(relu_file / "file")) == 2
     assert (
-        f"the file cannot be written, as {relu_file} is not a writable folder; {relu_file / 'file'}" in capsys.readouterr().err
+        f"the file cannot be written, as {relu_file} is not a writable folder; {relu_file / 'file'}"
+        in capsys.readouterr().err
     )
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
