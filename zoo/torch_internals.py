@@ -301,3 +301,81 @@ def recompile_limit(limit: int, accumulated: int) -> AbstractContextManager[Any]
     from torch._dynamo import config
 
     return config.patch(recompile_limit=limit, accumulated_recompile_limit=accumulated)
+
+
+# Graphs
+
+#: The entries of a node's ``meta`` by which torch's partitioners and compilers recognize a node of backward.
+BACKWARD_TAG = {"partitioner_tag": "is_backward", "autograd_backward": True}
+
+
+def is_forward_node(node: Any) -> bool:
+    """Return whether a node of a joint graph was traced in forward."""
+    return bool(node.meta.get("partitioner_tag") == "is_forward")
+
+
+def is_tangent_node(node: Any) -> bool:
+    """Return whether a node of a joint graph is an input that holds the gradient of an output of forward."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def default_partition(joint: Any, joint_inputs: Any, **options: Any) -> tuple[Any, Any]:
+    """Split a joint graph after its last forward node; forward returns what backward nodes read of it."""
+    from torch._functorch.partitioners import default_partition
+
+    graphs: tuple[Any, Any] = default_partition(joint, joint_inputs, **options)
+    return graphs
+
+
+def size_hint(size: Any) -> Any:
+    """Return a number; for a symbolic one its value in the traced example, or 1 if that is unknown."""
+    if isinstance(size, (torch.SymInt, torch.SymFloat)):
+        return size.node.hint if size.node.has_hint() else 1
+    return size
+
+
+def aot_backend(run: Callable[..., Any], partition: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
+    """Return a backend of torch.compile that partitions joint graphs and hands all graphs to ``run(graph, inputs)``.
+
+    Operations are not decomposed, and backward is traced without autocast, as eager training runs it.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch import config
+
+    compile_graph = aot_autograd(
+        fw_compiler=run,
+        bw_compiler=run,
+        inference_compiler=run,
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        with config.patch(backward_pass_autocast="off"):
+            return compile_graph(graph, inputs)
+
+    return backend
+
+
+def boxed(graph: Any) -> Callable[[list[Any]], Any]:
+    """Return a function that runs a graph module on a list of inputs and empties the list, to free each after its use."""
+    from torch.fx.graph import _BoxedCodeGen
+
+    graph.graph.set_codegen(_BoxedCodeGen())
+    graph.recompile()
+
+    def run(args: list[Any]) -> Any:
+        return graph.forward(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def set_uncompiled(module: nn.Module) -> None:
+    """Undo `module.compile()`."""
+    module._compiled_call_impl = None
+
+
+def call_uncompiled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module, its hooks included, although `module.compile()` was called."""
+    return module._call_impl(*args, **kwargs)

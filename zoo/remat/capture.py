@@ -1,0 +1,114 @@
+"""Captured lean training: torch.compile captures graphs, which run as eager kernels and save what `zoo.lean` saves.
+
+A captured graph has no dispatch mode and no hooks for saved tensors. Steps are faster than those of eager `zoo.lean`,
+with the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import Parameter
+
+from zoo.remat.budget import Budget
+from zoo.remat.joint_graph import partition
+from zoo.remat.operations import IN_PLACE, LINE_DTYPES, line_is_exact
+from zoo.remat.rematerializer import Rematerializer
+from zoo.torch_internals import aot_backend, boxed, schema_of
+
+logger = logging.getLogger("zoo")
+
+COMMUTATIVE = {torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor}
+
+
+class NotCaptured(UserWarning):
+    """A graph cannot be captured, so that it runs in eager `zoo.lean`."""
+
+
+def backend(
+    graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo for `torch.compile(model, backend="zoo_lean")`.
+
+    Forward and backward run the kernels of eager training, and have its bits. Forward saves what `zoo.lean` would save.
+    A graph that AOTAutograd cannot trace runs in eager `zoo.lean`, with one `NotCaptured` warning.
+
+    Args:
+    - `options`: of torch.compile; ``{"budget": "40 FLOP/B"}`` is the budget of `zoo.lean`.
+    """
+    budget = Budget.parse((options or {}).get("budget"))
+    for dtype in LINE_DTYPES:
+        line_is_exact(dtype)  # now, as it cannot be measured while torch traces
+    try:
+        return aot_backend(_run_eagerly, partial(partition, flops_per_byte=budget.flops_per_byte))(graph, inputs)
+    except Exception as error:  # whatever AOTAutograd or the partitioner cannot handle
+        warnings.warn(
+            f"a graph of {len(graph.graph.nodes)} operations cannot be captured and runs in eager zoo.lean "
+            f"({type(error).__name__}: {str(error)[:200]})",
+            NotCaptured,
+            stacklevel=2,
+        )
+        logger.debug("the graph cannot be captured", exc_info=True)
+        return partial(_run_rematerialized, graph, budget)
+
+
+def _run_rematerialized(graph: fx.GraphModule, budget: Budget, *args: Any) -> Any:
+    parameters = [arg for arg in args if isinstance(arg, Parameter)]
+    with Rematerializer(budget, parameters=[*parameters, *graph.parameters(), *graph.buffers()]):
+        return graph(*args)
+
+
+def _run_eagerly(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Return a function that runs the operations of a graph one by one."""
+    write_in_place(graph)
+    return boxed(graph)
+
+
+def write_in_place(graph: fx.GraphModule) -> None:
+    """Let elementwise operations overwrite an input that nothing reads any more.
+
+    AOTAutograd has replaced the in-place operations of the network by functional ones, and autograd accumulates
+    gradients in place. The results are bit-identical.
+    """
+    for node in graph.graph.nodes:
+        if node.target not in IN_PLACE or node.kwargs.get("alpha", 1) != 1:
+            continue
+        candidates = node.args[:2] if node.target in COMMUTATIVE else node.args[:1]
+        for index, source in enumerate(candidates):
+            if isinstance(source, fx.Node) and _may_overwrite(source, node):
+                if index == 1:
+                    node.args = (node.args[1], node.args[0], *node.args[2:])
+                node.target = IN_PLACE[node.target]
+                break
+
+
+def _may_overwrite(source: fx.Node, node: fx.Node) -> bool:
+    """Return whether ``node`` is all that reads a tensor, which shares its memory with no other and is alike."""
+    before, after = source.meta.get("val"), node.meta.get("val")
+    return (
+        isinstance(before, Tensor)
+        and isinstance(after, Tensor)
+        and (before.dtype, before.shape, before.stride()) == (after.dtype, after.shape, after.stride())
+        and list(source.users) == [node]
+        and list(node.all_input_nodes).count(source) == 1
+        and sum(arg is source for arg in node.args) == 1
+        and _is_fresh(source)
+    )
+
+
+def _is_fresh(node: fx.Node) -> bool:
+    """Return whether the memory of an output belongs to no other tensor."""
+    maker = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(maker, fx.Node) or not isinstance(maker.target, torch._ops.OpOverload):
+        return False
+    schema = schema_of(maker.target)
+    if maker.target in IN_PLACE.values():
+        return True  # overwrites a fresh tensor
+    return not schema.is_mutable and all(each.alias_info is None for each in schema.returns)

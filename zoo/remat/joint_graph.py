@@ -1,0 +1,368 @@
+"""The rules applied to a joint graph of AOTAutograd: what forward saves, and what backward recomputes from it.
+
+AOTAutograd traces forward and backward of a network into one joint graph of functional operations. `partition` saves
+what is expensive, random or small, clones every other forward node that backward reads into the backward part, in front
+of its first reader, and lets torch split the graph there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from zoo.remat.operations import (
+    ADD,
+    CONVOLUTION,
+    MASKS,
+    PRODUCTS,
+    RELU,
+    RULES,
+    apply_line,
+    bits_of,
+    flops_of,
+    line_is_exact,
+    line_of,
+    mask_of,
+)
+from zoo.torch_internals import (
+    BACKWARD_TAG,
+    default_partition,
+    is_forward_node,
+    is_tangent_node,
+    schema_of,
+    size_hint,
+)
+
+aten = torch.ops.aten
+MAX_DEPTH = 4  # recomputed nodes that backward reads in a chain: bounds the peak memory of one recomputation
+MIN_BYTES = 2**16  # smaller tensors are saved
+MIN_RATIO = 4  # as are tensors that are smaller than their largest input by this factor
+
+#: Batch norms of functionalized graphs, in training: (x, weight, bias, running mean, running var, training, momentum,
+#: eps) -> (out, mean, invstd, new running mean, new running var).
+BATCH_NORM = aten._native_batch_norm_legit_functional.default
+#: The same without running statistics: (x, weight, bias, training, momentum, eps) -> (out, mean, invstd).
+BATCH_NORM_OF_BATCH = aten._native_batch_norm_legit.no_stats
+#: Cheap operations that only graphs have, or whose results are not saved in eager training.
+OF_GRAPHS = {
+    aten.full.default, aten.full_like.default, aten.zeros.default, aten.zeros_like.default, aten.ones.default,
+    aten.ones_like.default, aten.scalar_tensor.default, aten.arange.default, aten.arange.start,
+    aten.arange.start_step, aten.as_strided.default, aten.index.Tensor,
+}  # fmt: skip
+#: Masks that functionalized graphs draw. The mask is the output, or one of the outputs as in `MASKS`.
+DRAWN_MASKS = {aten.bernoulli.p: None, aten.native_dropout.default: MASKS[aten.native_dropout.default]}
+
+
+def partition(
+    joint: fx.GraphModule,
+    joint_inputs: Sequence[object],
+    *,
+    num_fwd_outputs: int,
+    flops_per_byte: float = 0.0,
+    has_lines: bool = True,
+    **options: Any,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return the forward and the backward graph of a joint graph, of which forward returns little for backward.
+
+    Args:
+    - `joint`: changed in place.
+    - `num_fwd_outputs`: number of the outputs that belong to forward; they come first.
+    - `flops_per_byte`: convolutions and matrix products that cost up to this many FLOP per byte of output may be
+      recomputed.
+    - `has_lines`: whether batch norms are recomputed from their saved statistics, by `apply_line`, where that is exact.
+    - `options`: those of torch's default partitioner.
+    """
+    joint.graph.eliminate_dead_code()
+    rewriting = _Rewriting(joint.graph, num_fwd_outputs, flops_per_byte, has_lines)
+    rewriting.run()
+    joint.graph.eliminate_dead_code()
+    joint.graph.lint()
+    joint.recompile()
+    return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+
+
+def saved_bytes(forward: fx.GraphModule, num_fwd_outputs: int) -> int:
+    """Return the bytes of what a forward graph computes and returns for backward."""
+    returned = forward.graph.output_node().args[0]
+    assert isinstance(returned, (list, tuple))
+    saved = {_base(node) for node in returned[num_fwd_outputs:] if isinstance(node, fx.Node)}
+    return sum(_bytes_of(node) for node in saved if node.op == "call_function")
+
+
+class _Rewriting:
+    """Gives the backward nodes of a joint graph clones of the forward nodes that are not saved."""
+
+    def __init__(self, graph: fx.Graph, num_fwd_outputs: int, flops_per_byte: float, has_lines: bool) -> None:
+        self._graph, self._flops_per_byte, self._has_lines = graph, flops_per_byte, has_lines
+        nodes = list(graph.nodes)
+        # As torch's default partitioner: everything up to the last node that was traced in forward belongs to it.
+        end = 1 + max(index for index, node in enumerate(nodes) if node.op == "placeholder" or is_forward_node(node))
+        self._forward = [node for node in nodes[:end] if not is_tangent_node(node)]
+        self._is_forward = set(self._forward)
+        self._backward = [node for node in nodes[end:] if node.op == "call_function" and not _is_epilogue(node)]
+        outputs = graph.output_node().args[0]
+        assert isinstance(outputs, (list, tuple))
+        self._returned = {node for node in outputs[num_fwd_outputs:] if isinstance(node, fx.Node)} & self._is_forward
+        self._unpacked = dict(self._pack_masks())
+        self._needed = {
+            self._current(source)
+            for node in self._backward
+            for source in node.all_input_nodes
+            if source in self._is_forward and _is_tensor(source)
+        }
+        # Placeholders that are written at the end of forward: backward must not read them.
+        self._written = {node.args[0] for node in nodes if node.target is aten.copy_.default}
+        self._clones: dict[fx.Node, fx.Node] = {}
+        self._saved: set[fx.Node] = set()
+
+    def run(self) -> None:
+        """Rewrite the graph."""
+        self._saved = self._cut() | self._returned
+        self._limit_depth()
+        for node in self._backward:
+            node.args = map_arg(node.args, lambda source, node=node: self._at(source, node))
+            node.kwargs = map_arg(node.kwargs, lambda source, node=node: self._at(source, node))
+
+    def _pack_masks(self) -> Iterator[tuple[fx.Node, fx.Node]]:
+        """Insert nodes that pack each dropout mask into bits and unpack it; yield the mask and the unpacked mask."""
+        for node in list(self._forward):
+            drawn = node.args[0] if node.target is operator.getitem else node
+            if getattr(drawn, "target", None) not in DRAWN_MASKS or not _is_tensor(node):
+                continue
+            position = DRAWN_MASKS[drawn.target]
+            if (node is drawn) != (position is None) or (node is not drawn and node.args[1] != position):
+                continue
+            value = node.meta["val"]
+            if _bytes_of(node) < MIN_BYTES or not all(isinstance(size, int) for size in value.shape):
+                continue
+            with self._graph.inserting_after(node):
+                bits = self._graph.call_function(bits_of, (node,))
+            bits.meta = {**node.meta, "val": value.new_empty(-(-value.numel() // 8), dtype=torch.uint8)}
+            with self._graph.inserting_after(bits):
+                unpacked = self._graph.call_function(mask_of, (bits, value.shape, value.dtype))
+            unpacked.meta = dict(node.meta)
+            index = self._forward.index(node)
+            self._forward[index + 1 : index + 1] = [bits, unpacked]
+            self._is_forward |= {bits, unpacked}
+            yield node, unpacked
+
+    def _current(self, node: fx.Node) -> fx.Node:
+        """Return the node that recomputation starts from in place of ``node``: for a mask, the unpacked one."""
+        return self._unpacked.get(node, node)
+
+    # ------------------------------------------------------------------------------------------ what is saved
+
+    def _cut(self) -> set[fx.Node]:
+        """Return the nodes with the fewest bytes from which all that backward needs can be recomputed."""
+        import networkx as nx  # a dependency of torch; here, as it takes time to import
+
+        flow, infinite = nx.DiGraph(), float("inf")
+        for node in self._forward:
+            if node.op == "output" or _is_symbol(node):
+                continue
+            begin, end = (node, 0), (node, 1)
+            if node.op != "call_function":
+                capacity: float = infinite if node in self._written else 0  # alive anyway
+            elif _is_view(node) or not _is_tensor(node):
+                capacity = infinite  # what it is a view or a part of is saved
+            else:
+                capacity = _bytes_of(node)
+            flow.add_edge(begin, end, capacity=capacity)
+            if node.op != "call_function" or not self._is_cheap(node) or _is_small(node):
+                flow.add_edge("source", begin, capacity=infinite)
+            if node in self._needed:
+                flow.add_edge(end, "sink", capacity=infinite)
+            for source in self._sources(node):
+                flow.add_edge((source, 1), begin, capacity=infinite)
+        if "source" not in flow or "sink" not in flow:
+            return set()
+        _, (_, after) = nx.minimum_cut(flow, "source", "sink", flow_func=nx.algorithms.flow.boykov_kolmogorov)
+        return {node for node in self._forward if (node, 1) in after and (node, 0) in flow and (node, 0) not in after}
+
+    def _sources(self, node: fx.Node) -> list[fx.Node]:
+        """Return the forward nodes that a node is recomputed from."""
+        if node.op != "call_function":
+            return []
+        norm = _norm_of(node)
+        # A norm is recomputed without its running statistics, which it has updated.
+        nodes = node.all_input_nodes if norm is None else [arg for arg in norm.args[:3] if isinstance(arg, fx.Node)]
+        return [self._current(each) for each in nodes if each in self._is_forward and not _is_symbol(each)]
+
+    def _is_cheap(self, node: fx.Node) -> bool:
+        """Return whether a node may be recomputed: it is cheap, deterministic and has no side effects."""
+        operation = node.target
+        if operation is operator.getitem or operation is mask_of:
+            return True
+        if not isinstance(operation, torch._ops.OpOverload) or schema_of(operation).is_mutable:
+            return False
+        if torch.Tag.nondeterministic_seeded in operation.tags:
+            return False
+        if operation in RULES or operation in OF_GRAPHS or operation is BATCH_NORM or operation is BATCH_NORM_OF_BATCH:
+            return True
+        if operation is CONVOLUTION or operation in PRODUCTS:
+            return _price(node) <= self._flops_per_byte
+        return torch.Tag.pointwise in operation.tags
+
+    def _limit_depth(self) -> None:
+        """Save nodes so that no chain of recomputed nodes is longer than `MAX_DEPTH`."""
+        bases = {_base(node) for node in self._needed}
+        depths: dict[fx.Node, int] = {}
+        for node in self._forward:
+            if node in self._saved or node.op != "call_function" or _is_symbol(node):
+                continue
+            sources = [source for source in self._sources(node) if source in depths and source not in self._saved]
+            depth = max((depths[source] + (source in bases) for source in sources), default=0)
+            if depth > MAX_DEPTH and node in bases:
+                self._saved.add(node)
+            else:
+                depths[node] = depth
+
+    # ------------------------------------------------------------------------------------------ what is recomputed
+
+    def _at(self, source: fx.Node, user: fx.Node) -> fx.Node:
+        """Return a node with the value of ``source`` that backward can read, computed before its first reader."""
+        if source not in self._is_forward or source.op != "call_function" or _is_symbol(source):
+            return source
+        source = self._current(source)
+        if source in self._saved:
+            return source
+        if source not in self._clones:
+            self._clones[source] = self._norm(source, user) or self._clone(source, user)
+        return self._clones[source]
+
+    def _clone(self, source: fx.Node, user: fx.Node) -> fx.Node:
+        if not self._is_cheap(source):
+            return source
+        args = map_arg(source.args, lambda each: self._at(each, user))
+        kwargs = map_arg(source.kwargs, lambda each: self._at(each, user))
+        return self._call(user, source.target, args, kwargs, source.meta["val"])
+
+    def _norm(self, source: fx.Node, user: fx.Node) -> fx.Node | None:
+        """Return the recomputed output of a training-mode batch norm, with the sum and ReLU after it if they are all
+        that reads it; None for other nodes."""
+        norm, shortcut, is_rectified = self._match_norm(source)
+        if norm is None:
+            return None
+        x, weight, bias, momentum, eps = *norm.args[:3], *norm.args[-2:]
+        value = source.meta["val"]
+        at = self._at(x, user)
+        outputs = {node.args[1]: node for node in norm.users if node.target is operator.getitem}
+        if not (self._has_lines and {1, 2} <= outputs.keys() and _has_exact_line(norm)):
+            again = self._call(
+                user, BATCH_NORM_OF_BATCH, (at, weight, bias, True, momentum, eps), {}, norm.meta["val"][:3]
+            )
+            return self._call(user, operator.getitem, (again, 0), {}, value)
+        line = self._call(user, line_of, (weight, bias, outputs[1], outputs[2]), {}, (outputs[1].meta["val"],) * 2)
+        alpha, beta = (
+            self._call(user, operator.getitem, (line, index), {}, outputs[1].meta["val"]) for index in range(2)
+        )
+        other = None if shortcut is None else self._at(shortcut, user)
+        return self._call(user, apply_line, (at, alpha, beta, other, is_rectified), {}, value)
+
+    def _match_norm(self, source: fx.Node) -> tuple[fx.Node | None, fx.Node | None, bool]:
+        """Return a batch norm whose output ``source`` is, or is after a sum with a shortcut or a ReLU or both."""
+        norm = _norm_of(source)
+        if norm is not None or not self._has_lines:
+            return norm, None, False
+        node, shortcut, is_rectified = source, None, False
+        if node.target is RELU and self._is_passed_through(node.args[0]):
+            node, is_rectified = node.args[0], True
+        if node.target is ADD and not node.kwargs:
+            for first, second in (node.args[:2], node.args[1::-1]):
+                is_alike = isinstance(second, fx.Node) and _are_alike(second, node)
+                if is_alike and _norm_of(first) is not None and self._is_passed_through(first):
+                    node, shortcut = first, second
+                    break
+        norm = None if node is source else _norm_of(node)
+        return (norm, shortcut, is_rectified) if norm is not None and _has_exact_line(norm) else (None, None, False)
+
+    def _is_passed_through(self, node: Any) -> bool:
+        """Return whether backward reads a node only as the input of others, so that it need not exist by itself."""
+        return isinstance(node, fx.Node) and node not in self._needed and node not in self._saved
+
+    def _call(self, user: fx.Node, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        with self._graph.inserting_before(user):
+            node = self._graph.call_function(target, args, kwargs)
+        node.meta = {**BACKWARD_TAG, "val": value}
+        return node
+
+
+def _is_epilogue(node: fx.Node) -> bool:
+    """Return whether a node writes into an input of forward, such as running statistics."""
+    return node.target is aten.copy_.default and not node.meta.get("autograd_backward")
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), Tensor)
+
+
+def _is_symbol(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _is_view(node: fx.Node) -> bool:
+    rule = RULES.get(node.target)
+    return (rule is not None and rule.is_view) or node.target is aten.as_strided.default
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """Return the node whose memory a node is a view of."""
+    while node.op == "call_function" and _is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _bytes_of(node: fx.Node) -> int:
+    """Return the bytes of a tensor; with symbolic sizes, those of the traced example."""
+    value = node.meta.get("val")
+    return size_hint(value.numel()) * value.dtype.itemsize if isinstance(value, Tensor) else 0
+
+
+def _is_small(node: fx.Node) -> bool:
+    """Return whether an output is so small, by itself or beside its inputs, that it is saved."""
+    if not _is_tensor(node) or _is_view(node):
+        return False
+    inputs = node.args[0].all_input_nodes if node.target is operator.getitem else node.all_input_nodes
+    if not inputs or node.target is mask_of:
+        return False
+    return _bytes_of(node) < MIN_BYTES or MIN_RATIO * _bytes_of(node) < max(map(_bytes_of, inputs))
+
+
+def _price(node: fx.Node) -> float:
+    """Return the FLOP per byte of output of a convolution or matrix product."""
+    args = map_arg(node.args, lambda each: each.meta["val"])
+    flops = flops_of(node.target, args, node.meta["val"])
+    return float("inf") if flops is None else size_hint(flops) / max(1, _bytes_of(node))
+
+
+def _norm_of(node: Any) -> fx.Node | None:
+    """Return the training-mode batch norm whose first output a node is."""
+    if not isinstance(node, fx.Node) or node.target is not operator.getitem or node.args[1] != 0:
+        return None
+    norm = node.args[0]
+    is_training = norm.args[5] if norm.target is BATCH_NORM else norm.target is BATCH_NORM_OF_BATCH and norm.args[3]
+    return norm if is_training else None
+
+
+def _has_exact_line(norm: fx.Node) -> bool:
+    """Return whether `apply_line` recomputes a norm bit for bit."""
+    x = norm.args[0].meta["val"]
+    vectors = [node.meta["val"] for node in norm.args[1:3] if isinstance(node, fx.Node)]
+    is_dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
+    has_one_dtype = all(vector.dtype == x.dtype for vector in vectors)
+    return x.device.type == "cpu" and is_dense and has_one_dtype and line_is_exact(x.dtype)
+
+
+def _are_alike(a: fx.Node, b: fx.Node) -> bool:
+    first, second = a.meta.get("val"), b.meta["val"]
+    return (
+        isinstance(first, Tensor)
+        and first.dtype == second.dtype
+        and first.shape == second.shape
+        and first.stride() == second.stride()
+    )
