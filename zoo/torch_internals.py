@@ -379,3 +379,10 @@ def set_uncompiled(module: nn.Module) -> None:
 def call_uncompiled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module, its hooks included, although `module.compile()` was called."""
     return module._call_impl(*args, **kwargs)
+
+
+def restarts_tracing(error: BaseException) -> bool:
+    """Return whether a backend raised an error for Dynamo, which then traces again."""
+    from torch._dynamo.exc import RestartAnalysis
+
+    return isinstance(error, RestartAnalysis)

@@ -21,7 +21,7 @@ from zoo.remat.budget import Budget
 from zoo.remat.joint_graph import partition
 from zoo.remat.operations import IN_PLACE, LINE_DTYPES, line_is_exact
 from zoo.remat.rematerializer import Rematerializer
-from zoo.torch_internals import aot_backend, boxed, schema_of
+from zoo.torch_internals import aot_backend, boxed, restarts_tracing, schema_of
 
 logger = logging.getLogger("zoo")
 
@@ -47,16 +47,26 @@ def backend(
     for dtype in LINE_DTYPES:
         line_is_exact(dtype)  # now, as it cannot be measured while torch traces
     try:
-        return aot_backend(_run_eagerly, partial(partition, flops_per_byte=budget.flops_per_byte))(graph, inputs)
+        rule = partial(partition, flops_per_byte=budget.flops_per_byte, cached_casts=_cached_casts(graph, inputs))
+        return aot_backend(_run_eagerly, rule)(graph, inputs)
     except Exception as error:  # whatever AOTAutograd or the partitioner cannot handle
+        if restarts_tracing(error):
+            raise
         warnings.warn(
             f"a graph of {len(graph.graph.nodes)} operations cannot be captured and runs in eager zoo.lean "
-            f"({type(error).__name__}: {str(error)[:200]})",
+            f"({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})",
             NotCaptured,
             stacklevel=2,
         )
         logger.debug("the graph cannot be captured", exc_info=True)
         return partial(_run_rematerialized, graph, budget)
+
+
+def _cached_casts(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[bool]:
+    """Return which inputs eager autocast casts once for all uses: leaves that require gradients."""
+    names = {getattr(node.target, "__name__", "") for node in graph.graph.nodes}
+    is_autocast = "_enter_autocast" in names or any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+    return [is_autocast and isinstance(each, Tensor) and each.is_leaf and each.requires_grad for each in inputs]
 
 
 def _run_rematerialized(graph: fx.GraphModule, budget: Budget, *args: Any) -> Any:

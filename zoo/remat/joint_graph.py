@@ -39,6 +39,7 @@ from zoo.torch_internals import (
 )
 
 aten = torch.ops.aten
+CAST = aten._to_copy.default
 MAX_DEPTH = 4  # recomputed nodes that backward reads in a chain: bounds the peak memory of one recomputation
 MIN_BYTES = 2**16  # smaller tensors are saved
 MIN_RATIO = 4  # as are tensors that are smaller than their largest input by this factor
@@ -65,6 +66,7 @@ def partition(
     num_fwd_outputs: int,
     flops_per_byte: float = 0.0,
     has_lines: bool = True,
+    cached_casts: Sequence[bool] = (),
     **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return the forward and the backward graph of a joint graph, of which forward returns little for backward.
@@ -75,8 +77,11 @@ def partition(
     - `flops_per_byte`: convolutions and matrix products that cost up to this many FLOP per byte of output may be
       recomputed.
     - `has_lines`: whether batch norms are recomputed from their saved statistics, by `apply_line`, where that is exact.
+    - `cached_casts`: for each input of forward, whether eager autocast casts it once for all its uses. Empty: none.
     - `options`: those of torch's default partitioner.
     """
+    _share_casts(joint.graph, num_fwd_outputs, cached_casts)
+    _scale_masks(joint.graph)
     joint.graph.eliminate_dead_code()
     rewriting = _Rewriting(joint.graph, num_fwd_outputs, flops_per_byte, has_lines)
     rewriting.run()
@@ -205,7 +210,7 @@ class _Rewriting:
         if operation in RULES or operation in OF_GRAPHS or operation is BATCH_NORM or operation is BATCH_NORM_OF_BATCH:
             return True
         if operation is CONVOLUTION or operation in PRODUCTS:
-            return _price(node) <= self._flops_per_byte
+            return self._flops_per_byte > 0 and _price(node) <= self._flops_per_byte
         return torch.Tag.pointwise in operation.tags
 
     def _limit_depth(self) -> None:
@@ -287,9 +292,70 @@ class _Rewriting:
 
     def _call(self, user: fx.Node, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
         with self._graph.inserting_before(user):
-            node = self._graph.call_function(target, args, kwargs)
-        node.meta = {**BACKWARD_TAG, "val": value}
-        return node
+            return _computed(self._graph, target, args, kwargs, value)
+
+
+def _share_casts(graph: fx.Graph, num_fwd_outputs: int, cached_casts: Sequence[bool]) -> None:
+    """Sum the gradients of an input that autocast has cast several times before they are cast, as eager autocast does.
+
+    Eager autocast caches the casts of parameters, so that the gradients of all uses are summed in the lower precision.
+    AOTAutograd traces a cast for each use, and sums in float32.
+    """
+    outputs = graph.output_node().args[0]
+    assert isinstance(outputs, (list, tuple))
+    inputs = [node for node in graph.nodes if node.op == "placeholder" and not is_tangent_node(node)]
+    gradients = outputs[num_fwd_outputs:]
+    if len(inputs) != len(cached_casts) or len(gradients) != len(inputs):
+        return
+    for node, gradient, is_cached in zip(inputs, gradients, cached_casts, strict=True):
+        casts = [user for user in node.users if user.target is CAST]
+        if is_cached and len(casts) > 1 and isinstance(gradient, fx.Node):
+            terms = list(_terms(gradient))
+            low = [term.args[0] for term in terms if term.target is CAST]
+            if len(terms) - len(low) > 1 or len({term.meta["val"].dtype for term in low}) != 1:
+                continue
+            with graph.inserting_before(graph.output_node()):
+                total = low[0]
+                for term in low[1:]:
+                    total = _computed(graph, ADD, (total, term), {}, term.meta["val"])
+                total = _computed(graph, CAST, (total,), {"dtype": node.meta["val"].dtype}, node.meta["val"])
+                for term in terms:
+                    if term.target is not CAST:
+                        total = _computed(graph, ADD, (total, term), {}, node.meta["val"])
+            graph.output_node().replace_input_with(gradient, total)
+
+
+def _scale_masks(graph: fx.Graph) -> None:
+    """Multiply the gradients of dropout by the scaled mask, as eager training does on the CPU.
+
+    AOTAutograd traces ``native_dropout``, whose backward multiplies by the mask and by the scale. In half precision that
+    rounds differently.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
+        gradient, mask, _ = node.args
+        value = gradient.meta["val"]
+        if value.device.type == "cpu" and mask.target is operator.getitem:
+            p = mask.args[0].args[1]
+            with graph.inserting_before(node):
+                noise = _computed(graph, CAST, (mask,), {"dtype": value.dtype}, value)
+                noise = _computed(graph, aten.div.Tensor, (noise, 1 - p), {}, value)
+                node.replace_all_uses_with(_computed(graph, aten.mul.Tensor, (gradient, noise), {}, value))
+
+
+def _terms(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield the terms of a sum, in the order in which they are added."""
+    if node.target is ADD and not node.kwargs and len(node.users) == 1:
+        for term in node.args:
+            yield from _terms(term) if isinstance(term, fx.Node) else ()
+    else:
+        yield node
+
+
+def _computed(graph: fx.Graph, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+    """Append a node of backward."""
+    node = graph.call_function(target, args, kwargs)
+    node.meta = {**BACKWARD_TAG, "val": value}
+    return node
 
 
 def _is_epilogue(node: fx.Node) -> bool:

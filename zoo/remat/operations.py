@@ -6,8 +6,9 @@ exactness.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -107,7 +108,7 @@ PRODUCTS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten
 
 def flops_of(operation: Operation, args: tuple[Any, ...], out: Tensor) -> float | None:
     """Return the FLOP count of a convolution or matrix product; None for anything else and for empty outputs."""
-    if not isinstance(out, Tensor) or out.layout is not torch.strided or out.nbytes == 0:
+    if not isinstance(out, Tensor) or out.layout is not torch.strided or out.numel() == 0:
         return None
     if operation is CONVOLUTION:
         x, weight, is_transposed = args[0], args[1], args[6]
@@ -154,10 +155,10 @@ def bits_of(mask: Tensor) -> Tensor:
     return bits
 
 
-def mask_of(bits: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def mask_of(bits: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return the mask unpacked from `bits_of`."""
     eighths = (bits >> torch.arange(8, dtype=torch.uint8, device=bits.device)[:, None]) & 1
-    return eighths.view(-1)[: shape.numel()].to(dtype).view(shape)
+    return eighths.view(-1)[: prod(shape)].to(dtype).view(shape)
 
 
 # ---------------------------------------------------------------------------------------------------- batch norms
