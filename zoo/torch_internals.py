@@ -271,11 +271,11 @@ def partition_by_min_cut(graph: Any, joint_inputs: Any, **options: Any) -> tuple
     return graphs
 
 
-def inductor_partitioner(partition: Callable[..., tuple[Any, Any]], source: str) -> Any:
+def inductor_partitioner(partition: Callable[..., tuple[Any, Any]], *sources: str, key: str = "") -> Any:
     """Return a value for Inductor's option ``custom_partitioner_fn`` that calls ``partition``.
 
     ``partition`` gets the joint graph, its inputs and options, after Inductor has replaced random operations by its
-    own. A hash of the file ``source`` becomes part of the cache key.
+    own. A hash of the files ``sources``, and ``key``, become part of the cache key.
     """
     from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 
@@ -284,7 +284,7 @@ def inductor_partitioner(partition: Callable[..., tuple[Any, Any]], source: str)
             return partition(gm, joint_inputs, **options)
 
         def uuid(self) -> Any:
-            return get_hash_for_files((source,))
+            return get_hash_for_files(sources, key)
 
     return Partitioner()
 
@@ -358,7 +358,7 @@ def aot_backend(run: Callable[..., Any], partition: Callable[..., tuple[Any, Any
 
 
 def boxed(graph: Any) -> Callable[[list[Any]], Any]:
-    """Return a function that runs a graph module on a list of inputs and empties the list, to free each after its use."""
+    """Return a function that runs a graph module on a list of inputs, and empties the list to free each after use."""
     from torch.fx.graph import _BoxedCodeGen
 
     graph.graph.set_codegen(_BoxedCodeGen())
@@ -376,7 +376,7 @@ def set_uncompiled(module: nn.Module) -> None:
     module._compiled_call_impl = None
 
 
-def call_uncompiled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def call_uncompiled(module: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a module, its hooks included, although `module.compile()` was called."""
     return module._call_impl(*args, **kwargs)
 

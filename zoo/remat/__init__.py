@@ -10,10 +10,21 @@ anyway or are smaller. Backward recomputes it with the same kernels, so that gra
 - ``budget``: how much recomputation of convolutions and matrix products is allowed.
 - ``fusing``: norms fused with activations, for users who do not need the same bits.
 - ``lean``: `zoo.lean`, which applies all this to a module.
-- ``partitioning``: the same question for graphs of torch.compile.
+- ``capture``, ``joint_graph``: the same for graphs that torch.compile captures, without a dispatch mode.
+- ``partitioning``: keeps the random numbers of Inductor's own recomputation.
 - ``memory_report``, ``memory_use``: what a network holds between forward and backward.
 """
 
+from typing import Any
+
 from zoo.remat.rematerializer import Rematerializer
 
-__all__ = ["Rematerializer"]
+__all__ = ["Rematerializer", "inductor_options"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "inductor_options":  # imported late, as FX takes time to import
+        from zoo.remat.capture import inductor_options
+
+        return inductor_options
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

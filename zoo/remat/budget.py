@@ -59,8 +59,8 @@ class Budget:
     @classmethod
     def parse(cls, value: Any) -> Budget:
         """Return the budget for a user's value (see `zoo.lean`); raise ConfigError if it is invalid."""
-        if value is None:
-            return cls()
+        if value is None or isinstance(value, cls):
+            return value or cls()
         if isinstance(value, str):
             found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*FLOP/B\s*", value)
             if found:
@@ -76,6 +76,12 @@ class Budget:
             'holds (float between 0 and 1), a cost limit such as "40 FLOP/B", or None to recompute no convolutions'
         )
 
+    def held_limit(self, plain_bytes: int) -> float:
+        """Return the limit on the bytes held, if plain training holds ``plain_bytes``; infinity without one."""
+        if self._held_bytes is not None:
+            return self._held_bytes
+        return float("inf") if self._held_share is None else self._held_share * plain_bytes
+
     @property
     def is_limited(self) -> bool:
         """Whether the budget limits bytes, so that forward passes have to be observed."""
@@ -90,7 +96,7 @@ class Budget:
             plain += decision.plain_bytes
             if decision.is_kept and decision.flops_per_byte is not None:
                 candidates[decision.flops_per_byte] += decision.bytes
-        limit = self._held_bytes if self._held_bytes is not None else (self._held_share or 1.0) * plain
+        limit = self.held_limit(plain)
         for flops_per_byte in sorted(candidates):
             if held <= limit:
                 return

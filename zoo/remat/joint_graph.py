@@ -8,13 +8,16 @@ of its first reader, and lets torch split the graph there.
 from __future__ import annotations
 
 import operator
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
+from zoo.remat.budget import Budget
 from zoo.remat.operations import (
     ADD,
     CONVOLUTION,
@@ -39,6 +42,7 @@ from zoo.torch_internals import (
 )
 
 aten = torch.ops.aten
+Node = Any  # torch.fx.Node, whose type stubs differ between versions of torch
 CAST = aten._to_copy.default
 MAX_DEPTH = 4  # recomputed nodes that backward reads in a chain: bounds the peak memory of one recomputation
 MIN_BYTES = 2**16  # smaller tensors are saved
@@ -55,8 +59,15 @@ OF_GRAPHS = {
     aten.ones_like.default, aten.scalar_tensor.default, aten.arange.default, aten.arange.start,
     aten.arange.start_step, aten.as_strided.default, aten.index.Tensor,
 }  # fmt: skip
+#: Operations of Inductor that are cheap and deterministic; those that draw numbers do so from a saved seed.
+OF_INDUCTOR = {
+    "prims::convert_element_type", "prims::broadcast_in_dim", "prims::iota", "prims::inductor_random",
+    "prims::inductor_lookup_seed", "prims::_low_memory_max_pool_with_offsets",
+    "prims::_low_memory_max_pool_offsets_to_indices",
+}  # fmt: skip
+DROPOUT = aten.native_dropout.default
 #: Masks that functionalized graphs draw. The mask is the output, or one of the outputs as in `MASKS`.
-DRAWN_MASKS = {aten.bernoulli.p: None, aten.native_dropout.default: MASKS[aten.native_dropout.default]}
+DRAWN_MASKS = {aten.bernoulli.p: None, DROPOUT: MASKS[DROPOUT]}
 
 
 def partition(
@@ -64,7 +75,7 @@ def partition(
     joint_inputs: Sequence[object],
     *,
     num_fwd_outputs: int,
-    flops_per_byte: float = 0.0,
+    budget: Budget | None = None,
     has_lines: bool = True,
     cached_casts: Sequence[bool] = (),
     **options: Any,
@@ -74,16 +85,16 @@ def partition(
     Args:
     - `joint`: changed in place.
     - `num_fwd_outputs`: number of the outputs that belong to forward; they come first.
-    - `flops_per_byte`: convolutions and matrix products that cost up to this many FLOP per byte of output may be
-      recomputed.
+    - `budget`: the limit on recomputing convolutions and matrix products. By default none is recomputed.
     - `has_lines`: whether batch norms are recomputed from their saved statistics, by `apply_line`, where that is exact.
     - `cached_casts`: for each input of forward, whether eager autocast casts it once for all its uses. Empty: none.
     - `options`: those of torch's default partitioner.
     """
+    options.pop("compiler", None)  # Inductor names itself to its own partitioner
     _share_casts(joint.graph, num_fwd_outputs, cached_casts)
     _scale_masks(joint.graph)
     joint.graph.eliminate_dead_code()
-    rewriting = _Rewriting(joint.graph, num_fwd_outputs, flops_per_byte, has_lines)
+    rewriting = _Rewriting(joint.graph, num_fwd_outputs, budget or Budget(), has_lines)
     rewriting.run()
     joint.graph.eliminate_dead_code()
     joint.graph.lint()
@@ -95,15 +106,16 @@ def saved_bytes(forward: fx.GraphModule, num_fwd_outputs: int) -> int:
     """Return the bytes of what a forward graph computes and returns for backward."""
     returned = forward.graph.output_node().args[0]
     assert isinstance(returned, (list, tuple))
-    saved = {_base(node) for node in returned[num_fwd_outputs:] if isinstance(node, fx.Node)}
+    saved = {_base(node) for node in returned[num_fwd_outputs:] if is_node(node)}
     return sum(_bytes_of(node) for node in saved if node.op == "call_function")
 
 
 class _Rewriting:
     """Gives the backward nodes of a joint graph clones of the forward nodes that are not saved."""
 
-    def __init__(self, graph: fx.Graph, num_fwd_outputs: int, flops_per_byte: float, has_lines: bool) -> None:
-        self._graph, self._flops_per_byte, self._has_lines = graph, flops_per_byte, has_lines
+    def __init__(self, graph: Any, num_fwd_outputs: int, budget: Budget, has_lines: bool) -> None:
+        self._graph, self._budget, self._has_lines = graph, budget, has_lines
+        self._flops_per_byte = budget.flops_per_byte
         nodes = list(graph.nodes)
         # As torch's default partitioner: everything up to the last node that was traced in forward belongs to it.
         end = 1 + max(index for index, node in enumerate(nodes) if node.op == "placeholder" or is_forward_node(node))
@@ -112,7 +124,7 @@ class _Rewriting:
         self._backward = [node for node in nodes[end:] if node.op == "call_function" and not _is_epilogue(node)]
         outputs = graph.output_node().args[0]
         assert isinstance(outputs, (list, tuple))
-        self._returned = {node for node in outputs[num_fwd_outputs:] if isinstance(node, fx.Node)} & self._is_forward
+        self._returned = {node for node in outputs[num_fwd_outputs:] if is_node(node)} & self._is_forward
         self._unpacked = dict(self._pack_masks())
         self._needed = {
             self._current(source)
@@ -122,47 +134,74 @@ class _Rewriting:
         }
         # Placeholders that are written at the end of forward: backward must not read them.
         self._written = {node.args[0] for node in nodes if node.target is aten.copy_.default}
-        self._clones: dict[fx.Node, fx.Node] = {}
-        self._saved: set[fx.Node] = set()
+        self._clones: dict[Node, Node] = {}
+        self._saved: set[Node] = set()
 
     def run(self) -> None:
         """Rewrite the graph."""
-        self._saved = self._cut() | self._returned
-        self._limit_depth()
+        self._choose()
         for node in self._backward:
-            node.args = map_arg(node.args, lambda source, node=node: self._at(source, node))
-            node.kwargs = map_arg(node.kwargs, lambda source, node=node: self._at(source, node))
+            node.args = map_arg(node.args, partial(self._at, user=node))
+            node.kwargs = map_arg(node.kwargs, partial(self._at, user=node))
 
-    def _pack_masks(self) -> Iterator[tuple[fx.Node, fx.Node]]:
-        """Insert nodes that pack each dropout mask into bits and unpack it; yield the mask and the unpacked mask."""
-        for node in list(self._forward):
-            drawn = node.args[0] if node.target is operator.getitem else node
-            if getattr(drawn, "target", None) not in DRAWN_MASKS or not _is_tensor(node):
-                continue
+    def _pack_masks(self) -> Iterator[tuple[Node, Node]]:
+        """Insert nodes that pack each dropout mask into bits and unpack it; yield a node and the one to recompute.
+
+        On the CPU the output of dropout is recomputed from the unpacked mask, too.
+        """
+        for drawn in [node for node in self._forward if node.target in DRAWN_MASKS]:
             position = DRAWN_MASKS[drawn.target]
-            if (node is drawn) != (position is None) or (node is not drawn and node.args[1] != position):
+            outputs = {0: drawn} if position is None else {node.args[1]: node for node in drawn.users}
+            mask = outputs.get(position or 0)
+            if mask is None or _bytes_of(mask) < MIN_BYTES:
                 continue
-            value = node.meta["val"]
-            if _bytes_of(node) < MIN_BYTES or not all(isinstance(size, int) for size in value.shape):
+            value = mask.meta["val"]
+            if not all(type(size) is int for size in value.shape):  # symbolic ones cannot be arguments of `mask_of`
                 continue
-            with self._graph.inserting_after(node):
-                bits = self._graph.call_function(bits_of, (node,))
-            bits.meta = {**node.meta, "val": value.new_empty(-(-value.numel() // 8), dtype=torch.uint8)}
-            with self._graph.inserting_after(bits):
-                unpacked = self._graph.call_function(mask_of, (bits, value.shape, value.dtype))
-            unpacked.meta = dict(node.meta)
-            index = self._forward.index(node)
-            self._forward[index + 1 : index + 1] = [bits, unpacked]
-            self._is_forward |= {bits, unpacked}
-            yield node, unpacked
+            bits = self._insert(mask, bits_of, (mask,), {}, value.new_empty(-(-value.numel() // 8), dtype=torch.uint8))
+            unpacked = self._insert(bits, mask_of, (bits, value.shape, value.dtype), {}, value)
+            yield mask, unpacked
+            if drawn.target is DROPOUT and value.device.type == "cpu" and 0 in outputs:
+                x, p = drawn.args[:2]
+                x_value = x.meta["val"]
+                noise = self._insert(unpacked, CAST, (unpacked,), {"dtype": x_value.dtype}, x_value)
+                noise = self._insert(noise, aten.div.Tensor, (noise, 1 - p), {}, x_value)
+                yield outputs[0], self._insert(noise, aten.mul.Tensor, (x, noise), {}, x_value)
 
-    def _current(self, node: fx.Node) -> fx.Node:
-        """Return the node that recomputation starts from in place of ``node``: for a mask, the unpacked one."""
+    def _insert(self, after: Node, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
+        """Insert a node of forward."""
+        with self._graph.inserting_after(after):
+            node = self._graph.call_function(target, args, kwargs)
+        node.meta = {**after.meta, "val": value}
+        self._forward.insert(self._forward.index(after) + 1, node)
+        self._is_forward.add(node)
+        return node
+
+    def _current(self, node: Node) -> Node:
+        """Return the node that is recomputed in place of ``node``: for a mask, the unpacked one."""
         return self._unpacked.get(node, node)
 
     # ------------------------------------------------------------------------------------------ what is saved
 
-    def _cut(self) -> set[fx.Node]:
+    def _choose(self) -> None:
+        """Choose what is saved: the least, or with a budget in bytes the cheapest choice within it."""
+        plain_bytes = sum(map(_bytes_of, filter(_is_computed, {_base(node) for node in self._needed})))
+        limit = self._budget.held_limit(plain_bytes)
+        if self._bytes_saved_at(self._budget.flops_per_byte) > limit:
+            prices = sorted({_price(node) for node in self._forward if _has_price(node)})
+            # Bytes fall as the price rises, so their negatives are sorted.
+            position = bisect_left(prices, -limit, key=lambda price: -self._bytes_saved_at(price))
+            if prices:
+                self._bytes_saved_at(prices[min(position, len(prices) - 1)])
+
+    def _bytes_saved_at(self, flops_per_byte: float) -> int:
+        """Choose what is saved if recomputation may cost this much, and return its bytes."""
+        self._flops_per_byte = flops_per_byte
+        self._saved = self._cut() | self._returned
+        self._limit_depth()
+        return sum(map(_bytes_of, filter(_is_computed, {_base(node) for node in self._saved})))
+
+    def _cut(self) -> set[Node]:
         """Return the nodes with the fewest bytes from which all that backward needs can be recomputed."""
         import networkx as nx  # a dependency of torch; here, as it takes time to import
 
@@ -189,34 +228,36 @@ class _Rewriting:
         _, (_, after) = nx.minimum_cut(flow, "source", "sink", flow_func=nx.algorithms.flow.boykov_kolmogorov)
         return {node for node in self._forward if (node, 1) in after and (node, 0) in flow and (node, 0) not in after}
 
-    def _sources(self, node: fx.Node) -> list[fx.Node]:
+    def _sources(self, node: Node) -> list[Node]:
         """Return the forward nodes that a node is recomputed from."""
         if node.op != "call_function":
             return []
         norm = _norm_of(node)
         # A norm is recomputed without its running statistics, which it has updated.
-        nodes = node.all_input_nodes if norm is None else [arg for arg in norm.args[:3] if isinstance(arg, fx.Node)]
+        nodes = node.all_input_nodes if norm is None else [arg for arg in norm.args[:3] if is_node(arg)]
         return [self._current(each) for each in nodes if each in self._is_forward and not _is_symbol(each)]
 
-    def _is_cheap(self, node: fx.Node) -> bool:
+    def _is_cheap(self, node: Node) -> bool:
         """Return whether a node may be recomputed: it is cheap, deterministic and has no side effects."""
         operation = node.target
         if operation is operator.getitem or operation is mask_of:
             return True
         if not isinstance(operation, torch._ops.OpOverload) or schema_of(operation).is_mutable:
             return False
+        if schema_of(operation).name in OF_INDUCTOR:
+            return True
         if torch.Tag.nondeterministic_seeded in operation.tags:
             return False
         if operation in RULES or operation in OF_GRAPHS or operation is BATCH_NORM or operation is BATCH_NORM_OF_BATCH:
             return True
-        if operation is CONVOLUTION or operation in PRODUCTS:
-            return self._flops_per_byte > 0 and _price(node) <= self._flops_per_byte
+        if _has_price(node):
+            return 0 < _price(node) <= self._flops_per_byte
         return torch.Tag.pointwise in operation.tags
 
     def _limit_depth(self) -> None:
         """Save nodes so that no chain of recomputed nodes is longer than `MAX_DEPTH`."""
         bases = {_base(node) for node in self._needed}
-        depths: dict[fx.Node, int] = {}
+        depths: dict[Node, int] = {}
         for node in self._forward:
             if node in self._saved or node.op != "call_function" or _is_symbol(node):
                 continue
@@ -229,7 +270,7 @@ class _Rewriting:
 
     # ------------------------------------------------------------------------------------------ what is recomputed
 
-    def _at(self, source: fx.Node, user: fx.Node) -> fx.Node:
+    def _at(self, source: Node, user: Node) -> Node:
         """Return a node with the value of ``source`` that backward can read, computed before its first reader."""
         if source not in self._is_forward or source.op != "call_function" or _is_symbol(source):
             return source
@@ -240,20 +281,21 @@ class _Rewriting:
             self._clones[source] = self._norm(source, user) or self._clone(source, user)
         return self._clones[source]
 
-    def _clone(self, source: fx.Node, user: fx.Node) -> fx.Node:
+    def _clone(self, source: Node, user: Node) -> Node:
         if not self._is_cheap(source):
             return source
         args = map_arg(source.args, lambda each: self._at(each, user))
         kwargs = map_arg(source.kwargs, lambda each: self._at(each, user))
         return self._call(user, source.target, args, kwargs, source.meta["val"])
 
-    def _norm(self, source: fx.Node, user: fx.Node) -> fx.Node | None:
+    def _norm(self, source: Node, user: Node) -> Node | None:
         """Return the recomputed output of a training-mode batch norm, with the sum and ReLU after it if they are all
         that reads it; None for other nodes."""
         norm, shortcut, is_rectified = self._match_norm(source)
         if norm is None:
             return None
-        x, weight, bias, momentum, eps = *norm.args[:3], *norm.args[-2:]
+        x, weight, bias = norm.args[:3]
+        momentum, eps = norm.args[-2:]
         value = source.meta["val"]
         at = self._at(x, user)
         outputs = {node.args[1]: node for node in norm.users if node.target is operator.getitem}
@@ -269,7 +311,7 @@ class _Rewriting:
         other = None if shortcut is None else self._at(shortcut, user)
         return self._call(user, apply_line, (at, alpha, beta, other, is_rectified), {}, value)
 
-    def _match_norm(self, source: fx.Node) -> tuple[fx.Node | None, fx.Node | None, bool]:
+    def _match_norm(self, source: Node) -> tuple[Node | None, Node | None, bool]:
         """Return a batch norm whose output ``source`` is, or is after a sum with a shortcut or a ReLU or both."""
         norm = _norm_of(source)
         if norm is not None or not self._has_lines:
@@ -279,7 +321,7 @@ class _Rewriting:
             node, is_rectified = node.args[0], True
         if node.target is ADD and not node.kwargs:
             for first, second in (node.args[:2], node.args[1::-1]):
-                is_alike = isinstance(second, fx.Node) and _are_alike(second, node)
+                is_alike = is_node(second) and _are_alike(second, node)
                 if is_alike and _norm_of(first) is not None and self._is_passed_through(first):
                     node, shortcut = first, second
                     break
@@ -288,14 +330,14 @@ class _Rewriting:
 
     def _is_passed_through(self, node: Any) -> bool:
         """Return whether backward reads a node only as the input of others, so that it need not exist by itself."""
-        return isinstance(node, fx.Node) and node not in self._needed and node not in self._saved
+        return is_node(node) and node not in self._needed and node not in self._saved
 
-    def _call(self, user: fx.Node, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+    def _call(self, user: Node, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
         with self._graph.inserting_before(user):
             return _computed(self._graph, target, args, kwargs, value)
 
 
-def _share_casts(graph: fx.Graph, num_fwd_outputs: int, cached_casts: Sequence[bool]) -> None:
+def _share_casts(graph: Any, num_fwd_outputs: int, cached_casts: Sequence[bool]) -> None:
     """Sum the gradients of an input that autocast has cast several times before they are cast, as eager autocast does.
 
     Eager autocast caches the casts of parameters, so that the gradients of all uses are summed in the lower precision.
@@ -309,7 +351,7 @@ def _share_casts(graph: fx.Graph, num_fwd_outputs: int, cached_casts: Sequence[b
         return
     for node, gradient, is_cached in zip(inputs, gradients, cached_casts, strict=True):
         casts = [user for user in node.users if user.target is CAST]
-        if is_cached and len(casts) > 1 and isinstance(gradient, fx.Node):
+        if is_cached and len(casts) > 1 and is_node(gradient):
             terms = list(_terms(gradient))
             low = [term.args[0] for term in terms if term.target is CAST]
             if len(terms) - len(low) > 1 or len({term.meta["val"].dtype for term in low}) != 1:
@@ -325,11 +367,11 @@ def _share_casts(graph: fx.Graph, num_fwd_outputs: int, cached_casts: Sequence[b
             graph.output_node().replace_input_with(gradient, total)
 
 
-def _scale_masks(graph: fx.Graph) -> None:
+def _scale_masks(graph: Any) -> None:
     """Multiply the gradients of dropout by the scaled mask, as eager training does on the CPU.
 
-    AOTAutograd traces ``native_dropout``, whose backward multiplies by the mask and by the scale. In half precision that
-    rounds differently.
+    AOTAutograd traces ``native_dropout``, whose backward multiplies by the mask and by the scale. In half precision
+    that rounds differently.
     """
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
         gradient, mask, _ = node.args
@@ -342,54 +384,59 @@ def _scale_masks(graph: fx.Graph) -> None:
                 node.replace_all_uses_with(_computed(graph, aten.mul.Tensor, (gradient, noise), {}, value))
 
 
-def _terms(node: fx.Node) -> Iterator[fx.Node]:
+def _terms(node: Node) -> Iterator[Node]:
     """Yield the terms of a sum, in the order in which they are added."""
     if node.target is ADD and not node.kwargs and len(node.users) == 1:
         for term in node.args:
-            yield from _terms(term) if isinstance(term, fx.Node) else ()
+            yield from _terms(term) if is_node(term) else ()
     else:
         yield node
 
 
-def _computed(graph: fx.Graph, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+def _computed(graph: Any, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
     """Append a node of backward."""
     node = graph.call_function(target, args, kwargs)
     node.meta = {**BACKWARD_TAG, "val": value}
     return node
 
 
-def _is_epilogue(node: fx.Node) -> bool:
+def is_node(value: object) -> bool:
+    """Return whether an argument of a node is another node."""
+    return isinstance(value, fx.Node)
+
+
+def _is_epilogue(node: Node) -> bool:
     """Return whether a node writes into an input of forward, such as running statistics."""
     return node.target is aten.copy_.default and not node.meta.get("autograd_backward")
 
 
-def _is_tensor(node: fx.Node) -> bool:
+def _is_tensor(node: Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
 
 
-def _is_symbol(node: fx.Node) -> bool:
+def _is_symbol(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _is_view(node: fx.Node) -> bool:
+def _is_view(node: Node) -> bool:
     rule = RULES.get(node.target)
     return (rule is not None and rule.is_view) or node.target is aten.as_strided.default
 
 
-def _base(node: fx.Node) -> fx.Node:
+def _base(node: Node) -> Node:
     """Return the node whose memory a node is a view of."""
     while node.op == "call_function" and _is_view(node):
         node = node.all_input_nodes[0]
     return node
 
 
-def _bytes_of(node: fx.Node) -> int:
+def _bytes_of(node: Node) -> int:
     """Return the bytes of a tensor; with symbolic sizes, those of the traced example."""
     value = node.meta.get("val")
     return size_hint(value.numel()) * value.dtype.itemsize if isinstance(value, Tensor) else 0
 
 
-def _is_small(node: fx.Node) -> bool:
+def _is_small(node: Node) -> bool:
     """Return whether an output is so small, by itself or beside its inputs, that it is saved."""
     if not _is_tensor(node) or _is_view(node):
         return False
@@ -399,32 +446,40 @@ def _is_small(node: fx.Node) -> bool:
     return _bytes_of(node) < MIN_BYTES or MIN_RATIO * _bytes_of(node) < max(map(_bytes_of, inputs))
 
 
-def _price(node: fx.Node) -> float:
+def _is_computed(node: Node) -> bool:
+    return node.op == "call_function"
+
+
+def _has_price(node: Node) -> bool:
+    return node.target is CONVOLUTION or node.target in PRODUCTS
+
+
+def _price(node: Node) -> float:
     """Return the FLOP per byte of output of a convolution or matrix product."""
     args = map_arg(node.args, lambda each: each.meta["val"])
     flops = flops_of(node.target, args, node.meta["val"])
     return float("inf") if flops is None else size_hint(flops) / max(1, _bytes_of(node))
 
 
-def _norm_of(node: Any) -> fx.Node | None:
+def _norm_of(node: Any) -> Node | None:
     """Return the training-mode batch norm whose first output a node is."""
-    if not isinstance(node, fx.Node) or node.target is not operator.getitem or node.args[1] != 0:
+    if not is_node(node) or node.target is not operator.getitem or node.args[1] != 0:
         return None
     norm = node.args[0]
     is_training = norm.args[5] if norm.target is BATCH_NORM else norm.target is BATCH_NORM_OF_BATCH and norm.args[3]
     return norm if is_training else None
 
 
-def _has_exact_line(norm: fx.Node) -> bool:
+def _has_exact_line(norm: Node) -> bool:
     """Return whether `apply_line` recomputes a norm bit for bit."""
     x = norm.args[0].meta["val"]
-    vectors = [node.meta["val"] for node in norm.args[1:3] if isinstance(node, fx.Node)]
+    vectors = [node.meta["val"] for node in norm.args[1:3] if is_node(node)]
     is_dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
     has_one_dtype = all(vector.dtype == x.dtype for vector in vectors)
     return x.device.type == "cpu" and is_dense and has_one_dtype and line_is_exact(x.dtype)
 
 
-def _are_alike(a: fx.Node, b: fx.Node) -> bool:
+def _are_alike(a: Node, b: Node) -> bool:
     first, second = a.meta.get("val"), b.meta["val"]
     return (
         isinstance(first, Tensor)
