@@ -195,7 +195,7 @@ def test_negative_scales_of_in_place_norms_are_counted_with_a_hint(norm: Any, ca
     report = load(Net(norm=norm), written)
     assert report.negative_scales == {"bn_out": 2}
     assert "w.pth: 2 scales in 1 in-place norms are negative" in caplog.text
-    assert "signed_scale=True" in caplog.text
+    assert "norm='standard' for those" in caplog.text
     assert "2 negative scales" in str(report)
 
 
