@@ -289,7 +289,7 @@ def choose_dilation(arch: Architecture, output_stride: int | None, dilation: Any
             f"{arch.name}: output_stride: the network cannot be dilated, so that its stride is fixed; resnet18 to "
             "resnet152, resnext*, densenet* and wider_resnet*_a2 can"
         )
-    if output_stride not in list(arch.dilations):  # a list, as the value may be of any type
+    if output_stride not in list(arch.dilations):  # the value may be unhashable
         strides = listed(arch.dilations)
         raise ConfigError(f"{arch.name}: output_stride must be one of {strides}, got {shorten_repr(output_stride)}")
     return arch.dilations[output_stride]

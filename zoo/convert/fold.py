@@ -61,7 +61,7 @@ def fold_network(model: nn.Module) -> nn.Module:
 def fold(
     state_dict: StateDict, spec: NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
-    """Fold weights for the network that `fold_network` returns; exact in evaluation mode.
+    """Return the weights of the folded network, see `fold_network`; exact in evaluation mode.
 
     The report's ``kept`` names unfolded norms.
     """

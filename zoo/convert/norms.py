@@ -62,7 +62,7 @@ def convert_network(
 def inplace_to_standard(
     state_dict: StateDict, spec: NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
-    """Convert weights to standard norms: every scale becomes |weight| + eps; exact."""
+    """Return the weights for standard norms: every scale becomes |weight| + eps; exact."""
     source = source_spec(state_dict, spec, "inplace-to-standard")
     target = source.changed(norm="standard")
     converted, plans, measured = _change_norms(state_dict, source, target, compare_with_source, images)
@@ -79,7 +79,7 @@ def standard_to_inplace(
     compare_with_source: bool = True,
     images: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
-    """Convert weights to in-place norms, whose scale is |weight| + eps.
+    """Return the weights for in-place norms, whose scale is |weight| + eps.
 
     A weight w >= eps becomes w - eps. A negative w becomes |w| - eps, and the signs of the filter before the norm and
     of the running mean are flipped, which negates the normalized values; bias and variance are unchanged. This is
@@ -133,7 +133,7 @@ def relu_to_leaky_relu(
     compare_with_source: bool = True,
     images: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
-    """Convert weights from relu to leaky_relu with the slope ``activation_param``, unchanged; approximate.
+    """Return the weights of a relu network, unchanged, for leaky_relu with slope ``activation_param``; approximate.
 
     Both networks have standard norms. ``zoo convert relu-to-leaky-relu --data DIR`` measures the loss of accuracy and
     can reestimate the running statistics.

@@ -25,7 +25,7 @@ TORCHVISION_LAYERS = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
 def from_torchvision(
     state_dict: StateDict, spec: NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
-    """Rename the tensors of a torchvision ResNet to this package's names; exact.
+    """Return the tensors of a torchvision ResNet under this package's names; exact.
 
     ``spec`` is the network in this package, with relu and standard norms. Batch counters, which torchvision's oldest
     files lack, become 0.
@@ -43,7 +43,7 @@ def from_torchvision(
 def to_torchvision(
     state_dict: StateDict, spec: NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
 ) -> tuple[dict[str, Tensor], None, ConversionReport]:
-    """Rename the tensors of a ResNet with relu and standard norms to torchvision's names; exact.
+    """Return the tensors of a ResNet with relu and standard norms under torchvision's names; exact.
 
     The result belongs to a network of torchvision and has no spec. Raises ConversionError with all missing and unknown
     keys, and WeightsError for wrong shapes.
