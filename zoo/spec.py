@@ -23,7 +23,7 @@ from zoo.architectures import (
     check_option,
     is_external,
 )
-from zoo.errors import ConfigError, DataError, listed, printable
+from zoo.errors import ConfigError, DataError, listed, printable, shorten_repr
 from zoo.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE
 from zoo.section import Section, parse_section
 
@@ -251,12 +251,14 @@ class NetworkSpec(Section):
 def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
     """Merge several descriptions. Later ones win, and options are merged individually.
 
-    Keys that are not fields of `NetworkSpec` are options.
+    Keys that are not fields of `NetworkSpec` are options. Another number of classes removes earlier class names.
     """
     merged: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for content in contents:
         fields = {key: value for key, value in content.items() if key in NetworkSpec.model_fields}
+        if fields.get("num_classes") not in (None, merged.get("num_classes")):
+            merged.pop("class_names", None)
         options |= {key: value for key, value in content.items() if key not in fields} | fields.pop("options", {})
         merged |= fields
     return {**merged, "options": options}
@@ -273,21 +275,24 @@ def parse_spec(content: Mapping[str, Any], source: str) -> NetworkSpec:
     return parse_section(NetworkSpec, content, source)
 
 
-def stride_option(arch: Architecture, stride: int) -> dict[str, Any]:
-    """Return the option, ``dilation`` or ``output_stride``, that gives the last map of a network this stride.
+def choose_dilation(arch: Architecture, output_stride: int | None, dilation: Any = None) -> Any:
+    """Return the option ``dilation`` of a network whose last map has this stride; ``dilation`` if the stride is None.
 
-    Raises ConfigError if the architecture does not support it.
+    Raises ConfigError if both are given, and for a stride that the architecture does not support.
     """
-    if "output_stride" in arch.options:
-        return {"output_stride": stride}
+    if output_stride is None:
+        return dilation
+    if dilation is not None:
+        raise ConfigError(f"{arch.name}: output_stride and dilation set the same thing; pass one of them")
     if not arch.dilations:
         raise ConfigError(
-            f"output_stride: {arch.name} cannot be dilated, so that its stride is fixed; resnet18 to resnet152, "
-            "resnext*, densenet* and wider_resnet*_a2 can"
+            f"{arch.name}: output_stride: the network cannot be dilated, so that its stride is fixed; resnet18 to "
+            "resnet152, resnext*, densenet* and wider_resnet*_a2 can"
         )
-    if stride not in arch.dilations:
-        raise ConfigError(f"output_stride: {arch.name} has the strides {listed(arch.dilations)} only, got {stride}")
-    return {"dilation": arch.dilations[stride]}
+    if output_stride not in list(arch.dilations):  # the value may be unhashable
+        strides = listed(arch.dilations)
+        raise ConfigError(f"{arch.name}: output_stride must be one of {strides}, got {shorten_repr(output_stride)}")
+    return arch.dilations[output_stride]
 
 
 def escape_names(names: Iterable[str]) -> list[str]:

@@ -115,18 +115,16 @@ class Convert(Command, LoaderOptions):
         return 0
 
     def _convert(self) -> tuple[ConversionReport, dict[str, Any]]:
-        from zoo.convert.files import DEFAULT_SLOPE, convert_file, save_weights
+        from zoo.convert.files import convert_file, save_weights
 
         assert self.target is not None
         measured: dict[str, Any] = {}
-        conversion = convert_file(
-            self.kind,
-            self.source,
-            self._asked(),
-            slope=DEFAULT_SLOPE if self.activation_param is None else self.activation_param,
-            allow_approximate=self.allow_approximate,
-            compare_with_source=not self.no_compare,
-        )
+        asked, options = self._asked(), {"compare_with_source": not self.no_compare}
+        if self.kind == "relu-to-leaky-relu" and "activation_param" in asked:
+            options["activation_param"] = asked.pop("activation_param")  # this option is about the target
+        if self.allow_approximate:
+            options["allow_approximate"] = True
+        conversion = convert_file(self.kind, self.source, asked, **options)
         if self.data is not None:
             from zoo.run.conversion_accuracy import measure_accuracy
 
@@ -171,10 +169,7 @@ class Convert(Command, LoaderOptions):
 
     def _asked(self) -> dict[str, Any]:
         """Return the settings of the source's network that were given as options."""
-        asked = {key: value for key in ("arch", *NETWORK_OPTIONS) if (value := getattr(self, key)) not in (None, False)}
-        if self.kind == "relu-to-leaky-relu":
-            asked.pop("activation_param", None)  # this option is about the target
-        return asked
+        return {key: value for key in ("arch", *NETWORK_OPTIONS) if (value := getattr(self, key)) not in (None, False)}
 
     def _print(self, report: ConversionReport, measured: dict[str, Any]) -> None:
         """Print the report of a conversion and what was measured, and write both to the JSON file."""

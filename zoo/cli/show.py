@@ -132,7 +132,7 @@ def _show_network(name: str, as_json: bool) -> None:
 
 def _show_external(name: str, as_json: bool) -> None:
     """Print the size and options of a network of another package, which is built on the meta device."""
-    from zoo.registry import build_on_meta
+    from zoo.models.build import build_on_meta
     from zoo.spec import NetworkSpec
 
     model = build_on_meta(NetworkSpec(arch=name))

@@ -37,7 +37,7 @@ def measure_accuracy(
     With ``reestimate`` the running statistics of the result are recomputed on that many batches of DATA/train. Raises
     ConfigError for weights without a classifier, and DataError for images that cannot be used.
     """
-    source, before_state = conversion.source_spec, conversion.source.state_dict
+    source = conversion.source_spec
     path = printable(conversion.source.path)
     if ARCHITECTURES[source.arch].task == "segmentation":
         raise ConfigError(
@@ -61,9 +61,8 @@ def measure_accuracy(
         return {**result.scores(), "standard_errors": result.standard_errors(), "count": result.count}
 
     assert conversion.spec is not None
-    slope = conversion.spec.activation_param
-    before = build_with_weights(before_state, source.arch, activation="relu", **source.options)
-    after = build_with_weights(conversion.state_dict, source.arch, activation_param=slope, **source.options)
+    before = build_with_weights(conversion.source.state_dict, source)
+    after = build_with_weights(conversion.state_dict, conversion.spec)
     measured: dict[str, Any] = {"before": accuracy(before), "converted": accuracy(after)}
     if not reestimate:
         return conversion, measured

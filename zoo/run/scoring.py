@@ -23,6 +23,7 @@ from zoo.engine.process import Process
 from zoo.engine.task import EvalProtocol, Result, Task
 from zoo.engine.validation import validate
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
+from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
 from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
@@ -240,7 +241,7 @@ def score(
     process, protocol, settings = process or single_process(), _resolve_protocol(network, protocol), network.experiment
     task = network.task
     if is_external(settings.network.arch) and isinstance(protocol, CropProtocol):
-        model = registry.build_on_meta(settings.network).eval()
+        model = build_on_meta(settings.network).eval()
         check_logits(model, settings.network.arch, settings.network.num_classes, protocol.crop, "the crop")
     loader = task.build_val_loader(
         parse_data_path(data),

@@ -36,8 +36,9 @@ from zoo.engine.state import TrainState
 from zoo.engine.task import Task
 from zoo.errors import ConfigError, DataError, NonFiniteLossError, listed, nearest, printable
 from zoo.files import write_json
+from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
-from zoo.registry import INPUTS, build_on_meta
+from zoo.registry import INPUTS
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import check_log_dir, check_unused, log_folder, writable
 from zoo.run.run_log import RunLog, buffered_records, read_validation

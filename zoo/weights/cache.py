@@ -40,10 +40,13 @@ def weights_path(name: str) -> Path:
 def published_name(path_or_name: str | os.PathLike[str]) -> str | None:
     """Return the argument if it is the name of published weights and no such file exists here, otherwise None.
 
-    Raises WeightsError for an argument of another type.
+    Raises TypeError for an argument of another type.
     """
     if not isinstance(path_or_name, (str, os.PathLike)):
-        raise WeightsError(f"weights must be a path or the name of published weights, got {brief(repr(path_or_name))}")
+        raise TypeError(
+            "weights must be the path of a weights file or a published name, not a "
+            f"{type(path_or_name).__name__}; load a state dict with model.load_state_dict(...)"
+        )
     text = os.fspath(path_or_name)
     return text if text in published() and not Path(text).exists() else None
 

@@ -372,6 +372,6 @@ def _log(
     if report.negative_scales:
         logger.warning(
             "%s: %d scales in %d in-place norms are negative and are used as |scale| + eps; networks trained before "
-            "2018-01-16 used the sign: pass signed_scale=True for those",
+            "2018-01-16 used the sign: build the network with norm='standard' for those",
             report.source, sum(report.negative_scales.values()), len(report.negative_scales),
         )  # fmt: skip

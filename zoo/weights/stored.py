@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.architectures import ARCHITECTURES, architecture, has_same_tensors
+from zoo.architectures import ARCHITECTURES, architecture, has_same_tensors, is_external
 from zoo.errors import ConfigError, WeightsError, printable, shorten_repr
 from zoo.models import Network
 from zoo.models.build import build_on_meta, depth_of
@@ -62,21 +62,49 @@ class StoredWeights:
         try:
             check_fits_spec(self.state_dict, spec, source)
         except ConfigError as error:
-            raise WeightsError(f"{source}: network: {error}; {REMEDY}") from error
+            raise WeightsError(f"{source}: {error}; {REMEDY}") from error
         return spec
 
-    def warn_of_assumptions(self, spec: NetworkSpec, given: Iterable[str], arch: str | None = None) -> None:
-        """Warn about the assumed norm and activation of a file without spec, except for settings in ``given``.
+    def merged(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of the file's network, changed by ``wanted``; only ``wanted`` if the file has no spec.
 
-        ``arch`` is the architecture of the file, by default that of ``spec``.
+        Raises WeightsError as `checked_spec` does, and if ``wanted`` contradicts the file, see `check_same_network`.
+        """
+        stored = self.checked_spec()
+        if stored is None:
+            return dict(wanted)
+        check_same_network(stored, wanted, printable(self.path), "the arguments")
+        return merge(stored.model_dump(), wanted)
+
+    def merged_as_body(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a DeepLab whose body has these weights: norm, activation and stem are the file's.
+
+        ``wanted`` are the settings of the DeepLab, which win. Raises errors as `merged` does, and ConfigError if
+        ``wanted`` is another network.
+        """
+        arch = wanted["arch"]
+        if is_external(arch) or architecture(arch).family != "deeplab":
+            raise ConfigError(f"{arch}: body_weights are for the body of a deeplab_* network; give weights=PATH")
+        stored = self.checked_spec()
+        if stored is None:
+            return dict(wanted)
+        check_same_network(stored, settings_of_body(wanted, stored), printable(self.path), "the arguments")
+        of_body = {key: getattr(stored, key) for key in ("norm", "activation", "activation_param")}
+        stem = {key: value for key, value in stored.options.items() if key == "input_3x3"}
+        return merge(of_body, stem, wanted)
+
+    def warn_of_assumptions(self, spec: NetworkSpec, given: Collection[str]) -> None:
+        """Warn about the norm and activation that ``spec`` assumes for a file without spec, except those in ``given``.
+
+        Nothing is assumed of external networks.
         """
         assumed = [key for key in ("norm", "activation") if key not in given]
-        if self.spec is None and assumed:
+        if self.spec is None and assumed and not spec.is_external:
             settings = ", ".join(f"{key}={getattr(spec, key)!r}" for key in assumed)
             logger.warning(
                 "%s does not describe its network: assuming %s with %s; if it was trained with other settings, name "
                 "its experiment, or pass %s to zoo.get or --%s to zoo convert",
-                printable(self.path), arch or spec.arch, settings, " and ".join(f"{key}=" for key in assumed),
+                printable(self.path), spec.arch, settings, " and ".join(f"{key}=" for key in assumed),
                 " and --".join(assumed),
             )  # fmt: skip
 

@@ -132,8 +132,8 @@ def check_same_network(
             "or give the file that it was made from"
         )
     wanted = _flat(wanted)
-    if "arch" in wanted and any(map(is_external, (spec.arch, wanted["arch"]))):
-        wanted = {"arch": wanted["arch"]}
+    if any(map(is_external, (spec.arch, wanted.get("arch", spec.arch)))):
+        wanted = {"arch": wanted.get("arch", spec.arch)}
     stored = {**_default_options(spec.arch), **_flat(spec.model_dump())}
     differences = [
         (key, stored.get(key), value)
