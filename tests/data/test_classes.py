@@ -41,8 +41,9 @@ def test_folders_give_the_names_in_the_order_of_the_data_set(tmp_path: Path) -> 
     assert class_names(3, tmp_path) == ["C", "a", "b"]
 
 
-def test_a_text_file_gives_a_name_per_line(tmp_path: Path) -> None:
-    (path := tmp_path / "names.txt").write_text("ünicorn\n\n t-shirt \n", encoding="utf-8")
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_text_file_gives_a_name_per_line(tmp_path: Path, encoding: str) -> None:
+    (path := tmp_path / "names.txt").write_text("ünicorn\n\n t-shirt \n", encoding=encoding)
     assert class_names(2, path) == ["ünicorn", "t-shirt"]
 
 

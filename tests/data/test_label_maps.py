@@ -297,7 +297,5 @@ def test_a_pipe_in_place_of_the_class_names_is_refused_and_not_waited_for(tmp_pa
     for folder in ("images", "labels"):
         (tmp_path / "train" / folder).mkdir(parents=True)
     os.mkfifo(tmp_path / "classes.txt")
-    with pytest.raises(
-        DataError, match=r"the names of the classes cannot be read: it is not a regular file; .*classes"
-    ):
+    with pytest.raises(DataError, match=r"the class names cannot be read: it is not a regular file; .*classes"):
         labeled_images(tmp_path, "train", "folders", 3, 255)
