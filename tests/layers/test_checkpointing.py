@@ -88,7 +88,7 @@ def _distributed_step(recompute: bool) -> list[torch.Tensor]:
 
 
 @pytest.mark.dist
-def test_synchronised_norms_in_distributed_networks_are_right():
+def test_synchronized_norms_in_distributed_networks_are_right():
     plain, recomputed = run_distributed(_distributed_step, 2, False), run_distributed(_distributed_step, 2, True)
     for rank in (0, 1):
         assert max(map(relative_error, recomputed[rank], plain[rank])) < 1e-12

@@ -355,7 +355,7 @@ def _distributed_steps(norm, repeats) -> list[list[torch.Tensor]]:
 
 @pytest.mark.dist
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_distributed_gradients_and_synchronised_statistics_are_those_of_stored_activations(repeats):
+def test_distributed_gradients_and_synchronized_statistics_are_those_of_stored_activations(repeats):
     for truth, *ours in run_distributed(_distributed_steps, 2, InPlaceABNSync, repeats):
         assert len(truth) > 20
         for result in ours:

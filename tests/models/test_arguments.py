@@ -43,14 +43,14 @@ def test_a_network_whose_width_is_padded_refuses_other_images() -> None:
         zoo.get("irevnet_cifar", in_chans=1)
 
 
-def test_filters_of_colours_are_made_fit_for_other_images_and_that_is_told(tmp_path, caplog) -> None:
+def test_filters_of_colors_are_made_fit_for_other_images_and_that_is_told(tmp_path, caplog) -> None:
     source = zoo.get("resnet18", norm="inplace", num_classes=3).eval()
     path = tmp_path / "w.pth"
     torch.save(source.state_dict(), path)
-    grey = torch.randn(2, 1, 64, 64)
+    gray = torch.randn(2, 1, 64, 64)
     with caplog.at_level(logging.INFO, "zoo"), torch.no_grad():
         one = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=1, weights=path).eval()
-        assert torch.allclose(one(grey), source(grey.expand(-1, 3, -1, -1)), atol=1e-4)
+        assert torch.allclose(one(gray), source(gray.expand(-1, 3, -1, -1)), atol=1e-4)
         assert "filters of the first convolution were summed for 1 input channels" in caplog.text
         five = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=5, weights=path).eval()
         assert torch.allclose(five.mod1.conv1.weight[:, 3], source.mod1.conv1.weight[:, 0] * 0.6)

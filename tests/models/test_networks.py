@@ -377,7 +377,7 @@ def test_reset_classifier_and_forward_features():
     assert model(x).shape == (2, 3)
 
 
-def test_every_parameter_is_initialised_and_reproducible():
+def test_every_parameter_is_initialized_and_reproducible():
     torch.manual_seed(3)
     first = zoo.get("densenet121", num_classes=2).state_dict()
     torch.manual_seed(3)
@@ -402,7 +402,7 @@ def test_truncated_normal_is_cut_at_two_deviations_of_the_fan_out_and_the_classi
     assert not fc.bias.any()
 
 
-def test_torchs_own_initialisation_is_that_of_new_layers():
+def test_torchs_own_initialization_is_that_of_new_layers():
     conv, fc = nn.Conv2d(3, 8, 3), nn.Linear(8, 5)
     torch.manual_seed(1)
     init_weights(nn.Sequential(conv, fc), "torch", 7.0, "relu")
@@ -413,7 +413,7 @@ def test_torchs_own_initialisation_is_that_of_new_layers():
 
 
 @pytest.mark.parametrize("method", ["kaiming_normal", "kaiming_uniform", "xavier_uniform", "orthogonal"])
-def test_initialisation_scales_as_its_method_says(method):
+def test_initialization_scales_as_its_method_says(method):
     conv = nn.Conv2d(64, 128, 3, bias=False)
     init_weights(conv, method, 2.0, "leaky_relu", 0.1)
     gain, fan_in, fan_out = (2 / (1 + 0.1**2)) ** 0.5, 64 * 9, 128 * 9
@@ -426,7 +426,7 @@ def test_initialisation_scales_as_its_method_says(method):
 
 
 @pytest.mark.slow
-def test_building_costs_no_more_than_its_initialisation():
+def test_building_costs_no_more_than_its_initialization():
     def seconds(function):
         start = time.process_time()
         function()

@@ -438,7 +438,7 @@ def network_section(**settings) -> NetworkSpec:
     return parse_experiment({"network": section}, source="test").network
 
 
-def test_experiments_build_them_with_the_papers_initialisation():
+def test_experiments_build_them_with_the_papers_initialization():
     model = build_from_config(network_section(memory="plain"))
     assert all(m.store for m in model.modules() if isinstance(m, ReversibleSequential))
     weight = model.mod3.chain[0].f.conv1.weight

@@ -523,7 +523,7 @@ def test_random_numbers_are_drawn_once() -> None:
     assert torch.equal(run(torch.enable_grad()), run(Rematerializer(smallest_bytes=0)))
 
 
-def test_a_recipe_starts_from_a_parameter_that_was_initialised_in_place_and_tells_when_it_is_overwritten() -> None:
+def test_a_recipe_starts_from_a_parameter_that_was_initialized_in_place_and_tells_when_it_is_overwritten() -> None:
     norm, last = nn.LayerNorm(64), nn.Linear(64, 64)
     assert norm.weight._version > 0
     log: list[Decision] = []
