@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from tests.remat.programs import images, network
 from tests.remat.test_lean import held_bytes
-from tests.remat.test_rematerializer import images, network
 from zoo.remat.lean import lean
 
 
