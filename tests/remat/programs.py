@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from zoo.remat import Rematerializer
+from zoo.remat.budget import Decision
 
 
 class Block(nn.Module):
@@ -35,6 +37,26 @@ def network(blocks: int = 3, channels: int = 8) -> nn.Module:
 def images(size: int = 12, **options: Any) -> Tensor:
     torch.manual_seed(3)
     return torch.randn(2, 3, size, size, **options)
+
+
+class Checkpointed(nn.Module):
+    """Runs a module in a checkpoint of torch."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.module, x, use_reentrant=False)
+
+
+def bytes_held(forward: Callable[[], object], *modules: nn.Module) -> int:
+    """Return the bytes that backward of a lean forward pass holds, without the memory of the modules."""
+    log: list[Decision] = []
+    own = [each for module in modules for each in (*module.parameters(), *module.buffers())]
+    with Rematerializer(log=log, smallest_bytes=0, parameters=own):
+        forward()
+    return sum(decision.lean_bytes for decision in log)
 
 
 def gradients_of(

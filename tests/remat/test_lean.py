@@ -21,22 +21,6 @@ from zoo.remat.lean import StepsAside, is_lean, lean
 SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are larger than what is kept for being small
 
 
-def held_bytes(model: nn.Module) -> int:
-    """Return the bytes of the distinct tensors that autograd keeps for the loss of a model."""
-    storages: dict[int, int] = {}
-    own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            storages[storage._cdata] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        _ = model(images(SIZE_PX))
-    return sum(storages.values())
-
-
 def test_a_lean_network_trains_with_the_same_bits_and_the_same_state() -> None:
     plain = network()
     model = lean(copy.deepcopy(plain))

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import zoo
-from tests.remat.programs import are_equal, images, network, step
+from tests.remat.programs import Checkpointed, are_equal, images, network, step
 from zoo.remat import Rematerializer
 from zoo.remat import lean as lean_module
 from zoo.remat.lean import lean
@@ -116,14 +116,6 @@ def shared(model: nn.Module, lean: Any) -> list[Tensor]:
 
 
 def checkpointed_inside(model: nn.Module, lean: Any) -> list[Tensor]:
-    class Checkpointed(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.module, x, use_reentrant=False)
-
     model[1] = Checkpointed(model[1])
     return train(lean(model), model)
 

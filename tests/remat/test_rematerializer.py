@@ -7,7 +7,6 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,22 +17,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.remat.hunt import Saves
-from tests.remat.programs import are_equal, assert_same, images, network, step
+from tests.remat.programs import are_equal, assert_same, bytes_held, images, network, step
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Decision
 from zoo.remat.operations import BATCH_NORMS, IN_PLACE, RULES, apply_line, aten, line_is_exact
 from zoo.remat.recipes import RecipeError
 from zoo.torch_internals import storage_id
-
-
-def bytes_held(forward: Callable[[], Tensor], *modules: nn.Module) -> int:
-    """Return the bytes of the distinct memory that autograd's saved tensors hold, without that of the modules."""
-    log: list[Decision] = []
-    own = [each for module in modules for each in (*module.parameters(), *module.buffers())]
-    with Rematerializer(log=log, smallest_bytes=0, parameters=own):
-        forward()
-    return sum(decision.bytes for decision in log if decision.is_kept)
-
 
 X, Y = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)
 
@@ -139,9 +128,10 @@ def test_the_compiled_line_gives_the_bits_of_each_step(
         assert torch.equal(out.nan_to_num().signbit(), expected.nan_to_num().signbit())
 
 
-def test_norm_sum_and_relu_are_repeated_in_one_pass() -> None:
+@pytest.mark.parametrize("exact", [True, False])
+def test_norm_sum_and_relu_are_repeated_in_one_pass(exact: bool) -> None:
     norm, convolutions = nn.BatchNorm2d(4), [nn.Conv2d(3, 4, 3) for _ in range(2)]
-    with Rematerializer(smallest_bytes=0) as recording:
+    with Rematerializer(smallest_bytes=0, exact=exact) as recording:
         x, kept_shortcut = (convolution(images()) for convolution in convolutions)
         z = torch.relu_(norm(x) + kept_shortcut.relu() * kept_shortcut)
         value = recording._find(z)
