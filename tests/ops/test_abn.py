@@ -24,16 +24,18 @@ def make(shape, dtype=torch.float64, weight=None, seed=0):
     return x.to(dtype), w.to(dtype), b.to(dtype), dz.to(dtype)
 
 
-def run(x, w, b, dz, **settings):
-    """Return z and the gradients of x, weight and bias of the operation under test."""
-    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
-    z = inplace_abn(leaves[0] * 1, *leaves[1:], None, None, **settings)
+def run(x, w, b, dz, shortcut=None, **settings):
+    """Return z and the gradients of x, weight, bias and the shortcut, if given, of the operation under test."""
+    leaves = [t.clone().requires_grad_() for t in (x, w, b, shortcut) if t is not None]
+    z = inplace_abn(
+        leaves[0] * 1, *leaves[1:3], None, None, shortcut=None if shortcut is None else leaves[3], **settings
+    )
     return z, *torch.autograd.grad(z, leaves, dz)
 
 
-def run_formula(x, w, b, dz, eps=1e-5, **settings):
-    leaves = [t.double().clone().requires_grad_() for t in (x, w, b)]
-    z = activated_batch_norm(*leaves, eps, **settings)
+def run_formula(x, w, b, dz, shortcut=None, **settings):
+    leaves = [t.double().clone().requires_grad_() for t in (x, w, b, shortcut) if t is not None]
+    z = activated_batch_norm(*leaves[:3], shortcut=None if shortcut is None else leaves[3], **settings)
     return z, *torch.autograd.grad(z, leaves, dz.double())
 
 
