@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -200,9 +199,3 @@ def test_without_names_as_many_folders_as_outputs_are_numbered_in_their_order_an
 def test_without_names_another_number_of_folders_is_refused(num_outputs: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         match_classes(_folder(tmp_path, ["x", "y"]), num_outputs, None)
-
-
-def test_a_pipe_or_a_folder_in_place_of_names_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "classes.txt")
-    with pytest.raises(DataError, match=r"the class names cannot be read: it is not a regular file; .*classes\.txt"):
-        class_names(3, tmp_path / "classes.txt")

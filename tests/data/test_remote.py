@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.sample_images import make_folder
+from tests.data.sample_images import make_splits, small_experiment
 from zoo.cli import main
-from zoo.config import Segmentation, parse_experiment
+from zoo.config import Segmentation
 from zoo.data import remote
 from zoo.data.folder import open_source
 from zoo.data.index import MAGIC, Index, write_index
@@ -36,7 +36,6 @@ from zoo.data.segmentation_loader import build_segmentation_train_loader
 from zoo.data.shards import Shards, padded
 from zoo.errors import ConfigError, DataError
 
-CLASSES = {"ant": 7, "bee": 5, "cat": 9}
 CPU = torch.device("cpu")
 SIZES = {"scale": 12, "crop": 8, "mean": [0.5] * 3, "std": [0.5] * 3, "batch_size": 2}
 PREFETCH = RemoteShards._prefetch
@@ -98,9 +97,7 @@ def _stalls(handler: Handler) -> None:
 @pytest.fixture(scope="module")
 def local_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("data")
-    for split in ("train", "val"):
-        make_folder(base / "folder" / split, CLASSES)
-    assert main(["data", "shard", str(base / "folder"), str(base / "shards"), "--per-shard", "4"]) == 0
+    assert main(["data", "shard", str(make_splits(base / "folder")), str(base / "shards"), "--per-shard", "4"]) == 0
     return base / "shards"
 
 
@@ -135,11 +132,6 @@ def memory(local_shards: Path) -> Iterator[str]:
     system.store.clear()
 
 
-def _config(**settings: object) -> Any:
-    content = {"network": {"classes": 3}, "optimizer": {"batch_size": 4}, "input": {"crop_train": 8, **settings}}
-    return parse_experiment(content, "x")
-
-
 def _copies(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.glob("*/*.tar*"))
 
@@ -162,7 +154,7 @@ def test_batches_are_those_of_the_folder_to_the_bit(
 ) -> None:
     monkeypatch.setattr(RemoteShards, "_prefetch", PREFETCH)
     data = parse_data_path(server.url if protocol == "http" else memory)
-    config = _config(shuffle_shards=2, color_jitter_train=True)
+    config = small_experiment(shuffle_shards=2, color_jitter_train=True)
     pairs = [
         (build_train_loader(place, config, workers=workers), build_val_loader(place, workers=workers, **SIZES))
         for place in (local_shards, data)
@@ -181,7 +173,7 @@ def test_batches_are_those_of_the_folder_to_the_bit(
 
 
 def test_an_epoch_goes_on_in_the_middle_on_any_number_of_processes(server: Server) -> None:
-    config, data = _config(shuffle_shards=2), parse_data_path(server.url)
+    config, data = small_experiment(shuffle_shards=2), parse_data_path(server.url)
     alone = [list(batch.paths) for batch in build_train_loader(data, config)]
     for rank in range(2):
         loader = build_train_loader(data, config, rank=rank, world_size=2)
@@ -318,7 +310,7 @@ def test_a_check_ends_where_a_shard_cannot_be_fetched(server: Server) -> None:
 
     server.script["/train/000001.tar"] = [_fails(404)] * 9
     with pytest.raises(Unreachable, match=r"the server answered 404 .*; .*train/000001.tar: check the address"):
-        check_data(_config(), parse_data_path(server.url), 1, lambda split, total: nullcontext(_Bar()))
+        check_data(small_experiment(), parse_data_path(server.url), 1, lambda split, total: nullcontext(_Bar()))
 
 
 class _Bar:
@@ -330,7 +322,7 @@ def test_what_needs_a_folder_of_this_machine_says_so(server: Server, tmp_path: P
     for words in (["data", "index", server.url], ["data", "shard", server.url, str(tmp_path / "out")]):
         assert main(words) == 2
         assert "only shards of classification data are read from a server" in capsys.readouterr().err
-    config = _config().model_copy(update={"segmentation": Segmentation()})
+    config = small_experiment().model_copy(update={"segmentation": Segmentation()})
     with pytest.raises(DataError, match="only shards of classification data are read from a server"):
         build_segmentation_train_loader(parse_data_path(server.url), config)
 
@@ -398,7 +390,7 @@ def test_a_damaged_shard_is_fetched_again(
 
 
 def test_no_image_is_skipped_because_the_server_is_gone(server: Server) -> None:
-    loader = build_train_loader(parse_data_path(server.url), _config(shuffle_shards=2), on_bad_image="skip")
+    loader = build_train_loader(parse_data_path(server.url), small_experiment(shuffle_shards=2), on_bad_image="skip")
     server.script = {f"/train/{number:06}.tar": [_fails(404)] * 9 for number in range(6)}
     with pytest.raises(DataError, match=r"the server answered 404 .*; .*\.tar: check the address"):
         list(loader)
