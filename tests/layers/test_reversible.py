@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
+from tests.step import step
 from zoo.layers import (
     ABN,
     InPlaceABN,
@@ -57,16 +58,6 @@ def stored(net):
         if isinstance(module, ReversibleSequential):
             module.store = True
     return twin
-
-
-def step(net, x):
-    """Return output, gradients and buffers after one training step."""
-    leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    net.zero_grad()
-    torch.manual_seed(2)
-    y = net(leaf)
-    (y.square() + y.sin()).sum().backward()
-    return [y.detach(), leaf.grad, *[p.grad.clone() for p in net.parameters()], *[b.clone() for b in net.buffers()]]
 
 
 def images(number=4, side=12, dtype=torch.float64):

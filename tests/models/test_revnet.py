@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import zoo
 from tests.formula import relative_error
 from tests.held import held_bytes
+from tests.step import step
 from zoo.architectures import ARCHITECTURES
 from zoo.config import parse_experiment
 from zoo.convert import convert_norm
@@ -69,17 +71,6 @@ def images(kind="basic", number=4) -> torch.Tensor:
     generator = torch.Generator().manual_seed(2)
     size = 64 if kind == "imagenet" else 16
     return torch.randn(number, 3, size, size, dtype=torch.float64, generator=generator)
-
-
-def step(model, x) -> list[torch.Tensor]:
-    """Return the gradients of the images and of the parameters after a step, and the outputs."""
-    model.zero_grad()
-    leaf = x.clone().requires_grad_()
-    out = model(leaf)
-    outputs = out if isinstance(out, list) else [out]
-    sum((output * output.detach().cos()).mean() for output in outputs).backward()
-    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    return [leaf.grad, *gradients, *[output.detach() for output in outputs]]
 
 
 @pytest.mark.parametrize(("name", "classes"), COUNTS)
@@ -248,7 +239,7 @@ def test_norms_are_converted_to_what_the_network_is_built_with():
     for norm in model.modules():
         if isinstance(norm, ABN):
             norm.activation = "leaky_relu"  # relu has no form in place
-    expected = step(model, x)
+    expected = step(copy.deepcopy(model), x)
     convert_norm(model, "inplace")
     built = build_small("basic", "inplace")
     inplace, truth = ([m.inplace for m in net.modules() if isinstance(m, InPlaceABN)] for net in (model, built))

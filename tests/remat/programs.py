@@ -94,15 +94,3 @@ def runs(program: Callable[..., Tensor], *inputs: Tensor) -> bool:
     except RuntimeError:  # NotImplementedError is one
         return False
     return True
-
-
-def step(module: nn.Module, images: Tensor) -> list[Tensor]:
-    """Return the output of a training step, the images' gradient, all gradients, and all buffers after it."""
-    torch.manual_seed(1)
-    images = images.detach().clone().requires_grad_()
-    module.zero_grad()
-    out = module(images)
-    before = out.detach().clone()
-    out.float().square().mean().backward()
-    gradients = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
-    return [before, images.grad, *gradients, *(buffer.clone() for buffer in module.buffers())]

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.remat.programs import are_equal, images, network, step
+from tests.remat.programs import are_equal, images, network
+from tests.step import step
 from zoo.errors import ConfigError
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget

@@ -15,7 +15,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import zoo
-from tests.remat.programs import Checkpointed, are_equal, images, network, step
+from tests.remat.programs import Checkpointed, are_equal, images, network
+from tests.step import step
 from zoo.remat import Rematerializer
 from zoo.remat import lean as lean_module
 from zoo.remat.lean import lean

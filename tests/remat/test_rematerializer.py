@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.remat.hunt import Saves
-from tests.remat.programs import are_equal, assert_same, bytes_held, images, network, step
+from tests.remat.programs import are_equal, assert_same, bytes_held, images, network
+from tests.step import loss_of, step
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Decision
 from zoo.remat.operations import BATCH_NORMS, IN_PLACE, RULES, apply_line, aten, line_is_exact
@@ -209,12 +210,12 @@ def test_backward_may_run_inside_of_the_context_and_in_another_thread() -> None:
     model, x = network(), images().requires_grad_()
     torch.manual_seed(1)
     with Rematerializer(smallest_bytes=0):
-        model(x).square().mean().backward()
+        loss_of(model(x)).backward()
     assert torch.equal(x.grad, expected[1])
     model, y = network(), images().requires_grad_()
     torch.manual_seed(1)
     with Rematerializer(smallest_bytes=0):
-        loss = model(y).square().mean()
+        loss = loss_of(model(y))
     thread = threading.Thread(target=loss.backward)
     thread.start()
     thread.join()
