@@ -39,6 +39,18 @@ def images(size: int = 12, **options: Any) -> Tensor:
     return torch.randn(2, 3, size, size, **options)
 
 
+class Recorded(nn.Module):
+    """Runs a module in a `Rematerializer` that recomputes small tensors too."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Any:
+        with Rematerializer(smallest_bytes=0):
+            return self.module(x)
+
+
 class Checkpointed(nn.Module):
     """Runs a module in a checkpoint of torch."""
 
