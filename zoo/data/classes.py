@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
 from zoo.data.location import DataPath
-from zoo.data.reading import naming, read_text
+from zoo.data.reading import naming, read_names
 from zoo.data.shards import CLASSES, has_shards
 from zoo.errors import DataError, brief, listed, printable
 
@@ -50,7 +50,7 @@ def _names_in(source: Path) -> list[str]:
     if has_shards(source):
         source = source / CLASSES
     if not source.is_dir():
-        return [line.strip() for line in read_text(source, "the class names").split("\n") if line.strip()]
+        return read_names(source)
     with naming(printable(source), "the class names"):  # sorted as in `ImageFolder`
         return sorted(path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
 

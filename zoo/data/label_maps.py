@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image, ImageFile
 
-from zoo.data.reading import EXTENSIONS, read_as, read_image, read_text
+from zoo.data.reading import EXTENSIONS, read_as, read_image, read_names, read_text
 from zoo.data.scan import find_names, log_strays, unlistable
 from zoo.errors import ConfigError, DataError, listed, printable
 
@@ -261,7 +261,7 @@ def _folder_classes(data: Path, labels: str, num_classes: int, ignore_label: int
     file = data / "classes.txt"
     names = [str(number) for number in range(num_classes)]
     if file.exists():
-        names = [line.strip() for line in _text(file).splitlines() if line.strip()]
+        names = read_names(file)
     return names, _table(data, {**{number: number for number in range(len(names))}, ignore_label: ignore_label})
 
 
@@ -277,8 +277,9 @@ def _coco_stuff_classes(data: Path, labels: str, num_classes: int, ignore_label:
 
 def _vistas_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
     file = data / ("config_v1.2.json" if "v1.2" in Path(labels).parts else "config.json")
+    text = read_text(file, "the class names", encoding="utf-8-sig")
     try:
-        entries = [(str(entry["readable"]), bool(entry["evaluate"])) for entry in json.loads(_text(file))["labels"]]
+        entries = [(str(entry["readable"]), bool(entry["evaluate"])) for entry in json.loads(text)["labels"]]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         what = 'the file has no list "labels" of entries with "readable" and "evaluate"'
         remedy = "take it from the data set's archive"
@@ -299,10 +300,6 @@ def _table(data: Path, classes: Mapping[int, int]) -> np.ndarray:
     table = np.full(NUM_IDS, NO_CLASS, dtype=np.int32)
     table[list(classes)] = list(classes.values())
     return table
-
-
-def _text(file: Path) -> str:
-    return read_text(file, "the names of the classes", encoding="utf-8-sig")  # Windows editors write a BOM
 
 
 SAME_NAMES: Mapping[Split, str] = {"train": "train", "val": "val"}

@@ -26,6 +26,7 @@ from zoo.data.index import REINDEX_HINT, Index, facts_of, index_path, write_inde
 from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS, naming, read_text
 from zoo.data.scan import check_filled
+from zoo.data.seeding import windowed_permutation
 from zoo.errors import DataError, ZooError, listed, printable
 from zoo.files import open_regular
 from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_whole
@@ -122,17 +123,11 @@ class Shards:
         return encoded
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
-        """Return a random order of the images, (n,) int64.
-
-        With a ``window``, the shards are shuffled, and then the images of each ``window`` consecutive shards, so that
-        only these are needed at a time. Without one, all images are shuffled together.
-        """
+        """Return a random order of the images, (n,) int64, that needs only ``window`` shards at a time, or all."""
         if window is None:
             return torch.randperm(len(self.names), generator=generator)
         shards = torch.from_numpy(np.array(self._shards, dtype=np.int64))
-        windows = torch.randperm(int(shards.max()) + 1, generator=generator)[shards] // window
-        shuffled = torch.randperm(len(shards), generator=generator)
-        return shuffled[windows[shuffled].argsort(stable=True)]
+        return windowed_permutation(shards, int(shards.max()) + 1, window, generator)
 
     def _file(self, shard: int) -> int:
         """Return the open file of a shard; the least recently used one is closed if too many are open."""

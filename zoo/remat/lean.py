@@ -12,10 +12,15 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from zoo.ops.context import is_transformed
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
-from zoo.torch_internals import forward_hooks, is_compiled, run_while_compiling, top_saved_tensors_hooks
+from zoo.torch_internals import (
+    are_transforms_active,
+    forward_hooks,
+    is_compiled,
+    run_while_compiling,
+    top_saved_tensors_hooks,
+)
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -155,7 +160,7 @@ def _rematerializer_of(module: Any) -> AbstractContextManager[Any]:
     if (
         settings is None
         or not torch.is_grad_enabled()
-        or is_transformed()
+        or are_transforms_active()
         or torch.jit.is_tracing()
         or _has_saved_tensor_hooks()
     ):

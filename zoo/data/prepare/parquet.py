@@ -23,6 +23,7 @@ from torch import Tensor
 from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
 from zoo.data.reading import naming
 from zoo.data.scan import check_filled
+from zoo.data.seeding import windowed_permutation
 from zoo.errors import DataError, ZooError, brief, listed, printable
 from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_list_of
 
@@ -95,17 +96,15 @@ class ParquetImages:
             return bytes(encoded)
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
-        """Return a random permutation of the images, (n,) int64, that decompresses each row group once.
+        """Return a random order of the images, (n,) int64, that decompresses each row group once.
 
-        Row groups are shuffled, and then the images within each ``window`` of consecutive row groups, by default as
-        many as fit into `CACHE_BYTES`.
+        It needs ``window`` row groups at a time, by default as many as fit into `CACHE_BYTES`.
         """
         largest = max(1, *(group.num_bytes for group in self._groups))
         window = window or max(1, CACHE_BYTES // largest)
         rows = torch.from_numpy(np.diff(self._ends, prepend=0))
-        windows = torch.randperm(len(rows), generator=generator).repeat_interleave(rows) // window
-        shuffled = torch.randperm(len(windows), generator=generator)
-        return shuffled[windows[shuffled].argsort(stable=True)]
+        groups = torch.arange(len(rows)).repeat_interleave(rows)
+        return windowed_permutation(groups, len(rows), window, generator)
 
     def _load(self, number: int) -> Any:
         """Return the images of a row group, a pyarrow array, and evict the least recently used row groups."""
