@@ -79,13 +79,13 @@ def test_a_network_that_a_number_belongs_to_is_one_of_this_package(paper: str) -
     assert [number.id for number in published_numbers(paper).values() if number.network not in known] == []
 
 
-def test_a_number_is_known_by_its_file_and_its_kind_is_one_of_four(tmp_path: Path) -> None:
+def test_a_number_needs_an_id_and_one_of_four_kinds(tmp_path: Path) -> None:
     number = published("inplace_abn", "table1/resnext101_stdbn_lr_256/center224/top1")
     assert number.id == "inplace_abn/table1/resnext101_stdbn_lr_256/center224/top1"
     assert (number.paper, number.number, number.kind) == ("inplace_abn", 77.04, "printed")
     with pytest.raises(ValueError, match="kind"):
         of(1, "1", kind="guessed")
-    with pytest.raises(ValueError, match="given its id by the file"):
+    with pytest.raises(ValueError, match="a number has no id"):
         PublishedNumber(item="a", quantity="b", value=1, kind="printed", quotation="1", place="c")
 
 

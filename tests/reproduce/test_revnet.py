@@ -234,21 +234,21 @@ def test_errors_have_the_numbers_of_images_and_both_standard_errors() -> None:
     one, two = (run_of(name, top1, seed=seed, **counts) for seed, top1 in enumerate((49.0, 51.0)))
     (both,) = error_rates.errors_of(name, None, [one, two])
     assert both.what == f"{name} (500 training images, 10,000 validation images)"
-    assert str(both.verdict) == "nothing published: standard error 1.00 between runs, 0.50 by the images"
+    assert str(both.verdict) == "nothing published: standard error 1.00 between runs, 0.50 from sampling"
     assert (both.n, both.spread) == (2, 1.0)
     (alone,) = error_rates.errors_of(name, None, [one])
-    assert str(alone.verdict) == "nothing published: standard error unknown between runs, 0.50 by the images"
+    assert str(alone.verdict) == "nothing published: standard error unknown between runs, 0.50 from sampling"
 
 
 def test_what_was_not_trained_to_its_end_has_the_command_for_it() -> None:
     for comparison in tables2to5.report_cifar_errors([]).comparisons:
         assert comparison.measured is None
         assert comparison.published is not None
-        command = f"`zoo train {comparison.published.network} DATA`, hours not known"
+        command = f"`zoo train {comparison.published.network} DATA`, unknown duration"
         assert str(comparison.verdict) == f"needs training: {command}"
     begun = run_of("revnet38_cifar10", 10.0, num_epochs=3)
     found = by_key(tables2to5.report_cifar_errors([begun]))["table3/revnet38_cifar10"]
-    assert found.verdict.reason.endswith("hours not known; a run has 3 of 160 epochs")
+    assert found.verdict.reason.endswith("unknown duration; a run has 3 of 160 epochs")
 
 
 def trained(name: str, *top1: float, **changes: Any) -> list[TrainingRun]:

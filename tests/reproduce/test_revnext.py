@@ -171,12 +171,12 @@ def test_ratios_inside_a_block_are_lower_than_that_of_its_input_which_is_kept_ex
 
 
 @torch.no_grad()
-def test_norms_undone_as_by_the_authors_have_a_ratio_of_at_most_four_n_squared() -> None:
+def test_norms_inverted_as_in_the_authors_code_have_a_ratio_of_at_most_four_n_squared() -> None:
     """Dividing by the unbiased deviation scales the input by about 1 + 1 / (2 n) for n values per channel."""
     torch.manual_seed(0)
     model = build_revnext(chains.FLAT)
     norm = next(module for module in model.modules() if isinstance(module, InvertibleNorm))
-    chains._undo_as_authors(norm)
+    chains._invert_as_authors(norm)
     x = torch.randn(2, 32, 8, 8, dtype=torch.float64)
     norm.double()
     y, saved = norm.record(x)
@@ -244,7 +244,7 @@ def test_memory_per_pixel_is_measured_deeper_without_branch_inputs_and_with_plai
         comparison.what.partition(": bytes per pixel")[0]: comparison.measured for comparison in section.comparisons
     }
     assert by_key(section)["abstract/depth"].verdict.state == "reproduced"
-    kept, again = found["revnext"], found["revnext, branch inputs found again"]
+    kept, again = found["revnext"], found["revnext, branch inputs reconstructed"]
     assert isinstance(kept, float)
     assert isinstance(again, float)
     assert kept - again == pytest.approx(64, rel=0.1)  # at small sizes, scratch memory counts too
@@ -264,7 +264,7 @@ def test_memory_of_a_whole_data_set_is_about_that_of_its_pixels() -> None:
     measured = {c.what: c.measured for c in memory.count_whole_data_sets().comparisons}
     kept, again = (
         measured["50,000 images of 32 pixels"],
-        measured["50,000 images of 32 pixels, branch inputs found again"],
+        measured["50,000 images of 32 pixels, branch inputs reconstructed"],
     )
     assert isinstance(kept, float)
     assert isinstance(again, float)

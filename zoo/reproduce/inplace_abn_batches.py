@@ -12,7 +12,7 @@ from zoo.reproduce.inplace_abn_figures1and2 import NETWORKS, spec_of
 from zoo.reproduce.inplace_abn_table2 import GPUS, PLAIN
 from zoo.reproduce.published_numbers import PublishedNumber, published
 
-# By network and strategy, the key of the published batch: the most that fits, one that fits, and some that do not.
+# Keys of published batches by network and strategy: the largest that fits, one that fits, and ones that do not fit.
 MOST = {("resnext101", BASELINE): "resnext101_stdbn_lr_256/batch"}
 FITS = {("resnext101", PLAIN): "resnext101_ipabn_lr_512/batch"}
 DOES_NOT_FIT = {
@@ -26,18 +26,18 @@ def measure_batches(networks: Mapping[str, bool] = NETWORKS, size: int = 224) ->
     """Return the largest batches with standard and with in-place norms.
 
     Args:
-    - `networks`: architectures, and whether their stem is of three 3x3 convolutions.
+    - `networks`: architectures, and whether their stem is three 3x3 convolutions.
     - `size`: side of the images, in pixels.
     """
     memory = published("inplace_abn", "section4/gpu_memory")
     section = Section(
         "section4.1", "Section 4.1: batches that fit",
-        f"The most images of {size} pixels with which a network is trained on {GPUS} GPUs of {memory.value} GB, by SGD "
-        "with momentum in float32. The bytes of parameters, momentum, gradients, images and of all tensors of a step "
-        "are counted on the meta device. No scratch memory of convolutions is counted, as it depends on the GPU, and "
-        "nothing that the framework takes for itself.",
+        f"The largest number of images of {size} pixels that {GPUS} GPUs of {memory.value} GB can train with, using "
+        "SGD with momentum in float32. Bytes of parameters, momentum, gradients, images and all tensors of a step are "
+        "counted on the meta device. Scratch memory of convolutions, which depends on the GPU, and memory of the "
+        "framework itself are not counted.",
     )  # fmt: skip
-    is_setting = Verdict("not built", "it is a fact of the authors' machine, which other rows are measured in")
+    is_setting = Verdict("not built", "a property of the authors' GPUs, which the other rows assume")
     section.comparisons.append(not_measured("memory of a GPU", memory, "GB", is_setting))
     strategies = [strategy for strategy in EAGER if strategy.name in (BASELINE, PLAIN)]
     for arch, input_3x3 in networks.items():

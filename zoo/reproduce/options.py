@@ -14,7 +14,7 @@ ALL = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class PaperOptions:
-    """How one paper, or `ALL` of them, is measured."""
+    """Options of the measurement of one paper, or of all."""
 
     paper: str = ALL
     """A key of `zoo.reproduce.papers.PAPERS`, or `ALL`."""
@@ -23,10 +23,10 @@ class PaperOptions:
     no_plot: bool = False
     """Do not draw plots, which need matplotlib."""
     out: Path = OUT
-    """Folder of the reports; rows measured there earlier are kept."""
+    """Folder of the reports; rows of earlier runs are kept."""
     runs: tuple[Path, ...] = ()
-    """Log folders of zoo train, whose accuracies fill the tables and whose curves are saved in PAPER_runs.json and
-    plotted; or such files instead of the folders."""
+    """Log folders of zoo train, or PAPER_runs.json files of earlier reports. Their accuracies fill the tables; their
+    curves are plotted and saved in PAPER_runs.json."""
     data: Path | None = None
     """ImageNet or CIFAR-10, as train/ and val/ with one folder per class."""
     workers: int = 4
@@ -37,7 +37,7 @@ class PaperOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNetOptions:
-    """How the published ImageNet scores are measured."""
+    """Options of the measurement of the published ImageNet scores."""
 
     data: Path
     """ImageNet, as val/ with one folder per class."""
@@ -57,7 +57,7 @@ class ImageNetOptions:
     log_every: int = 10
     """Batches between two log lines."""
     out: Path = OUT
-    """Folder of the reports; rows measured there earlier are kept."""
+    """Folder of the reports; rows of earlier runs are kept."""
     command_line: str = ""
     """The command that was typed, for the report."""
 

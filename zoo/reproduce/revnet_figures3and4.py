@@ -1,7 +1,7 @@
-"""Figures 3 and 4 of Gomez et al. 2017: training curves, and the angle between gradients from reconstruction.
+"""Figures 3 and 4 of Gomez et al. 2017: training curves, and angles between gradients.
 
-The curves and angles are those of training runs. Without a run that has logged angles (training.gradient_angle_meter)
-the first steps of a training are taken here.
+Curves and angles are read from training runs. If no run has logged angles (training.gradient_angle_meter), the first
+steps of a training are run here.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from zoo.run.plot_style import Line, Panel
 
 IMAGENET = ("revnet104", "resnet101_preact")
 CIFAR = "revnet164_cifar10"
-LONGER = "revnet164_cifar10_longer"  # by the published number of epochs, with the angle meter
+LONGER = "revnet164_cifar10_longer"  # longer by the published number of epochs, with the angle meter
 LOSS_CLOSE = 5.0  # percent, of the training loss
-ENDS = 5  # a trend is that from the first fifth of the angles to the last
-NETWORKS = {"revnet164_cifar": 20, "revnet38_cifar": 60}  # and the number of training steps of each
-MEASUREMENTS = 6  # over the training, the first before it
+ENDS = 5  # a trend compares the first fifth of the angles with the last
+NETWORKS = {"revnet164_cifar": 20, "revnet38_cifar": 60}  # number of training steps of each network
+MEASUREMENTS = 6  # equally spaced, the first before training
 BATCH = 16
 SIZE = 32
 CLASSES = 10
@@ -58,11 +58,11 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 def report_imagenet_curves(runs: Sequence[TrainingRun]) -> Section:
-    """Return Figure 3: the curves of RevNet-104 beside those of ResNet-101."""
+    """Return Figure 3: the training curves of RevNet-104 and ResNet-101."""
     section = Section(
         "figure3", "Figure 3: training on ImageNet",
-        "Training loss of RevNet-104 over that of ResNet-101, geometric mean over the epochs: no slowdown is a loss "
-        f"that is at most {LOSS_CLOSE:g} % larger.",
+        "Ratio of the training losses of RevNet-104 and ResNet-101, geometric mean over the epochs. No slowdown: the "
+        f"loss is at most {LOSS_CLOSE:g} % larger.",
     )  # fmt: skip
     epochs, slowdown = (published("revnet", f"figure3/{key}") for key in ("epochs", "slowdown"))
     for name in IMAGENET:
@@ -80,16 +80,16 @@ def report_imagenet_curves(runs: Sequence[TrainingRun]) -> Section:
 
 
 def report_reconstruction(runs: Sequence[TrainingRun], images: ImageFolder | None) -> Section:
-    """Return Figure 4: the angles, and the curves of runs that reconstruct beside those of runs that store.
+    """Return Figure 4: the angles, and the curves of runs that reconstruct activations and of runs that store them.
 
-    ``images`` are those of the first steps that are trained where no run has angles; None for random ones.
+    ``images``: images for the first steps of a training, if no run has angles; None for random ones.
     """
     section = Section(
-        "figure4", "Figure 4: reconstructed beside stored activations",
-        "Angles: between the gradients of a batch from stored and from reconstructed activations, with the same "
-        "weights, 2 arcsin(|u - v| / 2) of the unit vectors. Trend: from the mean of the first fifth of a run's angles "
-        "to that of the last fifth. Runs: training losses are compared by the geometric mean of their ratio over "
-        f"the epochs, and are no different within {LOSS_CLOSE:g} %; errors after the last epoch within {CLOSE} points.",
+        "figure4", "Figure 4: reconstructed and stored activations",
+        "Angle between the gradients of a batch from stored and from reconstructed activations, with the same weights: "
+        "2 arcsin(|u - v| / 2) of the unit vectors. Trend: mean of the first fifth and of the last fifth of a run's "
+        "angles. Training losses are compared by the geometric mean of their ratio over the epochs, with a tolerance "
+        f"of {LOSS_CLOSE:g} %; errors after the last epoch with a tolerance of {CLOSE} points.",
     )  # fmt: skip
     metered = _by_experiment([run for run in runs if run.angles and not run.is_stored])
     for name, group in metered.items():
@@ -125,7 +125,7 @@ def loss_curves(title: str, runs: Sequence[TrainingRun]) -> list[Panel]:
 
 
 def _losses(run: TrainingRun) -> dict[float, float]:
-    """Return the training loss of each epoch that has one; its logarithm is drawn and compared, and 0 has none."""
+    """Return the training loss of each epoch with a positive loss, whose logarithm is plotted and compared."""
     return {e["epoch"]: float(e["train_loss"]) for e in run.epochs if e.get("train_loss")}
 
 
@@ -135,7 +135,7 @@ def _angle_line(run: TrainingRun) -> Line:
 
 
 def _compare_angles(name: str, runs: Sequence[TrainingRun]) -> list[Comparison]:
-    """Return the trend and the largest of the angles of an experiment's runs."""
+    """Return the trend and the maximum of the angles of an experiment's runs."""
     angles = [[math.inf if a["degrees"] is None else float(a["degrees"]) for a in run.angles] for run in runs]
     ends = [-(-len(each) // ENDS) for each in angles]
     first = mean(mean(each[:end]) for each, end in zip(angles, ends, strict=True))
@@ -161,7 +161,7 @@ def _verdict(is_as_published: bool, text: str, weakness: str) -> Verdict:
 
 
 def _weakness(name: str, runs: Sequence[TrainingRun]) -> str:
-    """Return why the runs are not comparable with the paper's training, or ""."""
+    """Return the reason why the runs are not comparable with the paper's training, or ""."""
     if name not in (CIFAR, LONGER):
         return f"not the paper's training, which `zoo train {LONGER} DATA` repeats"
     unfinished = [run for run in runs if not run.is_finished]
@@ -171,7 +171,7 @@ def _weakness(name: str, runs: Sequence[TrainingRun]) -> str:
 
 
 def _compare_length(runs: Sequence[TrainingRun]) -> Comparison:
-    """Return the number of epochs after the regular training in which the error stays stable."""
+    """Return the number of epochs after the regular training during which the error is stable."""
     number = published("revnet", "figure4/more_epochs")
     finished = [run for run in runs if run.is_finished]
     if not finished:
@@ -184,7 +184,7 @@ def _compare_length(runs: Sequence[TrainingRun]) -> Comparison:
 
 
 def _compare_kinds(runs: Sequence[TrainingRun]) -> list[Comparison]:
-    """Return the training loss and the error of runs that reconstruct beside those of runs that store."""
+    """Return the training loss and the error of runs that reconstruct, compared with runs that store."""
     numbers = [published("revnet", f"figure4/{key}") for key in ("training_loss", "error")]
     comparisons = []
     for name, group in _by_experiment([run for run in runs if run.is_finished]).items():
@@ -218,9 +218,9 @@ def _compare_loss(
     second: Sequence[TrainingRun],
     at_most: bool = False,
 ) -> Comparison | None:
-    """Return the ratio of the training losses of two groups of runs; None unless both have finished ones with losses.
+    """Return the ratio of the training losses of two groups; None unless both have finished runs with losses.
 
-    With ``at_most`` the losses of the first group may be smaller.
+    With ``at_most``, smaller losses of the first group are not off.
     """
     groups = [[run for run in runs if run.is_finished and _losses(run)] for runs in (first, second)]
     if not all(groups):
@@ -248,7 +248,7 @@ class Angles(NamedTuple):
     """Angles between gradients at one training step, in degrees.
 
     Args:
-    - `step`: the number of training steps before the measurement.
+    - `step`: number of training steps before the measurement.
     - `between`: angle between the gradients with stored and with reconstructed activations.
     - `stored`, `reconstructed`: angle between each of these float32 gradients and the one with stored activations in
       float64.
@@ -261,13 +261,13 @@ class Angles(NamedTuple):
 
 
 def open_images(data: Path, batch: int = BATCH) -> ImageFolder:
-    """Return the images below train/; DataError unless they make a batch, of classes that the networks have."""
+    """Return the images of train/; raises DataError for less than a batch, or more classes than the networks have."""
     images = ImageFolder(data / "train", ValTransform(SIZE, SIZE, CIFAR_INPUT.mean, CIFAR_INPUT.std))
     if len(images) < batch or len(images.classes) > CLASSES:
         raise DataError(
             f"{len(images)} images of {len(images.classes)} classes",
             images.root,
-            f"give at least {batch} images of at most {CLASSES} classes, as CIFAR-10 has them",
+            f"give at least {batch} images of at most {CLASSES} classes, such as CIFAR-10",
         )
     return images
 
@@ -275,16 +275,16 @@ def open_images(data: Path, batch: int = BATCH) -> ImageFolder:
 def measure_angles(data: ImageFolder | None, networks: Mapping[str, int] = NETWORKS, batch: int = BATCH) -> Section:
     """Train each of the ``networks`` for its number of steps and return the angles at some of them.
 
-    Without ``data`` the images are random and so are the labels.
+    Without ``data``, images and labels are random.
     """
-    images = "random images (with --data DIR those of CIFAR-10)" if data is None else f"images of {data.root}"
+    images = "random images (--data DIR: CIFAR-10)" if data is None else f"images of {data.root}"
     steps = ", ".join(f"{name} {count} steps" for name, count in networks.items())
     section = Section(
         "figure4", "Figure 4: angle between stored and reconstructed gradients",
-        f"first steps: trained with SGD, batch {batch}, lr {LR}, momentum 0.9, on {images}: {steps}. In each "
-        "measurement, all three gradients belong to the same weights and images",
+        f"first steps: trained with SGD, batch {batch}, lr {LR}, momentum 0.9, on {images}: {steps}. All three "
+        "gradients of a measurement have the same weights and images",
     )  # fmt: skip
-    section.notes.append("the paper shows the angle over a whole training on CIFAR-10, and states no bound of it")
+    section.notes.append("the paper shows the angle over a whole training on CIFAR-10 and states no bound")
     trend, largest = (published("revnet", f"figure4/{key}") for key in ("trend", "largest"))
     first_steps = Verdict("underpowered", f"the first steps only; `zoo train {LONGER} DATA`, {UNKNOWN}")
     digest = "" if data is None else data.names_digest()
@@ -316,7 +316,7 @@ def measure_angles(data: ImageFolder | None, networks: Mapping[str, int] = NETWO
 
 
 def _train(model: nn.Module, batches: Batches, steps: int) -> list[Angles]:
-    """Train and return the angles at equal distances, the first before and the last after the training."""
+    """Train and return the angles at equally spaced steps, the first before and the last after training."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=2e-4)
     measured_steps = {round(index * steps / (MEASUREMENTS - 1)) for index in range(MEASUREMENTS)}
     angles = []
@@ -342,7 +342,7 @@ def _measure(step: int, model: nn.Module, images: Tensor, classes: Tensor) -> An
 
 
 def _batches(data: ImageFolder | None, batch: int) -> Batches:
-    """Yield images (batch, 3, SIZE, SIZE) and their classes without end."""
+    """Yield images (batch, 3, SIZE, SIZE) and their classes, endlessly."""
     while data is None:
         yield torch.randn(batch, 3, SIZE, SIZE), torch.randint(CLASSES, (batch,))
     while True:

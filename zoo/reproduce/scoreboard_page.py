@@ -31,7 +31,7 @@ LONG_COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")  # shortened to ten 
 
 
 def scoreboard_page(rows: Sequence[Row], titles: Mapping[str, str], command: str) -> str:
-    """Return the Markdown page; ``titles`` are those of the papers, ``command`` that of the last run."""
+    """Return the Markdown page. ``titles``: titles of the papers; ``command``: command of the last run."""
     parts = [
         f"# {TITLE}",
         f"{count_sentence(rows)} Written by `{command}`. The same rows, with quotations, places, versions and digests, "
