@@ -96,7 +96,7 @@ def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeyp
 def test_a_gain_below_the_published_one_and_below_our_goal_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table2, "MemoryPrediction", PredictionByHand)
     monkeypatch.setattr(table2, "predict_and_measure", lambda *_: (110, 100))
-    monkeypatch.setattr(table2, "GOAL", 4)
+    monkeypatch.setattr(table2, "TARGET_RATIO", 4)
     setup = Setup(NetworkSpec(arch="deeplab_resnext50"), batch=4, size=64)
     section = table2.measure_memory_gains({"cityscapes_resnext101": setup})
     found = {comparison.what: str(comparison.verdict) for comparison in section.comparisons}

@@ -32,7 +32,7 @@ class Kind(NamedTuple):
     options: tuple[str, ...] = ()
 
 
-KINDS = {
+CONVERSIONS = {
     "from-torchvision": Kind("give the weights of torchvision's ResNet this package's names"),
     "to-torchvision": Kind("the way back"),
     "relu-to-leaky-relu": Kind(
@@ -50,7 +50,7 @@ KINDS = {
         NETWORK_OPTIONS,
     ),
 }
-RESTRICTED_OPTIONS = dict.fromkeys(option for kind in KINDS.values() for option in kind.options)
+RESTRICTED_OPTIONS = dict.fromkeys(option for kind in CONVERSIONS.values() for option in kind.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,9 @@ class Convert(Command, LoaderOptions):
     """Convert weights to another variant of their network, and report how exact the result is."""
 
     kind: str = argument(
-        "KIND", choices=tuple(KINDS), help="; ".join(f"{name}: {kind.meaning}" for name, kind in KINDS.items())
+        "KIND",
+        choices=tuple(CONVERSIONS),
+        help="; ".join(f"{name}: {kind.meaning}" for name, kind in CONVERSIONS.items()),
     )
     source: Path = argument("SOURCE")
     """Weights file, checkpoint or published name; (norms) timm:NAME or torchvision:NAME."""
@@ -201,8 +203,8 @@ def _as_line(name: str, value: Any) -> str:
 def _check_options(args: Convert) -> None:
     """Raise ConfigError for options that the kind does not accept, and for files that cannot be written."""
     for name in RESTRICTED_OPTIONS:
-        if getattr(args, name) not in (None, False) and name not in KINDS[args.kind].options:
-            takers = ", ".join(other for other, kind in KINDS.items() if name in kind.options)
+        if getattr(args, name) not in (None, False) and name not in CONVERSIONS[args.kind].options:
+            takers = ", ".join(other for other, kind in CONVERSIONS.items() if name in kind.options)
             raise ConfigError(f"--{name.replace('_', '-')} goes with {takers}, not with {args.kind}")
     if args.reestimate and args.data is None:
         raise ConfigError("--reestimate needs images", "command line", "give --data DIR with train/ and val/")

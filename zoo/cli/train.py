@@ -21,7 +21,7 @@ from zoo.run.train_options import TrainOptions
 
 logger = logging.getLogger(__name__)
 
-RUNS = Path("runs")
+RUNS_DIR = Path("runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Train(Command, TrainOptions, ProcessOptions):
                 "--seeds trains several runs, and --evaluate and --resume PATH are about one; command line: leave out "
                 "one of them, or continue the runs of all seeds with --resume auto"
             )
-        log_dir = self.log_dir or RUNS / Path(self.config).name.removesuffix(".json")
+        log_dir = self.log_dir or RUNS_DIR / Path(self.config).name.removesuffix(".json")
         return self._evaluate(log_dir) if self.evaluate else self._train(log_dir)
 
     def _train(self, log_dir: Path) -> int:

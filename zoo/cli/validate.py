@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from zoo.tasks.segmentation import SegmentationResult
 
 # Options of one task only, by field.
-ONLY_CLASSIFICATION = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
+CLASSIFICATION_OPTIONS = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
                        "batch_size": "--batch-size", "predictions": "--predictions"}  # fmt: skip
-ONLY_SEGMENTATION = {"confusion": "--confusion"}
+SEGMENTATION_OPTIONS = {"confusion": "--confusion"}
 
 
 def protocol(text: str) -> str:
@@ -169,7 +169,7 @@ def _check_task(options: Validate, network: LoadedNetwork) -> None:
         raise ConfigError(
             f"{network.title} ({arch}) is a network of {task}; --task {options.task}: remove it, or give another NAME"
         )
-    others = ONLY_CLASSIFICATION if task == "segmentation" else ONLY_SEGMENTATION
+    others = CLASSIFICATION_OPTIONS if task == "segmentation" else SEGMENTATION_OPTIONS
     given = [option for name, option in others.items() if getattr(options, name)]
     if given:
         how = "whole images are scored, one at a time" if task == "segmentation" else "each image has one class"

@@ -14,19 +14,19 @@ from zoo.run.plot_style import Panel
 from zoo.run.seeds import spread_of
 from zoo.tasks import significance
 
-CLOSE = 0.5  # points: difference between single runs with the same settings (README of memcnn)
+ERROR_TOLERANCE = 0.5  # points: difference between single runs with the same settings (README of memcnn)
 # Training and validation images of the whole data sets by number of classes: CIFAR-10, CIFAR-100, ImageNet.
 WHOLE_SETS = {10: (50_000, 10_000), 100: (50_000, 10_000), 1000: (1_281_167, 50_000)}
-UNKNOWN = "unknown duration"
-ERRORS = (
+UNKNOWN_DURATION = "unknown duration"
+ERROR_DESCRIPTION = (
     "Test error in percent after the last epoch, mean of n finished runs. Its standard error is estimated from the "
     "differences between the runs; for a single run it is the sampling error for the number of scored images."
 )
 SETTING = (
-    f"{ERRORS} Reproduced: the difference and twice the standard error are at most {CLOSE} points. Off: the difference "
-    "exceeds both. Underpowered: neither, or not all images of the data set were used. The standard error of a single "
-    f"run includes {CLOSE} points, by which runs with the same settings are known to differ. Short experiments have no "
-    "published counterpart."
+    f"{ERROR_DESCRIPTION} Reproduced: the difference and twice the standard error are at most {ERROR_TOLERANCE} "
+    "points. Off: the difference exceeds both. Underpowered: neither, or not all images of the data set were used. The "
+    f"standard error of a single run includes {ERROR_TOLERANCE} points, by which runs with the same settings are known "
+    "to differ. Short experiments have no published counterpart."
 )
 
 
@@ -58,7 +58,7 @@ def report_errors(
     published: Mapping[str, PublishedNumber | None],
     runs: Sequence[TrainingRun],
     short: Sequence[str] = (),
-    duration: str = UNKNOWN,
+    duration: str = UNKNOWN_DURATION,
 ) -> Section:
     """Return the test errors of the experiments in ``published``, and of the ``short`` ones that have runs.
 
@@ -75,7 +75,7 @@ def report_errors(
 
 
 def errors_of(
-    name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun], duration: str = UNKNOWN
+    name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun], duration: str = UNKNOWN_DURATION
 ) -> list[Comparison]:
     """Return the errors of an experiment's runs: those that reconstruct activations and, if any, those that store them.
 
@@ -120,8 +120,8 @@ def judge(difference: float, *groups: Sequence[TrainingRun], at_most: bool = Fal
     missing = missing_images([run for runs in groups for run in runs])
     if missing or error.best is None:
         return Verdict("underpowered", f"{missing}; {text}" if missing else text)
-    doubled = 2 * math.hypot(error.best, CLOSE * math.sqrt(num_single))
-    return decide(difference if at_most else abs(difference), doubled, CLOSE, text)
+    doubled = 2 * math.hypot(error.best, ERROR_TOLERANCE * math.sqrt(num_single))
+    return decide(difference if at_most else abs(difference), doubled, ERROR_TOLERANCE, text)
 
 
 def decide(distance: float, doubled_error: float, tolerance: float, text: str) -> Verdict:
@@ -146,7 +146,7 @@ def missing_images(runs: Sequence[TrainingRun]) -> str:
     return ""
 
 
-def needs_training(experiment: str, runs: Sequence[TrainingRun] = (), duration: str = UNKNOWN) -> Verdict:
+def needs_training(experiment: str, runs: Sequence[TrainingRun] = (), duration: str = UNKNOWN_DURATION) -> Verdict:
     """Return the verdict "needs training" with the command that trains the experiment.
 
     ``runs`` are its unfinished runs; ``duration`` is the known duration of the training.

@@ -26,8 +26,8 @@ from zoo.weights.cache import weights_path
 from zoo.weights.download import UnresolvedError
 
 # Keys that identify a measurement.
-IDENTITY = ("network", "protocol", "weights_md5", "data", "limit")
-SHOWN = ("top1", "top5", "count", "environment", "finished")
+IDENTITY_KEYS = ("network", "protocol", "weights_md5", "data", "limit")
+SHOWN_KEYS = ("top1", "top5", "count", "environment", "finished")
 ROW_KEYS = ("network", "protocol", "measured", "command", "verdict")
 
 
@@ -127,7 +127,7 @@ class ImageNetRun:
     def _planned_row(self, entry: Entry, protocol: CropProtocol) -> Row:
         """Return the row with the measurement of an earlier run, if any."""
         wanted = (entry.name, protocol.name, entry.weights_md5, self._data.digest, self._options.limit)
-        known = [each for each in self._measurements if tuple(each[key] for key in IDENTITY) == wanted]
+        known = [each for each in self._measurements if tuple(each[key] for key in IDENTITY_KEYS) == wanted]
         return Row(
             network=entry.name,
             protocol=protocol.name,
@@ -259,7 +259,7 @@ def _read_report(folder: Path) -> dict[str, list[dict[str, Any]]]:
         content: dict[str, list[dict[str, Any]]] = json.loads(path.read_text(encoding="utf-8"))
         if content["benchmark"] != "imagenet":
             raise ValueError
-        for known, key in product(content["measurements"], (*IDENTITY, *SHOWN)):
+        for known, key in product(content["measurements"], (*IDENTITY_KEYS, *SHOWN_KEYS)):
             known[key]
         for row, key in product(content["rows"], ROW_KEYS):
             row[key]

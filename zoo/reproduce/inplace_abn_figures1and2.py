@@ -16,7 +16,7 @@ from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.resnext import GROUPS
 from zoo.remat.memory_use import StorageLog, count_memory
 from zoo.reproduce.comparison import Comparison, Section, Verdict, unpublished
-from zoo.reproduce.inplace_abn_table2 import PLAIN
+from zoo.reproduce.inplace_abn_table2 import PLAIN_IABN
 from zoo.reproduce.published_numbers import published
 from zoo.spec import NetworkSpec
 
@@ -26,7 +26,7 @@ FIGURE2 = {
     "standard": "standard", "checkpoint": "checkpoint_norms", "checkpoint_xhat": "checkpoint_xhat",
     "inplace_1": "inplace_1", "inplace_2": "inplace_2",
 }  # fmt: skip
-ALMOST = (45, 50)  # percent: the interpretation of "almost 50 %" and "up to 50 %"
+ALMOST_HALF = (45, 50)  # percent: the interpretation of "almost 50 %" and "up to 50 %"
 # The networks that the paper trained with in-place norms, and whether their stem is three 3x3 convolutions.
 NETWORKS = {"resnext101": True, "resnext152": True, "wider_resnet38": False, "densenet264": True}
 
@@ -119,30 +119,30 @@ def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 6
         "abstract", "Abstract: memory saved in whole networks",
         f"Bytes of all tensors held between forward and backward of a training step with {batch} images of 224 pixels, "
         "counted on the meta device, relative to PyTorch's BatchNorm2d with an in-place leaky ReLU. "
-        f"{PLAIN}: the networks of 2018. iABN: the defaults of this package.",
+        f"{PLAIN_IABN}: the networks of 2018. iABN: the defaults of this package.",
     )  # fmt: skip
     saved: dict[str, float] = {}
     for arch, input_3x3 in networks.items():
         setup = Setup(spec_of(arch, input_3x3), batch, 224, device=torch.device("meta"))
         held = {}
         for strategy in EAGER:
-            if strategy.name in (BASELINE, PLAIN, "iABN"):
+            if strategy.name in (BASELINE, PLAIN_IABN, "iABN"):
                 model = strategy.build(setup)
                 held[strategy.name] = count_memory(setup.forward_of(model), model.parameters()).held
         shares = {name: 100 * (1 - bytes_ / held[BASELINE]) for name, bytes_ in held.items() if name != BASELINE}
         section.comparisons += [unpublished(f"{arch}: {name}", share, "%") for name, share in shares.items()]
-        saved[arch] = shares[PLAIN]
+        saved[arch] = shares[PLAIN_IABN]
     most = max(saved, key=lambda arch: saved[arch])
     number = published("inplace_abn", "abstract/memory")
     section.comparisons.insert(
-        0, Comparison(f"largest of all networks: {most}, {PLAIN}", number, saved[most], "%", judge(saved[most]))
+        0, Comparison(f"largest of all networks: {most}, {PLAIN_IABN}", number, saved[most], "%", judge(saved[most]))
     )
     return section
 
 
 def judge(saved: float) -> Verdict:
     """Return the verdict on a saving in percent that is published as almost, or up to, 50 %."""
-    low, high = ALMOST
+    low, high = ALMOST_HALF
     if low <= saved <= high:
         return Verdict("reproduced", f"between {low} and {high} %")
     return Verdict("off", "more than published" if saved > high else "less than published")

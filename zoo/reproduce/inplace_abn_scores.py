@@ -12,7 +12,7 @@ from zoo.reproduce.imagenet_table import TOLERANCE
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 
 ImageNetRows = Sequence[Mapping[str, Any]]  # rows of imagenet.json, written by `zoo reproduce imagenet`
-IMAGENET = (
+IMAGENET_SETTING = (
     "Top-1 and top-5 of the published weights on the ImageNet validation set, in percent, as `zoo reproduce imagenet` "
     f"scores them. Reproduced: within {TOLERANCE} points. Underpowered: on a part of the {NUM_IMAGES:,} images. The "
     "spread is the sampling error for the number of images; the same weights on the same images differ by less."
@@ -22,13 +22,15 @@ NO_LABELS = Verdict("not built", "the labels of the test images are not public; 
 
 def report_imagenet_scores(rows: ImageNetRows) -> Section:
     """Return the left half of Table 1."""
-    return Section("table1_scores", "Table 1, left: scores on ImageNet", IMAGENET, [*_imagenet("table1/", rows)])
+    return Section(
+        "table1_scores", "Table 1, left: scores on ImageNet", IMAGENET_SETTING, [*_imagenet("table1/", rows)]
+    )
 
 
 def report_readme_scores(rows: ImageNetRows) -> Section:
     """Return the scores of the networks that are in the README of the authors' code, but not in the paper."""
     return Section(
-        "readme", "README of the authors' code: further networks", IMAGENET,
+        "readme", "README of the authors' code: further networks", IMAGENET_SETTING,
         [*_imagenet("readme/", rows), *_segmentation("readme/")],
         ["`zoo validate wider_resnet38_deeplab_vistas DATA` scores the network for Mapillary Vistas on validation "
          "images, for which no score is published"],

@@ -32,12 +32,12 @@ REGIMES = ("fixed crop", "fixed batch")  # more crops of the same size; the same
 COLUMNS = (
     "cityscapes_resnext101", "coco_stuff_resnext101", "cityscapes_wider_resnet38", "coco_stuff_wider_resnet38",
 )  # fmt: skip
-PLAIN = "iABN plain"  # the networks of 2018
-INPLACE = (PLAIN, "iABN")  # the networks of 2018, and the defaults of this package
-ROUNDING = ("iABN inverted sums", "iABN inverted sums, 3x3 recomputed")  # all others are bit-exact
+PLAIN_IABN = "iABN plain"  # the networks of 2018
+INPLACE_STRATEGIES = (PLAIN_IABN, "iABN")  # the networks of 2018, and the defaults of this package
+INEXACT_STRATEGIES = ("iABN inverted sums", "iABN inverted sums, 3x3 recomputed")  # all others are bit-exact
 GAIN_TOLERANCE = 0.05  # relative, of the number of pixels
-GOAL = 2.5  # our own goal: pixels of the best bit-exact strategy over those of the first row
-CHECKED = (4, 128)  # number and side of the crops in real steps, which fit on any machine
+TARGET_RATIO = 2.5  # our own goal: pixels of the best bit-exact strategy over those of the first row
+CHECKED_CROPS = (4, 128)  # number and side of the crops in real steps, which fit on any machine
 
 
 class Largest(NamedTuple):
@@ -53,7 +53,9 @@ class Largest(NamedTuple):
     ratio: float
 
 
-def measure_memory_gains(setups: Mapping[str, Setup] | None = None, checked: tuple[int, int] = CHECKED) -> Section:
+def measure_memory_gains(
+    setups: Mapping[str, Setup] | None = None, checked: tuple[int, int] = CHECKED_CROPS
+) -> Section:
     """Return the most pixels that each strategy trains with in the memory of the first row.
 
     Args:
@@ -74,7 +76,7 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None, checked: tup
         comparisons, panel = _measure_case(name, setup)
         section.comparisons += comparisons
         section.panels.append(panel)
-    gains = [each for each in section.comparisons if each.what.endswith(f": {PLAIN}")]
+    gains = [each for each in section.comparisons if each.what.endswith(f": {PLAIN_IABN}")]
     most = max(gains, key=lambda each: float(each.measured or 0))
     section.comparisons.append(
         compare_gain("most of all: " + most.what, published("inplace_abn", "section1/throughput"),
@@ -87,8 +89,8 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None, checked: tup
     section.notes += [
         "published percentages are pixels of a batch over those of the first row; all eight follow from the printed "
         "numbers and sizes of crops",
-        f"{' and '.join(ROUNDING)} reconstruct the inputs of residual sums by subtraction, exact up to rounding; "
-        "checkpoints rerun the same operations on the same inputs, which is bit-exact",
+        f"{' and '.join(INEXACT_STRATEGIES)} reconstruct the inputs of residual sums by subtraction, exact up to "
+        "rounding; checkpoints rerun the same operations on the same inputs, which is bit-exact",
         "the loss is the same for all strategies: it upsamples the logits of one image at a time, in forward and again "
         "in backward; the paper's loss presumably stored those of the whole batch",
         "real steps run on this machine; their predictions include the scratch memory of its convolutions",
@@ -157,16 +159,18 @@ def _compare_regime(name: str, regime: str, largest: Mapping[str, Largest]) -> l
     for strategy, found in largest.items():
         what, unit = f"{name}, {regime}: {strategy}", f"%: {GPUS * found.batch} x {found.size}^2"
         gain = round(100 * (found.ratio - 1))
-        if strategy in INPLACE:
+        if strategy in INPLACE_STRATEGIES:
             comparisons += [
                 compare_gain(what + ", synchronized" * ("-sync" in number.network), number, gain, unit)
                 for number in gains_of(name, regime)
             ]
         elif strategy != BASELINE:
             comparisons.append(unpublished(what, gain, unit))
-    exact = {strategy: found.ratio for strategy, found in largest.items() if strategy not in ROUNDING}
+    exact = {strategy: found.ratio for strategy, found in largest.items() if strategy not in INEXACT_STRATEGIES}
     best = max(exact, key=lambda strategy: exact[strategy])
-    verdict = Verdict("nothing published", f"{'at least' if exact[best] >= GOAL else 'less than'} {GOAL}")
+    verdict = Verdict(
+        "nothing published", f"{'at least' if exact[best] >= TARGET_RATIO else 'less than'} {TARGET_RATIO}"
+    )
     what = f"{name}, {regime}: pixels of {best} over those of std-BN"
     comparisons.append(Comparison(what, None, exact[best], "", verdict))
     return comparisons
@@ -174,7 +178,7 @@ def _compare_regime(name: str, regime: str, largest: Mapping[str, Largest]) -> l
 
 def _check(setup: Setup) -> Comparison:
     """Return the error of the predicted memory of a small step with in-place norms."""
-    strategy = next(strategy for strategy in strategies_of(setup.spec.arch) if strategy.name == PLAIN)
+    strategy = next(strategy for strategy in strategies_of(setup.spec.arch) if strategy.name == PLAIN_IABN)
     predicted, taken = predict_and_measure(setup, strategy)
     difference = predicted / taken - 1
     what = f"{setup.spec.arch}, {setup.batch} x {setup.size}^2, {strategy.name}: prediction over a real step"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from zoo.reproduce import OUT
+from zoo.reproduce import DEFAULT_REPORT_DIR
 
 ALL = "all"
 
@@ -22,7 +22,7 @@ class PaperOptions:
     """Measure only these, such as "Table 1" or table1 (default: all tables, figures and sections)."""
     no_plot: bool = False
     """Do not draw plots, which need matplotlib."""
-    out: Path = OUT
+    out: Path = DEFAULT_REPORT_DIR
     """Folder of the reports; rows of earlier runs are kept."""
     runs: tuple[Path, ...] = ()
     """Log folders of zoo train, or PAPER_runs.json files of earlier reports. Their accuracies fill the tables; their
@@ -56,7 +56,7 @@ class ImageNetOptions:
     """Action for an unreadable image: stop with an error that names it, or skip, count and report it."""
     log_every: int = 10
     """Batches between two log lines."""
-    out: Path = OUT
+    out: Path = DEFAULT_REPORT_DIR
     """Folder of the reports; rows of earlier runs are kept."""
     command_line: str = ""
     """The command that was typed, for the report."""
@@ -65,6 +65,6 @@ class ImageNetOptions:
         """Return the command that scores one model."""
         words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", model]
         words += ["--protocols", *self.protocols] if self.protocols else []
-        words += ["--out", str(self.out)] if self.out != OUT else []
+        words += ["--out", str(self.out)] if self.out != DEFAULT_REPORT_DIR else []
         words += ["--limit", str(self.limit)] if self.limit else []
         return shlex.join(words)

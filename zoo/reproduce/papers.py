@@ -102,8 +102,8 @@ PAPERS = {
         (
             *revnet_tables2to5.CIFAR_ERRORS,
             *revnet_tables2to5.IMAGENET_ERRORS,
-            *revnet_tables2to5.SHORT,
-            revnet_figures3and4.LONGER,
+            *revnet_tables2to5.SHORT_EXPERIMENTS,
+            revnet_figures3and4.LONG_CIFAR_EXPERIMENT,
         ),
         "CIFAR-10",
         lambda inputs: [
@@ -132,7 +132,7 @@ PAPERS = {
         (
             revnext_tables1and2.EXPERIMENT,
             *revnext_tables1and2.OTHER_EXPERIMENTS,
-            *revnext_figure12.SHORT,
+            *revnext_figure12.SHORT_EXPERIMENTS,
             *revnext_figure12.EXPERIMENTS.values(),
         ),
         None,

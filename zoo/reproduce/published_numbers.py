@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-FOLDER = Path(__file__).parent / "published"
+PUBLISHED_DIR = Path(__file__).parent / "published"
 Kind = Literal["printed", "derived", "authors' log", "read off a figure"]
 
 
@@ -64,7 +64,7 @@ class PublishedNumber(BaseModel):
 @cache
 def published_numbers(paper: str) -> dict[str, PublishedNumber]:
     """Return the numbers of a paper ("inplace_abn", "revnet", "revnext") by their keys, in the paper's order."""
-    content = json.loads((FOLDER / f"{paper}.json").read_text(encoding="utf-8"))
+    content = json.loads((PUBLISHED_DIR / f"{paper}.json").read_text(encoding="utf-8"))
     return {key: PublishedNumber(**number, id=f"{paper}/{key}") for key, number in content.items()}
 
 

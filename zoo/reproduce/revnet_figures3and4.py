@@ -26,8 +26,8 @@ from zoo.errors import DataError
 from zoo.registry import CIFAR_INPUT
 from zoo.reproduce.comparison import Comparison, Section, State, Verdict, not_measured, unpublished
 from zoo.reproduce.error_rates import (
-    CLOSE,
-    UNKNOWN,
+    ERROR_TOLERANCE,
+    UNKNOWN_DURATION,
     command_of,
     decide,
     error_curves,
@@ -42,11 +42,11 @@ from zoo.reproduce.published_numbers import PublishedNumber, published
 from zoo.reproduce.training_runs import TrainingRun
 from zoo.run.plot_style import Line, Panel
 
-IMAGENET = ("revnet104", "resnet101_preact")
-CIFAR = "revnet164_cifar10"
-LONGER = "revnet164_cifar10_longer"  # longer by the published number of epochs, with the angle meter
-LOSS_CLOSE = 5.0  # percent, of the training loss
-ENDS = 5  # a trend compares the first fifth of the angles with the last
+IMAGENET_EXPERIMENTS = ("revnet104", "resnet101_preact")
+CIFAR_EXPERIMENT = "revnet164_cifar10"
+LONG_CIFAR_EXPERIMENT = "revnet164_cifar10_longer"  # longer by the published number of epochs, with the angle meter
+LOSS_TOLERANCE = 5.0  # percent, of the training loss
+TREND_PARTS = 5  # a trend compares the first fifth of the angles with the last
 NETWORKS = {"revnet164_cifar": 20, "revnet38_cifar": 60}  # number of training steps of each network
 MEASUREMENTS = 6  # equally spaced, the first before training
 BATCH = 16
@@ -62,17 +62,19 @@ def report_imagenet_curves(runs: Sequence[TrainingRun]) -> Section:
     section = Section(
         "figure3", "Figure 3: training on ImageNet",
         "Ratio of the training losses of RevNet-104 and ResNet-101, geometric mean over the epochs. No slowdown: the "
-        f"loss is at most {LOSS_CLOSE:g} % larger.",
+        f"loss is at most {LOSS_TOLERANCE:g} % larger.",
     )  # fmt: skip
     epochs, slowdown = (published("revnet", f"figure3/{key}") for key in ("epochs", "slowdown"))
-    for name in IMAGENET:
+    for name in IMAGENET_EXPERIMENTS:
         ours = load_experiment(experiments_dir() / f"{name}.json").optimizer.schedule.epochs
         verdict = Verdict("reproduced", "equal") if ours == epochs.number else Verdict("off", "another length")
         section.comparisons.append(Comparison(f"{name}: epochs of the experiment", epochs, ours, "epochs", verdict))
-    revnet, resnet = ([run for run in runs if run.experiment == name and not run.is_stored] for name in IMAGENET)
+    revnet, resnet = (
+        [run for run in runs if run.experiment == name and not run.is_stored] for name in IMAGENET_EXPERIMENTS
+    )
     compared = _compare_loss("training loss, RevNet-104 over ResNet-101", slowdown, revnet, resnet, at_most=True)
-    commands = " and ".join(f"`{command_of(name)}`" for name in IMAGENET)
-    verdict = Verdict("needs training", f"{commands}, {UNKNOWN}")
+    commands = " and ".join(f"`{command_of(name)}`" for name in IMAGENET_EXPERIMENTS)
+    verdict = Verdict("needs training", f"{commands}, {UNKNOWN_DURATION}")
     section.comparisons.append(compared or not_measured(slowdown.quantity, slowdown, "", verdict))
     shown = [*revnet, *resnet]
     section.panels += [*loss_curves("ImageNet", shown), error_curves("ImageNet", shown)] if shown else []
@@ -89,7 +91,7 @@ def report_reconstruction(runs: Sequence[TrainingRun], images: ImageFolder | Non
         "Angle between the gradients of a batch from stored and from reconstructed activations, with the same weights: "
         "2 arcsin(|u - v| / 2) of the unit vectors. Trend: mean of the first fifth and of the last fifth of a run's "
         "angles. Training losses are compared by the geometric mean of their ratio over the epochs, with a tolerance "
-        f"of {LOSS_CLOSE:g} %; errors after the last epoch with a tolerance of {CLOSE} points.",
+        f"of {LOSS_TOLERANCE:g} %; errors after the last epoch with a tolerance of {ERROR_TOLERANCE} points.",
     )  # fmt: skip
     metered = _by_experiment([run for run in runs if run.angles and not run.is_stored])
     for name, group in metered.items():
@@ -102,7 +104,7 @@ def report_reconstruction(runs: Sequence[TrainingRun], images: ImageFolder | Non
         section.comparisons += first_steps.comparisons
         section.panels += first_steps.panels
         section.notes += [first_steps.setting, *first_steps.notes]
-    section.comparisons.append(_compare_length([run for run in runs if run.experiment == LONGER]))
+    section.comparisons.append(_compare_length([run for run in runs if run.experiment == LONG_CIFAR_EXPERIMENT]))
     section.comparisons += _compare_kinds(runs)
     for name, group in _by_experiment(runs).items():
         if {run.is_stored for run in group} == {True, False}:
@@ -112,7 +114,7 @@ def report_reconstruction(runs: Sequence[TrainingRun], images: ImageFolder | Non
 
 def _by_experiment(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
     """Return the runs of RevNets by experiment, starting with those of the paper's figure."""
-    groups: dict[str, list[TrainingRun]] = {CIFAR: [], LONGER: []}
+    groups: dict[str, list[TrainingRun]] = {CIFAR_EXPERIMENT: [], LONG_CIFAR_EXPERIMENT: []}
     for run in runs:
         groups.setdefault(run.experiment, []).append(run)
     return {name: group for name, group in groups.items() if group}
@@ -137,7 +139,7 @@ def _angle_line(run: TrainingRun) -> Line:
 def _compare_angles(name: str, runs: Sequence[TrainingRun]) -> list[Comparison]:
     """Return the trend and the maximum of the angles of an experiment's runs."""
     angles = [[math.inf if a["degrees"] is None else float(a["degrees"]) for a in run.angles] for run in runs]
-    ends = [-(-len(each) // ENDS) for each in angles]
+    ends = [-(-len(each) // TREND_PARTS) for each in angles]
     first = mean(mean(each[:end]) for each, end in zip(angles, ends, strict=True))
     last = mean(mean(each[-end:]) for each, end in zip(angles, ends, strict=True))
     grows = last > first
@@ -162,8 +164,8 @@ def _verdict(is_as_published: bool, text: str, weakness: str) -> Verdict:
 
 def _weakness(name: str, runs: Sequence[TrainingRun]) -> str:
     """Return the reason why the runs are not comparable with the paper's training, or ""."""
-    if name not in (CIFAR, LONGER):
-        return f"not the paper's training, which `zoo train {LONGER} DATA` repeats"
+    if name not in (CIFAR_EXPERIMENT, LONG_CIFAR_EXPERIMENT):
+        return f"not the paper's training, which `zoo train {LONG_CIFAR_EXPERIMENT} DATA` repeats"
     unfinished = [run for run in runs if not run.is_finished]
     if unfinished:
         return f"a run has {len(unfinished[0].epochs)} of {unfinished[0].num_epochs} epochs"
@@ -175,10 +177,14 @@ def _compare_length(runs: Sequence[TrainingRun]) -> Comparison:
     number = published("revnet", "figure4/more_epochs")
     finished = [run for run in runs if run.is_finished]
     if not finished:
-        return not_measured(number.quantity, number, "epochs", needs_training(LONGER, runs))
-    regular = load_experiment(experiments_dir() / f"{CIFAR}.json").optimizer.schedule.epochs
+        return not_measured(number.quantity, number, "epochs", needs_training(LONG_CIFAR_EXPERIMENT, runs))
+    regular = load_experiment(experiments_dir() / f"{CIFAR_EXPERIMENT}.json").optimizer.schedule.epochs
     change = max(run.top1[regular - 1] - run.top1[-1] for run in finished)
-    verdict = _verdict(change <= CLOSE, f"the error changes by {change:+.2f} points", _weakness(LONGER, finished))
+    verdict = _verdict(
+        change <= ERROR_TOLERANCE,
+        f"the error changes by {change:+.2f} points",
+        _weakness(LONG_CIFAR_EXPERIMENT, finished),
+    )
     more, facts = finished[0].num_epochs - regular, facts_of(finished)
     return Comparison(number.quantity, number, more, "epochs", verdict, len(finished), **facts)
 
@@ -195,8 +201,8 @@ def _compare_kinds(runs: Sequence[TrainingRun]) -> list[Comparison]:
             of_error = _compare_error(f"{name}: {error.quantity}", error, reconstructed, stored)
             comparisons += [_weakened(found, weakness) for found in (of_loss, of_error) if found is not None]
     if not comparisons:
-        command = f"`zoo train FILE DATA`, FILE: experiments/{CIFAR}.json with network.memory auto and plain, {UNKNOWN}"
-        verdict = Verdict("needs training", command)
+        file = f"experiments/{CIFAR_EXPERIMENT}.json with network.memory auto and plain"
+        verdict = Verdict("needs training", f"`zoo train FILE DATA`, FILE: {file}, {UNKNOWN_DURATION}")
         comparisons = [not_measured(number.quantity, number, "", verdict) for number in numbers]
     return comparisons
 
@@ -234,7 +240,7 @@ def _compare_loss(
     if missing or spread is None:
         verdict = Verdict("underpowered", f"{missing}; {text}" if missing else text)
     else:
-        verdict = decide(difference if at_most else abs(difference), 2 * spread, LOSS_CLOSE, text)
+        verdict = decide(difference if at_most else abs(difference), 2 * spread, LOSS_TOLERANCE, text)
     return Comparison(what, number, difference, "%", verdict, n, spread, **facts_of(both))
 
 
@@ -286,7 +292,9 @@ def measure_angles(data: ImageFolder | None, networks: Mapping[str, int] = NETWO
     )  # fmt: skip
     section.notes.append("the paper shows the angle over a whole training on CIFAR-10 and states no bound")
     trend, largest = (published("revnet", f"figure4/{key}") for key in ("trend", "largest"))
-    first_steps = Verdict("underpowered", f"the first steps only; `zoo train {LONGER} DATA`, {UNKNOWN}")
+    first_steps = Verdict(
+        "underpowered", f"the first steps only; `zoo train {LONG_CIFAR_EXPERIMENT} DATA`, {UNKNOWN_DURATION}"
+    )
     digest = "" if data is None else data.names_digest()
     for name, count in networks.items():
         torch.manual_seed(0)

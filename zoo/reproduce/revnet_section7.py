@@ -15,7 +15,7 @@ from zoo.spec import NetworkSpec
 NUM_IMAGES = {10: 50_000, 1000: 1_281_167}  # of the training set, by number of classes
 RESNET, REVNET = "resnet101_preact", "revnet104"
 SIZE = 224
-DEEP = (2, 2, 94, 2)  # units per stage: 602 layers, six per unit; RevNet-104 with more units in one stage
+DEEP_UNITS = (2, 2, 94, 2)  # units per stage: 602 layers, six per unit; RevNet-104 with more units in one stage
 DEEP_BATCH = 2
 
 
@@ -137,9 +137,9 @@ def _compare_images(number: PublishedNumber, low: int, high: int, needed: int) -
 
 def _compare_layers(number: PublishedNumber, memory: int) -> Comparison:
     """Return whether a network with about the published number of layers fits in memory."""
-    layers = 6 * sum(DEEP) + 2
-    needed = _predict(REVNET, "auto", DEEP).bytes_for(DEEP_BATCH).total
+    layers = 6 * sum(DEEP_UNITS) + 2
+    needed = _predict(REVNET, "auto", DEEP_UNITS).bytes_for(DEEP_BATCH).total
     text = f"{needed / 1e9:.1f} GB with {DEEP_BATCH} images, of {memory / 1e9:.1f} GB"
     verdict = Verdict("reproduced" if needed <= memory else "off", text)
-    what = f"a RevNet of {'-'.join(map(str, DEEP))} units in the memory of ResNet-101 with 32 images"
+    what = f"a RevNet of {'-'.join(map(str, DEEP_UNITS))} units in the memory of ResNet-101 with 32 images"
     return Comparison(what, number, layers, "layers", verdict)

@@ -36,20 +36,20 @@ from zoo.torch_internals import TorchDispatchMode
 
 DEPTHS = (4, 16, 36, 100)
 UNITS = (3, 9, 18)  # per stage of a CIFAR RevNet
-HALF, SIZE, BATCH = 16, 16, 4  # channels of x1 and of x2, side in pixels, number of feature maps
+HALF_CHANNELS, SIZE, BATCH = 16, 16, 4  # channels of x1 and of x2, side in pixels, number of feature maps
 EXPONENT_TOLERANCE = 0.1
 COUNT_TOLERANCE = 0.05
-ROUGHLY = 0.1  # for statements with "roughly" or "closer to"
+ROUGH_TOLERANCE = 0.1  # for statements with "roughly" or "closer to"
 GROWTHS: dict[str, Callable[[float], float]] = {
     "O(1)": lambda _: 1, "O(log L)": math.log, "O(√L)": math.sqrt, "O(L)": lambda L: L,
     "O(L log L)": lambda L: L * math.log(L),
 }  # fmt: skip
 # ResNets, the RevNets that their activations are compared with, and the side of their images.
-TWINS = {
+NETWORK_PAIRS = {
     "resnet32_cifar": ("revnet38_cifar", 32), "resnet110_cifar": ("revnet110_cifar", 32),
     "resnet164_cifar": ("revnet164_cifar", 32), "resnet101_preact": ("revnet104", 224),
 }  # fmt: skip
-TIMED, TIMED_BATCH, ROUNDS = "revnet38_cifar", 32, 20
+TIMED_NETWORK, TIMED_BATCH, ROUNDS = "revnet38_cifar", 32, 20
 
 
 class Cost(NamedTuple):
@@ -95,7 +95,7 @@ def measure_savings() -> Section:
     )  # fmt: skip
     ratio = {
         f"{resnet} over {revnet}": held_bytes(resnet, 8, size, memory="plain") / held_bytes(revnet, 8, size)
-        for resnet, (revnet, size) in TWINS.items()
+        for resnet, (revnet, size) in NETWORK_PAIRS.items()
     }
     middle, _ = median_and_spread(list(ratio.values()))
     number = published("revnet", "section1/storage")
@@ -124,11 +124,11 @@ def measure_operations() -> Section:
     section.comparisons = [
         compare("ResNet-32: backward", numbers["backward"], backward / forward, "N", COUNT_TOLERANCE),
         compare("RevNet-38: forward and backward", numbers["reversible"], reversible, "N", COUNT_TOLERANCE),
-        compare("RevNet-38: overhead", numbers["overhead"], 100 * (reversible / ordinary - 1), "%", ROUGHLY),
-        compare("checkpoint sqrt(L): overhead", numbers["checkpointing"], 100 * (calls - 1) / 3, "%", ROUGHLY),
+        compare("RevNet-38: overhead", numbers["overhead"], 100 * (reversible / ordinary - 1), "%", ROUGH_TOLERANCE),
+        compare("checkpoint sqrt(L): overhead", numbers["checkpointing"], 100 * (calls - 1) / 3, "%", ROUGH_TOLERANCE),
         compare(
             "RevNet-38: overhead, if backward takes as long as forward", numbers["overhead_gpu"], 100 * again / 2, "%",
-            ROUGHLY,
+            ROUGH_TOLERANCE,
         ),
     ]  # fmt: skip
     return section
@@ -139,12 +139,12 @@ def measure_complexity(depths: Sequence[int] = DEPTHS) -> Section:
     costs, (low, high) = _chain_costs(depths), depths[-2:]
     section = Section(
         "table1", "Table 1: memory and computation against depth",
-        f"A chain of L additive blocks; F and G are two 3x3 convolutions on {HALF} channels; {BATCH} maps of {SIZE} "
-        f"pixels; L = {', '.join(map(str, depths))}. Memory: peak of a step without the gradients of the parameters. "
-        "Computation: counted calls of F and G. Both are given as the exponent p of L^p from "
+        f"A chain of L additive blocks; F and G are two 3x3 convolutions on {HALF_CHANNELS} channels; {BATCH} maps of "
+        f"{SIZE} pixels; L = {', '.join(map(str, depths))}. Memory: peak of a step without the gradients of the "
+        "parameters. Computation: counted calls of F and G. Both are given as the exponent p of L^p from "
         f"{low} to {high} blocks. Reproduced: within {EXPONENT_TOLERANCE} of the exponent of the published growth.",
     )  # fmt: skip
-    for name, row in ROWS.items():
+    for name, row in KEY_BY_STRATEGY.items():
         peaks = [cost.peak for cost in costs[name]]
         calls = [cost.calls * depth for cost, depth in zip(costs[name], depths, strict=True)]
         for column, values in (("memory", peaks), ("computation", calls)):
@@ -165,7 +165,7 @@ def measure_layer_costs() -> Section:
     )  # fmt: skip
     costs, numbers = _chain_costs(DEPTHS), _numbers("section4")
     for name in ("naive", "checkpoint sqrt(L)", "reversible"):
-        number = numbers[f"{ROWS[name]}/computation"]
+        number = numbers[f"{KEY_BY_STRATEGY[name]}/computation"]
         what = f"{name}: passes of a step"
         section.comparisons.append(compare(what, number, costs[name][-1].calls + 1, "passes", COUNT_TOLERANCE))
     low, high = costs["naive"][-2:]
@@ -204,10 +204,10 @@ def measure_update_cost() -> Section:
     """Return the ratio of the step times with reconstructed and with stored activations (section 5.2)."""
     section = Section(
         "section5.2", "Section 5.2: time of a step",
-        f"Interleaved timings of forward and backward of {TIMED} with {TIMED_BATCH} random images on this CPU; median "
-        f"and interquartile range of {ROUNDS} ratios.",
+        f"Interleaved timings of forward and backward of {TIMED_NETWORK} with {TIMED_BATCH} random images on this CPU; "
+        f"median and interquartile range of {ROUNDS} ratios.",
     )  # fmt: skip
-    models = {memory: build_for_training(TIMED, memory=memory) for memory in ("auto", "plain")}
+    models = {memory: build_for_training(TIMED_NETWORK, memory=memory) for memory in ("auto", "plain")}
     steps = {memory: training_step(forward_of(model, TIMED_BATCH, 32), model) for memory, model in models.items()}
     seconds = time_interleaved(steps, Clock(torch.device("cpu")), rounds=ROUNDS)
     ratio, spread = median_and_spread(ratios(seconds["auto"], seconds["plain"]))
@@ -270,7 +270,7 @@ STRATEGIES: dict[str, Callable[[Sequence[nn.Module]], nn.Module]] = {
     "reversible": lambda blocks: ReversibleSequential(blocks),
 }
 # The strategies that the paper compares, and their names in the keys of its numbers.
-ROWS = {
+KEY_BY_STRATEGY = {
     "naive": "naive", "checkpoint sqrt(L)": "checkpointing", "checkpoint recursively": "recursive",
     "reversible": "reversible",
 }  # fmt: skip
@@ -285,10 +285,13 @@ def _chain_costs(depths: Sequence[int]) -> dict[str, list[Cost]]:
 def measure_cost(strategy: Callable[[Sequence[nn.Module]], nn.Module], depth: int) -> Cost:
     """Return the cost of a step of a chain of ``depth`` blocks."""
     norm = norm_act("standard", "relu")
-    blocks = [ReversibleBlock(*(build_preact_branch(HALF, HALF, norm, False) for _ in "fg")) for _ in range(depth)]
+    blocks = [
+        ReversibleBlock(*(build_preact_branch(HALF_CHANNELS, HALF_CHANNELS, norm, False) for _ in "fg"))
+        for _ in range(depth)
+    ]
     chain = strategy(blocks).train()
     init_weights(chain)
-    x = torch.randn(BATCH, 2 * HALF, SIZE, SIZE)
+    x = torch.randn(BATCH, 2 * HALF_CHANNELS, SIZE, SIZE)
     with counted_calls(blocks) as calls:
         chain(x).square().mean().backward()
     memory = measure_memory(lambda: chain(x).square().mean(), chain.parameters(), warmup=0)

@@ -19,7 +19,7 @@ from zoo.reproduce.comparison import (
     off_by,
     unpublished,
 )
-from zoo.reproduce.error_rates import UNKNOWN, command_of, facts_of, judge, report_errors, standard_error
+from zoo.reproduce.error_rates import UNKNOWN_DURATION, command_of, facts_of, judge, report_errors, standard_error
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
@@ -40,7 +40,7 @@ def _of_item(item: str) -> list[PublishedNumber]:
 CIFAR_ERRORS, IMAGENET_ERRORS = (
     {number.network: number for number in _of_item(table)} for table in ("Table 3", "Table 4")
 )
-SHORT = ("resnet32_cifar10_short", "revnet38_cifar10_short")
+SHORT_EXPERIMENTS = ("resnet32_cifar10_short", "revnet38_cifar10_short")
 RESNET, REVNET = "resnet101_preact", "revnet104"
 # The RevNet and the ResNet of each pair of Tables 3 and 4.
 PAIRS = {
@@ -100,7 +100,7 @@ def measure_depth_of_block() -> Section:
 
 def report_cifar_errors(runs: Sequence[TrainingRun]) -> Section:
     """Return Table 3, and the errors of runs of the short experiments."""
-    return report_errors("table3", "Table 3: test error on CIFAR", CIFAR_ERRORS, runs, SHORT)
+    return report_errors("table3", "Table 3: test error on CIFAR", CIFAR_ERRORS, runs, SHORT_EXPERIMENTS)
 
 
 def report_imagenet_errors(runs: Sequence[TrainingRun]) -> Section:
@@ -129,7 +129,7 @@ def report_differences(runs: Sequence[TrainingRun]) -> Section:
     ]
     missing = [name for name, found in finished.items() if not found]
     if missing:
-        verdict = Verdict("needs training", f"`{command_of('NAME')}`, {UNKNOWN}, NAME: {', '.join(missing)}")
+        verdict = Verdict("needs training", f"`{command_of('NAME')}`, {UNKNOWN_DURATION}, NAME: {', '.join(missing)}")
         section.comparisons.append(not_measured("largest of all pairs", number, "points", verdict))
     section.comparisons += sorted(pairs, key=lambda pair: float(pair.measured or 0), reverse=True)
     return section

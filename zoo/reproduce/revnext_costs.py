@@ -15,7 +15,7 @@ from zoo.torch_internals import TorchDispatchMode
 
 BATCH, SIZE = 8, 32
 TOLERANCE = 0.05
-NUMBERS = {"one": 1, "two": 2, "three": 3}
+NUMBER_WORDS = {"one": 1, "two": 2, "three": 3}
 PASSES = {"revnext_revnet": "section3.4/passes", "revnext_flat": "section4.3/passes", "revnext": "section4.4/passes"}
 
 
@@ -38,7 +38,7 @@ def measure_passes() -> Section:
 
 def _compare_passes(what: str, name: str, **options: Any) -> Comparison:
     number, measured = published("revnext", PASSES[name]), additional_passes(name, **options)
-    expected = NUMBERS[str(number.value).partition(" ")[0]]
+    expected = NUMBER_WORDS[str(number.value).partition(" ")[0]]
     return Comparison(what, number, measured, number.unit, within(measured / expected - 1, TOLERANCE))
 
 
@@ -73,7 +73,7 @@ def _compare_layers_of_a_block() -> Comparison:
     layers = [layer for block in blocks for layer in block.modules() if isinstance(layer, InvertibleConv)]
     count = len(layers) / len(blocks)
     number = published("revnext", "section4.4/layers_per_block")
-    low, high = (NUMBERS[word] for word in str(number.value).split(" to "))
+    low, high = (NUMBER_WORDS[word] for word in str(number.value).split(" to "))
     is_within = low <= count <= high
     verdict = Verdict("reproduced", "within the range") if is_within else Verdict("off", f"not {number.value}")
     return Comparison("revnext: convolutions of both branches of a block, mean", number, count, "", verdict)

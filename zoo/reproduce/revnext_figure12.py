@@ -9,8 +9,8 @@ from typing import Any
 
 from zoo.reproduce.comparison import Comparison, Section, State, Verdict, not_measured
 from zoo.reproduce.error_rates import (
-    ERRORS,
-    UNKNOWN,
+    ERROR_DESCRIPTION,
+    UNKNOWN_DURATION,
     error_curves,
     errors_of,
     facts_of,
@@ -23,16 +23,16 @@ from zoo.reproduce.training_runs import TrainingRun
 
 FLAT, HYBRID = "revnext_flat_cifar10", "revnext_cifar10"
 FLAT_EPOCHS = 40  # hybrids are trained without the epochs past 50, whose learning rate is 0
-WIDER = 48  # channels of the reconstructing flat networks of the depth study, instead of 32
+RECONSTRUCTED_CHANNELS = 48  # channels of the reconstructing flat networks of the depth study, instead of 32
 DURATION = "0.2 to 1.6 hours in the authors' logs, on a GPU that they do not name"
 # Short experiments, and the keys of the statements of section 5.1 about such networks.
-SHORT = {
+SHORT_EXPERIMENTS = {
     "revnext_flat3_cifar10_short": "section5.1/flat_small_depth",
     "revnext_flat9_cifar10_short": "section5.1/flat_large_depth",
     "revnext_flat12_cifar10_short": "section5.1/flat_large_depth",
     "revnext_cifar10_short": "section5.1/hybrid_accuracy",
 }
-OPPOSITE: dict[State, State] = {"reproduced": "off", "off": "reproduced"}
+OPPOSITE_STATE: dict[State, State] = {"reproduced": "off", "off": "reproduced"}
 
 
 def experiment_of(key: str) -> str:
@@ -45,7 +45,7 @@ def experiment_of(key: str) -> str:
     if "_slope_" in network:
         changes |= {"network.options": {"layers": [1, 2, 2]}, "network.activation_param": float(depths_or_slope)}
     else:
-        wider = {"channels": WIDER} if kind == "reconstructed" else {}
+        wider = {"channels": RECONSTRUCTED_CHANNELS} if kind == "reconstructed" else {}
         changes |= {"network.options": {"layers": _numbers(depths_or_slope), **wider}}
     return f"{FLAT} {json.dumps(changes)}"
 
@@ -62,10 +62,10 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
     section = Section(
         "figure12", "Figure 12: accuracy with and without reconstruction",
         "CIFAR-10. Rows of the figure: top-1 in percent after the last epoch. Short experiments are trained with "
-        f'network.memory "auto", which reconstructs activations, and "plain", which stores them. {ERRORS}',
+        f'network.memory "auto", which reconstructs activations, and "plain", which stores them. {ERROR_DESCRIPTION}',
     )  # fmt: skip
     section.comparisons += [_compare(key, name, runs) for key, name in EXPERIMENTS.items()]
-    for name, key in SHORT.items():
+    for name, key in SHORT_EXPERIMENTS.items():
         runs_of_name = [run for run in runs if run.experiment == name]
         section.comparisons += [_compare_kinds(name, published("revnext", key), runs_of_name)]
         section.comparisons += errors_of(name, None, runs_of_name)
@@ -73,7 +73,7 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
     section.notes += [
         "if a row contains settings, FILE is the experiment with these settings instead of its own",
         "with reconstruction, the authors' flat networks train with 7 layers and collapse with 8 or more, although "
-        f"they have {WIDER} channels instead of 32; hybrids lose 0.0 to 0.8 points",
+        f"they have {RECONSTRUCTED_CHANNELS} channels instead of 32; hybrids lose 0.0 to 0.8 points",
     ]
     return section
 
@@ -101,7 +101,7 @@ def _compare_kinds(name: str, number: PublishedNumber, runs: Sequence[TrainingRu
     what = f"{name}: lost by reconstruction"
     if not stored or not reconstructed:
         stopped = "".join(f"; seed {run.config.seed} {run.stop_reason}" for run in runs if run.stop_reason)
-        reason = f'`zoo train {name} DATA`, and with network.memory "plain"; {UNKNOWN}{stopped}'
+        reason = f'`zoo train {name} DATA`, and with network.memory "plain"; {UNKNOWN_DURATION}{stopped}'
         return not_measured(what, number, "points", Verdict("needs training", reason))
     lost = mean(run.top1[-1] for run in stored) - mean(run.top1[-1] for run in reconstructed)
     return Comparison(
@@ -122,5 +122,5 @@ def _judge_kinds(
     """Return the verdict on the lost accuracy; the paper states that there is none, or that accuracy "goes down"."""
     verdict = judge(lost, stored, reconstructed, at_most=True)
     if number.value == "goes down":
-        return Verdict(OPPOSITE.get(verdict.state, verdict.state), verdict.reason.removeprefix("off by "))
+        return Verdict(OPPOSITE_STATE.get(verdict.state, verdict.state), verdict.reason.removeprefix("off by "))
     return verdict

@@ -28,7 +28,7 @@ from zoo.run.plot_style import Line, Panel
 BATCH, SIZE = 8, 32
 AUTHORS_BATCH = 256
 FLAT, HYBRID = "revnext_flat", "revnext"
-AS_AUTHORS = "norms inverted as in the authors' code"
+AUTHORS_INVERSE = "norms inverted as in the authors' code"
 HYBRIDS: Mapping[str, dict[str, Any]] = {
     "hybrid": {},
     "hybrid, branch inputs reconstructed": {"keep_branch_input": False},
@@ -47,18 +47,18 @@ HYBRID_DEPTHS: Mapping[int, dict[str, Any]] = {
     for first, second in ((1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4))
 }
 LOWEST_SLOPE, LOWEST_DEPTH = 0.05, 8  # minimum of the only published curve whose minimum is not its last point
-STABLE = 2  # largest factor between stable ratios
-FAR_LESS = 0.1  # largest loss relative to that of another layer
-NOT_FAR_LESS = {
+STABLE_FACTOR = 2  # largest factor between stable ratios
+FAR_LESS_RATIO = 0.1  # largest loss relative to that of another layer
+NOT_FAR_LESS_REASONS = {
     "norm": "the gains of an untrained norm are all 1, so it loses nothing",
     "leaky_relu": "not less than a tenth of it",
 }
-EXACT = 1e-9  # relative difference between sums in different orders
+EXACT_TOLERANCE = 1e-9  # relative difference between sums in different orders
 NOTES = [
-    f"{AS_AUTHORS}: their inverse of a batch norm normalizes the output by its own statistics, and then multiplies by "
-    "the unbiased deviation, although forward divided by the biased one. The second limits the ratios to (2 n)^2 for n "
-    "values per channel, from 1e9 to 3e11 in these networks; the first keeps them from falling much below 1e-2. These "
-    f"numbers are measured with batches of {AUTHORS_BATCH}, on which the limit depends",
+    f"{AUTHORS_INVERSE}: their inverse of a batch norm normalizes the output by its own statistics, and then "
+    "multiplies by the unbiased deviation, although forward divided by the biased one. The second limits the ratios to "
+    "(2 n)^2 for n values per channel, from 1e9 to 3e11 in these networks; the first keeps them from falling much "
+    f"below 1e-2. These numbers are measured with batches of {AUTHORS_BATCH}, on which the limit depends",
     "all other numbers are those of this package, which inverts with the statistics of the forward pass: the ratios "
     "have neither an upper nor a lower limit",
     "hybrid: the exact input of a branch is saved, as in section 4.4 of the paper and the authors' code. Branch inputs "
@@ -170,11 +170,11 @@ def measure_layers(batch: int = BATCH, authors_batch: int = AUTHORS_BATCH) -> Se
     )  # fmt: skip
     theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
     flats = {
-        f"flat 2-3-3, {AS_AUTHORS}": measure_ratios(FLAT, SLOPE, layers=(2, 3, 3), **theirs),
+        f"flat 2-3-3, {AUTHORS_INVERSE}": measure_ratios(FLAT, SLOPE, layers=(2, 3, 3), **theirs),
         "flat 2-3-3": measure_ratios(FLAT, SLOPE, batch, layers=(2, 3, 3)),
     }
     hybrids = {
-        f"hybrid 2-3, {AS_AUTHORS}": measure_ratios(HYBRID, SLOPE, blocks=(2, 3), **theirs),
+        f"hybrid 2-3, {AUTHORS_INVERSE}": measure_ratios(HYBRID, SLOPE, blocks=(2, 3), **theirs),
         **{label.replace("hybrid", "hybrid 2-3"): measure_ratios(HYBRID, SLOPE, batch, blocks=(2, 3), **options)
            for label, options in HYBRIDS.items()},
     }  # fmt: skip
@@ -197,7 +197,7 @@ def measure_layers(batch: int = BATCH, authors_batch: int = AUTHORS_BATCH) -> Se
 def _compare(what: str, key: str, measured: float) -> Comparison:
     """Return the comparison of a ratio; the verdict names the authors' inverse if norms use it."""
     comparison = compare_decades(what, published("revnext", key), measured)
-    return explain(comparison, AS_AUTHORS) if AS_AUTHORS in what else comparison
+    return explain(comparison, AUTHORS_INVERSE) if AUTHORS_INVERSE in what else comparison
 
 
 def _finite(ratios: Ratios) -> Ratios:
@@ -220,8 +220,8 @@ def _compare_stability(label: str, ratios: LayerRatios) -> Comparison:
     smallest = [min(inner) for inner in ratios.inside if inner]
     first, last = smallest[0], smallest[-1]
     per_block = (last / first) ** (1 / (len(smallest) - 1))
-    is_stable = first >= last / STABLE
-    verdict = Verdict("reproduced", f"it does not fall by more than a factor of {STABLE}")
+    is_stable = first >= last / STABLE_FACTOR
+    verdict = Verdict("reproduced", f"it does not fall by more than a factor of {STABLE_FACTOR}")
     what = f"{label}: smallest inside a block, from the last to the first"
     return Comparison(
         what,
@@ -245,13 +245,17 @@ def _compare_alphas(flat: LayerRatios) -> list[Comparison]:
         ("InvertibleLeakyReLU", "leaky_relu", "leaky ReLU"),
     ):
         conv, other = alphas["InvertibleConv"], alphas[kind]
-        is_far_less = 1 / conv - 1 <= FAR_LESS * (1 / other - 1)
-        verdict = Verdict("reproduced", "less than a tenth of it") if is_far_less else Verdict("off", NOT_FAR_LESS[key])
+        is_far_less = 1 / conv - 1 <= FAR_LESS_RATIO * (1 / other - 1)
+        verdict = (
+            Verdict("reproduced", "less than a tenth of it")
+            if is_far_less
+            else Verdict("off", NOT_FAR_LESS_REASONS[key])
+        )
         text = f"{1 / conv:.2g} times less, {1 / other:.2g} times less"
         what = f"loss of the ratio in the inverse of a convolution, and of a {words}"
         comparisons.append(Comparison(what, published("revnext", f"section4.2.3/{key}"), text, "", verdict))
     number = published("revnext", "section4.2.4/alpha")
-    return [*comparisons, compare("channel pools: alpha", number, alphas["ChannelPool"], "", EXACT)]
+    return [*comparisons, compare("channel pools: alpha", number, alphas["ChannelPool"], "", EXACT_TOLERANCE)]
 
 
 def finite_line(label: str, ratios: Ratios) -> Line:
@@ -283,9 +287,9 @@ def measure_depths(
     )  # fmt: skip
     theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
     curves: dict[str, tuple[str, str, dict[str, Any], Mapping[int, dict[str, Any]]]] = {
-        f"flat, {AS_AUTHORS}": (FLAT, "layers", theirs, flat),
+        f"flat, {AUTHORS_INVERSE}": (FLAT, "layers", theirs, flat),
         "flat": (FLAT, "layers", {"batch": batch}, flat),
-        f"hybrid, {AS_AUTHORS}": (HYBRID, "blocks", {**theirs, "units": 1}, hybrid),
+        f"hybrid, {AUTHORS_INVERSE}": (HYBRID, "blocks", {**theirs, "units": 1}, hybrid),
         **{label: (HYBRID, "blocks", {"batch": batch, **options, "units": 1}, hybrid)
            for label, options in HYBRIDS.items()},
     }  # fmt: skip
@@ -335,9 +339,9 @@ def _over_slopes(section: Section, slopes: Sequence[float], batch: int, authors_
     theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
     of_hybrid = {"blocks": [1, 1], "units": 2}
     curves: dict[str, tuple[str, Sequence[float], dict[str, Any]]] = {
-        f"flat 1-1-1, {AS_AUTHORS}": (FLAT, ends, {"layers": [1, 1, 1], **theirs}),
+        f"flat 1-1-1, {AUTHORS_INVERSE}": (FLAT, ends, {"layers": [1, 1, 1], **theirs}),
         "flat 1-1-1": (FLAT, slopes, {"layers": [1, 1, 1], "batch": batch}),
-        f"hybrid 1-1, {AS_AUTHORS}": (HYBRID, ends, {**of_hybrid, **theirs}),
+        f"hybrid 1-1, {AUTHORS_INVERSE}": (HYBRID, ends, {**of_hybrid, **theirs}),
         **{label.replace("hybrid", "hybrid 1-1"): (HYBRID, slopes, {**of_hybrid, **added, "batch": batch})
            for label, added in HYBRIDS.items()},
     }  # fmt: skip

@@ -37,7 +37,7 @@ BATCH = 8
 PAPER_PIXELS = 32 * 240 * 240  # of the batch in the paper's totals
 TOLERANCE = 0.1
 WEIGHTS_TOLERANCE = 0.01
-STRAIGHT = 0.01  # largest relative difference between the slopes of a straight line
+LINE_TOLERANCE = 0.01  # largest relative difference between the slopes of a straight line
 UNITS = {"GB": 1e9, "MB": 1e6}
 
 
@@ -57,13 +57,13 @@ NETWORKS = {
 }
 INNER_GRADIENT = "64 bytes per pixel are a gradient inside a branch, which the paper does not count"
 DEPTHS_UNKNOWN = "of the default depths, because no text available to us states those of the paper"
-PER_PIXEL = {
+BYTES_PER_PIXEL_KEYS = {
     name: "abstract/bytes_per_pixel" if name == "revnext" else f"{row.section}/bytes_per_pixel"
     for name, row in NETWORKS.items()
 }
-FOUND_AGAIN = "section4.4/bytes_per_pixel_found_again"
-COUNTED_BY_RULE = ("revnext_resnet18", "revnext_revnet", "irevnet_revnext")
-DEEPER: Mapping[str, dict[str, Any]] = {"revnext_flat": {"layers": (3, 3, 3)}, "revnext": {"blocks": (3, 3)}}
+RECONSTRUCTED_INPUT_KEY = "section4.4/bytes_per_pixel_found_again"
+RULE_NETWORKS = ("revnext_resnet18", "revnext_revnet", "irevnet_revnext")
+DEEPER_OPTIONS: Mapping[str, dict[str, Any]] = {"revnext_flat": {"layers": (3, 3, 3)}, "revnext": {"blocks": (3, 3)}}
 # Trained on CIFAR-10; no text available to us shows the accuracies of the others. The abstract prints 93.3 % for a
 # network without its depths and pools; we assume that it is this one.
 EXPERIMENT = "revnext_cifar10"
@@ -73,7 +73,7 @@ OTHER_EXPERIMENTS = (
 DURATION = "67 minutes on a GTX 750 according to the abstract"
 # Number and side of the images in the data sets that section 1 processes in one batch.
 DATA_SETS = {"mnist": (60_000, 28), "cifar10": (50_000, 32)}
-WHY_OFF = {
+OFF_REASONS = {
     "mnist": "14 GB are 352 bytes for each pixel of 50,000 images, but MNIST has 60,000 for training",
     "cifar10": f"18 GB are 352 bytes for each pixel; {INNER_GRADIENT}",
 }
@@ -112,13 +112,13 @@ def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] 
         slope = slopes[-1]
         section.comparisons += _compare_with_paper(name, slope, 4 * count_parameters(model))
         section.comparisons.append(unpublished(f"{name}: held after forward, bytes per pixel", held_slope, "B"))
-        if max(slopes) > (1 + STRAIGHT) * min(slopes):
+        if max(slopes) > (1 + LINE_TOLERANCE) * min(slopes):
             text = ", ".join(f"{value:.0f}" for value in slopes)
             section.notes.append(
                 f"{name}: the peaks are not on a straight line; bytes per pixel from one size to the next: {text}"
             )
         lines.append(Line(f"{name}: {slope:.0f} B/px", [count / 1e3 for count in pixels], [p / 1e6 for p in peaks]))
-        if name in DEEPER:
+        if name in DEEPER_OPTIONS:
             section.comparisons += _compare_variants(name, sizes[:2], batch, slopes[0], kernels)
     section.panels.append(Panel("peak of a step", "thousand pixels of a batch", "MB", lines))
     return section
@@ -134,11 +134,11 @@ def _slopes(x: Sequence[int], y: Sequence[int]) -> list[float]:
 
 def _compare_with_paper(name: str, slope: float, weights: int) -> list[Comparison]:
     """Return the bytes per pixel, the total and the weights; ``weights`` is in bytes."""
-    row, per_pixel = NETWORKS[name], published("revnext", PER_PIXEL[name])
+    row, per_pixel = NETWORKS[name], published("revnext", BYTES_PER_PIXEL_KEYS[name])
     total = published("revnext", f"{row.section}/total")
     measured = (slope * PAPER_PIXELS + (weights if row.with_weights else 0)) / UNITS[total.unit]
     batch, why, by_rule = "32 images of 240 pixels", INNER_GRADIENT, []
-    if name in COUNTED_BY_RULE:
+    if name in RULE_NETWORKS:
         counted = count_by_rule(name)
         why = f"{counted:,.0f} bytes per pixel by the paper's rule, which leaves out other tensors of the step"
         by_rule = [compare(f"{name}: bytes per pixel, counted by the paper's rule", per_pixel, counted, "B", TOLERANCE)]
@@ -189,16 +189,16 @@ def _compare_variants(name: str, sizes: Sequence[int], batch: int, slope: float,
         memories = _measure(build_revnext(name, **options), sizes, batch)
         return _slopes(pixels, [memory.peak_without_gradients for memory in memories])[0]
 
-    (option, depth), *_ = DEEPER[name].items()
-    deep = slope_of(**DEEPER[name])
+    (option, depth), *_ = DEEPER_OPTIONS[name].items()
+    deep = slope_of(**DEEPER_OPTIONS[name])
     unit = f"bytes per pixel, {sizes[0]} to {sizes[1]} pixels"
     what = f"{name}, {option} {'-'.join(map(str, depth))}: {unit}"
-    is_same = abs(deep / slope - 1) < STRAIGHT
+    is_same = abs(deep / slope - 1) < LINE_TOLERANCE
     verdict = Verdict("reproduced" if is_same else "off", f"{slope:.4g} for the default depth")
     comparisons = [Comparison(what, published("revnext", "abstract/depth"), deep, "B", verdict)]
-    variants: dict[str, tuple[dict[str, Any], str]] = {name: ({}, PER_PIXEL[name])}
+    variants: dict[str, tuple[dict[str, Any], str]] = {name: ({}, BYTES_PER_PIXEL_KEYS[name])}
     if name == "revnext":
-        variants[f"{name}, branch inputs reconstructed"] = {"keep_branch_input": False}, FOUND_AGAIN
+        variants[f"{name}, branch inputs reconstructed"] = {"keep_branch_input": False}, RECONSTRUCTED_INPUT_KEY
     for used in dict.fromkeys((kernels, "reference")):
         with forced(used):
             for label, (options, key) in variants.items():
@@ -209,7 +209,7 @@ def _compare_variants(name: str, sizes: Sequence[int], batch: int, slope: float,
                     number = published("revnext", key)
                     comparison = compare_maximum(f"{label}: {unit}", number, measured, "B", TOLERANCE)
                     comparisons.append(_explain(comparison, INNER_GRADIENT))
-                if used == kernels and key == FOUND_AGAIN:
+                if used == kernels and key == RECONSTRUCTED_INPUT_KEY:
                     what = f"{name}: cost of saving the exact inputs of branches, {unit}"
                     comparisons.append(unpublished(what, slope - measured, "B"))
     return comparisons
@@ -230,7 +230,7 @@ def count_whole_data_sets() -> Section:
             measured = (memory.peak_without_gradients + 4 * count_parameters(model)) / UNITS["GB"]
             what = f"{num_images:,} images of {size} pixels{label}"
             comparison = compare_maximum(what, number, measured, "GB", TOLERANCE)
-            section.comparisons.append(_explain(comparison, WHY_OFF[name]))
+            section.comparisons.append(_explain(comparison, OFF_REASONS[name]))
     return section
 
 

@@ -18,9 +18,9 @@ STATES: tuple[State, ...] = (
     "reproduced", "off", "underpowered", "needs data", "needs training", "not built", "not run",
 )  # fmt: skip
 #: States that do not replace an earlier measurement.
-WAITING: tuple[State, ...] = ("needs data", "needs training", "not run")
-DAY = len("2018-06-18")
-UNNAMED = "no measurement reports this number"
+PENDING_STATES: tuple[State, ...] = ("needs data", "needs training", "not run")
+DATE_LENGTH = len("2018-06-18")
+NOT_REPORTED = "no measurement reports this number"
 
 
 class Row(BaseModel):
@@ -95,7 +95,7 @@ class Scoreboard:
             return
         self._named.add(number.id)
         new = _row(number, comparison, measured_by)
-        says_less = new.state in WAITING or (old.data and not new.data)
+        says_less = new.state in PENDING_STATES or (old.data and not new.data)
         if old.measured is None or not says_less:
             self.rows[number.id] = new
 
@@ -103,7 +103,7 @@ class Scoreboard:
         """Mark the numbers of a paper without a comparison as "not built"; called after all items were measured."""
         for number in published_numbers(paper).values():
             if number.id not in self._named:
-                unnamed = not_measured("", number, number.unit, Verdict("not built", UNNAMED))
+                unnamed = not_measured("", number, number.unit, Verdict("not built", NOT_REPORTED))
                 self.rows[number.id] = _row(number, unnamed, measured_by)
 
 
@@ -157,7 +157,7 @@ def _row(number: PublishedNumber, comparison: Comparison, measured_by: MeasuredB
         section=measured_by.section,
         command=comparison.command or measured_by.command,
         commit=str(environment.get("commit") or ""),
-        date=(comparison.date or str(environment.get("date") or ""))[:DAY],
+        date=(comparison.date or str(environment.get("date") or ""))[:DATE_LENGTH],
         environment={key: value for key, value in environment.items() if key not in ("commit", "date")},
         weights_md5=comparison.weights_md5,
         data=comparison.data,

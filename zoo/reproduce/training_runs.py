@@ -30,10 +30,10 @@ from zoo.run.plot_style import Line, Panel, draw_panels
 NUM_RECONSTRUCTIONS, NUM_ANGLES = 12, 160
 TEXT_LOG = "training_0.log"
 # Settings in which runs of an experiment may differ, because they do not change the expected accuracy.
-METERS = {"reconstruction_meter", "gradient_angle_meter"}
-MAY_DIFFER = {"expected": True, "seed": True, "network": {"memory"}, "training": METERS}
+METER_SETTINGS = {"reconstruction_meter", "gradient_angle_meter"}
+VARIABLE_SETTINGS = {"expected": True, "seed": True, "network": {"memory"}, "training": METER_SETTINGS}
 # Required keys of the records of each event.
-NEEDED_KEYS = {
+REQUIRED_KEYS = {
     "train": ("epoch", "epoch_loss", "epoch_top1"), "validation": ("epoch", "top1"),
     "reconstruction": ("step", "errors"), "gradient_angle": ("step", "degrees"),
     "end": ("seconds", "gpu_seconds"),
@@ -190,7 +190,7 @@ def load_changed(name: str) -> Experiment:
 
 def _settings(config: Experiment) -> str:
     """Return the settings that distinguish experiments, as text."""
-    return json.dumps(config.model_dump(mode="json", exclude=MAY_DIFFER), sort_keys=True)  # type: ignore[arg-type]
+    return json.dumps(config.model_dump(mode="json", exclude=VARIABLE_SETTINGS), sort_keys=True)  # type: ignore[arg-type]
 
 
 def read_path(path: Path) -> list[TrainingRun]:
@@ -254,11 +254,11 @@ def _dated(record: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a log, after checking that they have the `NEEDED_KEYS`."""
+    """Return the records of a log, after checking that they have the `REQUIRED_KEYS`."""
     try:
         records: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for record in records:
-            for key in NEEDED_KEYS.get(record["event"], ()):
+            for key in REQUIRED_KEYS.get(record["event"], ()):
                 record[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
