@@ -252,7 +252,8 @@ def test_folders_of_files_are_made_and_places_that_cannot_be_written_are_refused
     (tmp_path / "x.pth").unlink(missing_ok=True)
     assert run(*command(relu_file / "file")) == 2
     assert (
-        f"{relu_file / 'file'}: cannot be written, as {relu_file} is not a writable folder" in capsys.readouterr().err
+        f"the file cannot be written, as {relu_file} is not a writable folder; {relu_file / 'file'}"
+        in capsys.readouterr().err
     )
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
@@ -328,7 +329,7 @@ def test_a_file_that_exists_is_overwritten_on_request_alone(files, tmp_path, cap
     target = tmp_path / "there.pth"
     target.write_bytes(b"something that took days")
     assert convert("from-torchvision", files / "tv.pth", target, "--no-compare") == 2
-    assert f"{target}: exists already; give another TARGET, or --overwrite" in capsys.readouterr().err
+    assert f"TARGET exists already; {target}: give another TARGET, or --overwrite" in capsys.readouterr().err
     assert target.read_bytes() == b"something that took days"
     assert convert("from-torchvision", files / "tv.pth", target, "--no-compare", "--overwrite") == 0
     assert "classifier.fc.bias" in read_state_dict(target)

@@ -100,7 +100,7 @@ def test_a_checkpoint_is_shown_as_json(finished: Run, capsys: pytest.CaptureFixt
 def test_a_log_folder_is_told_apart_and_its_files_are_named(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(finished.log_dir)]) == 2
     message = capsys.readouterr().err
-    assert f"{finished.log_dir}: is a folder; show a file in it" in message
+    assert f"this is a folder; {finished.log_dir}: show a file in it" in message
     assert f"zoo show {finished.log_dir}/model_best.pth.tar" in message
     assert f"zoo show {finished.checkpoint}" in message
 

@@ -327,10 +327,10 @@ def test_folders_of_files_are_made_and_places_that_cannot_be_written_are_refused
     assert (tmp_path / "new" / "folder" / "file").is_file()
     capsys.readouterr()
     assert main([*command, str(finished.config / "file")]) == 2
-    message = f"{finished.config / 'file'}: cannot be written, as {finished.config} is not a writable folder"
+    message = f"the file cannot be written, as {finished.config} is not a writable folder; {finished.config / 'file'}"
     assert message in capsys.readouterr().err
     assert main([*command, str(tmp_path)]) == 2
-    assert f"{tmp_path}: cannot be written, as it is a folder" in capsys.readouterr().err
+    assert f"the file cannot be written, as it is a folder; {tmp_path}" in capsys.readouterr().err
 
 
 def test_the_example_of_the_documentation_scores_a_network_from_python(

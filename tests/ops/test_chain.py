@@ -140,7 +140,8 @@ def test_random_numbers_drawn_before_backward_do_not_change_the_masks():
 def test_random_states_are_kept_only_where_random_numbers_are_drawn():
     chain = blocks()
     chain[1].g.dropout = 0.5
-    last = run_chain(chain, *pair())[0].grad_fn
+    outputs = run_chain(chain, *pair())  # which keep the graph alive
+    last = outputs[0].grad_fn
     before = last.next_functions[0][0]
     kept = [state is not None for node in (before, last) for state in node.random_states]
     assert kept == [False, False, False, True, False, False]

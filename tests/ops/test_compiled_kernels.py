@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -56,8 +57,10 @@ def assert_fast(kernels: dict[str, Kernel], capability: int, item_bytes: int) ->
     for name, kernel in kernels.items():
         code, tiling = kernel.code, kernel.tiling
         assert code.access_bits >= 128, name
-        # For float64 the assembler may put a word aside that is read once per tile, to fit one block more.
-        assert code.spilled_bytes <= (8 if item_bytes == 8 else 0), name
+        # For float64 the assembler may spill a word that is read once per tile, to fit one block more. For sm_80,
+        # Triton 3.6, which belongs to torch 2.11, does so for all types.
+        may_spill = item_bytes == 8 or (capability == 80 and version("triton").startswith("3.6."))
+        assert code.spilled_bytes <= (8 if may_spill else 0), name
         assert code.atomics == 0, name
         blocks = code.blocks(gpu.limits)
         tile_bytes = tiling.rows * tiling.cols * item_bytes * kernel.loads

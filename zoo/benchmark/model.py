@@ -133,7 +133,8 @@ def measure_shares(
     - `forward`: computes the loss, a scalar; it has run before, so that nothing is compiled here.
     """
     parameters, on_gpu = list(parameters), device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities, acc_events=True) as profiler:  # torch 2.11 warns without acc_events
         for _ in range(PROFILED_STEPS):
             forward().backward()
             clear_gradients(parameters)

@@ -56,10 +56,8 @@ def load_experiment(name: str | Path, log_notices: bool = True) -> Experiment:
         content = json.loads(text, object_pairs_hook=_JsonObject)
     except OSError as error:
         raise ConfigError(
-            f"the experiment file cannot be read ({error.strerror})",
-            path,
-            f"give the path of an experiment file or a name; the nearest names in {experiments_dir()} "
-            f"are {', '.join(nearest(path.stem, experiment_names()))}",
+            f"{printable(path)}: cannot be read ({error.strerror}); give the path of an experiment file or a name; the "
+            f"nearest names in {experiments_dir()} are {', '.join(nearest(path.stem, experiment_names()))}"
         ) from None
     except json.JSONDecodeError as error:
         raise ConfigError(
@@ -67,7 +65,7 @@ def load_experiment(name: str | Path, log_notices: bool = True) -> Experiment:
             "commas)"
         ) from None
     except (ValueError, RecursionError) as error:  # not UTF-8; numbers or nesting beyond Python's limits
-        raise ConfigError(f"the file is not JSON ({error})", path) from None
+        raise ConfigError(f"{printable(path)}: is not a JSON file ({error})") from None
     return _parse(content, printable(path), known_networks_only=True, log_notices=log_notices)
 
 
