@@ -432,7 +432,7 @@ def test_fit_and_pareto_measure_the_same_networks(arch: str) -> None:
 
 
 def test_the_note_on_a_reversible_network_names_its_ordinary_twin() -> None:
-    with pytest.raises(ConfigError, match="benchmark resnet32_cifar, whose reversible twin it is"):
+    with pytest.raises(ConfigError, match="is the reversible twin of resnet32_cifar; benchmark resnet32_cifar"):
         Setup(NetworkSpec(arch="revnet38_cifar"), batch=2, size=32).reversible_twin()
 
 

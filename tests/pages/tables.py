@@ -479,7 +479,7 @@ PIPELINES = {
 def input_pipeline() -> str:
     names = ("input_pipeline", "input_pipeline_large")
     files = [result(name) for name in names]
-    sizes = [file["settings"]["their bytes, train/"] / 1000 for file in files]
+    sizes = [file["settings"]["mean bytes, train/"] / 1000 for file in files]
     rows = [
         [
             "bare decoder, images/s",

@@ -106,7 +106,7 @@ def _measure_split(results: Results, settings: Sequence[Setting], root: DataPath
     steps: dict[tuple[str, str], Step] = {}
     encoded = [datasets[settings[0].key].source.read(index) for index in indices]
     results.settings[f"images of {root.name}/"] = len(indices)
-    results.settings[f"their bytes, {root.name}/"] = round(mean(map(len, encoded)))
+    results.settings[f"mean bytes, {root.name}/"] = round(mean(map(len, encoded)))
     tensors = [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in encoded]
     steps[root.name, BARE_DECODER] = _each(decode_jpeg, tensors)
     for setting in settings:

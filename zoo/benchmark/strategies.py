@@ -97,13 +97,12 @@ def choose_strategies(
     names = [strategy.name for strategy in strategies]
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            raise ConfigError(f"no strategy is called {pattern!r}; --strategies: choose from {', '.join(names)}")
+            raise ConfigError(f"no strategy is called {pattern!r}", "--strategies", f"choose from {', '.join(names)}")
     wanted = {name for pattern in patterns for name in fnmatch.filter(names, pattern)} | {BASELINE}
     if dtype == "float32" and FUSED in wanted:
         if len(wanted) == 2:
-            raise ConfigError(
-                f"{FUSED!r} differs from 'iABN' in half precision only; --strategies: give 'iABN', or set --dtype"
-            )
+            what = f"{FUSED!r} differs from 'iABN' in half precision only"
+            raise ConfigError(what, "--strategies", "give 'iABN', or set --dtype")
         wanted.remove(FUSED)
     return [strategy for strategy in strategies if strategy.name in wanted]
 

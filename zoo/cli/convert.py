@@ -26,22 +26,24 @@ NETWORK_OPTIONS = ("norm", "activation", "activation_param", "input_3x3")
 
 
 class Kind(NamedTuple):
-    """A kind of conversion: what it does, and the options that it takes beside those that all kinds take."""
+    """A kind of conversion: its meaning, and the options that only some kinds accept."""
 
     meaning: str
     options: tuple[str, ...] = ()
 
 
 CONVERSIONS = {
-    "from-torchvision": Kind("give the weights of torchvision's ResNet this package's names"),
-    "to-torchvision": Kind("the way back"),
+    "from-torchvision": Kind("rename the keys of a torchvision ResNet to those of this package"),
+    "to-torchvision": Kind("the inverse of from-torchvision"),
     "relu-to-leaky-relu": Kind(
-        "the same weights for the network with leaky_relu", ("activation_param", "input_3x3", "data")
+        "use the same weights in the network with leaky_relu", ("activation_param", "input_3x3", "data")
     ),
-    "inplace-to-standard": Kind("turn in-place norms into plain ones", NETWORK_OPTIONS[1:]),
-    "standard-to-inplace": Kind("turn plain norms into in-place ones", (*NETWORK_OPTIONS[1:], "allow_approximate")),
+    "inplace-to-standard": Kind("convert in-place norms to standard norms", NETWORK_OPTIONS[1:]),
+    "standard-to-inplace": Kind(
+        "convert standard norms to in-place norms", (*NETWORK_OPTIONS[1:], "allow_approximate")
+    ),
     "norms": Kind(
-        "make the norms of a network of another package work in place, and write its weights",
+        "convert the norms of a network of another package to in-place norms, and write its weights",
         ("allow_approximate", "partial", "relu", "pretrained"),
     ),
     "fold": Kind("fold norms into the convolutions before them, for inference", NETWORK_OPTIONS),
@@ -124,7 +126,7 @@ class Convert(Command, LoaderOptions):
         conversion = convert_file(
             self.kind,
             self.source,
-            self._asked(),
+            self._given_settings(),
             slope=DEFAULT_SLOPE if self.activation_param is None else self.activation_param,
             allow_approximate=self.allow_approximate,
             compare_with_source=not self.no_compare,
@@ -152,7 +154,7 @@ class Convert(Command, LoaderOptions):
 
         assert self.target is not None
         return export_file(
-            self.source, self.target, self._asked(), crop=self.crop, compare_with_source=not self.no_compare
+            self.source, self.target, self._given_settings(), crop=self.crop, compare_with_source=not self.no_compare
         )
 
     def _convert_norms(self) -> ConversionReport:
@@ -171,12 +173,12 @@ class Convert(Command, LoaderOptions):
             save_weights(state_dict, None, self.target)
         return report
 
-    def _asked(self) -> dict[str, Any]:
+    def _given_settings(self) -> dict[str, Any]:
         """Return the settings of the source's network that were given as options."""
-        asked = {key: value for key in ("arch", *NETWORK_OPTIONS) if (value := getattr(self, key)) not in (None, False)}
+        given = {key: value for key in ("arch", *NETWORK_OPTIONS) if (value := getattr(self, key)) not in (None, False)}
         if self.kind == "relu-to-leaky-relu":
-            asked.pop("activation_param", None)  # this option is about the target
-        return asked
+            given.pop("activation_param", None)  # here it applies to the target
+        return given
 
     def _print(self, report: ConversionReport, measured: dict[str, Any]) -> None:
         """Print the report of a conversion and what was measured, and write both to the JSON file."""

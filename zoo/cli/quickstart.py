@@ -60,7 +60,7 @@ class Quickstart(Command):
 
         experiment, default_dir = EXPERIMENTS[self.task], LOG_DIRS[self.task]
         if self.log_dir is not None and self.seeds is not None and len(self.seeds) > 1:
-            raise ConfigError("--log-dir is the folder of one run; remove it, or give --seeds a single seed")
+            raise ConfigError("--log-dir is the folder of one run", remedy="remove it, or give --seeds a single seed")
         data = unpack_scenes() if self.task == "segmentation" else unpack_sample()
         config = load_experiment(experiments_dir() / f"{experiment}.json")
         configs = {self.log_dir or default_dir: config}

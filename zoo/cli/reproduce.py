@@ -110,7 +110,7 @@ class ReproduceImageNet(Command, LoaderOptions, ImageNetOptions, ProcessOptions)
 
 
 REPRODUCE = Group(
-    "Measure published scores, tables and figures again",
+    "Reproduce published scores, tables and figures",
     {
         "all": ReproduceAll,
         "inplace_abn": ReproduceInPlaceABN,

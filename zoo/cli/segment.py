@@ -51,9 +51,9 @@ class ViewOptions(ProcessOptions):
     flip: bool = False
     """Add the mirror image at each scale."""
     tile: Positive | None = option(metavar="PX")
-    """Compute larger images in windows of this side, which overlap by a quarter, to save memory. The result changes,
-    as the network sees less context around a pixel, and changes more if the window is smaller than the one that the
-    head averages over (672 px in the Vistas model). A multiple of 32."""
+    """Process larger images in tiles of this side, a multiple of 32, to save memory. Tiles overlap by a quarter. The
+    result changes, because the network sees less context around a pixel, and more so if a tile is smaller than the
+    window that the head averages over (672 px in the Vistas model)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,5 +127,6 @@ def print_summary(summary: Summary) -> None:
     if summary.faults:
         raise DataError(
             f"{len(summary.faults)} of {num_images} images could not be segmented and are listed above, the others "
-            "have their files; repair or remove them, and run the same command again"
+            "have their files",
+            remedy="repair or remove them, and run the same command again",
         )

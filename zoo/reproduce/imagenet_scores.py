@@ -73,8 +73,9 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
         matching = [match for match in list_models(name, pretrained=True) if match in known]
         if not matching:
             raise ConfigError(
-                f"no published network is called {name!r}, and there is no such checkpoint; --models: the nearest "
-                f"names are {', '.join(nearest(name, known))}"
+                f"no published network is called {name!r}, and there is no such checkpoint",
+                "--models",
+                f"the nearest names are {', '.join(nearest(name, known))}",
             )
         chosen.update(matching)
     ways = [PROTOCOLS[protocol] for protocol in dict.fromkeys(protocols or ())]

@@ -134,8 +134,9 @@ def of_items(names: Sequence[str], measurements: Mapping[str, Sequence[Measureme
             for paper, of_paper in measurements.items()
         )
         raise ConfigError(
-            f"--only: there is no measurement of {listed(name or 'an item without a name' for name in unknown)}; there "
-            f"are those of {there_are}"
+            f"there is no measurement of {listed(name or 'an item without a name' for name in unknown)}",
+            "--only",
+            f"there are those of {there_are}",
         )
     wanted = {_plain(name) for name in names} or known
     chosen = {paper: [each for each in of_paper if _plain(each.item) in wanted]
