@@ -110,7 +110,7 @@ def test_the_confusion_is_drawn(files: Files, tmp_path: Path) -> None:
         (["--scale", "-1", "--ten-crops"], "leave out --scale, --ten-crops"),
         (["--batch-size", "2"], "leave out --batch-size"),
         (["--predictions", "lines.csv"], "leave out --predictions"),
-        (["--confusion", "a.png", "--json", "./a.png"], "a.png: two options name this file"),
+        (["--confusion", "a.png", "--json", "./a.png"], "two options name this file; "),
         (["--protocol", "center224"], "'center224' is not a published protocol; those are whole, whole-flip"),
     ],
 )

@@ -56,6 +56,7 @@ def no_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "measure_angles", lambda _: Section("figure4", "", "", []))
 
 
+@pytest.mark.slow
 def test_every_number_of_the_paper_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs, times and what fits in memory are not measured here, but for their smallest chains."""
     costs = [table1.Cost(depth, 1.0) for depth in table1.DEPTHS]
@@ -108,6 +109,7 @@ def test_a_growth_is_known_by_its_exponent(words: str, exponent: float, verdict:
     assert (found.measured, found.verdict.state) == (f"L^{exponent:.2f}", verdict)
 
 
+@pytest.mark.slow
 def test_a_network_that_reconstructs_does_not_grow_with_depth() -> None:
     section = table1.measure_growth(units=(1, 2))
     assert states(section) == {"abstract/storage": "reproduced"}
