@@ -47,7 +47,7 @@ class ReproduceAll(Command, PaperOptions):
         if self.paper != ALL:
             print(*reproduced.reports.values())
         for paper in reproduced.reports:
-            print(f"written to {self.out / paper}.md and .json, plots beside them")
+            print(f"written to {self.out / paper}.md and .json, with plots next to them")
         print(f"{count_sentence(reproduced.rows)} All rows: {self.out / 'REPRODUCTION.md'}, reproduction.csv and .json")
         return 0
 

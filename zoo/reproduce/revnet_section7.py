@@ -129,7 +129,7 @@ def _compare_images(number: PublishedNumber, low: int, high: int, needed: int) -
     """Return the comparison of the published largest batch with its lower and upper bound."""
     text = f"{number.value} images need {needed / 1e9:.1f} GB"
     if low < number.number <= high:
-        verdict = Verdict("underpowered", f"{text}; they may fit, as the paper does not state the memory of its GPU")
+        verdict = Verdict("underpowered", f"{text}; they may fit, but the paper does not state its GPU memory")
     else:
         verdict = Verdict("reproduced" if number.number <= low else "off", text)
     return Comparison("RevNet-104 in the memory of the GPU", number, f"{low} to {high}", "images", verdict)

@@ -69,7 +69,7 @@ Ratios = list[float]  # infinite if nothing is lost
 
 
 class LayerRatios(NamedTuple):
-    """The signal-to-noise ratios of the inputs of all layers but the stem's convolution.
+    """The signal-to-noise ratios of the inputs of all layers except the stem's convolution.
 
     Args:
     - `layers`: ratios of the network's own layers and blocks, beginning with the stem's norm.

@@ -75,7 +75,7 @@ def measure_slope_law() -> Section:
     torch.manual_seed(0)
     section = Section(
         "figure6", "Figure 6: signal-to-noise ratio through an inverted leaky ReLU",
-        f"alpha as in Figure 5, noise {NOISE:g}; at the largest slope also in float32, as the authors' code computes.",
+        f"alpha as in Figure 5, noise {NOISE:g}; at the largest slope also in float32, like the authors' code.",
     )  # fmt: skip
     law = [slope_law(slope) for slope in SLOPES]
     fixed = [measure_slope(slope, NOISE) for slope in SLOPES]

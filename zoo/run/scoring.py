@@ -121,7 +121,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
             stored.path,
             f"give weights of a whole {experiment.network.arch}; zoo train --weights can start from this file",
         )
-    # Files of other packages do not tell which tensors belong to the classifier; all of them fit.
+    # Files of other packages do not specify which tensors belong to the classifier; all of them fit.
     if report.classifier != "loaded" and not (report.classifier == "none" and is_external(network.arch)):
         raise WeightsError(
             "the classifier of the file does not fit the network",

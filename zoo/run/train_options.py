@@ -1,4 +1,4 @@
-"""Options of a training run, beside the settings of its experiment."""
+"""Options of a training run, in addition to the settings of its experiment."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ MAX_GROUP_BYTES = 2**30
 BATCH_ROWS = 64  # decompressed at a time
 MAX_OTHER_NAMES = 10  # class names unknown to ImageNet; Hugging Face has one, "crane2"
 WORDNET_NAMES = {"crane bird": "crane", "maillot tank suit": "maillot, tank suit"}  # torchvision's own names
-REMEDY = "download it again, or create it anew"
+REMEDY = "download it again, or recreate it"
 
 
 class _Group(NamedTuple):
