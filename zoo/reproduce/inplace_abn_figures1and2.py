@@ -45,7 +45,7 @@ def count_block_buffers(batch: int = 2) -> Section:
         number = published("inplace_abn", f"figure1/buffers_{norm}")
         verdict = Verdict("reproduced", "equal") if len(sizes) == number.value else Verdict("off", "another number")
         section.comparisons.append(Comparison(f"{name}: buffers", number, len(sizes), "", verdict))
-        section.comparisons.append(unpublished(f"{name}: their bytes", sum(sizes) / 1e6, "MB"))
+        section.comparisons.append(unpublished(f"{name}: bytes of the buffers", sum(sizes) / 1e6, "MB"))
     section.notes.append("the buffers are of two sizes: those of the first norm have twice the channels")
     return section
 

@@ -79,7 +79,7 @@ def measure_memory_gains(
     gains = [each for each in section.comparisons if each.what.endswith(f": {PLAIN_IABN}")]
     most = max(gains, key=lambda each: float(each.measured or 0))
     section.comparisons.append(
-        compare_gain("most of all: " + most.what, published("inplace_abn", "section1/throughput"),
+        compare_gain("largest gain: " + most.what, published("inplace_abn", "section1/throughput"),
                      float(most.measured or 0), most.unit)
     )  # fmt: skip
     section.comparisons += [

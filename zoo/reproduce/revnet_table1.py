@@ -101,7 +101,7 @@ def measure_savings() -> Section:
     number = published("revnet", "section1/storage")
     verdict = Verdict("reproduced", "at least 10") if middle >= 10 else Verdict("off", "less than 10")
     section.comparisons = [
-        Comparison("held by a ResNet over held by its RevNet, median", number, middle, "", verdict),
+        Comparison("held bytes of a ResNet over those of its RevNet, median", number, middle, "", verdict),
         *(unpublished(what, value) for what, value in ratio.items()),
     ]
     return section
