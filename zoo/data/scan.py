@@ -205,7 +205,7 @@ def check_filled(
     what = f"{len(empty)} of {len(classes)} class folders are empty ({listed(empty)})"
     if not allow_empty_classes:
         raise DataError(what, root, f"put images ({extensions}) there or remove the folders")
-    logger.warning("%s; %s", what, root)
+    logger.warning("%s; %s", what, printable(root))
 
 
 def log_strays(root: Path, strays: list[str]) -> None:
