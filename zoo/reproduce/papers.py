@@ -74,7 +74,7 @@ class Measurement(NamedTuple):
     measure: Callable[[], Section]
 
 
-def _of_figure4(inputs: Inputs) -> Callable[[], Section]:
+def _figure4_measurement(inputs: Inputs) -> Callable[[], Section]:
     """Return the measurement of Figure 4 of the RevNet paper, after opening its images."""
     images = None if inputs.data is None else revnet_figures3and4.open_images(inputs.data)
     return partial(revnet_figures3and4.report_reconstruction, inputs.runs, images)
@@ -121,7 +121,7 @@ PAPERS = {
             Measurement("Section 5.2", revnet_table1.measure_update_cost),
             Measurement("Table 5", revnet_tables2to5.measure_imagenet_memory),
             Measurement("Figure 3", partial(revnet_figures3and4.report_imagenet_curves, inputs.runs)),
-            Measurement("Figure 4", _of_figure4(inputs)),
+            Measurement("Figure 4", _figure4_measurement(inputs)),
             Measurement("Section 7.1", revnet_section7.report_settings),
             Measurement("Section 7.2", revnet_section7.measure_fits),
         ],
