@@ -23,7 +23,7 @@ ABSENT = object()  # the value of a key that is missing
 
 
 def dotted(path: KeyPath) -> str:
-    """Return ``path`` as messages show it, for instance ``input.mean[1]``."""
+    """Return a key path as text, such as ``input.mean[1]``."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{brief(part)}" for part in path)
     return text.removeprefix(".")
 
@@ -55,12 +55,12 @@ class Problem:
 
 
 def _to_json(value: Any) -> Any:
-    """Return a stand-in for a ``value`` that JSON does not know, for a message."""
+    """Return a JSON-compatible substitute for ``value``, for messages."""
     return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else repr(value)
 
 
 class Conflicts(ValueError):
-    """Raised by a section whose values are valid one by one but impossible together; ``problems`` lists them."""
+    """Raised by a section whose values are valid individually but contradict each other; ``problems`` lists them."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("; ".join(map(str, problems)))
@@ -86,7 +86,7 @@ class Section(BaseModel):
         yield from ()
 
     @model_validator(mode="after")
-    def _refuse_conflicts(self) -> Section:
+    def _check_conflicts(self) -> Section:
         problems = [
             Problem(paths[0], attrgetter(keys[0])(self), message, paths[1:])
             for keys, message in self.conflicts()

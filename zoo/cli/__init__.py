@@ -1,6 +1,6 @@
 """The command line: ``zoo`` and ``python -m zoo``, one file per command.
 
-Nothing here imports torch before a command runs, so that ``--help`` and usage errors are answered at once.
+Nothing here imports torch before a command runs, so that ``--help`` and usage errors are printed immediately.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_script(command: type[Command], argv: Sequence[str] | None = None) -> int:
-    """Run ``command`` as a program of its own, with the options alone as its arguments; return its exit code."""
+    """Run ``command`` as a standalone script, whose arguments are its options; return its exit code."""
     parser = _Parser(description=_descriptions(command)[1])
     add_options(parser, command)
     words = sys.argv[1:] if argv is None else argv

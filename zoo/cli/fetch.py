@@ -42,9 +42,8 @@ class Fetch(Command):
                 logger.warning("%s", error)
                 failed.append(name)
         if failed:
-            raise WeightsError(
-                f"{len(failed)} of {len(names)} files were not fetched: {listed(failed)}; run the same command again"
-            )
+            what = f"{len(failed)} of {len(names)} files were not fetched: {listed(failed)}"
+            raise WeightsError(what, remedy="run the same command again")
         return 0
 
 
@@ -73,9 +72,8 @@ class Verify(Command):
         bad = [entry for entry in entries if entry.status in faults]
         if bad:
             faulty = listed(f"{entry.path.name} is {entry.status}" for entry in bad)
-            raise VerificationError(
-                f"{len(bad)} of {len(entries)} files are not as published: {faulty}; see their notes"
-            )
+            what = f"{len(bad)} of {len(entries)} files differ from the published ones: {faulty}"
+            raise VerificationError(what, remedy="see their notes")
         return 0
 
 
@@ -89,6 +87,6 @@ def _list() -> int:
         path = weights_path(name)
         size_mb = path.stat().st_size / 1e6 if path.is_file() else None
         rows.append([name, "yes" if size_mb is not None else "no", size_mb, entry.md5, entry.weights.licence])
-    print(markdown_table(["name", "in the cache", "MB", "md5", "licence"], rows))
+    print(markdown_table(["name", "in the cache", "MB", "md5", "license"], rows))
     print(f"The cache is {weights_dir()}; zoo fetch NAME downloads, zoo verify reads and compares.")
     return 0

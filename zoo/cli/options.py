@@ -159,7 +159,7 @@ def _settings_of_type(hint: Any) -> dict[str, Any]:
 
 
 def _help(doc: str, default: Any) -> str:
-    """Return the help text of an option: its docstring, and its default unless the docstring says it."""
+    """Return the help text of an option: its docstring, and its default unless the docstring contains it."""
     text = doc.removesuffix(".").replace("%", "%%")
     if default in (MISSING, None, False, ()) or "(default: " in doc:
         return text
@@ -230,7 +230,7 @@ def check_writable(*files: Path | None) -> None:
     """
     paths = [os.path.realpath(file) for file in files if file is not None]
     if twice := next((path for path in paths if paths.count(path) > 1), None):
-        raise ConfigError("two options name this file", twice, "give each a file of its own")
+        raise ConfigError("two options name this file", twice, "give each its own file")
     for file in files:
         if file is None:
             continue

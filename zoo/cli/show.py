@@ -203,8 +203,8 @@ def _show_file(path: Path, as_json: bool) -> None:
 
     if path.is_dir():
         files = [path / name for name in (BEST, CHECKPOINT) if (path / name).is_file()]
-        advice = f"show a file in it: {', '.join(f'zoo show {printable(file)}' for file in files)}" if files else ""
-        raise ConfigError("this is a folder", path, advice or "give a weights file")
+        remedy = f"show a file in it: {', '.join(f'zoo show {printable(file)}' for file in files)}" if files else ""
+        raise ConfigError("this is a folder", path, remedy or "give a weights file")
     stored = read_weights(path)
     progress = parse_progress(stored.content)
     experiment = None if stored.spec is None else parse_stored_experiment(stored.content, printable(path))
@@ -276,7 +276,7 @@ def _facts_of_progress(progress: CheckpointProgress, label: str) -> dict[str, st
         "epochs done": None if progress.epochs_done is None else f"{progress.epochs_done:,}",
         "steps done": None if progress.steps_done is None else f"{progress.steps_done:,}",
         f"best {label}": None if progress.best_score is None else f"{progress.best_score:.2f} %",
-        "moving average": "of the weights, which is loaded" if progress.moving_average else None,
+        "moving average": "of the weights; it is loaded" if progress.moving_average else None,
         "torch": progress.torch,
     }
     return {name: fact for name, fact in facts.items() if fact is not None}

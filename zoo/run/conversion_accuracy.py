@@ -1,4 +1,4 @@
-"""Measures what the conversion from relu to leaky_relu costs in accuracy."""
+"""Measures the accuracy lost by the conversion from relu to leaky_relu."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ def measure_accuracy(
     path = printable(conversion.source.path)
     if ARCHITECTURES[source.arch].task == "segmentation":
         raise ConfigError(
-            f"{path}: --data measures the accuracy of classification, and {source.arch} segments; leave it out, and "
-            "score both files with zoo validate --task segmentation"
+            f"--data measures the accuracy of classification, and {source.arch} is a segmentation network",
+            path,
+            "leave out --data, and score both files with zoo validate --task segmentation",
         )
     if source.num_classes == 0:
-        raise ConfigError(f"{path}: has no classifier, so there is no accuracy to measure; leave out --data")
+        raise ConfigError("the weights have no classifier whose accuracy can be measured", path, "leave out --data")
     images = prepare_images(source, scale, crop)
     settings = {
         "network": source.for_experiment().model_dump(),
@@ -68,10 +69,11 @@ def measure_accuracy(
         return conversion, measured
     num_batches = reestimate_statistics(after, build_train_loader(data, experiment, **loading), reestimate)
     if num_batches == 0:
-        raise DataError(f"{data}/train: gives no batch of {batch_size} images; give more, or a smaller --batch-size")
+        what = f"there are fewer than {batch_size} images, which make a batch"
+        raise DataError(what, f"{data}/train", "give more, or a smaller --batch-size")
     measured["reestimated"] = accuracy(after)
     state_dict = state_dict_like(after.cpu(), conversion.state_dict)
     compared = compare_outputs(before.cpu().double(), after.cpu().double()) if compare_with_source else {}
-    reason = f"{conversion.report.reason}; running statistics estimated again on {num_batches} batches"
+    reason = f"{conversion.report.reason}; running statistics re-estimated on {num_batches} batches"
     report = replace(conversion.report, reason=reason, **compared)
     return replace(conversion, state_dict=state_dict, report=report), measured

@@ -101,8 +101,9 @@ def check_kind(kind: str, num_classes: int) -> None:
     if num_classes > limits.get(kind, num_classes):
         other = "ids, prob or overlay" if kind == "palette" else "prob or overlay"
         raise ConfigError(
-            f"the network has {num_classes:,} classes, but PNG files of kind {kind} can hold {limits[kind]:,}; "
-            f"--output: give {other}"
+            f"the network has {num_classes:,} classes, but PNG files of kind {kind} can hold {limits[kind]:,}",
+            "--output",
+            f"give {other}",
         )
 
 

@@ -104,7 +104,7 @@ def score_files(files: Sequence[Path], real: Path | None = None) -> Scored:
     num_seen = 1 + max(number for content in contents for line in content.values() for number in line.classes)
     labeled = [path for path in paths if truths[path]]
     if not labeled:
-        raise DataError(f"no image of {printable(files[0])} has a label; --real: give predictions for more images")
+        raise DataError(f"no image of {printable(files[0])} has a label", "--real", "give predictions for more images")
     hits = {
         name: [[_is_hit(content[path], truths[path], top) for path in labeled] for content in contents]
         for name, top in TOPS.items()
@@ -124,19 +124,23 @@ def _check_same_images(files: Sequence[Path], contents: Sequence[Mapping[str, Pr
         if more := sorted(contents[index].keys() - other.keys()):
             raise DataError(
                 f"the files have different images: {len(more):,} of {printable(files[index])} are missing in "
-                f"{printable(files[1 - index])}, the first is {brief(more[0])}; predictions: score both networks on "
-                "the same folder"
+                f"{printable(files[1 - index])}, the first is {brief(more[0])}",
+                "predictions",
+                "score both networks on the same folder",
             )
     for path in sorted(first):
         one, two = first[path], second[path]
         if one.target != two.target:
             raise DataError(
                 f"the files have different true classes: {brief(path)} has class {one.target} in "
-                f"{printable(files[0])} and class {two.target} in {printable(files[1])}; predictions: the networks "
-                "number their classes differently and cannot be compared"
+                f"{printable(files[0])} and class {two.target} in {printable(files[1])}",
+                "predictions",
+                "the networks number their classes differently and cannot be compared",
             )
         if len(one.classes) != len(two.classes):
             raise DataError(
                 f"{printable(files[0])} has {len(one.classes)} classes per image, and {printable(files[1])} has "
-                f"{len(two.classes)}; predictions: write both files with zoo validate"
+                f"{len(two.classes)}",
+                "predictions",
+                "write both files with zoo validate",
             )

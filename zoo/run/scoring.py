@@ -44,7 +44,7 @@ class LoadedNetwork:
     - `title`: name of the network in tables.
     - `model`: the network, (N, 3, h, w) -> logits (N, classes), or (N, classes, h, w) for segmentation.
     - `experiment`: settings that the weights were trained with; defaults for a bare architecture.
-    - `weights`: file or published name of the weights; None for weights from elsewhere.
+    - `weights`: file or published name of the weights; None for weights of another package.
     - `class_names`: names of the outputs in order, made `printable`; None if unknown.
     """
 
@@ -106,7 +106,8 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     elif weights is None:
         _check_known(name)
         if is_external(name):
-            raise WeightsError(f"there are no published weights of {printable(name)}; give a file, --weights FILE")
+            what = f"there are no published weights of {printable(name)}"
+            raise WeightsError(what, remedy="give a file, --weights FILE")
         return replace(load_network(registry.only_variant(name)), title=title)
     else:
         _check_known(name)
@@ -121,7 +122,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
             stored.path,
             f"give weights of a whole {experiment.network.arch}; zoo train --weights can start from this file",
         )
-    # Files of other packages do not tell which tensors belong to the classifier; all of them fit.
+    # Files of other packages do not specify which tensors belong to the classifier; all of them fit.
     if report.classifier != "loaded" and not (report.classifier == "none" and is_external(network.arch)):
         raise WeightsError(
             "the classifier of the file does not fit the network",
@@ -179,8 +180,8 @@ def _check_known(name: str) -> None:
     known = {*registry.list_models(), *experiment_names()}
     if name not in known and not is_external(name) and os.sep not in name:
         raise ConfigError(
-            f"there is no network, experiment or file called {printable(name)}; the nearest names are "
-            f"{', '.join(nearest(name, sorted(known)))} (zoo list shows all networks)"
+            f"there is no network, experiment or file called {printable(name)}",
+            remedy=f"the nearest names are {', '.join(nearest(name, sorted(known)))} (zoo list shows all networks)",
         )
 
 
@@ -188,7 +189,7 @@ def _published(title: str) -> str:
     """Return the name of an experiment's published weights, which equals the name of the experiment."""
     if title not in registry.published():
         raise WeightsError(
-            f"there are no published weights of {title}; command line: give the weights to score, --weights FILE"
+            f"there are no published weights of {title}", "command line", "give the weights to score, --weights FILE"
         )
     return title
 
@@ -296,5 +297,6 @@ def _resolve_protocol(network: LoadedNetwork, protocol: EvalProtocol | str | Non
     if not isinstance(protocol, str):
         raise ConfigError(f"protocol {protocol.name} is not for {network.experiment.task}, the task of {network.title}")
     if protocol not in known:
-        raise ConfigError(f"{printable(protocol)!r} is not a published protocol; those are {listed(known)}")
+        what = f"{printable(protocol)!r} is not a published protocol"
+        raise ConfigError(what, remedy=f"those are {listed(known)}")
     return known[protocol]

@@ -236,7 +236,7 @@ def segment_images(
     - `settings_file`: file with the settings and inputs of existing files, or None. ConfigError is raised if they
       differ, so that files of other settings are not kept silently.
     - `overwrite`: segment all images and replace existing files. Files of other settings are removed first, of all
-      kinds, so that none of them is taken for finished after an interruption.
+      kinds, so that none of them counts as complete after an interruption.
 
     Raises DataError if there are no images, if two images would have the same files, or if files would be written among
     the images; ConfigError for a classifier, and if processes have different arguments.
@@ -291,15 +291,16 @@ def check_segments(network: LoadedNetwork) -> None:
     """Raise ConfigError if the network is not a segmentation network."""
     if network.experiment.task != "segmentation":
         raise ConfigError(
-            f"{network.title} classifies whole images; zoo segment: give a segmentation network (deeplab_*), or use "
-            "zoo predict"
+            f"{network.title} classifies whole images",
+            "zoo segment",
+            "give a segmentation network (deeplab_*), or use zoo predict",
         )
 
 
 def _plan(source: Path, output: Output) -> list[tuple[Path, str]]:
     """Return (file, name) of all images. Raises DataError if files would collide with each other or with images."""
     if not os.path.exists(source):
-        raise DataError(f"there is no image or folder {printable(source)}; IN: give an image or a folder")
+        raise DataError(f"there is no image or folder {printable(source)}", "IN", "give an image or a folder")
     paths = find_images(source) if os.path.isdir(source) else [source]
     root = source if os.path.isdir(source) else source.parent
     images = [(path, os.path.splitext(os.path.relpath(path, root))[0]) for path in paths]
@@ -310,17 +311,18 @@ def _plan(source: Path, output: Output) -> list[tuple[Path, str]]:
             if (other := owners.setdefault(file, path)) != path:
                 raise DataError(
                     f"the files of {printable(other)} and of {printable(path)} would have the same name, "
-                    f"{printable(file)}; rename one of the two images"
+                    f"{printable(file)}",
+                    remedy="rename one of the two images",
                 )
             if os.path.realpath(file) in inputs:
-                raise DataError(
-                    f"{printable(file)} is one of the images and would be overwritten; OUT: give another folder"
-                )
+                what = f"{printable(file)} is one of the images and would be overwritten"
+                raise DataError(what, "OUT", "give another folder")
     folders = {os.path.realpath(file.parent) for file in owners}
     if os.path.isdir(source) and any(_is_within(folder, os.path.realpath(source)) for folder in folders):
         raise DataError(
-            f"the files would lie among the images in {printable(source)}, and the next call would segment them; OUT: "
-            "give a folder outside of IN"
+            f"the files would lie among the images in {printable(source)}, and the next call would segment them",
+            "OUT",
+            "give a folder outside of IN",
         )
     return images
 
@@ -369,7 +371,8 @@ def _update_settings(file: Path, facts: Mapping[str, Any], replaced: Sequence[Pa
         before = json.loads(read_text(file, "the settings")) if os.path.exists(file) else facts
     except (DataError, ValueError, RecursionError) as error:
         if replaced is None:
-            raise ConfigError(f"{printable(file)} cannot be read: {error}; remove it, or give another OUT") from error
+            what = f"{printable(file)} cannot be read: {error}"
+            raise ConfigError(what, remedy="remove it, or give another OUT") from error
         before = None
     if before != facts:
         before = before if isinstance(before, dict) else {}
@@ -380,8 +383,9 @@ def _update_settings(file: Path, facts: Mapping[str, Any], replaced: Sequence[Pa
         ]
         if replaced is None:
             raise ConfigError(
-                f"{printable(file.parent)} has files of other settings ({listed(changes)}): give --overwrite to "
-                "replace them, or another OUT"
+                f"the folder has files of other settings ({listed(changes)})",
+                file.parent,
+                "give --overwrite to replace them, or another OUT",
             )
         for path in replaced:
             if os.path.isfile(path):
@@ -464,5 +468,6 @@ def _naming_full_memory(device: torch.device) -> Iterator[None]:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         raise DataError(
-            f"the memory of {device} is full; give --tile PX to compute in tiles, or smaller --longest-side or --scales"
+            f"the memory of {device} is full",
+            remedy="give --tile PX to compute in tiles, or smaller --longest-side or --scales",
         ) from error

@@ -161,7 +161,7 @@ def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dic
     Raises ConfigError for an invalid or repeated seed.
     """
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"a seed is repeated ({listed(seeds)}); command line: give each seed once")
+        raise ConfigError(f"a seed is repeated ({listed(seeds)})", "command line", "give each seed once")
     settings = config.model_dump(mode="json")
     return {
         log_dir.with_name(f"{log_dir.name}-seed{seed}"): parse_experiment({**settings, "seed": seed}, f"seed {seed}")
@@ -170,20 +170,20 @@ def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dic
 
 
 def default_experiment(arch: str, data: DataPath) -> Experiment:
-    """Return the experiment that trains an architecture to tell the classes of ``data``/val.
+    """Return the experiment that trains an architecture on the classes of ``data``/val.
 
     The network is the one that `get` returns. SGD with Nesterov momentum takes batches of 64 images; the rate rises to
     0.025 in half an epoch, and falls along a cosine to 0 after 30 epochs. Raises ConfigError for an unknown
-    architecture, and for one that segments, since no folder tells how its labels are stored; DataError for a folder
-    without classes.
+    architecture, and for a segmentation network, because a folder does not specify the layout of its label maps;
+    DataError for a folder without classes.
     """
     images = INPUTS["imagenet"]
     if not is_external(arch):
         known = architecture(arch)
         if known.task == "segmentation":
             raise ConfigError(
-                f"{arch} segments, and no folder tells how its label maps are stored; write an experiment file, for "
-                "instance from what zoo show quickstart_scenes.json prints"
+                f"{arch} is a segmentation network, and a folder does not specify the layout of its label maps",
+                remedy="write an experiment file, for example from the output of zoo show quickstart_scenes.json",
             )
         images = INPUTS[known.input]
     network = {"arch": arch, "num_classes": len(open_source(data / "val").classes)}
@@ -202,9 +202,9 @@ def experiment_for(name: str, data: DataPath, epochs: int | None = None) -> Expe
     is_file = find_experiment(name) is not None or (Path(name).exists() and not Path(name).is_dir())
     if not is_file and name not in ARCHITECTURES and not is_external(name):
         raise ConfigError(
-            f"there is no experiment, experiment file or architecture called {printable(name)}; the nearest "
-            f"experiments are {', '.join(nearest(name, experiment_names()))}, the nearest architectures "
-            f"{', '.join(nearest(name, ARCHITECTURES))}"
+            f"there is no experiment, experiment file or architecture called {printable(name)}",
+            remedy=f"the nearest experiments are {', '.join(nearest(name, experiment_names()))}, the nearest "
+            f"architectures {', '.join(nearest(name, ARCHITECTURES))}",
         )
     config = load_experiment(name) if is_file else default_experiment(name, data)
     if epochs is not None:

@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 
 SPLITS = {"train": ("train",), "val": ("val", "validation")}  # Hugging Face's names
 # The number of a file and the number of files, followed by a hash in older data sets.
-OF_SEVERAL = re.compile(r"-\d{5}-of-(\d{5})(?:-\w+)?\.parquet")
+NUMBERED_FILE = re.compile(r"-\d{5}-of-(\d{5})(?:-\w+)?\.parquet")
 CACHE_BYTES = 256 * 2**20  # size of the images of row groups that are kept in memory
 MAX_GROUP_BYTES = 2**30
 BATCH_ROWS = 64  # decompressed at a time
 MAX_OTHER_NAMES = 10  # class names unknown to ImageNet; Hugging Face has one, "crane2"
-OF_WORDNET = {"crane bird": "crane", "maillot tank suit": "maillot, tank suit"}  # torchvision's own names
-REMEDY = "download it again, or create it anew"
+WORDNET_NAMES = {"crane bird": "crane", "maillot tank suit": "maillot, tank suit"}  # torchvision's own names
+REMEDY = "download it again, or recreate it"
 
 
 class _Group(NamedTuple):
@@ -146,7 +146,7 @@ def as_imagenet_wnids(names: Sequence[str]) -> Sequence[str]:
     ImageNet are in another order, or if two classes have the same name.
     """
     if len(names) == NUM_CLASSES:
-        known = [OF_WORDNET.get(name, name) for name in imagenet_names()]
+        known = [WORDNET_NAMES.get(name, name) for name in imagenet_names()]
         first = [name.split(",")[0].strip() for name in names]
         others = [first[number] for number in range(len(names)) if known[number] not in (first[number], names[number])]
         if len(others) <= MAX_OTHER_NAMES and set(known).isdisjoint(others):
@@ -272,7 +272,7 @@ def _first_of_sets(files: Sequence[Path]) -> list[Path]:
     firsts: dict[tuple[str, str, int], Path] = {}
     seen: Counter[str] = Counter()
     for path in files:
-        if match := OF_SEVERAL.search(path.name):
+        if match := NUMBERED_FILE.search(path.name):
             part = path.name[: match.end(1)]
             firsts.setdefault((path.name[: match.start()], match[1], seen[part]), path)
             seen[part] += 1
@@ -281,7 +281,7 @@ def _first_of_sets(files: Sequence[Path]) -> list[Path]:
 
 def _warn_of_missing(files: Sequence[Path]) -> None:
     """Log a warning if numbered files are missing."""
-    matches = [match for path in files if (match := OF_SEVERAL.search(path.name))]
+    matches = [match for path in files if (match := NUMBERED_FILE.search(path.name))]
     if matches and len(matches) != int(matches[0][1]):
         logger.warning(
             "%d of %d Parquet files are missing; %s: download them unless they are intentionally missing",
