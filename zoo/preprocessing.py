@@ -11,7 +11,7 @@ from torch import nn
 
 from zoo.config import parse_experiment
 from zoo.data.transforms import TrainTransform, Transform, ValTransform
-from zoo.errors import ConfigError, listed
+from zoo.errors import ConfigError, join_names
 from zoo.registry import get
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
@@ -80,6 +80,6 @@ def _cfg_of(source: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
     cfg = source if isinstance(source, Mapping) else getattr(source, "pretrained_cfg", None) or {}
     if missing := [key for key in CFG_KEYS if key not in cfg]:
         what = "the mapping has no" if source is cfg else f"{type(source).__name__} has no pretrained_cfg with"
-        remedy = f"give a model of zoo.get, a name of zoo.list_models, or a mapping with {listed(CFG_KEYS)}"
-        raise ConfigError(f"{what} {listed(missing)}", "zoo.transforms", remedy)
+        remedy = f"give a model of zoo.get, a name of zoo.list_models, or a mapping with {join_names(CFG_KEYS)}"
+        raise ConfigError(f"{what} {join_names(missing)}", "zoo.transforms", remedy)
     return cfg

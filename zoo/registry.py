@@ -14,7 +14,7 @@ from torch import nn
 
 from zoo import config
 from zoo.architectures import ARCHITECTURES, architecture, is_external
-from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
+from zoo.errors import ConfigError, WeightsError, escape, join_names, nearest
 from zoo.layers.norm import NormFactory
 from zoo.limits import MAX_CHANNELS
 from zoo.models import Network, build, build_network
@@ -215,7 +215,7 @@ def _sort_arguments(arch: str, arguments: dict[str, Any]) -> tuple[BuildOptions,
             (near,) = nearest(unknown[0], [*known, "weights", "body_weights"], 1)
             raise TypeError(
                 f"get() got an unexpected keyword argument {unknown[0]!r} for {arch}, whose options are "
-                f"{listed(facts.options)}; the nearest argument is {near!r}"
+                f"{join_names(facts.options)}; the nearest argument is {near!r}"
             )
     changes = {key: value for key, value in arguments.items() if value is not None}
     how = {key: changes.pop(key) for key in BuildOptions.model_fields if key in changes}
@@ -257,7 +257,7 @@ def _load(model: Any, stored: StoredWeights, is_body: bool) -> None:
     if is_body:
         load_body(model, stored, "the arguments")
     elif isinstance(model, Network):
-        load_state_dict(model, stored.state_dict, source=printable(stored.path))
+        load_state_dict(model, stored.state_dict, source=escape(stored.path))
     else:
         load_stored(model, stored, "the arguments")
 

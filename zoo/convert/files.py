@@ -15,7 +15,7 @@ from zoo.convert.export import export
 from zoo.convert.fold import fold, fold_and_compare
 from zoo.convert.norms import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
-from zoo.errors import ConfigError, ConversionError, printable
+from zoo.errors import ConfigError, ConversionError, escape
 from zoo.files import replacing
 from zoo.models.external import build_external, image_shape
 from zoo.spec import NetworkSpec, Preprocessing, merge, parse_spec
@@ -69,11 +69,11 @@ def convert_file(kind: str, source: Path, asked: Mapping[str, Any], **options: A
     stored = read_weights(source)
     spec = _source_spec(stored, kind, asked)
     if kind != "from-torchvision":  # whose tensors have other names
-        check_fits_spec(stored.state_dict, spec, printable(source))
+        check_fits_spec(stored.state_dict, spec, escape(source))
     try:
         state_dict, target, report = FUNCTIONS[kind](stored.state_dict, spec, **options)
     except ConversionError as error:
-        raise ConversionError(f"{printable(source)}: {error}") from error
+        raise ConversionError(f"{escape(source)}: {error}") from error
     return Conversion(stored, spec, state_dict, target, report)
 
 
@@ -93,7 +93,7 @@ def export_file(
     """
     stored = read_weights(source)
     spec = _source_spec(stored, "export", asked)
-    check_fits_spec(stored.state_dict, spec, printable(source))
+    check_fits_spec(stored.state_dict, spec, escape(source))
     size = prepare_images(spec, crop=crop).crop_val
     images = None
     if spec.is_external:  # which may not accept small images
@@ -102,7 +102,7 @@ def export_file(
     try:
         folded, report = fold_and_compare(model, spec.arch, stored.state_dict, images, compare_with_source)
     except ConversionError as error:
-        raise ConversionError(f"{printable(source)}: {error}") from error
+        raise ConversionError(f"{escape(source)}: {error}") from error
     return report, export(folded, target, size, {"network": spec.model_dump(mode="json")})
 
 
@@ -142,7 +142,7 @@ def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any]) -> 
 
     Raises errors as `convert_file` does.
     """
-    path, spec = printable(stored.path), stored.spec
+    path, spec = escape(stored.path), stored.spec
     if spec is not None and kind == "from-torchvision":
         raise ConversionError(f"{path}: {kind} is for torchvision's files, and this is a file of zoo for {spec.arch}")
     if spec is not None:
