@@ -15,7 +15,7 @@ from torch import nn
 
 from zoo import config
 from zoo.architectures import ARCHITECTURES, architecture, is_external
-from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
+from zoo.errors import ConfigError, WeightsError, escape, join_names, nearest
 from zoo.layers.norm import NormFactory
 from zoo.limits import MAX_CHANNELS
 from zoo.models import Network, build, build_network
@@ -159,7 +159,7 @@ def get(
     model.built_as = None if factory else spec.model_copy(update={"preprocessing": images})
     model.pretrained_cfg = _pretrained_cfg(images, variant, architecture(spec.arch).task == "classification")
     if file is not None:
-        load_state_dict(model, file.state_dict, source=printable(file.path))
+        load_state_dict(model, file.state_dict, source=escape(file.path))
     if body is not None:
         assert isinstance(model, DeepLab)
         load_body(model, body, "the arguments")
@@ -209,7 +209,7 @@ def _read_file(name: str, weights: Any, pretrained: bool) -> StoredWeights | Non
     if not os.path.isfile(name):
         return None
     if name.endswith(".json"):
-        raise ConfigError(f"{printable(name)} is no checkpoint; zoo train and zoo validate take experiment files")
+        raise ConfigError(f"{escape(name)} is no checkpoint; zoo train and zoo validate take experiment files")
     return read_weights(name)
 
 
@@ -238,7 +238,7 @@ def _spec_of_name(name: str, file: StoredWeights | None) -> NetworkSpec:
     spec = file.spec if is_loaded else read_weights(name).checked_spec()
     if spec is None:
         raise WeightsError(
-            f"{printable(name)} does not say which network it belongs to; name one: "
+            f"{escape(name)} does not say which network it belongs to; name one: "
             f"zoo.get(ARCHITECTURE, weights={name!r})"
         )
     return NetworkSpec(arch=spec.arch) if is_loaded else spec
@@ -267,7 +267,7 @@ def _sort_arguments(own: NetworkSpec, arguments: Mapping[str, Any]) -> tuple[Bui
                 (near,) = nearest(argument, [*known, "weights", "body_weights"], 1)
                 raise TypeError(
                     f"get() got an unexpected keyword argument {argument!r} for {own.arch}, whose options are "
-                    f"{listed(architecture(own.arch).options)}; the nearest argument is {near!r}"
+                    f"{join_names(architecture(own.arch).options)}; the nearest argument is {near!r}"
                 )
     given = {key: value for key, value in arguments.items() if value is not None or key == "pretrained"}
     how = {key: given.pop(key) for key in BuildOptions.model_fields if key in given}
@@ -342,11 +342,11 @@ def _merge_specs(
                 weights.warn_of_assumptions(parse_spec(merge(own.given(), changes), own.arch), wanted, arch)
         elif is_body:
             settings = settings_of_body(compared, stored)
-            check_same_network(stored, settings, printable(weights.path), "the arguments")
+            check_same_network(stored, settings, escape(weights.path), "the arguments")
             below = {key: getattr(stored, key) for key in FROM_BODY if not has_function}
             below |= {key: stored.options[key] for key in ("input_3x3",) if key in stored.options}
         else:
-            check_same_network(stored, compared, printable(weights.path), "the arguments")
+            check_same_network(stored, compared, escape(weights.path), "the arguments")
             below = _adapted(stored.model_dump(), how, changes)
     return parse_spec(merge(below, _adapted(own.given(), how, changes), changes), own.arch)
 
@@ -430,7 +430,7 @@ def _pretrained_cfg(images: Preprocessing, name: str, is_cropped: bool) -> dict[
 def _unknown(name: str, known: Iterable[str]) -> str:
     if os.sep in name or os.path.exists(name) or name.endswith((".pth", ".pt", ".tar", ".json")):
         kind = "is a folder" if os.path.isdir(name) else "there is no such file"
-        where = printable(name)
+        where = escape(name)
         return f"{where}: {kind}; give the name of a network or the path of a checkpoint (zoo list shows all names)"
     return f"unknown network {name!r}; the nearest names are {', '.join(nearest(name, known))} (zoo list shows all)"
 
@@ -507,7 +507,7 @@ def _complete(cfg: Mapping[str, Any], what: str) -> Mapping[str, Any]:
     missing = [key for key in CFG_KEYS if key not in cfg]
     if missing:
         raise ConfigError(
-            f"{what} has no {listed(missing)}; zoo.transforms: give the pretrained_cfg of a model of zoo.get, or a "
-            f"mapping with {listed(CFG_KEYS)}"
+            f"{what} has no {join_names(missing)}; zoo.transforms: give the pretrained_cfg of a model of zoo.get, or a "
+            f"mapping with {join_names(CFG_KEYS)}"
         )
     return dict(cfg)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from zoo.errors import ConfigError, ZooError, brief, printable
+from zoo.errors import ConfigError, ZooError, escape, truncate
 
 KeyPath = tuple[str | int, ...]
 MAX_VALUE_CHARS = 80
@@ -24,7 +24,7 @@ ABSENT = object()  # the value of a key that is missing
 
 def dotted(path: KeyPath) -> str:
     """Return a key path as text, such as ``input.mean[1]``."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{brief(part)}" for part in path)
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{truncate(part)}" for part in path)
     return text.removeprefix(".")
 
 
@@ -46,7 +46,7 @@ class Problem:
         try:
             value = json.dumps(self.value, default=_to_json)
         except TypeError:  # a checkpoint's settings may have keys that JSON does not allow
-            value = printable(self.value)
+            value = escape(self.value)
         except (ValueError, RecursionError):  # a number of thousands of digits, or a dict that contains itself
             value = f"(a {type(self.value).__name__} too long to show)"
         if len(value) > MAX_VALUE_CHARS:

@@ -23,12 +23,12 @@ from zoo.architectures import (
     check_option,
     is_external,
 )
-from zoo.errors import ConfigError, DataError, listed, printable
+from zoo.errors import ConfigError, DataError, escape, join_names
 from zoo.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE
 from zoo.section import Section, parse_section
 
 THREE = Field(min_length=3, max_length=3)
-# File systems allow 255 characters, and `printable` may turn each into ten.
+# File systems allow 255 characters, and `escape` may turn each into ten.
 MAX_NAME_CHARS = 2550
 
 WITH_PARAMETER = ("leaky_relu", "elu")
@@ -62,7 +62,7 @@ def _check_name(name: str) -> str:
 
 def _check_unique(names: list[str]) -> list[str]:
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"should have each name once; found twice: {listed(twice)}")
+        raise ValueError(f"should have each name once; found twice: {join_names(twice)}")
     return names
 
 
@@ -144,7 +144,7 @@ class NetworkSpec(Section):
     preprocessing: SkipJsonSchema[Preprocessing | None] = None
     """How images were preprocessed for the network; None if unknown."""
     class_names: SkipJsonSchema[ClassNames | None] = None
-    """Names of the outputs, in order, escaped by `printable`; None if unknown. May be fewer than the outputs."""
+    """Names of the outputs, in order, escaped by `escape`; None if unknown. May be fewer than the outputs."""
     folded: SkipJsonSchema[bool] = False
     """Whether norms are folded into convolutions, see `zoo.convert.fold_network`."""
 
@@ -186,7 +186,7 @@ class NetworkSpec(Section):
             if arch is not None and option not in arch.options:
                 yield (
                     ("options", "arch"),
-                    f"{self.arch} has no option {option!r}; its options are {listed(arch.options)}",
+                    f"{self.arch} has no option {option!r}; its options are {join_names(arch.options)}",
                 )
             try:
                 check_option(option, value)
@@ -286,18 +286,18 @@ def stride_option(arch: Architecture, stride: int) -> dict[str, Any]:
             "resnext*, densenet* and wider_resnet*_a2 can"
         )
     if stride not in arch.dilations:
-        raise ConfigError(f"output_stride: {arch.name} has the strides {listed(arch.dilations)} only, got {stride}")
+        raise ConfigError(f"output_stride: {arch.name} has the strides {join_names(arch.dilations)} only, got {stride}")
     return {"dilation": arch.dilations[stride]}
 
 
 def escape_names(names: Iterable[str]) -> list[str]:
-    """Return the names of class folders escaped by `printable`, as specs and messages use them.
+    """Return the names of class folders escaped by `escape`, as specs and messages use them.
 
     Raises DataError if two names become equal.
     """
-    escaped = [printable(name) for name in names]
+    escaped = [escape(name) for name in names]
     if twice := [name for name, count in Counter(escaped).items() if count > 1]:
-        raise DataError(f"names of class folders look the same when printed: {listed(twice)}; rename one of each")
+        raise DataError(f"names of class folders look the same when printed: {join_names(twice)}; rename one of each")
     return escaped
 
 

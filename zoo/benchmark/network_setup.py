@@ -17,7 +17,7 @@ from zoo.benchmark.results import Case
 from zoo.benchmark.timing import Step
 from zoo.config import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
-from zoo.errors import ConfigError, listed
+from zoo.errors import ConfigError, join_names
 from zoo.layers.init import init_weights
 from zoo.models import build_network
 from zoo.models.external import build_external, image_shape, iter_tensors
@@ -86,7 +86,9 @@ class Setup:
     def _build_external(self, norm: str, memory: str) -> nn.Module:
         arch = self.spec.arch
         if norm != "standard" or memory not in EXTERNAL_STRATEGIES:
-            raise ConfigError(f"{arch} has its own norms, and its memory strategies are {listed(EXTERNAL_STRATEGIES)}")
+            raise ConfigError(
+                f"{arch} has its own norms, and its memory strategies are {join_names(EXTERNAL_STRATEGIES)}"
+            )
         if self.structure is not None:
             raise ConfigError(f"{arch} has its own structure", remedy="leave out the option")
         num_classes = self.spec.given().get("num_classes")  # the default is the package's own

@@ -17,7 +17,7 @@ from zoo.cli.options import (
     check_writable,
     option,
 )
-from zoo.errors import ConfigError, printable
+from zoo.errors import ConfigError, escape
 
 if TYPE_CHECKING:
     from zoo.convert import ConversionReport
@@ -188,7 +188,7 @@ class Convert(Command, LoaderOptions):
         for name, value in measured.items():
             print(f"  {_as_line(name, value)}")
         if self.target is not None:
-            print(f"  written: {printable(self.target)}")
+            print(f"  written: {escape(self.target)}")
         if self.json is not None:
             target = None if self.target is None else str(self.target)
             write_json(self.json, {**report.to_json(), **measured, "source": str(self.source), "target": target})

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from zoo.cli.options import Command, argument
-from zoo.errors import VerificationError, WeightsError, listed, printable
+from zoo.errors import VerificationError, WeightsError, escape, join_names
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Fetch(Command):
                 logger.warning("%s", error)
                 failed.append(name)
         if failed:
-            what = f"{len(failed)} of {len(names)} files were not fetched: {listed(failed)}"
+            what = f"{len(failed)} of {len(names)} files were not fetched: {join_names(failed)}"
             raise WeightsError(what, remedy="run the same command again")
         return 0
 
@@ -66,12 +66,12 @@ class Verify(Command):
         if not entries:
             print(f"{weights_dir()} holds no weights; zoo fetch lists what can be downloaded.")
             return 0
-        rows = [[printable(entry.path), entry.status, entry.sha256, entry.note] for entry in entries]
+        rows = [[escape(entry.path), entry.status, entry.sha256, entry.note] for entry in entries]
         print(markdown_table(["file", "state", "sha256", "note"], rows))
         faults = {"damaged", "missing", "partial"} if self.names else {"damaged"}
         bad = [entry for entry in entries if entry.status in faults]
         if bad:
-            faulty = listed(f"{entry.path.name} is {entry.status}" for entry in bad)
+            faulty = join_names(f"{entry.path.name} is {entry.status}" for entry in bad)
             what = f"{len(bad)} of {len(entries)} files differ from the published ones: {faulty}"
             raise VerificationError(what, remedy="see their notes")
         return 0

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zoo.data.location import DataPath, parse_data_path
-from zoo.errors import ConfigError, printable
+from zoo.errors import ConfigError, escape
 
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
@@ -236,5 +236,5 @@ def check_writable(*files: Path | None) -> None:
             continue
         folder = next(parent for parent in file.absolute().parents if os.path.exists(parent))
         if os.path.isdir(file) or not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-            reason = "it is a folder" if os.path.isdir(file) else f"{printable(folder)} is not a writable folder"
+            reason = "it is a folder" if os.path.isdir(file) else f"{escape(folder)} is not a writable folder"
             raise ConfigError(f"the file cannot be written, as {reason}", file, "give another path")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from zoo.cli.options import Command, Positive, argument, option
-from zoo.errors import MAX_LISTED, ConfigError, DataError, printable
+from zoo.errors import MAX_LISTED, ConfigError, DataError, escape
 
 if TYPE_CHECKING:
     from zoo.tables import Cell
@@ -51,7 +51,7 @@ class Predict(Command):
     def run(self) -> int:
         """Print the best classes of each image and draw the grid; DataError for unreadable images."""
         if self.grid is not None and self.grid.suffix.lower() != PNG:
-            raise ConfigError(f"{printable(self.grid)} does not end in {PNG}", "--grid", "the grid is written as PNG")
+            raise ConfigError(f"{escape(self.grid)} does not end in {PNG}", "--grid", "the grid is written as PNG")
         from zoo.data.classes import class_names
         from zoo.data.scan import find_images
         from zoo.data.transforms import ValTransform
@@ -124,10 +124,9 @@ def _as_table(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
     rows: list[list[Cell]] = []
     for prediction in predictions:
         best = [
-            [entry["class"], printable(entry["name"]), 100 * entry["probability"]]
-            for entry in _named(prediction, names)
+            [entry["class"], escape(entry["name"]), 100 * entry["probability"]] for entry in _named(prediction, names)
         ]
-        rows += [[None if place else printable(prediction.path), *cells] for place, cells in enumerate(best)]
+        rows += [[None if place else escape(prediction.path), *cells] for place, cells in enumerate(best)]
     return markdown_table(["image", "class", "name", "probability %"], rows)
 
 
@@ -136,11 +135,11 @@ def _draw(path: Path, predictions: Sequence[Prediction], names: Sequence[str]) -
     from zoo.run.predictions import write_grid
 
     if len(predictions) > GRID_IMAGES:
-        logger.warning("the grid shows the first %d of %d images; %s", GRID_IMAGES, len(predictions), printable(path))
+        logger.warning("the grid shows the first %d of %d images; %s", GRID_IMAGES, len(predictions), escape(path))
     shown = predictions[:GRID_IMAGES]
     write_grid(path, [(read_image(Path(prediction.path)), _lines(prediction, names)) for prediction in shown])
 
 
 def _lines(prediction: Prediction, names: Sequence[str]) -> list[str]:
     best = [f"{100 * entry['probability']:.1f} % {entry['name']}" for entry in _named(prediction, names)]
-    return [printable(line) for line in ("/".join(Path(prediction.path).parts[-2:]), *best[:GRID_LINES])]
+    return [escape(line) for line in ("/".join(Path(prediction.path).parts[-2:]), *best[:GRID_LINES])]

@@ -19,7 +19,7 @@ from zoo.cli.options import (
     option,
     positive,
 )
-from zoo.errors import ConfigError, listed, printable
+from zoo.errors import ConfigError, escape, join_names
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_crop
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Validate(Command, ScoreOptions):
 
         if self.confusion is not None:
             if self.confusion.suffix.lower() != ".png":
-                what = f"{printable(self.confusion)} does not end in .png"
+                what = f"{escape(self.confusion)} does not end in .png"
                 raise ConfigError(what, "--confusion", "the plot is written as PNG")
             check_matplotlib("leave out --confusion")
         with open_process(self.local_rank, self.dist_backend) as process:
@@ -173,7 +173,7 @@ def _check_task(options: Validate, network: LoadedNetwork) -> None:
     if given:
         how = "whole images are scored, one at a time" if task == "segmentation" else "each image has one class"
         what = f"{network.title} ({arch}) is a network of {task}, where {how}"
-        raise ConfigError(what, "command line", f"leave out {listed(given)}")
+        raise ConfigError(what, "command line", f"leave out {join_names(given)}")
 
 
 def _protocol(options: Validate, network: LoadedNetwork) -> CropProtocol | str | None:

@@ -15,7 +15,7 @@ from zoo.convert.conversion import ConversionReport, build_with_weights
 from zoo.convert.export import export
 from zoo.convert.fold import fold_and_compare
 from zoo.convert.norms import convert_network
-from zoo.errors import ConfigError, ConversionError, printable
+from zoo.errors import ConfigError, ConversionError, escape
 from zoo.files import replacing
 from zoo.models.build import build_model
 from zoo.models.external import build_external, image_shape
@@ -93,7 +93,7 @@ def convert_file(
             source,
             "convert it with zoo convert export",
         )
-    spec, changes = _source_spec(stored, kind, asked, printable(source)), CHANGES.get(kind, {})
+    spec, changes = _source_spec(stored, kind, asked, escape(source)), CHANGES.get(kind, {})
     arguments: dict[str, Any] = {"compare_with_source": compare_with_source}
     if kind == "relu-to-leaky-relu":
         changes = {**changes, "activation_param": slope}
@@ -101,7 +101,7 @@ def convert_file(
     elif not kind.endswith("-torchvision"):  # those two report differences in their own terms
         arguments |= {**spec.options, "activation": spec.activation, "activation_param": spec.activation_param}
     if not kind.endswith("-torchvision"):
-        check_fits_spec(stored.state_dict, spec, printable(source))
+        check_fits_spec(stored.state_dict, spec, escape(source))
     if kind == "fold":
         arguments["norm"] = spec.norm
     if allow_approximate:
@@ -109,7 +109,7 @@ def convert_file(
     try:
         state_dict, report = getattr(convert, kind.replace("-", "_"))(stored.state_dict, spec.arch, **arguments)
     except ConversionError as error:
-        raise ConversionError(f"{printable(source)}: {error}") from error
+        raise ConversionError(f"{escape(source)}: {error}") from error
     return Conversion(stored, spec, state_dict, None if kind == "to-torchvision" else spec.changed(**changes), report)
 
 
@@ -129,18 +129,18 @@ def export_file(
     """
     stored, images = read_weights(source), None
     if stored.spec is not None and stored.spec.is_external:
-        check_same_network(stored.spec, {"arch": asked.get("arch", stored.spec.arch)}, printable(source), "the options")
+        check_same_network(stored.spec, {"arch": asked.get("arch", stored.spec.arch)}, escape(source), "the options")
         spec = stored.spec.changed(**{**asked, "arch": stored.spec.arch}, memory="auto")
         size = prepare_images(spec, crop=crop).crop_val
         images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-        check_fits_spec(stored.state_dict, spec, printable(source))
+        check_fits_spec(stored.state_dict, spec, escape(source))
         # Built with values: external networks may hold buffers that no file has.
         model = build_model(spec.changed(memory="plain"))
-        load_state_dict(model, stored.state_dict, source=printable(source))
+        load_state_dict(model, stored.state_dict, source=escape(source))
         model = model.double().eval()
     else:
-        spec = _source_spec(stored, "export", asked, printable(source))
-        check_fits_spec(stored.state_dict, spec, printable(source))
+        spec = _source_spec(stored, "export", asked, escape(source))
+        check_fits_spec(stored.state_dict, spec, escape(source))
         size = prepare_images(spec, crop=crop).crop_val
         model = build_with_weights(
             stored.state_dict, spec.arch, spec.norm, spec.activation, spec.activation_param, **spec.options
@@ -148,7 +148,7 @@ def export_file(
     try:
         folded, report = fold_and_compare(model, spec.arch, stored.state_dict, images, compare_with_source)
     except ConversionError as error:
-        raise ConversionError(f"{printable(source)}: {error}") from error
+        raise ConversionError(f"{escape(source)}: {error}") from error
     return report, export(folded, target, size, {"network": spec.model_dump(mode="json")})
 
 

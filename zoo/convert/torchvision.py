@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from zoo.architectures import ARCHITECTURES
 from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs
-from zoo.errors import ConfigError, ConversionError, listed
+from zoo.errors import ConfigError, ConversionError, join_names
 from zoo.models import build_network
 from zoo.spec import NetworkSpec
 from zoo.weights.load import COUNTER, MAX_KEYS, extract_backbone, torchvision_arch
@@ -119,7 +119,7 @@ def _check_keys(state_dict: StateDict, known: Iterable[str], arch: str) -> None:
         "unknown": [key for key in state_dict if key not in set(known)],
     }
     if any(differences.values()):
-        parts = [f"{what} ({len(keys)}): {listed(keys, MAX_KEYS)}" for what, keys in differences.items() if keys]
+        parts = [f"{what} ({len(keys)}): {join_names(keys, MAX_KEYS)}" for what, keys in differences.items() if keys]
         other_arch = torchvision_arch(state_dict)
         advice = f"it is torchvision's {other_arch}" if other_arch not in (None, arch) else f"give the file of {arch}"
         raise ConversionError(f"the state dict is not that of {arch}: {'; '.join(parts)}; {advice}")

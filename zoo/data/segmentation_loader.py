@@ -20,7 +20,7 @@ from zoo.data.loader import Loader, loader_of_crops
 from zoo.data.location import DataPath, require_local
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, escape
 
 PairTransform = Callable[[Image.Image, np.ndarray, Pixel | None, Random], tuple[Tensor, Tensor]]
 
@@ -91,7 +91,7 @@ class LabeledFolder(ImageDataset):
         try:
             tensor, target = self.transform(image, classes, pixel, generator)
         except DataError as error:
-            raise DataError(f"{printable(self.path(index))}: {error}") from error
+            raise DataError(f"{escape(self.path(index))}: {error}") from error
         return Sample(tensor, target, str(self.path(index)))
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zoo.engine.process import open_process
-from zoo.errors import ConfigError, DataError, listed
+from zoo.errors import ConfigError, DataError, join_names
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.imagenet_scores import read_scores, reproduce_imagenet
 from zoo.reproduce.options import ALL, ImageNetOptions, PaperOptions
@@ -134,7 +134,7 @@ def of_items(names: Sequence[str], measurements: Mapping[str, Sequence[Measureme
             for paper, of_paper in measurements.items()
         )
         raise ConfigError(
-            f"there is no measurement of {listed(name or 'an item without a name' for name in unknown)}",
+            f"there is no measurement of {join_names(name or 'an item without a name' for name in unknown)}",
             "--only",
             f"there are those of {there_are}",
         )

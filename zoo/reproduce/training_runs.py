@@ -19,7 +19,7 @@ import torch
 
 from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
-from zoo.errors import ConfigError, printable
+from zoo.errors import ConfigError, escape
 from zoo.files import write_bytes, write_json
 from zoo.run.cost import total_cost
 from zoo.run.environment import describe_environment
@@ -167,7 +167,7 @@ def read_runs(
             remarks.append(f"left out: {run.source} has no validation yet")
         else:
             runs.append(replace(run, experiment=name))
-            remarks += [f"{run.source}: {printable(run.note)}"] if run.note else []
+            remarks += [f"{run.source}: {escape(run.note)}"] if run.note else []
     return runs, remarks
 
 
@@ -231,7 +231,7 @@ def _read_folder(folder: Path) -> TrainingRun:
             angles[record["step"]] = {"step": record["step"], "degrees": record["degrees"]}
     validated = [epochs[index] for index in sorted(epochs) if "val_top1" in epochs[index]]
     return TrainingRun(
-        source=printable(folder),
+        source=escape(folder),
         config=config,
         status=_status(folder, len(validated), config.optimizer.schedule.epochs),
         environment=environment,
@@ -297,7 +297,7 @@ def _read_file(path: Path) -> list[TrainingRun]:
 
 def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> TrainingRun:
     """Return a run of a file; entries shared by all runs may be in the ``content`` of the file."""
-    source = f"{printable(path)}: {printable(run['label'])}, seed {int(run['seed'])}"
+    source = f"{escape(path)}: {escape(run['label'])}, seed {int(run['seed'])}"
     for epoch in run["epochs"]:
         float(epoch["val_top1"]), int(epoch["epoch"])
     counts = (run.get(key, content.get(key)) for key in ("num_training_images", "num_validation_images"))

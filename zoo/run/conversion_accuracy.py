@@ -15,7 +15,7 @@ from zoo.data.folder import OnBadImage
 from zoo.data.loader import build_train_loader
 from zoo.data.location import DataPath
 from zoo.engine.reestimate import reestimate_statistics
-from zoo.errors import ConfigError, DataError, printable
+from zoo.errors import ConfigError, DataError, escape
 from zoo.run.scoring import LoadedNetwork, score
 
 
@@ -38,7 +38,7 @@ def measure_accuracy(
     ConfigError for weights without a classifier, and DataError for images that cannot be used.
     """
     source, before_state = conversion.source_spec, conversion.source.state_dict
-    path = printable(conversion.source.path)
+    path = escape(conversion.source.path)
     if ARCHITECTURES[source.arch].task == "segmentation":
         raise ConfigError(
             f"--data measures the accuracy of classification, and {source.arch} is a segmentation network",

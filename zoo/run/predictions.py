@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from zoo.errors import DataError, brief
+from zoo.errors import DataError, truncate
 from zoo.files import write_bytes, write_text
 from zoo.tasks.prediction import DEFAULT_TOP, Prediction
 
@@ -60,7 +60,7 @@ def read_predictions(path: Path) -> dict[str, Prediction]:
                 if not all(map(str.isdecimal, numbers)):
                     raise DataError("the line does not have a path, a target and classes", line, _REMEDY)
                 if cells[name] in found:
-                    raise DataError(f"{brief(cells[name])} is repeated", line, _REMEDY)
+                    raise DataError(f"{truncate(cells[name])} is repeated", line, _REMEDY)
                 true_class, *classes = map(int, numbers)
                 found[cells[name]] = Prediction(cells[name], true_class, tuple(classes), ())
     except (OSError, csv.Error, ValueError) as error:

@@ -22,7 +22,7 @@ from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint,
 from zoo.engine.process import Process
 from zoo.engine.task import EvalProtocol, Result, Task
 from zoo.engine.validation import validate
-from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
+from zoo.errors import ConfigError, WeightsError, escape, join_names, nearest
 from zoo.models.external import check_logits
 from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
@@ -44,7 +44,7 @@ class LoadedNetwork:
     - `model`: the network, (N, 3, h, w) -> logits (N, classes), or (N, classes, h, w) for segmentation.
     - `experiment`: settings that the weights were trained with; defaults for a bare architecture.
     - `weights`: file or published name of the weights; None for weights of another package.
-    - `class_names`: names of the outputs in order, made `printable`; None if unknown.
+    - `class_names`: names of the outputs in order, escaped by `escape`; None if unknown.
     """
 
     title: str
@@ -93,7 +93,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     """
     name = os.fspath(name)
     file = find_experiment(name)
-    title = printable(name if file is None else file.stem)
+    title = escape(name if file is None else file.stem)
     if file is not None:
         experiment = load_experiment(file)
         weights = _published(title) if weights is None else weights
@@ -105,7 +105,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     elif weights is None:
         _check_known(name)
         if is_external(name):
-            what = f"there are no published weights of {printable(name)}"
+            what = f"there are no published weights of {escape(name)}"
             raise WeightsError(what, remedy="give a file, --weights FILE")
         return replace(load_network(registry.only_variant(name)), title=title)
     else:
@@ -141,13 +141,13 @@ def _experiment_of(stored: StoredWeights) -> Experiment:
             stored.path,
             "name the network or its experiment, and give the file as --weights",
         )
-    return parse_stored_experiment(stored.content, printable(stored.path)) or _experiment_from(spec)
+    return parse_stored_experiment(stored.content, escape(stored.path)) or _experiment_from(spec)
 
 
 def _experiment_of_architecture(name: str, stored: StoredWeights) -> Experiment:
     """Return the experiment for weights of the architecture ``name``, with defaults for unknown settings."""
     if stored.spec is not None and is_described(name):
-        check_same_network(stored.spec, {"arch": name}, printable(stored.path), "the command")
+        check_same_network(stored.spec, {"arch": name}, escape(stored.path), "the command")
         return _experiment_of(stored)
     if is_external(name):
         return parse_experiment({"network": {"arch": name}}, f"the network {name}")
@@ -179,7 +179,7 @@ def _check_known(name: str) -> None:
     known = {*registry.list_models(), *experiment_names()}
     if name not in known and not is_external(name) and os.sep not in name:
         raise ConfigError(
-            f"there is no network, experiment or file called {printable(name)}",
+            f"there is no network, experiment or file called {escape(name)}",
             remedy=f"the nearest names are {', '.join(nearest(name, sorted(known)))} (zoo list shows all networks)",
         )
 
@@ -296,6 +296,6 @@ def _resolve_protocol(network: LoadedNetwork, protocol: EvalProtocol | str | Non
     if not isinstance(protocol, str):
         raise ConfigError(f"protocol {protocol.name} is not for {network.experiment.task}, the task of {network.title}")
     if protocol not in known:
-        what = f"{printable(protocol)!r} is not a published protocol"
-        raise ConfigError(what, remedy=f"those are {listed(known)}")
+        what = f"{escape(protocol)!r} is not a published protocol"
+        raise ConfigError(what, remedy=f"those are {join_names(known)}")
     return known[protocol]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.errors import ConfigError, DataError, WeightsError, listed
+from zoo.errors import ConfigError, DataError, WeightsError, join_names
 from zoo.limits import MAX_PIXELS, MAX_SIDE, is_number, is_whole
 from zoo.ops.upsampling import upsample_strips
 
@@ -53,9 +53,11 @@ class TestTimeAugmentation:
     def __post_init__(self) -> None:
         scales = self.scales
         if not scales or not all(is_number(scale, 0, MAX_SCALE) and scale > 0 for scale in scales):
-            raise ConfigError(f"scales = {listed(scales)}: give one or more numbers above 0 and up to {MAX_SCALE:g}")
+            raise ConfigError(
+                f"scales = {join_names(scales)}: give one or more numbers above 0 and up to {MAX_SCALE:g}"
+            )
         if twice := sorted({scale for scale in scales if scales.count(scale) > 1}):
-            what = f"scales = {listed(scales)}: {listed(twice)} is repeated"
+            what = f"scales = {join_names(scales)}: {join_names(twice)} is repeated"
             raise ConfigError(what, remedy="give each scale once")
         if self.count > MAX_VIEWS:
             raise ConfigError(

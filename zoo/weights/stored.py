@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo.architectures import ARCHITECTURES, architecture, has_same_tensors
-from zoo.errors import ConfigError, WeightsError, printable, shorten_repr
+from zoo.errors import ConfigError, WeightsError, escape, shorten_repr
 from zoo.models import Network
 from zoo.models.build import build_on_meta, depth_of
 from zoo.models.deeplab import DeepLab
@@ -48,7 +48,7 @@ class StoredWeights:
         Raises WeightsError if the tensors do not match the spec or its number of classes, because a small file must not
         request a large network.
         """
-        source, spec = printable(self.path), self.spec
+        source, spec = escape(self.path), self.spec
         if spec is None:
             return None
         check_same_network(spec, {}, source)  # raises for folded networks
@@ -76,7 +76,7 @@ class StoredWeights:
             logger.warning(
                 "%s does not describe its network: assuming %s with %s; if it was trained with other settings, name "
                 "its experiment, or pass %s to zoo.get or --%s to zoo convert",
-                printable(self.path), arch or spec.arch, settings, " and ".join(f"{key}=" for key in assumed),
+                escape(self.path), arch or spec.arch, settings, " and ".join(f"{key}=" for key in assumed),
                 " and --".join(assumed),
             )  # fmt: skip
 
@@ -91,7 +91,7 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
     path = Path(path_or_name) if name is None else weights_path(name)
     content = read_checkpoint(path) if name is None else read_published(name)
     state_dict = extract_state_dict(content, path)
-    spec = parse_stored_spec(content, printable(path)) if name is None else published_spec(name)
+    spec = parse_stored_spec(content, escape(path)) if name is None else published_spec(name)
     return StoredWeights(path, state_dict, spec, content)
 
 
@@ -119,8 +119,8 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
     if built_as is not None and stored.spec is not None:
         if built_as.is_external:
             return _load_external(model, built_as, stored, stored.spec, asked_by)
-        check_same_network(stored.spec, _compared(built_as), printable(stored.path), asked_by)
-    return load_state_dict(model, stored.state_dict, source=printable(stored.path))
+        check_same_network(stored.spec, _compared(built_as), escape(stored.path), asked_by)
+    return load_state_dict(model, stored.state_dict, source=escape(stored.path))
 
 
 def _compared(spec: NetworkSpec) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _load_external(
 
     If the numbers of classes differ, the classifier is determined as the tensors whose shapes differ.
     """
-    source = printable(stored.path)
+    source = escape(stored.path)
     check_same_network(spec, {"arch": built_as.arch}, source, asked_by)
     if spec.num_classes == built_as.num_classes:
         return replace(load_state_dict(model, stored.state_dict, source=source), classifier="loaded")
@@ -160,7 +160,7 @@ def load_body(model: DeepLab, stored: StoredWeights, asked_by: str = ASKED_BY_NE
     The file's classifier is dropped; head and cls keep their values. A `wider_resnet*_a2` accepts the weights of the
     plain form. Raises WeightsError as `load_weights` does, also for a file of another body.
     """
-    source, built_as = printable(stored.path), model.built_as
+    source, built_as = escape(stored.path), model.built_as
     if built_as is not None and stored.spec is not None:
         check_same_network(stored.spec, settings_of_body(_compared(built_as), stored.spec), source, asked_by)
     report = load_state_dict(model.body, stored.state_dict, source=source)

@@ -23,7 +23,7 @@ from torch import Tensor
 from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
 from zoo.data.reading import naming
 from zoo.data.scan import check_filled
-from zoo.errors import DataError, ZooError, brief, listed, printable
+from zoo.errors import DataError, ZooError, escape, join_names, truncate
 from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_list_of
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class ParquetImages:
 
     def read(self, index: int) -> bytes:
         """Return the encoded image ``index``; Unreadable if the row has none."""
-        with naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
+        with naming(escape(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
             group = int(np.searchsorted(self._ends, index, side="right"))
             image = self._load(group)[index - int(self._ends[group])]  # counted from the end of the group
             if not image.is_valid:
@@ -135,7 +135,7 @@ def parquet_files(root: Path) -> list[Path]:
     found = [files for files in found if files]
     firsts = [path for files in found for path in (_first_of_sets(files) or files[:1])]
     if len(firsts) > 1:
-        what = f"there are several sets of Parquet files: {listed(firsts)}"
+        what = f"there are several sets of Parquet files: {join_names(firsts)}"
         raise DataError(what, root.parent, "keep one of them, as they may hold the same images")
     return found[0] if found else []
 
@@ -155,7 +155,7 @@ def as_imagenet_wnids(names: Sequence[str]) -> Sequence[str]:
         if sum(name in known for name in first) > NUM_CLASSES // 2:
             raise DataError("the names of the classes are ImageNet's, but are not in the order of their wnids")
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise DataError(f"several classes have the same name: {listed(twice)}")
+        raise DataError(f"several classes have the same name: {join_names(twice)}")
     return names
 
 
@@ -222,7 +222,7 @@ def _read_file(path: Path, groups: list[_Group], targets: list[int], names: list
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:  # pyarrow raises OSError, ValueError, KeyError, NotImplementedError and more
-        reason = brief(" ".join(str(error).split())) or type(error).__name__
+        reason = truncate(" ".join(str(error).split())) or type(error).__name__
         raise DataError(f"the Parquet file cannot be read: {reason}", path, REMEDY) from error
     return classes
 
@@ -237,9 +237,11 @@ def _check_columns(schema: Any) -> None:
     if image is not None and types.is_struct(image) and image.get_field_index("bytes") >= 0:
         content = image.field("bytes").type
     if content is None or not (types.is_binary(content) or types.is_large_binary(content)):
-        raise DataError(f"column image is {brief(image)}, not a struct of bytes and path; columns: {listed(kinds)}")
+        raise DataError(
+            f"column image is {truncate(image)}, not a struct of bytes and path; columns: {join_names(kinds)}"
+        )
     if label is None or not types.is_integer(label):
-        raise DataError(f"column label is {brief(label)}, not whole numbers; columns: {listed(kinds)}")
+        raise DataError(f"column label is {truncate(label)}, not whole numbers; columns: {join_names(kinds)}")
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> list[str] | None:
@@ -286,5 +288,5 @@ def _warn_of_missing(files: Sequence[Path]) -> None:
     if matches and len(matches) != int(matches[0][1]):
         logger.warning(
             "%d of %d Parquet files are missing; %s: download them unless they are intentionally missing",
-            int(matches[0][1]) - len(matches), int(matches[0][1]), printable(files[0].parent),
+            int(matches[0][1]) - len(matches), int(matches[0][1]), escape(files[0].parent),
         )  # fmt: skip
