@@ -21,7 +21,7 @@ MAX_SHOWN_REPR, MAX_SHOWN_LIST = 100, 500  # characters
 class ZooError(Exception):
     """An error that the user can correct. Command lines print it without a traceback.
 
-    Its text is "what; where: remedy". Control characters are escaped, see `escape`. Line breaks remain in ``what``.
+    Its text is "what; where: remedy". Control characters are escaped (`escape`), except for line breaks in ``what``.
 
     Args:
     - `what`: what is wrong, with the values.
@@ -114,13 +114,13 @@ def hide_password(url: str) -> str:
 
 
 def truncate(text: object) -> str:
-    """Return the first `MAX_SHOWN_CHARS` characters of ``text``, escaped by `escape`, and "..." if there are more."""
+    """Return the first `MAX_SHOWN_CHARS` characters of ``text``, escaped, and "..." if there are more."""
     full = str(text)
     return escape(full[:MAX_SHOWN_CHARS]) + ("..." if len(full) > MAX_SHOWN_CHARS else "")
 
 
 def join_names(names: Iterable[object], count: int = MAX_LISTED) -> str:
-    """Return the first ``count`` names, shortened by `truncate` and separated by commas, and how many more there are."""
+    """Return the first ``count`` names, truncated and separated by commas, and the number of further names."""
     names = list(names)
     more = f" and {len(names) - count:,} more" if len(names) > count else ""
     return ", ".join(map(truncate, names[:count])) + more

@@ -92,8 +92,8 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
     A folder of an ImageNet class may be named by its wnid ("n02123045") or torchvision's name ("tabby"). 1000 folders
     named 0 to 999, as in ImageNet-V2, are the classes of these numbers. Folders of some classes may be missing.
 
-    ``names`` are the classes of the network in the order of its outputs, escaped by `escape`. If they are None, a network
-    with 1000 outputs is assumed to be trained on ImageNet if the folders are named like classes of ImageNet. Otherwise
+    ``names`` are the escaped classes of the network in the order of its outputs. If they are None, a network with 1000
+    outputs is assumed to be trained on ImageNet if the folders are named like classes of ImageNet. Otherwise
     there must be as many folders as outputs; they are numbered in sorted order, as in training, with a warning.
 
     Raises DataError for a folder that is not a class of the network, two folders of the same class, an ambiguous name,
@@ -155,10 +155,11 @@ def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDatas
         outputs = {**_outputs_by_imagenet_name(folders, outputs, images.root), **outputs}
     unknown = [folder for folder in folders if folder not in outputs]
     if unknown:
-        what = f"{len(unknown)} of {len(folders)} {images.class_kind} are not classes of the network: {join_names(unknown)}"
+        kind = images.class_kind
+        what = f"{len(unknown)} of {len(folders)} {kind} are not classes of the network: {join_names(unknown)}"
         remedy = (
-            f"rename or remove them (the network's {len(names)} classes are {join_names(names, 3)}), or give the weights "
-            "of a network that was trained on them"
+            f"rename or remove them (the network's {len(names)} classes are {join_names(names, 3)}), or give the "
+            "weights of a network that was trained on them"
         )
         raise DataError(what, images.root, remedy)
     by_output = defaultdict(list)

@@ -331,8 +331,8 @@ def _load_error(path: Path, error: Exception) -> WeightsError:
         return WeightsError(what, path, "save them as float32, float16 or bfloat16")
     if refused := REFUSED.search(message):
         what = (
-            f"the file was refused and none of it was run: it calls {truncate(refused[1])}, and a weights file may hold "
-            "only tensors, plain Python values and numpy scalars"
+            f"the file was refused and none of it was run: it calls {truncate(refused[1])}, and a weights file may "
+            "hold only tensors, plain Python values and numpy scalars"
         )
         return WeightsError(what, path, "ask its author to save model.state_dict() with torch.save")
     if isinstance(error, pickle.UnpicklingError):
