@@ -28,6 +28,7 @@ ROOMS = [
     "convert",
     "data",
     "registry",
+    "preprocessing",
     "engine",
     "tasks",
     "run",

@@ -67,15 +67,12 @@ def test_an_unknown_name_is_answered_by_the_nearest_ones():
     ("name", "arguments", "message"),
     [
         ("resnext50", {"input_3x3": "no"}, "input_3x3 must be True or False, got 'no'"),
-        ("resnet18", {"norm": ABN, "activation": "elu"}, "a norm function decides on the activation itself"),
+        ("resnet18", {"norm": ABN, "activation": "elu"}, "a norm function includes the activation"),
         ("resnet18", {"pretrained": True, "weights": "x.pth"}, "two sources of weights"),
-        ("resnet18", {"features_only": True, "num_classes": 10}, "builds no classifier; leave num_classes out"),
-        ("resnet18", {"features_only": True, "keep_outputs": True}, "leave keep_outputs out"),
-        ("resnet18", {"signed_scale": True}, "give weights=PATH"),
+        ("resnet18", {"features_only": True, "num_classes": 10}, "builds no classifier"),
         ("no/such/file.pth", {}, "there is no such file"),
         ("checkpoint.pth.tar", {}, "there is no such file"),
-        (".", {}, "is a folder"),
-        (config.experiments_dir() / "resnet50_ipabn-sync_lr_512.json", {}, "is no checkpoint"),
+        (".", {}, "that of a folder"),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused_with_what_to_do(name, arguments, message):
@@ -156,19 +153,18 @@ def test_features_and_headless_networks_drop_the_files_classifier_and_say_so(tmp
     assert "classifier" in caplog.text
 
 
-def test_signed_scale_reads_negative_scales_as_trained(tmp_path):
+def test_standard_norms_read_negative_scales_with_their_sign(tmp_path):
+    """As the in-place networks of December 2017 were trained."""
     source = zoo.get("resnet18", norm="standard", num_classes=4).eval()
     with torch.no_grad():
         source.mod3.block1.convs.bn1.weight.neg_()
     torch.save(source.state_dict(), tmp_path / "w.pth")
     x = torch.randn(2, 3, 64, 64)
-    signed = zoo.get("resnet18", num_classes=4, weights=tmp_path / "w.pth", signed_scale=True).eval()
+    signed = zoo.get("resnet18", num_classes=4, weights=tmp_path / "w.pth", norm="standard").eval()
     absolute = zoo.get("resnet18", num_classes=4, weights=tmp_path / "w.pth", norm="inplace").eval()
     with torch.no_grad():
         assert torch.equal(signed(x), source(x))
         assert not torch.allclose(absolute(x.clone()), source(x), atol=1e-3)
-    with pytest.raises(zoo.ConfigError, match="norm='standard', not with norm='inplace'"):
-        zoo.get("resnet18", norm="inplace", weights=tmp_path / "w.pth", signed_scale=True)
 
 
 def test_a_checkpoint_of_the_trainer_names_its_own_network_and_preprocessing(tmp_path):
@@ -268,6 +264,7 @@ def test_impossible_networks_of_experiments_name_the_json_path(network, message)
     [
         ({"weight": None}, r"unexpected keyword argument 'weight' for resnet18.*the nearest argument is 'weights'"),
         ({"input_3x3": True}, r"'input_3x3' for resnet18, whose options are dilation, keep_outputs, memory"),
+        ({"classes": 3}, r"'classes' for resnet18.*the nearest argument is 'num_classes'"),
     ],
 )
 def test_an_unknown_argument_is_a_type_error_even_if_its_value_is_none(arguments, message):
@@ -332,7 +329,27 @@ def test_arguments_that_change_no_weights_win_over_the_file(tmp_path, caplog):
     assert isinstance(model.mod2, CheckpointedSequential)
     assert "the classifier has 7 classes and the network 3" in caplog.text
     assert zoo.get(path, features_only=True).feature_info.channels()[-1] == 512
-    assert norms_of(zoo.get(path, signed_scale=True)) == {ABN}
+
+
+def test_a_stride_replaces_the_dilation_of_the_file_and_new_classes_have_no_names(tmp_path):
+    source = zoo.get("resnet18", num_classes=2, dilation=[1, 1, 1, 2], keep_outputs=True)
+    path = _with_record(source, tmp_path / "w.pth", class_names=["cat", "dog"])
+    assert zoo.get(path).built_as.class_names == ["cat", "dog"]
+    assert zoo.get(path, num_classes=2).built_as.class_names == ["cat", "dog"]
+    assert zoo.get(path, num_classes=1).built_as.class_names is None
+    assert zoo.get(path, output_stride=8, features_only=True).feature_info.reduction()[-1] == 8
+
+
+def test_a_file_gives_the_network_and_another_the_weights(tmp_path):
+    first = _with_record(zoo.get("resnet18", num_classes=2, activation="elu"), tmp_path / "first.pth")
+    second = zoo.get(first)
+    torch.nn.init.zeros_(second.classifier.fc.bias)
+    torch.save(second.state_dict(), tmp_path / "second.pth")
+    model = zoo.get(first, weights=tmp_path / "second.pth")
+    assert model.mod1.bn1.activation == "elu"
+    assert not model.classifier.fc.bias.any()
+    with pytest.raises(zoo.ConfigError, match="two sources of weights"):
+        zoo.get(first, pretrained=True)
 
 
 def test_published_weights_by_name_say_what_they_are_too(tmp_path, monkeypatch):

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
         WeightsError,
         ZooError,
     )
-    from zoo.registry import create_model, get, is_model, list_models, list_pretrained, transforms
+    from zoo.preprocessing import transforms
+    from zoo.registry import create_model, get, is_model, list_models, list_pretrained
     from zoo.remat.lean import lean
     from zoo.remat.memory_report import memory_report
     from zoo.remat.memory_use import count_memory, measure_memory
@@ -77,7 +78,7 @@ _HOMES = {
     "score": "zoo.run.scoring",
     "segment": "zoo.run.segmenting",
     "train": "zoo.run.training",
-    "transforms": "zoo.registry",
+    "transforms": "zoo.preprocessing",
 }
 
 

@@ -125,17 +125,17 @@ _SWITCH: tuple[str, Callable[[Any], bool]] = ("True or False", lambda value: isi
 OPTIONS: dict[str, Option] = {
     "input_3x3": Option("the stem is three 3x3 convolutions instead of one 7x7", *_SWITCH),
     "dilation": Option(
-        "dilates the convolutions of modules in place of their strides: 1 for none, or one number for each of mod2 to "
-        "mod5 ([1, 1, 2, 4] keeps stride 8), in ResNet and ResNeXt also a list per module with a number per "
-        "block, in DenseNet also one number for all, in WiderResNet-A2 True, or [1, 1, 2, 2] (mod4 to mod7) for stride "
-        "16; output_stride sets it",
+        "dilations of the convolutions of mod2 to mod5, which replace strides: 1 for none, or one number per module "
+        "([1, 1, 2, 4]: output stride 8); in ResNet and ResNeXt also a list per module with a number per block, in "
+        "DenseNet also one number for all modules, in WiderResNet-A2 True, or [1, 1, 2, 2] (mod4 to mod7) for output "
+        "stride 16; set by output_stride",
         f"a whole number from 1 to {MAX_DILATION}, a list with one entry (or list) per module, or in wider_resnet*_a2 "
         "True or False",
         lambda value: isinstance(value, bool) or is_dilation(value),
     ),
     "output_stride": Option(
-        "how many times smaller than the image's sides those of the map are that the head reads (default: 8); it "
-        "dilates the body",
+        "ratio of the resolutions of the image and of the feature map that the head reads (default: 8); sets the "
+        "dilation of the body",
         "8 or 16",
         lambda value: type(value) is int and value in (8, 16),
     ),
@@ -146,25 +146,25 @@ OPTIONS: dict[str, Option] = {
         lambda value: is_list_of(value, lambda item: is_whole(item, 1, MAX_DILATION), 3) and len(value) == 3,
     ),
     "pooling_size": Option(
-        "window, in cells of the map, whose mean the head's pooled branch takes in evaluation; training takes the mean "
-        "of the whole crop (default: the whole map)",
+        "window of the average pooling in the head's pooled branch in evaluation, in cells of the feature map "
+        "(default: the whole map); in training, the branch averages over the whole crop",
         f"a whole number from 1 to {MAX_SIDE}, or two (rows, columns)",
         lambda value: (
             is_whole(value, 1, MAX_SIDE)
             or (is_list_of(value, lambda item: is_whole(item, 1, MAX_SIDE), 2) and len(value) == 2)
         ),
     ),
-    "keep_outputs": Option("forward returns the outputs of all modules, and the logits behind them", *_SWITCH),
+    "keep_outputs": Option("forward returns the outputs of all modules, followed by the logits", *_SWITCH),
     "memory": Option(
         "strategy for saving activations; it changes neither weights nor results",
-        "one of the words that the network has",
+        "one of the strategies of the network",
         lambda value: isinstance(value, str),
     ),
     "blocks": Option(
-        "numbers of blocks, one per level (in revnext one per pool, for the level behind it)", *_counts(0, MAX_BLOCKS)
+        "numbers of blocks, one per level (in revnext one per pool, for the level after it)", *_counts(0, MAX_BLOCKS)
     ),
     "widths": Option(
-        "channels of the half that a block changes, one per level, each four times the one before",
+        "channels of the half that a block changes, one per level, each four times the previous one",
         *_counts(2, MAX_CHANNELS),
     ),
     "units": Option(
@@ -173,11 +173,12 @@ OPTIONS: dict[str, Option] = {
         lambda value: is_whole(value, 1, MAX_BLOCKS),
     ),
     "layers": Option(
-        "numbers of invertible layers, one per level; the stem is the first of the first level",
+        "numbers of invertible layers, one per level; the stem is the first layer of the first level",
         *_counts(0, MAX_BLOCKS),
     ),
     "pools": Option(
-        'kinds of the pools between the levels: "channel" moves the pixels of a window to channels, "batch" to images',
+        'kinds of the pools between the levels: "channel" moves the pixels of a window to channels, "batch" to the '
+        "batch dimension",
         'a list of "channel" and "batch"',
         lambda value: is_list_of(value, lambda item: item in ("channel", "batch"), MAX_LEVELS - 1),
     ),
@@ -187,7 +188,7 @@ OPTIONS: dict[str, Option] = {
         lambda value: is_whole(value, 2, MAX_CHANNELS) and value % 2 == 0,
     ),
     "keep_branch_input": Option(
-        "stores the exact input of a branch while the branch is inverted: 64 bytes per pixel for far smaller errors",
+        "saves the exact input of a branch while the branch is inverted: 64 bytes per pixel for much smaller errors",
         *_SWITCH,
     ),
     "eps_i": Option(

@@ -21,7 +21,7 @@ MAX_SHOWN_REPR, MAX_SHOWN_LIST = 100, 500  # characters
 class ZooError(Exception):
     """An error that the user can correct. Command lines print it without a traceback.
 
-    Its text is "what; where: remedy". Control characters are escaped, see `printable`. Line breaks remain in ``what``.
+    Its text is "what; where: remedy". Control characters are escaped (`escape`), except for line breaks in ``what``.
 
     Args:
     - `what`: what is wrong, with the values.
@@ -32,8 +32,8 @@ class ZooError(Exception):
     exit_code = EXIT_USER_ERROR
 
     def __init__(self, what: object, where: object = "", remedy: object = "") -> None:
-        text = "\n".join(map(printable, str(what).split("\n")))
-        place = ": ".join(filter(None, [printable(where), printable(remedy)]))
+        text = "\n".join(map(escape, str(what).split("\n")))
+        place = ": ".join(filter(None, [escape(where), escape(remedy)]))
         super().__init__(f"{text}; {place}" if place else text)
 
 
@@ -80,7 +80,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.0)
 
 
-def printable(text: object) -> str:
+def escape(text: object) -> str:
     """Return ``text`` as one line that is safe to show in a terminal and to write into a log.
 
     File names, keys of weights files and answers of servers come from outside. Control characters, line breaks and
@@ -105,7 +105,7 @@ def shorten_repr(value: object) -> str:
         text = repr(value[:MAX_SHOWN_REPR] if isinstance(value, str) else value)
     except (ValueError, RecursionError):  # numbers of thousands of digits; dicts in dicts without end
         text = f"(too long to show: {type(value).__name__})"
-    return printable(text[:MAX_SHOWN_REPR])
+    return escape(text[:MAX_SHOWN_REPR])
 
 
 def hide_password(url: str) -> str:
@@ -113,14 +113,14 @@ def hide_password(url: str) -> str:
     return re.sub(r"(?<=://)[^/?#]*@", "", url)
 
 
-def brief(text: object) -> str:
-    """Return the first `MAX_SHOWN_CHARS` characters of ``text``, made `printable`, and "..." if there are more."""
+def truncate(text: object) -> str:
+    """Return the first `MAX_SHOWN_CHARS` characters of ``text``, escaped, and "..." if there are more."""
     full = str(text)
-    return printable(full[:MAX_SHOWN_CHARS]) + ("..." if len(full) > MAX_SHOWN_CHARS else "")
+    return escape(full[:MAX_SHOWN_CHARS]) + ("..." if len(full) > MAX_SHOWN_CHARS else "")
 
 
-def listed(names: Iterable[object], count: int = MAX_LISTED) -> str:
-    """Return the first ``count`` names, made `brief` and separated by commas, and how many more there are."""
+def join_names(names: Iterable[object], count: int = MAX_LISTED) -> str:
+    """Return the first ``count`` names, truncated and separated by commas, and the number of further names."""
     names = list(names)
     more = f" and {len(names) - count:,} more" if len(names) > count else ""
-    return ", ".join(map(brief, names[:count])) + more
+    return ", ".join(map(truncate, names[:count])) + more

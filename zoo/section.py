@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from zoo.errors import ConfigError, ZooError, brief, printable
+from zoo.errors import ConfigError, ZooError, escape, truncate
 
 KeyPath = tuple[str | int, ...]
 MAX_VALUE_CHARS = 80
@@ -23,8 +23,8 @@ ABSENT = object()  # the value of a key that is missing
 
 
 def dotted(path: KeyPath) -> str:
-    """Return ``path`` as messages show it, for instance ``input.mean[1]``."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{brief(part)}" for part in path)
+    """Return a key path as text, such as ``input.mean[1]``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{truncate(part)}" for part in path)
     return text.removeprefix(".")
 
 
@@ -46,7 +46,7 @@ class Problem:
         try:
             value = json.dumps(self.value, default=_to_json)
         except TypeError:  # a checkpoint's settings may have keys that JSON does not allow
-            value = printable(self.value)
+            value = escape(self.value)
         except (ValueError, RecursionError):  # a number of thousands of digits, or a dict that contains itself
             value = f"(a {type(self.value).__name__} too long to show)"
         if len(value) > MAX_VALUE_CHARS:
@@ -55,12 +55,12 @@ class Problem:
 
 
 def _to_json(value: Any) -> Any:
-    """Return a stand-in for a ``value`` that JSON does not know, for a message."""
+    """Return a JSON-compatible substitute for ``value``, for messages."""
     return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else repr(value)
 
 
 class Conflicts(ValueError):
-    """Raised by a section whose values are valid one by one but impossible together; ``problems`` lists them."""
+    """Raised by a section whose values are valid individually but contradict each other; ``problems`` lists them."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("; ".join(map(str, problems)))
@@ -86,7 +86,7 @@ class Section(BaseModel):
         yield from ()
 
     @model_validator(mode="after")
-    def _refuse_conflicts(self) -> Section:
+    def _check_conflicts(self) -> Section:
         problems = [
             Problem(paths[0], attrgetter(keys[0])(self), message, paths[1:])
             for keys, message in self.conflicts()

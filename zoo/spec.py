@@ -23,12 +23,12 @@ from zoo.architectures import (
     check_option,
     is_external,
 )
-from zoo.errors import ConfigError, DataError, listed, printable
+from zoo.errors import ConfigError, DataError, escape, join_names, shorten_repr
 from zoo.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE
 from zoo.section import Section, parse_section
 
 THREE = Field(min_length=3, max_length=3)
-# File systems allow 255 characters, and `printable` may turn each into ten.
+# File systems allow 255 characters, and `escape` may turn each into ten.
 MAX_NAME_CHARS = 2550
 
 WITH_PARAMETER = ("leaky_relu", "elu")
@@ -62,7 +62,7 @@ def _check_name(name: str) -> str:
 
 def _check_unique(names: list[str]) -> list[str]:
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"should have each name once; found twice: {listed(twice)}")
+        raise ValueError(f"should have each name once; found twice: {join_names(twice)}")
     return names
 
 
@@ -144,7 +144,7 @@ class NetworkSpec(Section):
     preprocessing: SkipJsonSchema[Preprocessing | None] = None
     """How images were preprocessed for the network; None if unknown."""
     class_names: SkipJsonSchema[ClassNames | None] = None
-    """Names of the outputs, in order, escaped by `printable`; None if unknown. May be fewer than the outputs."""
+    """Names of the outputs, in order, escaped by `escape`; None if unknown. May be fewer than the outputs."""
     folded: SkipJsonSchema[bool] = False
     """Whether norms are folded into convolutions, see `zoo.convert.fold_network`."""
 
@@ -186,7 +186,7 @@ class NetworkSpec(Section):
             if arch is not None and option not in arch.options:
                 yield (
                     ("options", "arch"),
-                    f"{self.arch} has no option {option!r}; its options are {listed(arch.options)}",
+                    f"{self.arch} has no option {option!r}; its options are {join_names(arch.options)}",
                 )
             try:
                 check_option(option, value)
@@ -251,12 +251,14 @@ class NetworkSpec(Section):
 def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
     """Merge several descriptions. Later ones win, and options are merged individually.
 
-    Keys that are not fields of `NetworkSpec` are options.
+    Keys that are not fields of `NetworkSpec` are options. Another number of classes removes earlier class names.
     """
     merged: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for content in contents:
         fields = {key: value for key, value in content.items() if key in NetworkSpec.model_fields}
+        if fields.get("num_classes") not in (None, merged.get("num_classes")):
+            merged.pop("class_names", None)
         options |= {key: value for key, value in content.items() if key not in fields} | fields.pop("options", {})
         merged |= fields
     return {**merged, "options": options}
@@ -273,31 +275,34 @@ def parse_spec(content: Mapping[str, Any], source: str) -> NetworkSpec:
     return parse_section(NetworkSpec, content, source)
 
 
-def stride_option(arch: Architecture, stride: int) -> dict[str, Any]:
-    """Return the option, ``dilation`` or ``output_stride``, that gives the last map of a network this stride.
+def choose_dilation(arch: Architecture, output_stride: int | None, dilation: Any = None) -> Any:
+    """Return the option ``dilation`` of a network whose last map has this stride; ``dilation`` if the stride is None.
 
-    Raises ConfigError if the architecture does not support it.
+    Raises ConfigError if both are given, and for a stride that the architecture does not support.
     """
-    if "output_stride" in arch.options:
-        return {"output_stride": stride}
+    if output_stride is None:
+        return dilation
+    if dilation is not None:
+        raise ConfigError(f"{arch.name}: output_stride and dilation set the same thing; pass one of them")
     if not arch.dilations:
         raise ConfigError(
-            f"output_stride: {arch.name} cannot be dilated, so that its stride is fixed; resnet18 to resnet152, "
-            "resnext*, densenet* and wider_resnet*_a2 can"
+            f"{arch.name}: output_stride: the network cannot be dilated, so that its stride is fixed; resnet18 to "
+            "resnet152, resnext*, densenet* and wider_resnet*_a2 can"
         )
-    if stride not in arch.dilations:
-        raise ConfigError(f"output_stride: {arch.name} has the strides {listed(arch.dilations)} only, got {stride}")
-    return {"dilation": arch.dilations[stride]}
+    if output_stride not in list(arch.dilations):  # the value may be unhashable
+        strides = join_names(arch.dilations)
+        raise ConfigError(f"{arch.name}: output_stride must be one of {strides}, got {shorten_repr(output_stride)}")
+    return arch.dilations[output_stride]
 
 
 def escape_names(names: Iterable[str]) -> list[str]:
-    """Return the names of class folders escaped by `printable`, as specs and messages use them.
+    """Return the names of class folders escaped by `escape`, as specs and messages use them.
 
     Raises DataError if two names become equal.
     """
-    escaped = [printable(name) for name in names]
+    escaped = [escape(name) for name in names]
     if twice := [name for name, count in Counter(escaped).items() if count > 1]:
-        raise DataError(f"names of class folders look the same when printed: {listed(twice)}; rename one of each")
+        raise DataError(f"names of class folders look the same when printed: {join_names(twice)}; rename one of each")
     return escaped
 
 

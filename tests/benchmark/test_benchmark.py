@@ -331,7 +331,7 @@ def test_half_precision_is_autocast_and_has_a_fused_strategy_of_its_own() -> Non
     measure_strategies(half, replace(TINY, dtype="bfloat16"), strategies, rounds=0)
     assert FUSED not in values_of(single, "held")
     assert values_of(half, "held")[FUSED] < values_of(half, "held")["iABN"]
-    assert any("iABN unwound" in note for note in single.notes)  # which this network does not have
+    assert any("iABN inverted sums" in note for note in single.notes)  # which this network does not have
 
 
 def test_reversible_networks_are_measured_beside_the_ordinary_ones() -> None:
@@ -432,7 +432,7 @@ def test_fit_and_pareto_measure_the_same_networks(arch: str) -> None:
 
 
 def test_the_note_on_a_reversible_network_names_its_ordinary_twin() -> None:
-    with pytest.raises(ConfigError, match="benchmark resnet32_cifar, whose reversible twin it is"):
+    with pytest.raises(ConfigError, match="is the reversible twin of resnet32_cifar; benchmark resnet32_cifar"):
         Setup(NetworkSpec(arch="revnet38_cifar"), batch=2, size=32).reversible_twin()
 
 
@@ -471,7 +471,7 @@ def test_a_network_that_cannot_be_built_is_a_fault_and_no_note() -> None:
 )
 def test_predictions_are_within_5_percent_of_real_steps(arch: str, kernels: str) -> None:
     setup, results = Setup(NetworkSpec(arch=arch), batch=2, size=64, structure=(1, 1, 1, 1)), new_results()
-    strategies = choose_strategies(EAGER, ["std-BN checkpointed", "iABN", "iABN unwound"])
+    strategies = choose_strategies(EAGER, ["std-BN checkpointed", "iABN", "iABN inverted sums"])
     with backend.forced(kernels):
         max_batch.check_predictions(results, setup, strategies, [6])
     assert len(values_of(results, "difference")) >= 3  # and none of them raised
@@ -533,7 +533,7 @@ def test_the_plot_is_a_png() -> None:
 
 def test_a_strategy_is_a_point_and_the_budgets_of_a_compiled_network_are_a_curve() -> None:
     lines = {line.label: line for line in pareto_plot.lines_of(front(), "peak ratio")}
-    assert {"std-BN", "iABN unwound", "RevNet, iABN", "compiled iABN, budget 0.2 0.5 1"} <= lines.keys()
+    assert {"std-BN", "iABN inverted sums", "RevNet, iABN", "compiled iABN, budget 0.2 0.5 1"} <= lines.keys()
     assert len(lines["compiled iABN, budget 0.2 0.5 1"].x) == 3
     assert {len(line.x) for label, line in lines.items() if "budget" not in label} == {1}
     assert "without a time" not in lines

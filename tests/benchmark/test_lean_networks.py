@@ -45,7 +45,7 @@ def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) ->
     notes = json.loads((tmp_path / "lean.json").read_text())["notes"]
     assert [note.partition(" (")[0] for note in notes] == [f"not measured: {name}" for name in others]
     assert "more than 1,000,000,000)" in notes[1]
-    costs = {provider for (_, provider, metric) in found if metric == "more per operation, forward"}
+    costs = {provider for (_, provider, metric) in found if metric == "overhead per operation, forward"}
     assert costs == {"lean", "mode that does nothing"}
     ratios = [found[name, "lean", "held ratio"] for name in names]
     summary = {metric: value for (subject, _, metric), value in found.items() if subject == "all 2 networks"}
@@ -81,7 +81,7 @@ def test_other_bits_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert main([*command, "--threads", "1", "--out", str(tmp_path / "lean")]) == 0
     assert records(tmp_path / "lean.json")["resnet18", "lean", "same bits"] == 0
     notes = json.loads((tmp_path / "lean.json").read_text())["notes"]
-    assert "resnet18: other bits; plain training repeats its own" in notes
+    assert "resnet18: the bits differ; plain training is deterministic" in notes
 
 
 def test_an_error_without_words_is_told_by_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.benchmark.model import KINDS, REST, measure_shares
+from zoo.benchmark.model import OPERATION_KINDS, OTHER_KIND, measure_shares
 from zoo.layers import InPlaceABN, ReversibleBlock, ReversibleSequential
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def chain() -> nn.Module:
         ("pooling", nn.MaxPool2d(5, 1)),
         ("concatenation", join),
         ("sums", lambda x: x + x + x),
-        (REST, lambda x: F.linear(x, x[0, 0])),
+        (OTHER_KIND, lambda x: F.linear(x, x[0, 0])),
     ],
 )
 def test_most_of_the_time_belongs_to_the_operation_that_takes_it(
@@ -47,8 +47,8 @@ def test_most_of_the_time_belongs_to_the_operation_that_takes_it(
 
     forward().backward()
     shares = measure_shares(forward, [weight], CPU)
-    assert [*shares] == [*KINDS, REST]
+    assert [*shares] == [*OPERATION_KINDS, OTHER_KIND]
     assert sum(shares.values()) == pytest.approx(1)
-    others = {other: share for other, share in shares.items() if other not in (kind, REST)}
+    others = {other: share for other, share in shares.items() if other not in (kind, OTHER_KIND)}
     assert shares[kind] > max(others.values())
     assert weight.grad is None

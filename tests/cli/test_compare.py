@@ -55,5 +55,5 @@ def test_images_that_real_does_not_have_are_refused(
 def test_what_is_read_is_not_overwritten(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     before, same = files[1].read_bytes(), files[1].parent / ".." / files[1].parent.name / files[1].name
     assert main(["compare", *map(str, files), "--json", str(same)]) == 2
-    assert "--json would overwrite what is read" in capsys.readouterr().err
+    assert "--json would overwrite an input" in capsys.readouterr().err
     assert files[1].read_bytes() == before

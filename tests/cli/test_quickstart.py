@@ -13,7 +13,7 @@ from tests.cli.conftest import SETTINGS, Run
 from tests.data.sample_labels import make_labeled
 from zoo.cli import main
 from zoo.cli.quickstart import BODY_EXPERIMENT, EXPERIMENTS, NUM_EXAMPLES
-from zoo.data.prepare.scenes import ALONE
+from zoo.data.prepare.scenes import GARMENTS_DIR
 
 pytestmark = pytest.mark.slow  # trains several times
 
@@ -95,7 +95,7 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
     (tmp_path / f"{EXPERIMENTS['segmentation']}.json").write_text(json.dumps(settings))
     (tmp_path / f"{BODY_EXPERIMENT}.json").write_text(json.dumps(SETTINGS))
     data = make_labeled(tmp_path / "data", num_train=4, num_val=NUM_EXAMPLES + 1)
-    shutil.copytree(finished.data, data / ALONE)
+    shutil.copytree(finished.data, data / GARMENTS_DIR)
     (data / "classes.txt").write_text("sky\nsea\nship\n")
     monkeypatch.setattr("zoo.config.experiments_dir", lambda: tmp_path)
     monkeypatch.setattr("zoo.data.prepare.scenes.unpack_scenes", lambda: data)

@@ -15,7 +15,7 @@ from tests.reproduce.scoreboards import number, publish
 from zoo.cli import build_parser, main
 from zoo.reproduce.comparison import Comparison, Section, Verdict, compare, not_measured
 from zoo.reproduce.papers import PAPERS, Inputs, Measurement
-from zoo.reproduce.scoreboard import UNNAMED
+from zoo.reproduce.scoreboard import NOT_REPORTED
 from zoo.run.plot_style import Line, Panel
 
 pytestmark = pytest.mark.slow  # trains and scores
@@ -108,7 +108,7 @@ def test_one_paper_fills_its_rows_alone_and_says_what_nothing_measures(
     assert reproduce("revnet", "--out", tmp_path) == 0
     states = {id: row["state"] for id, row in rows_in(tmp_path).items()}
     assert list(states.values()) == ["reproduced", "needs training", "not built", "not run", "not run"]
-    assert rows_in(tmp_path)[unnamed.id]["verdict"] == f"not built: {UNNAMED}"
+    assert rows_in(tmp_path)[unnamed.id]["verdict"] == f"not built: {NOT_REPORTED}"
 
 
 @pytest.mark.parametrize("item", ["Table 9", "table9", "TABLE  9"])
@@ -120,7 +120,7 @@ def test_an_item_is_chosen_whatever_its_case_and_blanks(tmp_path: Path, item: st
 
 def test_an_unknown_item_is_answered_with_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("revnet", "--only", "Table 1", "--out", tmp_path) == 2
-    assert "--only: there is no measurement of Table 1; there are those of revnet: Table 9, Figure 1" in (
+    assert "there is no measurement of Table 1; --only: there are those of revnet: Table 9, Figure 1" in (
         capsys.readouterr().err
     )
     assert list(tmp_path.iterdir()) == []

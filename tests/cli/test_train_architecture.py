@@ -93,7 +93,7 @@ def test_the_default_experiment_is_that_of_the_network_of_zoo_get(name: str, cro
     [
         ("resnet19", "there is no experiment, experiment file or architecture called resnet19; the nearest experiments "
                      "are .*resnet1.*, the nearest architectures resnet1"),
-        ("deeplab_resnet18", "deeplab_resnet18 segments, and no folder tells how its label maps are stored"),
+        ("deeplab_resnet18", "deeplab_resnet18 is a segmentation network, and a folder does not specify the layout"),
         ("torchvision:resnet19", "torchvision has no network called 'resnet19'; the nearest names are"),
     ],
 )  # fmt: skip

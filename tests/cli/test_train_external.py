@@ -16,7 +16,7 @@ from zoo.cli import main
 from zoo.config import parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read
 from zoo.errors import ConfigError, WeightsError
-from zoo.registry import build_on_meta
+from zoo.models.build import build_on_meta
 from zoo.remat.lean import is_lean
 from zoo.run.scoring import LoadedNetwork, load_network, score
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from zoo.spec import NetworkSpec
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
@@ -26,6 +27,11 @@ def scramble(model: nn.Module, seed: int = 0, positive: tuple[str, ...] | bool =
             if positive is True or (positive and name in positive):
                 norm.weight.abs_()
     return model
+
+
+def spec_of(arch: str, **settings: Any) -> NetworkSpec:
+    """Return the spec of a network; settings and options are passed by their own names."""
+    return NetworkSpec(arch=arch).changed(**settings)
 
 
 def scrambled(arch: str, positive: tuple[str, ...] | bool = False, **options: Any) -> dict[str, Tensor]:

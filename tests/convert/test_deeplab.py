@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import zoo
-from tests.convert.networks import IMAGES, scramble
+from tests.convert.networks import IMAGES, scramble, spec_of
 from zoo.convert import fold, fold_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.errors import ConversionError
 from zoo.layers import ABN
@@ -34,31 +34,31 @@ def given(positive: tuple[str, ...] | bool = False, **arguments: Any) -> dict[st
 @pytest.mark.slow
 def test_in_place_norms_become_standard_ones_and_back() -> None:
     source = given(norm="inplace", **POOLED)
-    standard, report = inplace_to_standard(source, ARCH, images=IMAGES, **POOLED)
+    standard, spec, report = inplace_to_standard(source, spec_of(ARCH, norm="inplace", **POOLED), images=IMAGES)
     assert report.exact
     assert len(report.layers) == 23
     assert torch.allclose(outputs(standard, **POOLED), outputs(source, norm="inplace", **POOLED), rtol=1e-9)
-    back, _ = standard_to_inplace(standard, ARCH, compare_with_source=False, **POOLED)
+    back, _, _ = standard_to_inplace(standard, spec, compare_with_source=False)
     assert all(torch.allclose(back[key].abs(), source[key].abs(), rtol=1e-9, atol=1e-12) for key in source)
 
 
 def test_negative_scales_go_into_the_filters_and_are_refused_behind_a_sum_and_a_concatenation() -> None:
     source = given(positive=IN_FRONT_OF_NO_CONVOLUTION)
-    converted, report = standard_to_inplace(source, ARCH, images=IMAGES)
+    converted, _, report = standard_to_inplace(source, spec_of(ARCH), images=IMAGES)
     assert report.exact
     assert "head.global_pooling_conv" in report.layers
     assert torch.allclose(outputs(converted, norm="inplace"), outputs(source), rtol=1e-7, atol=1e-10)
     with pytest.raises(
         ConversionError, match=r"(?s)2 of 23 norms.*head.map_bn .*negative scales.*head.red_bn"
     ) as error:
-        standard_to_inplace(given(), ARCH)
+        standard_to_inplace(given(), spec_of(ARCH))
     assert "allow_approximate=True" in str(error.value)
 
 
 @pytest.mark.parametrize(("norm", "options", "kept"), [("inplace", {}, 2), ("standard", POOLED, 3)])
 def test_norms_fold_into_convolutions_but_those_that_follow_none(norm, options, kept) -> None:
     source = given(norm=norm, **options)
-    folded, report = fold(source, ARCH, norm=norm, images=IMAGES, **options)
+    folded, _, report = fold(source, spec_of(ARCH, norm=norm, **options), images=IMAGES)
     assert (report.exact, len(report.kept)) == (True, kept)
     model = fold_network(zoo.get(ARCH, norm=norm, num_classes=4, **options)).double()
     assert sum(isinstance(module, ABN) for module in model.modules()) == kept
@@ -69,6 +69,6 @@ def test_norms_fold_into_convolutions_but_those_that_follow_none(norm, options, 
 
 def test_relu_becomes_leaky_relu_with_the_same_weights() -> None:
     source = given(activation="relu")
-    converted, report = relu_to_leaky_relu(source, ARCH, images=IMAGES)
+    converted, _, report = relu_to_leaky_relu(source, spec_of(ARCH, activation="relu"), images=IMAGES)
     assert not report.exact
     assert all(torch.equal(converted[key], source[key]) for key in source)

@@ -12,7 +12,7 @@ import torchvision
 from torch import nn
 
 import zoo
-from tests.convert.networks import IMAGES, outputs, scramble, scrambled
+from tests.convert.networks import IMAGES, outputs, scramble, scrambled, spec_of
 from tests.convert.test_norms import CASES, unfoldable
 from zoo.convert import convert_norm, export, fold, fold_network
 from zoo.convert.export import _outputs
@@ -28,7 +28,8 @@ from zoo.layers import ABN
 )  # fmt: skip
 def test_outputs_stay_and_the_norms_that_stay_are_listed(arch, options, norm):
     given = scrambled(arch, **options)
-    folded, report = fold(given, arch, norm=norm, images=IMAGES, **options)
+    folded, spec, report = fold(given, spec_of(arch, norm=norm, **options), images=IMAGES)
+    assert spec == spec_of(arch, norm=norm, num_classes=10, folded=True, **options)
     model = fold_network(zoo.get(arch, num_classes=10, norm=norm, **options)).double()
     model.load_state_dict(folded)
     expected = outputs(given, arch, norm=norm, **options)
@@ -45,7 +46,7 @@ def test_outputs_stay_and_the_norms_that_stay_are_listed(arch, options, norm):
 )
 def test_reversible_networks_fold_and_norms_that_are_undone_stay(arch, options, kept):
     given = scramble(zoo.get(arch, norm="inplace", **options).double()).state_dict()
-    folded, report = fold(given, arch, norm="inplace", images=IMAGES, **options)
+    folded, _, report = fold(given, spec_of(arch, norm="inplace", **options), images=IMAGES)
     model = fold_network(zoo.get(arch, norm="inplace", **options)).double()
     model.load_state_dict(folded)
     expected = outputs(given, arch, norm="inplace", **options)

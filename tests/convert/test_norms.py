@@ -10,11 +10,13 @@ import torchvision
 from torch import nn
 
 import zoo
-from tests.convert.networks import IMAGES, outputs, scramble, scrambled
+from tests.convert.networks import IMAGES, outputs, scramble, scrambled, spec_of
 from zoo.convert import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.errors import ConfigError, ConversionError, WeightsError
 from zoo.layers import ABN, InPlaceABN
+from zoo.spec import NetworkSpec
 
+RESNET18 = NetworkSpec(arch="resnet18")
 CASES = [
     ("resnet18", {}),
     ("resnet50", {}),
@@ -43,7 +45,7 @@ def unfoldable(arch: str, **options: bool) -> tuple[str, ...]:
 def test_negative_scales_fold_into_the_filters_and_the_outputs_stay(arch, options):
     given = scrambled(arch, positive=unfoldable(arch, **options), **options)
     before = copy.deepcopy(given)
-    converted, report = standard_to_inplace(given, arch, images=IMAGES, **options)
+    converted, spec, report = standard_to_inplace(given, spec_of(arch, **options), images=IMAGES)
     expected = outputs(given, arch, **options)
     found = outputs(converted, arch, norm="inplace", **options)
     assert (found - expected).abs().max() <= 1e-10 * expected.abs().max()
@@ -51,6 +53,7 @@ def test_negative_scales_fold_into_the_filters_and_the_outputs_stay(arch, option
     assert report.max_difference <= 1e-10 * report.max_output
     assert all(torch.equal(given[key], before[key]) for key in given)
     assert list(converted) == list(given)
+    assert spec == spec_of(arch, norm="inplace", num_classes=10, **options)
 
 
 @pytest.mark.parametrize(("arch", "options"), [*CASES, WIDE])
@@ -58,10 +61,10 @@ def test_norms_that_follow_no_convolution_are_refused_by_name_and_nothing_else_i
     given = scrambled(arch, **options)
     names = unfoldable(arch, **options)
     if not names:
-        standard_to_inplace(given, arch, compare_with_source=False, **options)
+        standard_to_inplace(given, spec_of(arch, **options), compare_with_source=False)
         return
     with pytest.raises(ConversionError) as error:
-        standard_to_inplace(given, arch, **options)
+        standard_to_inplace(given, spec_of(arch, **options))
     assert str(error.value).startswith(f"{len(names)} of ")
     named = {line.split()[0] for line in str(error.value).splitlines() if "(ABN): " in line}
     assert len(named) == min(10, len(names))
@@ -70,7 +73,7 @@ def test_norms_that_follow_no_convolution_are_refused_by_name_and_nothing_else_i
 
 def test_training_goes_on_as_before():
     given = scrambled("resnet18")
-    converted, _ = standard_to_inplace(given, "resnet18", images=IMAGES)
+    converted, _, _ = standard_to_inplace(given, RESNET18, images=IMAGES)
     gradients = []
     for norm, weights in (("standard", given), ("inplace", converted)):
         model = zoo.get("resnet18", num_classes=10, norm=norm).double()
@@ -87,8 +90,8 @@ def test_scales_below_eps_are_refused_unless_the_approximation_is_asked_for():
     given = scrambled("resnet18", positive=True)
     given["mod2.block1.convs.bn2.weight"][:3] = torch.tensor([0.0, 5e-6, -5e-6])
     with pytest.raises(ConversionError, match=r"mod2\.block1\.convs\.bn2 .*3 scales with \|scale\| < eps"):
-        standard_to_inplace(given, "resnet18")
-    converted, report = standard_to_inplace(given, "resnet18", allow_approximate=True, images=IMAGES)
+        standard_to_inplace(given, RESNET18)
+    converted, _, report = standard_to_inplace(given, RESNET18, allow_approximate=True, images=IMAGES)
     assert not report.exact
     assert report.clamped == {"mod2.block1.convs.bn2": 3}
     assert torch.equal(converted["mod2.block1.convs.bn2.weight"][:3], torch.zeros(3, dtype=torch.float64))
@@ -98,7 +101,7 @@ def test_scales_below_eps_are_refused_unless_the_approximation_is_asked_for():
 def test_unfoldable_negative_scales_become_eps_when_the_approximation_is_asked_for():
     given = scrambled("resnext50", positive=unfoldable("resnext50"))
     given["bn_out.weight"][5] = -0.5
-    converted, report = standard_to_inplace(given, "resnext50", allow_approximate=True, images=IMAGES)
+    converted, _, report = standard_to_inplace(given, spec_of("resnext50"), allow_approximate=True, images=IMAGES)
     assert report.clamped == {"bn_out": 1}
     assert converted["bn_out.weight"][5] == 0
 
@@ -106,7 +109,8 @@ def test_unfoldable_negative_scales_become_eps_when_the_approximation_is_asked_f
 @pytest.mark.parametrize(("arch", "options"), CASES[:1] + CASES[2:3] + CASES[4:5])
 def test_in_place_scales_of_any_sign_become_plain_ones(arch, options):
     given = scrambled(arch, **options)
-    converted, report = inplace_to_standard(given, arch, images=IMAGES, **options)
+    converted, spec, report = inplace_to_standard(given, spec_of(arch, norm="sync", **options), images=IMAGES)
+    assert spec == spec_of(arch, num_classes=10, **options)
     expected = outputs(given, arch, norm="inplace", **options)
     assert torch.allclose(outputs(converted, arch, **options), expected, rtol=1e-9, atol=1e-12)
     assert report.exact
@@ -116,20 +120,26 @@ def test_in_place_scales_of_any_sign_become_plain_ones(arch, options):
 
 def test_there_and_back_is_the_absolute_scale():
     given = scrambled("resnet18")
-    back, _ = inplace_to_standard(standard_to_inplace(given, "resnet18", images=IMAGES)[0], "resnet18", images=IMAGES)
+    converted, spec, _ = standard_to_inplace(given, RESNET18, images=IMAGES)
+    back, _, _ = inplace_to_standard(converted, spec, images=IMAGES)
     assert torch.allclose(back["mod1.bn1.weight"], given["mod1.bn1.weight"].abs(), rtol=1e-12)
 
 
 def test_the_kind_of_number_is_kept():
     given = {key: value.float() if value.is_floating_point() else value for key, value in scrambled("resnet18").items()}
-    for convert in (standard_to_inplace, inplace_to_standard, relu_to_leaky_relu):
-        converted, _ = convert(given, "resnet18", images=IMAGES)
+    for convert, settings in (
+        (standard_to_inplace, {}),
+        (inplace_to_standard, {"norm": "inplace"}),
+        (relu_to_leaky_relu, {"activation": "relu"}),
+    ):
+        converted, _, _ = convert(given, spec_of("resnet18", **settings), images=IMAGES)
         assert {key: value.dtype for key, value in converted.items()} == {key: v.dtype for key, v in given.items()}
 
 
 def test_leaky_relu_takes_relu_weights_as_they_are_and_reports_the_difference():
     given = scrambled("resnet18", activation="relu")
-    converted, report = relu_to_leaky_relu(given, "resnet18", images=IMAGES)
+    converted, spec, report = relu_to_leaky_relu(given, spec_of("resnet18", activation="relu"), images=IMAGES)
+    assert (spec.activation, spec.activation_param) == ("leaky_relu", 0.01)
     assert all(torch.equal(converted[key], given[key]) for key in given)
     difference = outputs(given, "resnet18", activation="relu") - outputs(converted, "resnet18")
     assert not report.exact
@@ -138,27 +148,47 @@ def test_leaky_relu_takes_relu_weights_as_they_are_and_reports_the_difference():
 
 
 def test_without_comparison_there_is_no_difference_in_the_report():
-    _, report = relu_to_leaky_relu(scrambled("resnet18"), "resnet18", compare_with_source=False)
+    relu = spec_of("resnet18", activation="relu")
+    _, _, report = relu_to_leaky_relu(scrambled("resnet18"), relu, compare_with_source=False)
     assert report.max_difference is None
     assert "not compared" in str(report)
     assert report.to_json()["exactness"] == "approximate"
 
 
-def test_unknown_networks_options_and_weights_that_do_not_fit_are_named():
+def test_unknown_networks_and_weights_that_do_not_fit_are_named():
     given = scrambled("resnet18")
     with pytest.raises(ConfigError, match="unknown network 'resnet19'; the nearest names are resnet18"):
-        standard_to_inplace(given, "resnet19")
-    with pytest.raises(ConfigError, match=r"resnet18 has no option 'input_3x3'"):
-        standard_to_inplace(given, "resnet18", input_3x3=True)
+        standard_to_inplace(given, NetworkSpec(arch="resnet19"))
     with pytest.raises(WeightsError, match="missing in the file"):
-        standard_to_inplace(given, "resnet34")
+        standard_to_inplace(given, spec_of("resnet34"))
+
+
+@pytest.mark.parametrize(
+    ("convert", "settings", "message"),
+    [
+        (standard_to_inplace, {"norm": "sync"}, "is for networks with norm='standard', and this has 'sync'"),
+        (inplace_to_standard, {}, "is for networks with norm='inplace', and this has 'standard'"),
+        (relu_to_leaky_relu, {}, "is for networks with activation='relu', and this has 'leaky_relu'"),
+    ],
+)
+def test_a_network_that_the_conversion_is_not_for_is_refused(convert, settings, message):
+    with pytest.raises(ConversionError, match=message):
+        convert(scrambled("resnet18"), spec_of("resnet18", **settings))
+    with pytest.raises(ConversionError, match="torchvision:resnet18 is an external network"):
+        convert({}, NetworkSpec(arch="torchvision:resnet18"))
+
+
+def test_the_spec_keeps_what_the_conversion_does_not_change():
+    stored = spec_of("resnet18", num_classes=10, class_names=["a", "b"], memory="checkpoint", weight_init="torch")
+    _, spec, _ = standard_to_inplace(scrambled("resnet18"), stored, compare_with_source=False)
+    assert (spec.class_names, spec.weight_init, spec.memory) == (["a", "b"], "torch", "auto")
 
 
 def test_weights_that_are_not_finite_are_not_compared():
     given = scrambled("resnet18")
     given["classifier.fc.bias"][0] = float("nan")
     with pytest.raises(ConversionError, match="not finite"):
-        inplace_to_standard(given, "resnet18", images=IMAGES)
+        inplace_to_standard(given, spec_of("resnet18", norm="inplace"), images=IMAGES)
 
 
 def test_a_network_of_another_package_is_converted_in_a_copy_and_the_report_says_how_exactly():

@@ -14,6 +14,10 @@ from zoo.errors import ConfigError, ConversionError, WeightsError
 from zoo.spec import NetworkSpec
 
 
+def relu(arch: str) -> NetworkSpec:
+    return NetworkSpec(arch=arch, activation="relu")
+
+
 def torchvision_resnet(depth: int) -> torch.nn.Module:
     torch.manual_seed(0)
     return scramble(getattr(torchvision.models, f"resnet{depth}")(num_classes=10)).double().eval()
@@ -23,13 +27,15 @@ def torchvision_resnet(depth: int) -> torch.nn.Module:
 def test_outputs_are_torchvisions_and_the_way_back_gives_the_same_file(depth):
     model, arch = torchvision_resnet(depth), f"resnet{depth}"
     given = model.state_dict()
-    converted, report = from_torchvision(given, arch, images=IMAGES)
+    converted, spec, report = from_torchvision(given, relu(arch), images=IMAGES)
+    assert spec == relu(arch).changed(num_classes=10)
     with torch.no_grad():
         expected = model(IMAGES)
     assert torch.allclose(outputs(converted, arch, activation="relu"), expected, rtol=1e-10, atol=1e-12)
     assert report.exact
     assert report.max_difference <= 1e-12 * report.max_output
-    back, _ = to_torchvision(converted, arch, compare_with_source=False)
+    back, of_torchvision, _ = to_torchvision(converted, spec, compare_with_source=False)
+    assert of_torchvision is None
     assert list(back) == list(given)
     assert all(torch.equal(back[key], given[key]) for key in given)
 
@@ -47,42 +53,42 @@ def test_missing_and_unknown_keys_are_named_and_counted():
     given = torchvision_resnet(18).state_dict()
     given["layer9.conv"] = given.pop("layer1.0.conv1.weight")
     with pytest.raises(ConversionError, match=r"missing \(1\): layer1.0.conv1.weight; unknown \(1\): layer9.conv"):
-        from_torchvision(given, "resnet18")
+        from_torchvision(given, relu("resnet18"))
     with pytest.raises(
         ConversionError, match=r"missing \(102\): mod1\.conv1\.weight, .* and 97 more; unknown \(122\): "
     ):
-        to_torchvision(given, "resnet18")
+        to_torchvision(given, relu("resnet18"))
 
 
 def test_weights_of_another_width_do_not_fit():
     given = dict(torchvision_resnet(18).state_dict())
     given["layer1.0.conv1.weight"] = torch.zeros(64, 32, 3, 3)
     with pytest.raises(WeightsError, match=r"mod2\.block1\.convs\.conv1\.weight: \(64, 32, 3, 3\)"):
-        from_torchvision(given, "resnet18", compare_with_source=False)
+        from_torchvision(given, relu("resnet18"), compare_with_source=False)
 
 
 def test_a_file_from_before_batch_counters_gets_them():
     given = {key: value for key, value in torchvision_resnet(18).state_dict().items() if "num_batches" not in key}
-    converted, _ = from_torchvision(given, "resnet18", images=IMAGES)
+    converted, _, _ = from_torchvision(given, relu("resnet18"), images=IMAGES)
     assert converted["mod1.bn1.num_batches_tracked"] == 0
     outputs(converted, "resnet18", activation="relu")
 
 
 def test_networks_that_torchvision_does_not_have_are_refused():
     with pytest.raises(ConfigError, match="'resnext50' is not a network that torchvision also has"):
-        from_torchvision({}, "resnext50")
+        from_torchvision({}, relu("resnext50"))
 
 
 def test_the_backbone_of_a_segmentation_network_becomes_the_body_of_a_deeplab(tmp_path):
     torch.manual_seed(0)
     build = torchvision.models.segmentation.deeplabv3_resnet50
     theirs = scramble(build(weights=None, weights_backbone=None, num_classes=3, aux_loss=True)).eval()
-    converted, report = from_torchvision(theirs.state_dict(), "resnet50", images=IMAGES)
+    converted, spec, report = from_torchvision(theirs.state_dict(), relu("resnet50"), images=IMAGES)
+    assert spec.num_classes == 0
     assert report.exact
     assert report.max_difference <= 1e-12 * report.max_output
     assert "52 tensors of the heads, which have no counterpart here, were left out" in report.reason
-    record = NetworkSpec(arch="resnet50", activation="relu", num_classes=0).model_dump(mode="json")
-    torch.save({"state_dict": converted, "network": record}, tmp_path / "body.pth")
+    torch.save({"state_dict": converted, "network": spec.model_dump(mode="json")}, tmp_path / "body.pth")
     ours = zoo.get(
         "deeplab_resnet50", body_weights=tmp_path / "body.pth", dilation=backbone_dilation("resnet50"), num_classes=3
     )
@@ -97,8 +103,8 @@ def test_a_whole_segmentation_network_is_refused_with_the_way_to_take_its_backbo
     with pytest.raises(
         ConversionError, match=r"different head, with a 3x3 convolution.*--arch resnet50.*body_weights="
     ):
-        from_torchvision({}, "deeplab_resnet50")
+        from_torchvision({}, relu("deeplab_resnet50"))
     with pytest.raises(ConversionError, match="has a different head"):
-        to_torchvision({}, "deeplab_resnet101")
+        to_torchvision({}, relu("deeplab_resnet101"))
     with pytest.raises(ConfigError, match="'deeplab_resnext50' is not a network that torchvision also has"):
-        from_torchvision({}, "deeplab_resnext50")
+        from_torchvision({}, relu("deeplab_resnext50"))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.data.distributed import write_tar
 from zoo.data.imagenet import ilsvrc2012_wnids, imagenet_wnids
-from zoo.data.prepare.imagenet_validation import TRUTH, ImageNetRelease, unpack_imagenet_val
+from zoo.data.prepare.imagenet_validation import GROUND_TRUTH, ImageNetRelease, unpack_imagenet_val
 from zoo.errors import DataError
 
 WNID_OF = dict(enumerate(ilsvrc2012_wnids(), start=1))
@@ -36,7 +36,7 @@ def write_release(
 ) -> ImageNetRelease:
     """Write both archives with one image of each class, and return the release that they are."""
     folder.mkdir(exist_ok=True)
-    devkit = {TRUTH: "".join(f"{number}\n" for number in truths).encode()}
+    devkit = {GROUND_TRUTH: "".join(f"{number}\n" for number in truths).encode()}
     devkit_md5 = write_tar(folder / "ILSVRC2012_devkit_t12.tar.gz", devkit)
     images_md5 = write_tar(folder / "ILSVRC2012_img_val.tar", images, "w", **options)
     return ImageNetRelease(images_md5=images_md5, devkit_md5=devkit_md5, per_class=1)

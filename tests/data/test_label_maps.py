@@ -291,13 +291,3 @@ def test_json_that_is_nested_too_deeply_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 200_000)
     with pytest.raises(DataError, match=r'no list "labels" .*RecursionError.*config\.json'):
         labeled_images(tmp_path, "train", "vistas", 3, 255)
-
-
-def test_a_pipe_in_place_of_the_class_names_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    for folder in ("images", "labels"):
-        (tmp_path / "train" / folder).mkdir(parents=True)
-    os.mkfifo(tmp_path / "classes.txt")
-    with pytest.raises(
-        DataError, match=r"the names of the classes cannot be read: it is not a regular file; .*classes"
-    ):
-        labeled_images(tmp_path, "train", "folders", 3, 255)

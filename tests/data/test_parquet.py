@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.sample_images import make_folder
+from tests.data.sample_images import CLASSES, make_folder, make_splits
 from zoo.cli import main
 from zoo.data.folder import open_source
 from zoo.data.imagenet import imagenet_names, imagenet_wnids
@@ -25,7 +25,6 @@ from zoo.errors import DataError, ZooError
 pa = pytest.importorskip("pyarrow", exc_type=ImportError)  # the newest one needs numpy 2
 pq = pytest.importorskip("pyarrow.parquet")
 
-CLASSES = {"ant": 7, "bee": 5, "cat": 9}
 NAMES = list(CLASSES)
 IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 
@@ -57,9 +56,7 @@ def _write(folder: Path, split: str, images: list, labels: list, count: int = 3,
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for split in ("train", "val"):
-        make_folder(tmp_path / "folder" / split, CLASSES)
-    return tmp_path / "folder"
+    return make_splits(tmp_path / "folder")
 
 
 @pytest.fixture

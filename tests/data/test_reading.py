@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,9 @@ import pytest
 from PIL import Image, ImageFile
 
 from tests.data.sample_images import random_image
+from zoo.data.classes import class_names
+from zoo.data.prepare.archives import check_md5
+from zoo.data.prepare.real_labels import read_real_labels
 from zoo.data.reading import read_image, to_rgb
 from zoo.errors import DataError
 
@@ -106,6 +111,7 @@ BAD_FILES = {
     "bomb": _bomb,
     "missing": lambda path: None,
     "folder": lambda path: path.mkdir(),
+    "pipe": os.mkfifo,
 }
 
 
@@ -120,6 +126,22 @@ def test_a_file_that_is_no_sound_image_is_named_in_one_line(tmp_path: Path, kind
     assert "\n" not in message
     assert "object at 0x" not in message
     assert "index out of range" not in message
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda path: class_names(3, path), "the class names cannot be read: "),
+        (read_real_labels, "the labels cannot be read: "),
+        (lambda path: check_md5(path, "0" * 32), ""),
+    ],
+)
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
+    tmp_path: Path, read: Callable[[Path], object], message: str
+) -> None:
+    os.mkfifo(tmp_path / "file")
+    with pytest.raises(DataError, match=f"{message}it is not a regular file; {tmp_path / 'file'}"):
+        read(tmp_path / "file")
 
 
 def test_lack_of_memory_is_not_blamed_on_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +63,3 @@ def test_images_that_the_labels_do_not_have_are_named(name: str) -> None:
 def test_a_network_with_another_order_of_the_classes_is_refused() -> None:
     with pytest.raises(DataError, match="was scored as class 0, but n01443537 is class 1 of ImageNet"):
         real_labels_of({"val/n01443537/ILSVRC2012_val_00000001.JPEG": 0}, [frozenset()] * 3)
-
-
-def test_a_pipe_in_place_of_the_labels_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "real.json")
-    with pytest.raises(
-        DataError, match=r"the labels cannot be read: it is not a regular file; .*real\.json: give real"
-    ):
-        read_real_labels(tmp_path / "real.json")

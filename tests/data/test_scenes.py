@@ -16,7 +16,15 @@ from torch.nn.functional import interpolate
 from zoo.data.label_maps import labeled_images, read_pair
 from zoo.data.prepare import scenes as module
 from zoo.data.prepare.sample import ARCHIVE, CLASSES
-from zoo.data.prepare.scenes import ALONE, PALETTE, SCENE_CLASSES, SIDE_PX, garments_alone, scenes, unpack_scenes
+from zoo.data.prepare.scenes import (
+    GARMENTS_DIR,
+    PALETTE,
+    SCENE_CLASSES,
+    SIDE_PX,
+    scenes,
+    single_garments,
+    unpack_scenes,
+)
 from zoo.errors import VerificationError
 
 FEW = {"train": 5, "val": 3}
@@ -28,7 +36,7 @@ def _digest(counts: dict[str, int]) -> str:
     for split, count in counts.items():
         for image, classes in islice(scenes(split), count):
             digest.update(image.tobytes() + classes.tobytes())
-        for _, image in garments_alone(split):
+        for _, image in single_garments(split):
             digest.update(image.tobytes())
     return digest.hexdigest()
 
@@ -36,7 +44,7 @@ def _digest(counts: dict[str, int]) -> str:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NUM_SCENES", FEW)
-    monkeypatch.setattr(module, "NUM_ALONE", FEW)
+    monkeypatch.setattr(module, "NUM_GARMENTS", FEW)
     monkeypatch.setattr(module, "PIXELS_SHA256", PIXELS_OF_FEW)
 
 
@@ -69,8 +77,8 @@ def test_the_folder_has_images_and_palette_label_maps_in_the_layout_of_folders(t
         assert label_map.mode == "P"
         assert label_map.getpalette()[: 3 * len(PALETTE)] == [value for color in PALETTE for value in color]
         for number, name in enumerate(CLASSES):
-            files = sorted((tree / ALONE / split / name).iterdir())
-            expected = [image for of_class, image in garments_alone(split) if of_class == number]
+            files = sorted((tree / GARMENTS_DIR / split / name).iterdir())
+            expected = [image for of_class, image in single_garments(split) if of_class == number]
             assert len(files) == count
             for file, image in zip(files, expected, strict=True):
                 with Image.open(file) as read:
@@ -88,7 +96,7 @@ def test_an_existing_folder_is_reused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("few")
 def test_other_pixels_are_noticed_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DARKEST", module.DARKEST + 1)
+    monkeypatch.setattr(module, "MIN_GARMENT_VALUE", module.MIN_GARMENT_VALUE + 1)
     with pytest.raises(VerificationError, match="the pixels of the scenes are wrong"):
         unpack_scenes(tmp_path)
     assert not list(tmp_path.iterdir())
@@ -147,7 +155,7 @@ def test_a_silhouette_is_all_that_dark_pixels_do_not_connect_with_the_border() -
             within = 0 <= row < 28 and 0 <= column < 28
             if (row, column) in outside or not (-1 <= row <= 28 and -1 <= column <= 28):
                 continue
-            if within and garment[row, column] > module.SILHOUETTE:
+            if within and garment[row, column] > module.SILHOUETTE_THRESHOLD:
                 continue
             outside.add((row, column))
             front += [(row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)]

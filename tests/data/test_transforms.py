@@ -54,7 +54,7 @@ def _close(result: Tensor, expected: np.ndarray) -> bool:
     return result.shape == expected.shape and bool(np.allclose(result.numpy(), expected, atol=1e-5))
 
 
-def test_validation_resizes_the_shorter_side_and_cuts_the_centre() -> None:
+def test_validation_resizes_the_shorter_side_and_cuts_the_center() -> None:
     image = random_image(0, width=40, height=20)
     scaled = image.resize((32, 16), Image.Resampling.BILINEAR)
     expected = _normalized(scaled.crop((11, 3, 21, 13)))
@@ -67,7 +67,7 @@ def test_a_scale_of_minus_one_keeps_the_size() -> None:
     assert _close(ValTransform(-1, 11, MEAN, STD)(image), expected)
 
 
-def test_ten_crops_are_corners_centre_and_their_mirror_images() -> None:
+def test_ten_crops_are_corners_center_and_their_mirror_images() -> None:
     image = random_image(0, width=20, height=14)
     whole = _normalized(image)
     mirrored = whole[:, :, ::-1]

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.spawn import run_distributed
-from tests.remat.test_rematerializer import Recorded, network
+from tests.remat.programs import Recorded, network
 from zoo.layers import InPlaceABNSync
 from zoo.remat.lean import lean
 from zoo.remat.recipes import RecipeError

@@ -60,7 +60,7 @@ def _messages_of_a_step(norm: str, num_parts: int, compression: str) -> tuple[li
 
 @pytest.mark.parametrize("num_parts", [1, 2])
 @pytest.mark.parametrize("norm", ["standard", "inplace"])
-def test_norms_that_are_not_synchronised_send_nothing_and_gradients_travel_once_in_a_step(
+def test_norms_that_are_not_synchronized_send_nothing_and_gradients_travel_once_in_a_step(
     norm: str, num_parts: int
 ) -> None:
     for messages, num_bytes in run_distributed(_messages_of_a_step, 2, norm, num_parts, "off"):
@@ -68,7 +68,7 @@ def test_norms_that_are_not_synchronised_send_nothing_and_gradients_travel_once_
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])
-def test_a_synchronised_norm_sends_one_message_in_each_direction_and_part(num_parts: int) -> None:
+def test_a_synchronized_norm_sends_one_message_in_each_direction_and_part(num_parts: int) -> None:
     for messages, num_bytes in run_distributed(_messages_of_a_step, 2, "sync", num_parts, "off"):
         forward = [("all_gather", 8 * (2 * num + 1)) for num in CHANNELS]  # means, variances, count
         backward = [("all_reduce", 4 * 2 * num) for num in CHANNELS]  # two sums

@@ -1,6 +1,6 @@
 """A run that goes on with another number of processes trains on the same images in the same order.
 
-Where norms are synchronised its weights are those of the undisturbed run up to rounding.
+Where norms are synchronized its weights are those of the undisturbed run up to rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOLERANCE = 200 * torch.finfo(torch.float32).eps  # of some ten roundings in eac
 
 
 def _build(network: NetworkSpec) -> nn.Module:
-    """Return a network with a synchronised norm, and without random numbers of its own."""
+    """Return a network with a synchronized norm, and without random numbers of its own."""
     norm = norm_act("sync", activation="leaky_relu")
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), norm(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, network.num_classes)

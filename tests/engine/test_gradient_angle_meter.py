@@ -192,7 +192,7 @@ def _train_with_and_without(data: Path, folder: Path) -> tuple[list[str], list[t
 
 
 @pytest.mark.dist
-def test_processes_with_synchronised_norms_measure_each_on_its_own_images(data: Path, tmp_path: Path) -> None:
+def test_processes_with_synchronized_norms_measure_each_on_its_own_images(data: Path, tmp_path: Path) -> None:
     (of_first, first), (of_second, second) = run_distributed(_train_with_and_without, 2, data, tmp_path)
     assert of_first == of_second == []
     assert [step for step, _ in first] == [step for step, _ in second] == [5, 10, 15]

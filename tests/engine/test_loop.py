@@ -166,10 +166,17 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step_and_the_last_good
     assert read(tmp_path / CHECKPOINT)["position"]["step"] == 5
 
 
-def test_a_bad_loss_between_two_reports_is_found_before_a_save(data: Path, tmp_path: Path) -> None:
-    config = make_config(checkpoint={"every_steps": 4})
-    with pytest.raises(NonFiniteLossError, match=r"not finite at step 3; .* has no checkpoint yet"):
-        run(config, data, tmp_path, MemoryLog(), build=_exploding_net(3), log_interval=100)
+@pytest.mark.parametrize(
+    ("in_gradient", "every_steps", "message"),
+    [(False, 4, "the loss was not finite at step 3"), (True, 3, "weights are not finite after step 3")],
+)
+def test_bad_numbers_between_two_reports_are_found_before_a_save(
+    data: Path, tmp_path: Path, in_gradient: bool, every_steps: int, message: str
+) -> None:
+    config = make_config(checkpoint={"every_steps": every_steps}, optimizer={"clip": 0.0})
+    build = _exploding_net(3, in_gradient)
+    with pytest.raises(NonFiniteLossError, match=f"{message}; .* has no checkpoint yet"):
+        run(config, data, tmp_path, MemoryLog(), build=build, log_interval=100)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -181,13 +188,6 @@ def test_one_number_that_is_not_finite_is_found(value: float, name: str) -> None
     assert all_finite(network)
     network.state_dict()[name].view(-1)[3] = value
     assert not all_finite(network)
-
-
-def test_weights_ruined_by_a_finite_loss_are_not_saved(data: Path, tmp_path: Path) -> None:
-    config = make_config(checkpoint={"every_steps": 3}, optimizer={"clip": 0.0})
-    with pytest.raises(NonFiniteLossError, match=r"weights are not finite after step 3; .* has no checkpoint yet"):
-        run(config, data, tmp_path, MemoryLog(), build=_exploding_net(3, in_gradient=True), log_interval=100)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_last_batch_that_is_too_small_is_merged_and_logged(tmp_path: Path) -> None:

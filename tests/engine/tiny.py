@@ -1,4 +1,4 @@
-"""A training run small enough for tests: coloured noise in two classes, a network with dropout, a log in memory."""
+"""A training run small enough for tests: colored noise in two classes, a network with dropout, a log in memory."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def build_net(network: NetworkSpec) -> nn.Module:
 
 
 def build_segmenter(network: NetworkSpec) -> nn.Module:
-    """Return a small network with logits at half the size of the image, and norms that are synchronised."""
+    """Return a small network with logits at half the size of the image, and norms that are synchronized."""
     norm = norm_act("sync", activation=network.activation, activation_param=network.activation_param)
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1, stride=2, bias=False),

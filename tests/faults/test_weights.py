@@ -86,7 +86,7 @@ def test_a_classifier_that_is_a_single_number_is_an_error(tmp_path: Path, capsys
     with pytest.raises(WeightsError, match=r"classifier\.fc\.weight is a single number.*w\.pth"):
         zoo.get(tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"classifier\.fc\.weight is a single number"):
-        zoo.convert.fold(state_dict, "resnet18")
+        zoo.convert.fold(state_dict, model.built_as)
     torch.save(state_dict, tmp_path / "bare.pth")
     command = ["convert", "fold", str(tmp_path / "bare.pth"), str(tmp_path / "t.pth"), "--arch", "resnet18"]
     assert main(command) == 2

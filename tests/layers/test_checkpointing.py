@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
+from tests.step import step
 from zoo.layers import InPlaceABN, InPlaceABNSync, init_weights
 from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
 from zoo.layers.stages import CheckpointedSequential
@@ -30,15 +31,6 @@ def blocks(kind="pre-activation", norm=InPlaceABN) -> nn.Sequential:
 
 def checkpointed(stage) -> CheckpointedSequential:
     return CheckpointedSequential(*copy.deepcopy(stage))
-
-
-def step(module, x, autocast=False):
-    leaf = x.clone().requires_grad_()
-    torch.manual_seed(2)  # the same dropout
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        out = module(leaf)
-    (out.float() if autocast else out).square().sum().backward()
-    return [out.detach(), leaf.grad, *[p.grad for p in module.parameters()], *module.buffers()]
 
 
 @pytest.mark.parametrize("kind", ["pre-activation", "post-activation"])
@@ -88,7 +80,7 @@ def _distributed_step(recompute: bool) -> list[torch.Tensor]:
 
 
 @pytest.mark.dist
-def test_synchronised_norms_in_distributed_networks_are_right():
+def test_synchronized_norms_in_distributed_networks_are_right():
     plain, recomputed = run_distributed(_distributed_step, 2, False), run_distributed(_distributed_step, 2, True)
     for rank in (0, 1):
         assert max(map(relative_error, recomputed[rank], plain[rank])) < 1e-12

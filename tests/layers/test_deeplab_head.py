@@ -1,4 +1,4 @@
-"""The head of DeepLabV3: published keys and initialisation, and agreement with the head as the paper draws it."""
+"""The head of DeepLabV3: published keys and initialization, and agreement with the head as the paper draws it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_keys_and_parameters_are_those_published() -> None:
 @pytest.mark.parametrize(
     ("activation", "gain"), [("leaky_relu", math.sqrt(2 / 1.0001)), ("elu", math.sqrt(2)), ("identity", 1.0)]
 )
-def test_a_head_alone_is_initialised_with_the_gain_of_its_activation(activation, gain) -> None:
+def test_a_head_alone_is_initialized_with_the_gain_of_its_activation(activation, gain) -> None:
     head = DeeplabV3(64, 32, 48, norm_act=norm_act("inplace", activation))
     std = gain * math.sqrt(2 / (9 * (64 + 48)))
     assert head.map_convs[1].weight.std().item() == pytest.approx(std, rel=0.03)
@@ -157,7 +157,7 @@ def _crops() -> tuple[Tensor, Tensor]:
     return torch.randn(2, 6, 7, 9, dtype=torch.float64), torch.randn(2, 5, 7, 9, dtype=torch.float64)
 
 
-def test_one_crop_in_each_of_two_processes_with_synchronised_norms_is_a_batch_of_two() -> None:
+def test_one_crop_in_each_of_two_processes_with_synchronized_norms_is_a_batch_of_two() -> None:
     first, second = run_distributed(_train_with_one_crop, 2)
     head, (x, dz) = build_head("inplace"), _crops()
     x.requires_grad_()

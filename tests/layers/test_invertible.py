@@ -265,7 +265,7 @@ def test_shift_blocks_swap_the_halves_and_can_be_undone():
 
 
 def _distributed_step() -> list[list[torch.Tensor]]:
-    """Return gradients and buffers of a step with synchronised norms under DDP: reconstructed, then stored."""
+    """Return gradients and buffers of a step with synchronized norms under DDP: reconstructed, then stored."""
     results = []
     rank = torch.distributed.get_rank()
     for store in (False, True):
@@ -294,7 +294,7 @@ class _Chain(nn.Module):
 
 
 @pytest.mark.dist
-def test_synchronised_norms_are_undone_with_the_statistics_of_all_processes():
+def test_synchronized_norms_are_undone_with_the_statistics_of_all_processes():
     for ours, truth in run_distributed(_distributed_step, 2):
         assert len(ours) == len(truth) == 12 + 9
         assert max(map(relative_error, ours, truth)) < 1e-10

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from tests.formula import relative_error
-from tests.layers.test_reversible import images, network, step
+from tests.layers.test_reversible import images, network
+from tests.step import step
 from zoo.layers import ABN, InPlaceABN
 
 # torch's own warnings while it traces and compiles

@@ -306,7 +306,7 @@ def _distributed_step(inverted: bool) -> list[torch.Tensor]:
 
 
 @pytest.mark.dist
-def test_synchronised_and_distributed_stages_have_the_gradients_of_plain_ones():
+def test_synchronized_and_distributed_stages_have_the_gradients_of_plain_ones():
     expected, ours = run_distributed(_distributed_step, 2, False), run_distributed(_distributed_step, 2, True)
     for rank in (0, 1):
         assert error(ours[rank], expected[rank]) < 1e-12

@@ -195,6 +195,6 @@ def test_whole_images_are_not_cropped_by_transforms_unless_it_is_asked_for() -> 
     assert (model.pretrained_cfg["scale"], model.pretrained_cfg["crop"]) == (None, None)
     assert model.pretrained_cfg["mean"] == (0.485, 0.456, 0.406)
     for arguments in ({}, {"training": True}, {"crop": 64}):
-        with pytest.raises(zoo.ConfigError, match=r"takes whole images.*zoo segment"):
+        with pytest.raises(zoo.ConfigError, match=r"take whole images.*zoo segment"):
             zoo.transforms(model, **arguments)
     assert zoo.transforms(model, scale=-1, crop=32)(torch.rand(3, 40, 50)).shape == (3, 32, 32)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from zoo.errors import ConfigError
+from zoo.models.build import build_on_meta
 from zoo.models.external import (
     build_external,
     check_logits,
@@ -17,7 +18,6 @@ from zoo.models.external import (
     smallest_of_each_family,
     split_name,
 )
-from zoo.registry import build_on_meta
 from zoo.spec import NetworkSpec
 
 

@@ -13,6 +13,7 @@ from torch import nn
 import zoo
 from tests.formula import relative_error
 from tests.held import held_bytes
+from tests.step import step
 from zoo.architectures import ARCHITECTURES, LEAN, NEEDS_INPLACE
 from zoo.convert.trace import Trace
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
@@ -54,22 +55,11 @@ def build(family, index, memory, norm="inplace", **options) -> nn.Module:
     return network
 
 
-def step(network, x, training=True):
-    """Return gradients of the images and the parameters, outputs and buffers after a step."""
-    leaf = x.clone().requires_grad_()
-    torch.manual_seed(1)  # the same dropout
-    out = network.train(training)(leaf)
-    outputs = out if isinstance(out, list) else [out]
-    sum((output * output.detach().cos()).mean() for output in outputs).backward()
-    parameters = [p.grad for p in network.parameters() if p.grad is not None]
-    return [leaf.grad, *parameters, *[output.detach() for output in outputs], *network.buffers()]
-
-
 @functools.cache
 def plain_step(family, index, training, features_only):
     x = torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     network = build(family, index, "plain", features_only=features_only)
-    return x, step(network, x, training)
+    return x, step(network.train(training), x)
 
 
 @pytest.mark.parametrize(("training", "features_only"), [(True, False), (True, True), (False, False)])
@@ -79,7 +69,7 @@ def test_every_strategy_gives_the_gradients_and_statistics_of_the_plain_one(
 ):
     x, expected = plain_step(family, index, training, features_only)
     network = build(family, index, memory, features_only=features_only)
-    actual = step(network, x, training)
+    actual = step(network.train(training), x)
     assert len(actual) == len(expected)
     assert max(map(relative_error, actual, expected)) < 1e-10
     norms = [module for module in network.modules() if isinstance(module, ABN)]

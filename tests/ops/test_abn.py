@@ -24,16 +24,18 @@ def make(shape, dtype=torch.float64, weight=None, seed=0):
     return x.to(dtype), w.to(dtype), b.to(dtype), dz.to(dtype)
 
 
-def run(x, w, b, dz, **settings):
-    """Return z and the gradients of x, weight and bias of the operation under test."""
-    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
-    z = inplace_abn(leaves[0] * 1, *leaves[1:], None, None, **settings)
+def run(x, w, b, dz, shortcut=None, **settings):
+    """Return z and the gradients of x, weight, bias and the shortcut, if given, of the operation under test."""
+    leaves = [t.clone().requires_grad_() for t in (x, w, b, shortcut) if t is not None]
+    z = inplace_abn(
+        leaves[0] * 1, *leaves[1:3], None, None, shortcut=None if shortcut is None else leaves[3], **settings
+    )
     return z, *torch.autograd.grad(z, leaves, dz)
 
 
-def run_formula(x, w, b, dz, eps=1e-5, **settings):
-    leaves = [t.double().clone().requires_grad_() for t in (x, w, b)]
-    z = activated_batch_norm(*leaves, eps, **settings)
+def run_formula(x, w, b, dz, shortcut=None, **settings):
+    leaves = [t.double().clone().requires_grad_() for t in (x, w, b, shortcut) if t is not None]
+    z = activated_batch_norm(*leaves[:3], shortcut=None if shortcut is None else leaves[3], **settings)
     return z, *torch.autograd.grad(z, leaves, dz.double())
 
 
@@ -106,7 +108,7 @@ def test_running_statistics_are_used_in_evaluation_and_their_gradient_is_that_of
         assert relative_error(ours, expected) < 1e-12
 
 
-def test_running_statistics_move_towards_mean_and_unbiased_variance():
+def test_running_statistics_move_toward_mean_and_unbiased_variance():
     x, w, b, _ = make((4, 3, 5, 5))
     mean, var = torch.full((3,), 2.0).double(), torch.full((3,), 3.0).double()
     inplace_abn(x.clone(), w, b, mean, var, momentum=0.3)
@@ -287,7 +289,7 @@ def test_a_leaf_that_requires_grad_is_not_overwritten():
         inplace_abn(leaf, None, None, None, None)
 
 
-def test_synchronised_over_one_process_it_is_the_same_operation():
+def test_synchronized_over_one_process_it_is_the_same_operation():
     x, w, b, _ = make((4, 3, 5))
     buffers = [[torch.zeros(3).double(), torch.ones(3).double()] for _ in range(2)]
     outputs = [op(x.clone(), w, b, *own) for op, own in zip((inplace_abn, inplace_abn_sync), buffers, strict=True)]

@@ -46,22 +46,18 @@ def test_the_reference_can_be_forced_and_the_choice_comes_back():
     assert backend.kernels_for(x) is before
 
 
-def test_a_forced_back_end_that_is_not_there_raises_with_its_reason(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("native", "ZOO_KERNELS=native is not available: no compiler was found"),
+        ("fast", "'fast' is not one of auto, reference, native, triton"),
+    ],
+)
+def test_a_forced_back_end_that_is_not_there_raises_with_its_reason(name, message, monkeypatch):
     monkeypatch.setitem(
         backend.DEVICES, "native", ("cpu", SimpleNamespace(unavailable_reason=lambda: "no compiler was found"))
     )
-    with (
-        pytest.raises(ConfigError, match="ZOO_KERNELS=native is not available: no compiler was found"),
-        backend.forced("native"),
-    ):
-        pass
-
-
-def test_an_unknown_name_raises_with_the_known_ones():
-    with (
-        pytest.raises(ConfigError, match="'fast' is not one of auto, reference, native, triton"),
-        backend.forced("fast"),
-    ):
+    with pytest.raises(ConfigError, match=message), backend.forced(name):
         pass
 
 

@@ -80,7 +80,7 @@ def test_gradients_are_those_without_a_checkpoint_whatever_is_saved(name, policy
     assert max(map(relative_error, actual, expected)) < 1e-10
 
 
-def test_it_is_recognised_in_both_passes_and_nowhere_else():
+def test_it_is_recognized_in_both_passes_and_nowhere_else():
     seen = []
 
     def watched(x):

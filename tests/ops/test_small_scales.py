@@ -105,7 +105,7 @@ def test_where_x_hat_is_lost_it_is_taken_for_zero_and_nowhere_else(dtype, back_e
 @pytest.mark.parametrize("back_end", BACK_ENDS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_saturating_elu_loses_x_hat_sooner_because_its_inverse_is_steep(dtype, back_end):
-    """Near -alpha neighbouring outputs have pre-images far apart."""
+    """Near -alpha neighboring outputs have pre-images far apart."""
     bias = -5.0
     x, dz, settings = make(dtype, "elu")
     error = torch.finfo(x.dtype).eps / 2 * float(torch.tensor(-bias).expm1())

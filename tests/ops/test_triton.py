@@ -195,7 +195,7 @@ def test_a_training_step_of_a_norm_is_six_kernels_and_the_count_of_the_batches(d
 
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_synchronised_norm_starts_at_most_four_things_more(dtype):
+def test_a_synchronized_norm_starts_at_most_four_things_more(dtype):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)

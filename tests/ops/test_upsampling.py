@@ -43,7 +43,7 @@ def test_strips_of_any_height_are_the_rows_of_the_whole_bit_for_bit(low, high, d
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_logits_of_half_precision_are_upsampled_in_single(dtype) -> None:
-    """Rounded to half precision, neighbouring classes would often be equal, and the first of them win."""
+    """Rounded to half precision, neighboring classes would often be equal, and the first of them win."""
     x = torch.randn(1, 19, 8, 8).to(dtype)
     whole = upsample(x, (64, 64))
     assert torch.equal(whole, upsample(x.float(), (64, 64)))

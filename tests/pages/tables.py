@@ -438,7 +438,7 @@ def _section(section: SectionText) -> str:
 
 BODIES = {"resnext101": "ResNeXt-101", "wider_resnet38": "WideResNet-38"}
 DATA_SETS = {"cityscapes": "Cityscapes", "coco_stuff": "COCO-Stuff"}
-SEGMENTATION_STRATEGIES = ("iABN plain", "iABN", "iABN checkpointed", "iABN unwound, 3x3 redone")
+SEGMENTATION_STRATEGIES = ("iABN plain", "iABN", "iABN checkpointed", "iABN inverted sums, 3x3 recomputed")
 
 
 def table_2() -> dict[str, Any]:
@@ -469,8 +469,8 @@ PIPELINES = {
     "train": "training, as published",
     "train_scaled": 'training, decoder "scaled"',
     "train_pil": 'training, decoder "pil"',
-    "center": 'centre crop, decoder "torchvision"',
-    "center_pil": "centre crop",
+    "center": 'center crop, decoder "torchvision"',
+    "center_pil": "center crop",
     "tencrop": 'ten crops, decoder "torchvision"',
     "tencrop_pil": "ten crops",
 }
@@ -479,7 +479,7 @@ PIPELINES = {
 def input_pipeline() -> str:
     names = ("input_pipeline", "input_pipeline_large")
     files = [result(name) for name in names]
-    sizes = [file["settings"]["their bytes, train/"] / 1000 for file in files]
+    sizes = [file["settings"]["mean bytes, train/"] / 1000 for file in files]
     rows = [
         [
             "bare decoder, images/s",

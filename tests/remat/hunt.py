@@ -478,15 +478,17 @@ class Step(NamedTuple):
     k: int
 
     def __str__(self) -> str:
-        return f"{self.to} = {self.name}({self.a}, {self.b}, {self.k})"
+        arguments = [self.a, *([self.b] if self.b != self.a else []), *([str(self.k)] if self.k else [])]
+        return f"{self.to} = {self.name}({', '.join(arguments)})"
 
     @classmethod
     def parse(cls, line: str) -> Step:
-        """Return the step of a line as `str` writes it."""
+        """Return the step of a line as `str` writes it: the second tensor defaults to the first, the number to 0."""
         to, _, rest = line.partition(" = ")
         name, _, arguments = rest.strip().rstrip(")").partition("(")
-        a, b, k = arguments.split(", ")
-        return cls(to.strip(), name, a, b, int(k))
+        a, *others = arguments.split(", ")
+        k = int(others.pop()) if others and others[-1].isdigit() else 0
+        return cls(to.strip(), name, a, others[0] if others else a, k)
 
 
 @dataclass(frozen=True)
@@ -530,27 +532,26 @@ class Program:
         return (*self.forward, *self.between, *self.later)
 
     def __str__(self) -> str:
-        """Return the program as an expression of Python, with a line for each step."""
-        lines = ["program("]
-        has = {"forward", *(name for name in ("between", "later") if getattr(self, name))}
-        for name in ("forward", "between", "later"):
-            steps = getattr(self, name)
-            if name in has:
-                lines += [f'    {name}="""', *(f"        {step}" for step in steps), '    """,']
-        others = [f"{name}={value!r}" for name, value in self._settings()]
-        return "\n".join([*lines, f"    {', '.join(others)},", ")"])
+        """Return the program as an expression of Python, with a line per step."""
+        text = 'program("""' + "".join(f"\n    {step}" for step in self.forward)
+        for name in ("between", "later"):
+            if steps := getattr(self, name):
+                text += f'\n""", {name}="""' + "".join(f"\n    {step}" for step in steps)
+        settings = ", ".join(f"{name}={value!r}" for name, value in self._settings())
+        return f'{text}\n""", {settings})'
 
     def _settings(self) -> Iterator[tuple[str, Any]]:
         for name, each in self.__dataclass_fields__.items():
             value = getattr(self, name)
-            if name not in ("forward", "between", "later") and value != each.default:
+            default = self.returns if name == "loss" else each.default
+            if name not in ("forward", "between", "later") and value != default:
                 yield name, value
 
 
-def program(forward: str, between: str = "", later: str = "", **settings: Any) -> Program:
-    """Return the program that `Program.__str__` writes."""
+def program(forward: str, *, between: str = "", later: str = "", returns: str, **settings: Any) -> Program:
+    """Return the program that `Program.__str__` writes; the loss is made of all that it returns by default."""
     parts = [tuple(Step.parse(line) for line in text.strip().splitlines()) for text in (forward, between, later)]
-    return Program(forward=parts[0], between=parts[1], later=parts[2], **settings)
+    return Program(parts[0], returns, settings.pop("loss", returns), *parts[1:], **settings)
 
 
 # ------------------------------------------------------------------------------------------------------------- running

@@ -1,14 +1,74 @@
-"""Programs of tensor operations, run with and without recipes."""
+"""A small network, and programs of tensor operations that run with and without recipes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from zoo.remat import Rematerializer
+from zoo.remat.budget import Decision
+
+
+class Block(nn.Module):
+    """A residual block as torchvision writes it: two convolutions with norms, and ReLUs in place."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(2))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.norms[0](self.first(x)))
+        return self.relu(self.norms[1](self.second(y)) + x)
+
+
+def network(blocks: int = 3, channels: int = 8) -> nn.Module:
+    """Return a small residual network with the same weights each time."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, channels, 3, padding=1), *(Block(channels) for _ in range(blocks))]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 5))
+
+
+def images(size: int = 12, **options: Any) -> Tensor:
+    torch.manual_seed(3)
+    return torch.randn(2, 3, size, size, **options)
+
+
+class Recorded(nn.Module):
+    """Runs a module in a `Rematerializer` that recomputes small tensors too."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Any:
+        with Rematerializer(smallest_bytes=0):
+            return self.module(x)
+
+
+class Checkpointed(nn.Module):
+    """Runs a module in a checkpoint of torch."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.module, x, use_reentrant=False)
+
+
+def bytes_held(forward: Callable[[], object], *modules: nn.Module) -> int:
+    """Return the bytes that backward of a lean forward pass holds, without the memory of the modules."""
+    log: list[Decision] = []
+    own = [each for module in modules for each in (*module.parameters(), *module.buffers())]
+    with Rematerializer(log=log, smallest_bytes=0, parameters=own):
+        forward()
+    return sum(decision.lean_bytes for decision in log)
 
 
 def gradients_of(
@@ -27,12 +87,16 @@ def gradients_of(
     return [before, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
+def are_equal(found: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
+    """Return whether the tensors of two lists are equal; ValueError for lists of different lengths."""
+    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def assert_same(program: Callable[..., Tensor], *inputs: Tensor, **options: Any) -> None:
     """Assert that a program has the same output and gradients, bit for bit, with recipes and without."""
     expected = gradients_of(program, inputs, with_recipes=False)
     found = gradients_of(program, inputs, with_recipes=True, **options)
-    assert len(found) == len(expected)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert are_equal(found, expected)
 
 
 def runs(program: Callable[..., Tensor], *inputs: Tensor) -> bool:
@@ -42,15 +106,3 @@ def runs(program: Callable[..., Tensor], *inputs: Tensor) -> bool:
     except RuntimeError:  # NotImplementedError is one
         return False
     return True
-
-
-def step(module: nn.Module, images: Tensor) -> list[Tensor]:
-    """Return the output of a training step, the images' gradient, all gradients, and all buffers after it."""
-    torch.manual_seed(1)
-    images = images.detach().clone().requires_grad_()
-    module.zero_grad()
-    out = module(images)
-    before = out.detach().clone()
-    out.float().square().mean().backward()
-    gradients = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
-    return [before, images.grad, *gradients, *(buffer.clone() for buffer in module.buffers())]

@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.remat.programs import assert_same
-from zoo.remat import Rematerializer
-from zoo.remat.budget import Decision
+from tests.remat.programs import assert_same, bytes_held
 from zoo.remat.operations import bits_of, mask_of
 
 X, Y = torch.randn(2, 2, 4, 5, 7, generator=torch.Generator().manual_seed(0))
@@ -45,17 +43,10 @@ def test_gradients_and_random_numbers_are_the_same(name: str, p: float, layout: 
         assert_same(program, *(each.to(dtype=dtype, memory_format=layout) for each in (X, Y)))
 
 
-def held_bytes(program: Callable[[Tensor], Tensor], x: Tensor) -> int:
-    log: list[Decision] = []
-    with Rematerializer(log=log, smallest_bytes=0):
-        program(x)
-    return sum(decision.lean_bytes for decision in log)
-
-
 def test_a_mask_takes_a_bit_for_each_element() -> None:
     x = torch.randn(64, 64, requires_grad=True)
-    assert held_bytes(lambda x: F.dropout(x, 0.5), x) == x.numel() / 8
-    assert held_bytes(lambda x: torch.native_dropout(x, 0.5, True)[0], x) == x.numel() / 8
+    assert bytes_held(lambda: F.dropout(x, 0.5)) == x.numel() / 8
+    assert bytes_held(lambda: torch.native_dropout(x, 0.5, True)[0]) == x.numel() / 8
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

@@ -10,14 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from tests.remat.programs import Checkpointed
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import forced
 from zoo.remat import Rematerializer
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import measure_memory
-from zoo.remat.operations import apply_line
 from zoo.remat.recipes import RecipeError
 
 pytestmark = pytest.mark.skipif(native.unavailable_reason() is not None, reason="the C++ kernels are not built")
@@ -182,18 +181,6 @@ def test_a_norm_that_is_always_followed_by_its_activation_is_not_written(monkeyp
     assert calls == ["identity", "relu_", "relu_"]
 
 
-def test_the_norm_before_a_residual_sum_is_repeated_together_with_it() -> None:
-    norm, convolutions = nn.BatchNorm2d(4), [nn.Conv2d(3, 4, 3) for _ in range(2)]
-    images = torch.randn(2, 3, 8, 8)
-    with Rematerializer(smallest_bytes=0, exact=False) as recording:
-        x, shortcut = (convolution(images) for convolution in convolutions)
-        z = torch.relu_(norm(x) + shortcut.relu() * shortcut)
-        value = recording._find(z)
-        assert value is not None
-        assert value.recipe is not None
-        assert value.recipe.operation is apply_line
-
-
 def test_nothing_is_fused_without_kernels_in_evaluation_and_in_a_checkpoint() -> None:
     torch.manual_seed(0)
     plain = Net(True, nn.SiLU)
@@ -202,16 +189,8 @@ def test_nothing_is_fused_without_kernels_in_evaluation_and_in_a_checkpoint() ->
         model = lean(copy.deepcopy(plain), exact=False)
         assert all(map(torch.equal, train(model, images), train(copy.deepcopy(plain), images)))
 
-    class Repeated(nn.Module):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, x: Tensor) -> Any:
-            return checkpoint(self.model, x, use_reentrant=False)
-
-    model = lean(Repeated(copy.deepcopy(plain)), exact=False)
-    assert all(map(torch.equal, train(model, images), train(Repeated(copy.deepcopy(plain)), images)))
+    model = lean(Checkpointed(copy.deepcopy(plain)), exact=False)
+    assert all(map(torch.equal, train(model, images), train(Checkpointed(copy.deepcopy(plain)), images)))
     norm, x = nn.BatchNorm2d(3).eval(), images.clone().requires_grad_()
     frozen = lean(nn.Sequential(copy.deepcopy(norm), nn.SiLU()), exact=False)
     outputs = [frozen(x), F.silu(norm(x))]

@@ -20,208 +20,139 @@ from zoo.remat.operations import RULES
 
 #: Programs that failed, by what they exercise.
 FOUND: dict[str, Program] = {
-    "A chunk of a recomputed value is read after the value itself was read for the last time.": program(
-        forward="""
-            c = conv(x, x, 0)
-            h = norm(c, c, 0)
-            ab = chunk(h, h, 0)
-            k = half(h, h, 0)
-            gl = chunk(k, k, 0)
-            d = add(g, a, 0)
-            d = linear(d, d, 0)
-        """,
-        returns="d", loss="d",
-    ),
-    "A small tensor with a history, which a recipe starts from, is returned and overwritten before backward.": program(
-        forward="""
-            c = conv(x, x, 0)
-            h = norm(c, c, 0)
-            a = half(e, e, 0)
-            h = add(h, a, 0)
-            d = conv(h, h, 0)
-        """,
-        between="""
-            a = mul_(a, a, 0)
-        """,
-        returns="da", loss="d", smallest_bytes=100,
-    ),
-    "The backward of a function overwrites a recomputed value, which a convolution reads afterwards.": program(
-        forward="""
-            c = conv(x, x, 0)
-            c = silu(c, c, 0)
-            b = conv(c, c, 0)
-            a = overwrites(c, c, 0)
-        """,
-        returns="ab", loss="ab",
-    ),
-    "The array that a uint8 input shares its memory with is refilled before backward.": program(
-        forward="""
-            a = normalized(u, u, 0)
-            c = conv(a, a, 0)
-        """,
-        between="""
-            a = refill_u_(x, x, 0)
-        """,
-        returns="c", loss="c",
-    ),
-    "The array that a float input shares its memory with is refilled between two backward passes.": program(
-        forward="""
-            a = shift(f, f, 0)
-            b = norm_eval(f, f, 0)
-            b = linear(a, a, 0)
-        """,
-        later="""
-            g = refill_f_(x, x, 0)
-        """,
-        returns="b", loss="b", backward="retained",
-    ),
-    "A recipe starts from a running mean, which a batch norm then moves without a version.": program(
-        forward="""
-            h = clamp_by(x, x, 0)
-            l = minus_mean(x, x, 0)
-            d = norm(l, l, 0)
-        """,
-        returns="d", loss="d",
-    ),
-    "An operation on a list of tensors overwrites what sigmoid saved.": program(
-        forward="""
-            l = sigmoid(x, x, 0)
-            d = foreach_(l, l, 0)
-        """,
-        returns="l", loss="l",
-    ),
-    "An operation on a list of tensors writes through a view of an input that a convolution saved.": program(
-        forward="""
-            l = conv_depthwise(f, f, 0)
-            d = strided(f, f, 0)
-            g = shift(l, l, 0)
-            c = foreach_(d, d, 0)
-            a = shift(g, g, 0)
-        """,
-        returns="a", loss="a",
-    ),
-    "A registered operator overwrites an input through a detached alias.": program(
-        forward="""
-            l = elu(x, x, 0)
-            l = shrink_(x, x, 0)
-        """,
-        returns="l", loss="l",
-    ),
-    "A recomputation of a uint8 square and of its product with a float.": program(
-        forward="""
-            l = square(u, u, 0)
-            l = matmul(l, y, 0)
-        """,
-        returns="l", loss="l",
-    ),
-    "A recomputation of the cube of a mask, times a float.": program(
-        forward="""
-            l = greater(x, x, 0)
-            k = pow(l, l, 0)
-            h = shift(k, k, 0)
-            g = norm_eval(h, h, 0)
-        """,
-        returns="g", loss="g", smallest_bytes=300,
-    ),
-    "A sum with a tensor that inference mode made.": program(
-        forward="""
-            h = inference(x, x, 0)
-            b = add(x, h, 0)
-        """,
-        returns="b", loss="b",
-    ),
-    "A product of tensors that inference mode made, with a budget that computes products again.": program(
-        forward="""
-            l = inference(x, x, 0)
-            d = shift(l, l, 0)
-            g = matmul(l, d, 0)
-            k = mul(x, g, 0)
-        """,
-        returns="k", loss="k", budget="40 FLOP/B",
-    ),
-    "A part of a small leaf is read after an alias of another part was overwritten.": program(
-        forward="""
-            da = split_sizes(e, e, 0)
-            a = grow_(a, a, 0)
-            d = bits(d, d, 0)
-            k = shift(e, e, 0)
-        """,
-        returns="k", loss="k", smallest_bytes=100,
-    ),
-    "A function overwrites what it saved, which is kept, before a convolution reads it.": program(
-        forward="""
-            l = times_parameter(x, x, 0)
-            b = conv1(l, l, 0)
-            l = overwrites(l, l, 0)
-        """,
-        returns="lb", loss="lb",
-    ),
-    "A registered operator overwrites an input that a sum's recipe starts from.": program(
-        forward="""
-            a = shift(x, x, 0)
-            c = shrink_(x, x, 0)
-            l = addcmul(x, a, 0)
-        """,
-        returns="l", loss="l",
-    ),
-    "The array that an input shares its memory with is refilled in forward, before a recipe starts from it.": program(
-        forward="""
-            a = shift(u, u, 0)
-            b = shift(a, a, 0)
-            l = refill_u_(x, x, 0)
-            d = mul(x, b, 0)
-        """,
-        returns="d", loss="d",
-    ),
-    "A recipe starts from a part of a leaf whose memory was overwritten through an alias of that part.": program(
-        forward="""
-            a = iterate(x, x, 0)
-            l = out(a, a, 0)
-            k = conv_depthwise(x, x, 0)
-            l = masked_fill(x, a, 0)
-        """,
-        returns="k", loss="k",
-    ),
-    "An empty product of matrices, where the budget is a share.": program(
-        forward="""
-            h = shift(e, e, 0)
-            l = shift(h, h, 0)
-            a = unbind(l, l, 0)
-            ga = tensor_split(a, a, 1)
-            h = matmul(a, g, 0)
-            k = shift(e, e, 0)
-        """,
-        returns="k", loss="k", budget=0.3,
-    ),
-    "A saved view lies on the way of a recipe, and its base is overwritten.": program(
-        forward="""
-            g = sigmoid(x, x, 0)
-            a = all(g, g, 0)
-            g = detach(a, a, 0)
-            d = div(x, g, 0)
-            l = conv1(a, a, 0)
-            c = shift(d, d, 0)
-            a = tanh_half_(a, a, 0)
-        """,
-        returns="c", loss="c",
-    ),
-    "Overlapping windows of a tensor are overwritten.": program(
-        forward="""
-            a = conv1(x, x, 0)
-            h = unfold(a, a, 0)
-            l = tanh_(h, h, 0)
-        """,
-        returns="a", loss="a", budget="40 FLOP/B",
-    ),
-    "Backward runs inside of the recording.": program(
-        forward="""
-            g = channels_last(x, x, 0)
-            d = shift(e, e, 0)
-            a = shift(d, d, 0)
-            l = maximum(g, a, 0)
-        """,
-        returns="l", loss="l", is_inside=True,
-    ),
+    "A chunk of a recomputed value is read after the value itself was read for the last time.": program("""
+        c = conv(x)
+        h = norm(c)
+        ab = chunk(h)
+        k = half(h)
+        gl = chunk(k)
+        d = add(g, a)
+        d = linear(d)
+    """, returns="d"),
+    "A small tensor with a history, the start of a recipe, is returned and overwritten before backward.": program("""
+        c = conv(x)
+        h = norm(c)
+        a = half(e)
+        h = add(h, a)
+        d = conv(h)
+    """, between="""
+        a = mul_(a)
+    """, returns="da", loss="d", smallest_bytes=100),
+    "The backward of a function overwrites a recomputed value, which a convolution reads afterwards.": program("""
+        c = conv(x)
+        c = silu(c)
+        b = conv(c)
+        a = overwrites(c)
+    """, returns="ab"),
+    "The array that a uint8 input shares its memory with is refilled before backward.": program("""
+        a = normalized(u)
+        c = conv(a)
+    """, between="""
+        a = refill_u_(x)
+    """, returns="c"),
+    "The array that a float input shares its memory with is refilled between two backward passes.": program("""
+        a = shift(f)
+        b = norm_eval(f)
+        b = linear(a)
+    """, later="""
+        g = refill_f_(x)
+    """, returns="b", backward="retained"),
+    "A recipe starts from a running mean, which a batch norm then moves without a version.": program("""
+        h = clamp_by(x)
+        l = minus_mean(x)
+        d = norm(l)
+    """, returns="d"),
+    "An operation on a list of tensors overwrites what sigmoid saved.": program("""
+        l = sigmoid(x)
+        d = foreach_(l)
+    """, returns="l"),
+    "An operation on a list of tensors writes through a view of an input that a convolution saved.": program("""
+        l = conv_depthwise(f)
+        d = strided(f)
+        g = shift(l)
+        c = foreach_(d)
+        a = shift(g)
+    """, returns="a"),
+    "A registered operator overwrites an input through a detached alias.": program("""
+        l = elu(x)
+        l = shrink_(x)
+    """, returns="l"),
+    "A recomputation of a uint8 square and of its product with a float.": program("""
+        l = square(u)
+        l = matmul(l, y)
+    """, returns="l"),
+    "A recomputation of the cube of a mask, times a float.": program("""
+        l = greater(x)
+        k = pow(l)
+        h = shift(k)
+        g = norm_eval(h)
+    """, returns="g", smallest_bytes=300),
+    "A sum with a tensor that inference mode made.": program("""
+        h = inference(x)
+        b = add(x, h)
+    """, returns="b"),
+    "A product of tensors that inference mode made, with a budget that computes products again.": program("""
+        l = inference(x)
+        d = shift(l)
+        g = matmul(l, d)
+        k = mul(x, g)
+    """, returns="k", budget="40 FLOP/B"),
+    "A part of a small leaf is read after an alias of another part was overwritten.": program("""
+        da = split_sizes(e)
+        a = grow_(a)
+        d = bits(d)
+        k = shift(e)
+    """, returns="k", smallest_bytes=100),
+    "A function overwrites what it saved, which is kept, before a convolution reads it.": program("""
+        l = times_parameter(x)
+        b = conv1(l)
+        l = overwrites(l)
+    """, returns="lb"),
+    "A registered operator overwrites an input that a sum's recipe starts from.": program("""
+        a = shift(x)
+        c = shrink_(x)
+        l = addcmul(x, a)
+    """, returns="l"),
+    "The array that an input shares its memory with is refilled in forward before a recipe reads it.": program("""
+        a = shift(u)
+        b = shift(a)
+        l = refill_u_(x)
+        d = mul(x, b)
+    """, returns="d"),
+    "A recipe starts from a part of a leaf whose memory was overwritten through an alias of that part.": program("""
+        a = iterate(x)
+        l = out(a)
+        k = conv_depthwise(x)
+        l = masked_fill(x, a)
+    """, returns="k"),
+    "An empty product of matrices, where the budget is a share.": program("""
+        h = shift(e)
+        l = shift(h)
+        a = unbind(l)
+        ga = tensor_split(a, 1)
+        h = matmul(a, g)
+        k = shift(e)
+    """, returns="k", budget=0.3),
+    "A saved view lies on the way of a recipe, and its base is overwritten.": program("""
+        g = sigmoid(x)
+        a = all(g)
+        g = detach(a)
+        d = div(x, g)
+        l = conv1(a)
+        c = shift(d)
+        a = tanh_half_(a)
+    """, returns="c"),
+    "Overlapping windows of a tensor are overwritten.": program("""
+        a = conv1(x)
+        h = unfold(a)
+        l = tanh_(h)
+    """, returns="a", budget="40 FLOP/B"),
+    "Backward runs inside of the recording.": program("""
+        g = channels_last(x)
+        d = shift(e)
+        a = shift(d)
+        l = maximum(g, a)
+    """, returns="l", is_inside=True),
 }  # fmt: skip
 
 

@@ -12,30 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.remat.programs import step
-from tests.remat.test_rematerializer import images, network
+from tests.remat.programs import are_equal, images, network
+from tests.step import step
 from zoo.errors import ConfigError
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
 from zoo.remat.lean import StepsAside, is_lean, lean
 
 SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are larger than what is kept for being small
-
-
-def held_bytes(model: nn.Module) -> int:
-    """Return the bytes of the distinct tensors that autograd keeps for the loss of a model."""
-    storages: dict[int, int] = {}
-    own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            storages[storage._cdata] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        _ = model(images(SIZE_PX))
-    return sum(storages.values())
 
 
 def test_a_lean_network_trains_with_the_same_bits_and_the_same_state() -> None:
@@ -45,7 +29,7 @@ def test_a_lean_network_trains_with_the_same_bits_and_the_same_state() -> None:
     assert list(model.state_dict()) == list(plain.state_dict())
     assert [name for name, _ in model.named_modules()] == [name for name, _ in plain.named_modules()]
     for _ in range(2):
-        assert all(torch.equal(a, b) for a, b in zip(step(plain, images()), step(model, images()), strict=True))
+        assert are_equal(step(plain, images()), step(model, images()))
 
 
 def test_it_is_undone_and_replaced() -> None:
@@ -66,7 +50,7 @@ def test_a_lean_network_is_copied_and_pickled() -> None:
     file.seek(0)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)):
         assert is_lean(other)
-        assert all(torch.equal(a, b) for a, b in zip(step(network(), images()), step(other, images()), strict=True))
+        assert are_equal(step(network(), images()), step(other, images()))
 
 
 def test_a_graph_module_is_copied_pickled_and_recompiled() -> None:
@@ -76,7 +60,7 @@ def test_a_graph_module_is_copied_pickled_and_recompiled() -> None:
                 other.recompile()
             assert is_lean(other)
             plain, found = step(network(), images()), step(other, images())  # parameters may be in another order
-            assert all(torch.equal(a, b) for a, b in zip(plain[:2], found[:2], strict=True))
+            assert are_equal(plain[:2], found[:2])
             assert not is_lean(lean(other, enabled=False))
 
 
@@ -86,7 +70,7 @@ def test_a_lean_network_may_get_a_subclass_of_its_class() -> None:
     model.__class__ = type("Other", (type(model),), {})
     other = copy.deepcopy(model)
     assert is_lean(other)
-    assert all(torch.equal(a, b) for a, b in zip(step(network(), images()), step(other, images()), strict=True))
+    assert are_equal(step(network(), images()), step(other, images()))
     layer = lean(nn.Sequential(nn.Linear(3, 3)))
     nn.utils.parametrize.register_parametrization(layer[0], "weight", nn.Tanh())
     assert is_lean(copy.deepcopy(layer))
@@ -112,10 +96,10 @@ def test_parts_and_nested_modules_record_once(monkeypatch: pytest.MonkeyPatch) -
     lean(model[1])
     lean(model[2])
     expected = step(network(), images())
-    assert all(torch.equal(a, b) for a, b in zip(expected, step(model, images()), strict=True))
+    assert are_equal(expected, step(model, images()))
     assert recordings.number == 2
     lean(model)
-    assert all(torch.equal(a, b) for a, b in zip(expected[:2], step(lean(model), images())[:2], strict=True))
+    assert are_equal(expected[:2], step(lean(model), images())[:2])
     assert recordings.number == 3
 
 
@@ -142,7 +126,7 @@ def test_an_exception_in_forward_ends_the_recording() -> None:
     with pytest.raises(ValueError, match="no"):
         lean(model)(images().requires_grad_())
     good = lean(network())
-    assert all(torch.equal(a, b) for a, b in zip(step(network(), images()), step(good, images()), strict=True))
+    assert are_equal(step(network(), images()), step(good, images()))
 
 
 def compiled(model: nn.Module, where: str, backend: Any) -> nn.Module:
@@ -192,7 +176,7 @@ def test_a_budget_repeats_the_cheapest_convolutions(budget: Any) -> None:
     expected = step(network(), images(SIZE_PX))
     for _ in range(2):
         found = step(model, images(SIZE_PX))
-        assert all(torch.equal(a, b) for a, b in zip(expected[:2], found[:2], strict=True))
+        assert are_equal(expected[:2], found[:2])
     step(free, images(SIZE_PX))
     limited, unlimited = (vars(each)["_zoo_lean"].budget for each in (model, free))
     assert limited.flops_per_byte > unlimited.flops_per_byte == 0

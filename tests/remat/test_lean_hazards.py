@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DeviceMesh, DTensor
 from torch.distributed.tensor.placement_types import Shard
 
+from tests.remat.programs import are_equal
 from zoo.remat.lean import lean
 from zoo.remat.recipes import RecipeError
 
@@ -58,9 +59,8 @@ def assert_lean_is_plain(model: nn.Module, *inputs: Any, between: Callable[..., 
     expected = train(plain, *copy.deepcopy(inputs), between=between)
     found = train(lean(model), *copy.deepcopy(inputs), between=between)
     assert expected
-    assert len(expected) == len(found)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), model.buffers(), strict=True))
+    assert are_equal(expected, found)
+    assert are_equal(plain.buffers(), model.buffers())
 
 
 # --------------------------------------------------------------------------------------------- recomputed memory
@@ -160,7 +160,7 @@ def test_a_large_tensor_may_be_overwritten_through_data_within_forward() -> None
         torch.manual_seed(1)
         model(images()).square().mean().backward()
         expected.append([model.out.weight.grad, model.out.bias.grad])
-    assert all(torch.equal(a, b) for a, b in zip(*expected, strict=True))
+    assert are_equal(*expected)
 
 
 class Statistics(nn.Module):
@@ -195,7 +195,7 @@ def test_running_statistics_that_move_between_forward_and_backward(is_training: 
 
     model = Network(F.relu)
     expected = gradients(copy.deepcopy(model))
-    assert all(torch.equal(a, b) for a, b in zip(expected, gradients(lean(model)), strict=True))
+    assert are_equal(expected, gradients(lean(model)))
 
 
 LOADERS: dict[str, Callable[[np.ndarray], Tensor]] = {
@@ -217,7 +217,7 @@ def test_an_input_buffer_may_be_refilled_from_outside_of_torch(loader: str) -> N
 
     expected = gradients(Normalizing(F.relu), is_refilled=False)
     found = gradients(lean(Normalizing(F.relu)), is_refilled=True)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert are_equal(expected, found)
 
 
 def test_memory_that_autograd_keeps_and_others_refill_starts_no_recipe() -> None:
@@ -290,7 +290,7 @@ def test_lazy_modules() -> None:
     expected = train(Lazy(), images())
     torch.manual_seed(1)
     found = train(lean(Lazy()), images())
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert are_equal(expected, found)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
@@ -326,7 +326,7 @@ def test_no_mode_and_no_hook_stays_after_an_interruption(error: type[BaseExcepti
     is_interrupted = False
     expected = train(Network(F.relu), images())
     if exact:
-        assert all(torch.equal(a, b) for a, b in zip(expected, train(model, images()), strict=True))
+        assert are_equal(expected, train(model, images()))
 
 
 @pytest.mark.slow
@@ -420,7 +420,7 @@ def assert_true_or_refused(middle: Callable[[Tensor], Tensor]) -> None:
         found = train(lean(Network(middle)), images())
     except RecipeError:
         return
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert are_equal(expected, found)
 
 
 @pytest.mark.parametrize(

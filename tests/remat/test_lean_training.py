@@ -15,8 +15,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import zoo
-from tests.remat.programs import step
-from tests.remat.test_rematerializer import images, network
+from tests.remat.programs import Checkpointed, are_equal, images, network
+from tests.step import step
 from zoo.remat import Rematerializer
 from zoo.remat import lean as lean_module
 from zoo.remat.lean import lean
@@ -117,14 +117,6 @@ def shared(model: nn.Module, lean: Any) -> list[Tensor]:
 
 
 def checkpointed_inside(model: nn.Module, lean: Any) -> list[Tensor]:
-    class Checkpointed(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.module, x, use_reentrant=False)
-
     model[1] = Checkpointed(model[1])
     return train(lean(model), model)
 
@@ -142,6 +134,9 @@ WAYS: dict[str, Way] = {
         lean(model.to(memory_format=torch.channels_last)), lambda x: model(x.to(memory_format=torch.channels_last))
     ),
     "evaluation": lambda model, lean: train(lean(model.eval()), model),
+    "frozen trunk": lambda model, lean: [model[1].requires_grad_(False), *train(lean(model), model)][1:],
+    "autocast": lambda model, lean: train(lean(model), torch.autocast("cpu", torch.bfloat16)(model)),
+    "float64": lambda model, lean: train(lean(model.double()), lambda x: model(x.double())),
     "parts": lambda model, lean: train(nn.ModuleList([lean(model[1]), lean(model[3]), model]), model),
     "dropout": lambda model, lean: train(model, lean(nn.Sequential(nn.Dropout2d(0.3), model, nn.Dropout(0.5)))),
 }  # fmt: skip
@@ -151,8 +146,8 @@ WAYS: dict[str, Way] = {
 def test_training_has_the_same_bits(way: str) -> None:
     expected = WAYS[way](network(), lambda module: module)
     found = WAYS[way](network(), lean)
-    assert len(found) == len(expected) > 0
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert expected
+    assert are_equal(found, expected)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -168,7 +163,7 @@ def test_networks_that_save_memory_themselves_have_the_same_bits(
     other = lean(copy.deepcopy(plain))
     x = torch.randn(2, 3, 32, 32)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        assert all(torch.equal(a, b) for a, b in zip(step(plain, x), step(other, x), strict=True))
+        assert are_equal(step(plain, x), step(other, x))
 
 
 @pytest.mark.exhaustive

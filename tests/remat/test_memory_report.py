@@ -9,9 +9,24 @@ import torch
 from torch import Tensor, nn
 
 import zoo
-from tests.remat.test_lean import held_bytes
-from tests.remat.test_rematerializer import images, network
+from tests.remat.programs import images, network
 from zoo.remat.lean import lean
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Return the bytes of the distinct tensors that autograd keeps for the loss of a model."""
+    storages: dict[int, int] = {}
+    own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            storages[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        _ = model(images(64))
+    return sum(storages.values())
 
 
 def test_the_sums_are_the_bytes_that_autograd_holds() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -116,6 +117,16 @@ IN_PLACE_CALLS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 }
 
 
+# Functions of torch that consist of several operations.
+COMPOSITES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu6": lambda x, y: F.relu6(x), "selu": lambda x, y: F.selu(x), "softsign": lambda x, y: F.softsign(x),
+    "square": lambda x, y: x.square(), "narrow": lambda x, y: x.narrow(1, 1, 2), "chunk": lambda x, y: x.chunk(2, 1)[1],
+    "movedim": lambda x, y: x.movedim(1, 3), "swapaxes": lambda x, y: x.swapaxes(1, 2),
+    "unflatten": lambda x, y: x.unflatten(1, (2, 2)), "detach": lambda x, y: x * x.detach(),
+    "batch_norm": lambda x, y: F.batch_norm(x, None, None, y[0, :, 0, 0], y[0, :, 0, 1], training=True),
+}  # fmt: skip
+
+
 def name_of(operation: Any) -> str:
     return str(operation).removeprefix("aten.")
 
@@ -183,10 +194,30 @@ def test_every_row_is_repeated_and_gives_the_bits_of_plain_autograd(operation: A
     assert repeated_by(program, X, Y) & {rule.repeat, IN_PLACE.get(rule.repeat)}
     assert_same(program, X, Y)
     assert_same(program, X.double(), Y.double())
-    for change in ({"dtype": torch.bfloat16}, {"memory_format": torch.channels_last}):  # torch has not all of them
+    assert_same_where_it_runs(program)
+
+
+def assert_same_where_it_runs(program: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Assert that a program has the same bits for dtypes and layouts that torch has its operations for."""
+
+    def under_autocast(x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return program(torch.matmul(x, y.transpose(2, 3)), y)
+
+    for change in ({"dtype": torch.bfloat16}, {"memory_format": torch.channels_last}):
         x, y = X.to(**change), Y.to(**change)
-        if runs(program, x, y):
-            assert_same(program, x, y)
+        for each in (program, under_autocast):
+            if runs(each, x, y):
+                assert_same(each, x, y)
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_functions_of_several_operations_give_the_bits_of_plain_autograd(name: str) -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return (COMPOSITES[name](x * y, y * 1.5) ** 2).sin()
+
+    assert_same(program, X, Y)
+    assert_same_where_it_runs(program)
 
 
 def test_every_name_of_the_lists_has_a_row_that_recordings_see() -> None:

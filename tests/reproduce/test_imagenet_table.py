@@ -91,8 +91,8 @@ def test_a_network_without_published_scores_gets_no_verdict() -> None:
 def test_a_score_measured_elsewhere_says_when_and_with_what() -> None:
     row = replace(_measured(77.0), reused=True)
     changed = markdown_report([row], IMAGENET, [], {**ENVIRONMENT, "device": "GPU"})
-    assert "reused, of 2026-01-02, device cpu" in changed
-    assert "reused, of 2026-01-02 |" in markdown_report([row], IMAGENET, [], ENVIRONMENT)
+    assert "reused, from 2026-01-02, device cpu" in changed
+    assert "reused, from 2026-01-02 |" in markdown_report([row], IMAGENET, [], ENVIRONMENT)
     assert "reused" not in markdown_report([_measured(77.0)], IMAGENET, [], ENVIRONMENT)
 
 

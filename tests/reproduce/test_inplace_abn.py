@@ -64,7 +64,7 @@ class PredictionByHand(MemoryPrediction):
     def __init__(self, setup: Setup, strategy: Strategy, *, scratch: bool) -> None:
         assert not scratch
         self._setup = setup
-        self._bytes = {"iABN": 6, "iABN checkpointed": 3, "iABN unwound": 2}.get(strategy.name, 10)
+        self._bytes = {"iABN": 6, "iABN checkpointed": 3, "iABN inverted sums": 2}.get(strategy.name, 10)
 
     def bytes_for(self, batch: int, size: int | None = None) -> TrainingBytes:
         return TrainingBytes(100, self._bytes * batch * (size or self._setup.size) ** 2)
@@ -81,9 +81,9 @@ def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeyp
     assert found["fixed crop: iABN"] == (60, "%: 32 x 64^2", more), "8 of 5 * 10 / 6; more is off too"
     assert found["fixed batch: iABN"] == (56, "%: 20 x 80^2", near), "64 times the root of 10 / 6, in steps of 8"
     assert found["fixed crop: iABN plain"] == (0, "%: 20 x 64^2", "off by -33.3 % of the pixels")
-    assert found["fixed batch: iABN unwound"] == (352, "%: 20 x 136^2", "nothing published")
+    assert found["fixed batch: iABN inverted sums"] == (352, "%: 20 x 136^2", "nothing published")
     exact = "pixels of iABN checkpointed over those of std-BN"
-    rounded = "the sums of unwound blocks are rounded"
+    rounded = "inverted sums are rounded"
     assert found[f"fixed crop: {exact}"] == (3.2, "", "nothing published: at least 2.5"), rounded
     checked = found["deeplab_resnext50, 2 x 32^2, iABN plain: prediction over a real step"]
     assert checked[0] == pytest.approx(4)
@@ -96,7 +96,7 @@ def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeyp
 def test_a_gain_below_the_published_one_and_below_our_goal_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table2, "MemoryPrediction", PredictionByHand)
     monkeypatch.setattr(table2, "predict_and_measure", lambda *_: (110, 100))
-    monkeypatch.setattr(table2, "GOAL", 4)
+    monkeypatch.setattr(table2, "TARGET_RATIO", 4)
     setup = Setup(NetworkSpec(arch="deeplab_resnext50"), batch=4, size=64)
     section = table2.measure_memory_gains({"cityscapes_resnext101": setup})
     found = {comparison.what: str(comparison.verdict) for comparison in section.comparisons}
@@ -212,7 +212,7 @@ def network_memory() -> Section:
 
 def test_a_network_of_blocks_with_three_norms_holds_almost_half_with_in_place_norms(network_memory: Section) -> None:
     most = by_id(network_memory)["abstract/memory"]
-    assert most.what == "most of all networks: resnext50, iABN plain"
+    assert most.what == "largest of all networks: resnext50, iABN plain"
     assert isinstance(most.measured, float)
     assert 45 < most.measured < 50
     assert most.verdict.state == "reproduced"
@@ -243,7 +243,7 @@ def test_batches_of_section_4_1_are_those_of_four_gpus(monkeypatch: pytest.Monke
         "section4.1/resnext101_stdbn_lr_256/batch": (320, "reproduced: they fit, and twice as many do not"),
         "section4/gpu_memory": (
             None,
-            "not built: it is a fact of the authors' machine, which other rows are measured in",
+            "not built: a property of the authors' GPUs, which the other rows assume",
         ),
         "section4.1/resnext101_ipabn_lr_512/batch": (600, "reproduced: at least as large"),
         "section4.1/resnext152_ipabn_lr_256/batch_stdbn": (960, "off: they fit"),

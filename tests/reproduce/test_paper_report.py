@@ -10,7 +10,7 @@ import pytest
 from tests.reproduce.scoreboards import ENVIRONMENT, number
 from zoo.engine.process import CPU
 from zoo.reproduce.comparison import Section, Verdict, compare, not_measured
-from zoo.reproduce.paper_report import SHOWN, Report, redraw, write_report
+from zoo.reproduce.paper_report import SHOWN_KEYS, Report, redraw, write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.training_runs import load_changed
 from zoo.run.cost import CostMeter
@@ -29,7 +29,7 @@ def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(tmp_path: Pat
     section = Section("one", "Table 1", "Measured so.", [near], ["a note"], [panel])
     missing = not_measured("error", number("table3/two"), "%", Verdict("needs training", "`zoo train x`"))
     plain = Section("two", "Table 2", "Not measured.", [missing])
-    environment = {**dict.fromkeys(SHOWN, "1"), **ENVIRONMENT}
+    environment = {**dict.fromkeys(SHOWN_KEYS, "1"), **ENVIRONMENT}
     report = Report(
         tmp_path, "revnet", "Title", "zoo reproduce revnet", environment, True, CostMeter(CPU), ["a remark"]
     )

@@ -11,9 +11,9 @@ import pytest
 
 from zoo.architectures import ARCHITECTURES
 from zoo.config import experiments_dir, load_experiment
-from zoo.reproduce.published_numbers import FOLDER, PublishedNumber, published, published_numbers
+from zoo.reproduce.published_numbers import PUBLISHED_DIR, PublishedNumber, published, published_numbers
 
-PAPERS = sorted(file.stem for file in FOLDER.glob("*.json"))
+PAPERS = sorted(file.stem for file in PUBLISHED_DIR.glob("*.json"))
 EXPERIMENTS = {file.stem: load_experiment(file) for file in sorted(experiments_dir().glob("*.json"))}
 EXPECTED = [
     (name, protocol, metric, value)
@@ -65,7 +65,7 @@ def test_a_value_that_its_quotation_does_not_print_is_found() -> None:
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_a_key_stands_once_in_a_file_and_a_quantity_once_in_an_item(paper: str) -> None:
-    pairs: list[tuple[str, Any]] = json.loads((FOLDER / f"{paper}.json").read_text(), object_pairs_hook=list)
+    pairs: list[tuple[str, Any]] = json.loads((PUBLISHED_DIR / f"{paper}.json").read_text(), object_pairs_hook=list)
     keys = [key for key, _ in pairs]
     assert sorted(keys) == sorted(set(keys))
     assert [key for key in keys if not re.fullmatch(r"[a-z0-9_.+-]+(/[a-z0-9_.+-]+)*", key)] == []
@@ -79,13 +79,13 @@ def test_a_network_that_a_number_belongs_to_is_one_of_this_package(paper: str) -
     assert [number.id for number in published_numbers(paper).values() if number.network not in known] == []
 
 
-def test_a_number_is_known_by_its_file_and_its_kind_is_one_of_four(tmp_path: Path) -> None:
+def test_a_number_needs_an_id_and_one_of_four_kinds(tmp_path: Path) -> None:
     number = published("inplace_abn", "table1/resnext101_stdbn_lr_256/center224/top1")
     assert number.id == "inplace_abn/table1/resnext101_stdbn_lr_256/center224/top1"
     assert (number.paper, number.number, number.kind) == ("inplace_abn", 77.04, "printed")
     with pytest.raises(ValueError, match="kind"):
         of(1, "1", kind="guessed")
-    with pytest.raises(ValueError, match="given its id by the file"):
+    with pytest.raises(ValueError, match="a number has no id"):
         PublishedNumber(item="a", quantity="b", value=1, kind="printed", quotation="1", place="c")
 
 

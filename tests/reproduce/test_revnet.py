@@ -232,25 +232,25 @@ def test_runs_that_do_not_say_their_images_are_underpowered() -> None:
 
 
 def test_errors_have_the_numbers_of_images_and_both_standard_errors() -> None:
-    name, counts = tables2to5.SHORT[0], {"num_training_images": 500, "num_validation_images": 10_000}
+    name, counts = tables2to5.SHORT_EXPERIMENTS[0], {"num_training_images": 500, "num_validation_images": 10_000}
     one, two = (run_of(name, top1, seed=seed, **counts) for seed, top1 in enumerate((49.0, 51.0)))
     (both,) = error_rates.errors_of(name, None, [one, two])
     assert both.what == f"{name} (500 training images, 10,000 validation images)"
-    assert str(both.verdict) == "nothing published: standard error 1.00 between runs, 0.50 by the images"
+    assert str(both.verdict) == "nothing published: standard error 1.00 between runs, 0.50 from sampling"
     assert (both.n, both.spread) == (2, 1.0)
     (alone,) = error_rates.errors_of(name, None, [one])
-    assert str(alone.verdict) == "nothing published: standard error unknown between runs, 0.50 by the images"
+    assert str(alone.verdict) == "nothing published: standard error unknown between runs, 0.50 from sampling"
 
 
 def test_what_was_not_trained_to_its_end_has_the_command_for_it() -> None:
     for comparison in tables2to5.report_cifar_errors([]).comparisons:
         assert comparison.measured is None
         assert comparison.published is not None
-        command = f"`zoo train {comparison.published.network} DATA`, hours not known"
+        command = f"`zoo train {comparison.published.network} DATA`, unknown duration"
         assert str(comparison.verdict) == f"needs training: {command}"
     begun = run_of("revnet38_cifar10", 10.0, num_epochs=3)
     found = by_key(tables2to5.report_cifar_errors([begun]))["table3/revnet38_cifar10"]
-    assert found.verdict.reason.endswith("hours not known; a run has 3 of 160 epochs")
+    assert found.verdict.reason.endswith("unknown duration; a run has 3 of 160 epochs")
 
 
 def trained(name: str, *top1: float, **changes: Any) -> list[TrainingRun]:
@@ -286,7 +286,7 @@ def with_losses(runs: Sequence[TrainingRun], factor: float) -> list[TrainingRun]
 
 def test_both_kinds_of_runs_are_compared_in_loss_and_error(monkeypatch: pytest.MonkeyPatch) -> None:
     no_first_steps(monkeypatch)
-    name = figures.CIFAR
+    name = figures.CIFAR_EXPERIMENT
     stored = with_losses(trained(name, 94.0, 94.2, memory="plain"), 1.0)
     for factor, top1, expected in ((1.02, (94.1, 94.2), "reproduced"), (1.2, (92.0, 92.1), "off")):
         reconstructed = with_losses(trained(name, *top1), factor)
@@ -315,7 +315,7 @@ def metered(run: TrainingRun, *degrees: float | None) -> TrainingRun:
 
 def test_the_angle_grows_from_its_first_fifth_to_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "measure_angles", lambda _: pytest.fail("there are angles already"))
-    (run,) = trained(figures.LONGER, 94.0)
+    (run,) = trained(figures.LONG_CIFAR_EXPERIMENT, 94.0)
     growing = [0.5, 0.1, *[9.0] * 6, 1.0, 3.0]
     section = figures.report_reconstruction([metered(run, *growing)], None)
     trend, largest, more = (by_key(section)[f"figure4/{key}"] for key in ("trend", "largest", "more_epochs"))
@@ -330,7 +330,7 @@ def test_the_angle_grows_from_its_first_fifth_to_its_last(monkeypatch: pytest.Mo
 
 
 def test_an_angle_that_is_not_finite_is_above_all_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    (run,) = trained(figures.CIFAR, 94.0)
+    (run,) = trained(figures.CIFAR_EXPERIMENT, 94.0)
     section = figures.report_reconstruction([metered(run, 1.0, None)], None)
     assert states(section)["figure4/largest"] == "off"
     assert section.panels[0].lines[0].y == [1.0]
@@ -338,14 +338,15 @@ def test_an_angle_that_is_not_finite_is_above_all_bounds(monkeypatch: pytest.Mon
 
 def test_an_error_that_jumps_after_the_regular_training_is_unstable(monkeypatch: pytest.MonkeyPatch) -> None:
     no_first_steps(monkeypatch)
-    (run,) = trained(figures.LONGER, 94.0)
+    (run,) = trained(figures.LONG_CIFAR_EXPERIMENT, 94.0)
     jumped = replace(run, epochs=[*run.epochs[:-1], {"epoch": 164, "val_top1": 90.0}])
     assert states(figures.report_reconstruction([jumped], None))["figure4/more_epochs"] == "off"
 
 
 def test_the_longer_training_is_the_regular_one_with_more_epochs_and_the_meter() -> None:
     regular, longer = (
-        load_experiment(experiments_dir() / f"{name}.json").model_dump() for name in (figures.CIFAR, figures.LONGER)
+        load_experiment(experiments_dir() / f"{name}.json").model_dump()
+        for name in (figures.CIFAR_EXPERIMENT, figures.LONG_CIFAR_EXPERIMENT)
     )
     more = NUMBERS["figure4/more_epochs"].number
     longer["optimizer"]["schedule"]["epochs"] -= more

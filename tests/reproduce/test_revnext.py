@@ -59,11 +59,13 @@ def counted_up(start: list[int], times: int) -> list[list[int]]:
 
 def test_only_what_follows_from_the_totals_is_called_derived() -> None:
     derived = [key for key, number in NUMBERS.items() if number.kind == "derived" and key.endswith("bytes_per_pixel")]
-    assert derived == [key for key in memory.PER_PIXEL.values() if key != "abstract/bytes_per_pixel"]
+    assert derived == [key for key in memory.BYTES_PER_PIXEL_KEYS.values() if key != "abstract/bytes_per_pixel"]
     for name, row in memory.NETWORKS.items():
         total, weights = (NUMBERS[f"{row.section}/{key}"] for key in ("total", "weights"))
         in_bytes = total.number * memory.UNITS[total.unit] - (weights.number * 1e6 if row.with_weights else 0)
-        assert in_bytes / memory.PAPER_PIXELS == pytest.approx(NUMBERS[memory.PER_PIXEL[name]].number, rel=0.003)
+        assert in_bytes / memory.PAPER_PIXELS == pytest.approx(
+            NUMBERS[memory.BYTES_PER_PIXEL_KEYS[name]].number, rel=0.003
+        )
 
 
 def test_accuracies_are_those_of_the_authors_logs() -> None:
@@ -171,12 +173,12 @@ def test_ratios_inside_a_block_are_lower_than_that_of_its_input_which_is_kept_ex
 
 
 @torch.no_grad()
-def test_norms_undone_as_by_the_authors_have_a_ratio_of_at_most_four_n_squared() -> None:
+def test_norms_inverted_as_in_the_authors_code_have_a_ratio_of_at_most_four_n_squared() -> None:
     """Dividing by the unbiased deviation scales the input by about 1 + 1 / (2 n) for n values per channel."""
     torch.manual_seed(0)
     model = build_revnext(chains.FLAT)
     norm = next(module for module in model.modules() if isinstance(module, InvertibleNorm))
-    chains._undo_as_authors(norm)
+    chains._invert_as_authors(norm)
     x = torch.randn(2, 32, 8, 8, dtype=torch.float64)
     norm.double()
     y, saved = norm.record(x)
@@ -201,7 +203,7 @@ def test_a_curve_has_no_points_that_are_not_finite() -> None:
 
 
 def test_memory_per_pixel_is_a_slope_without_constants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "DEEPER", {})
+    monkeypatch.setattr(memory, "DEEPER_OPTIONS", {})
     section = memory.measure_pixels(["revnext_flat"], sizes=(64, 96), batch=4)
     (line,) = section.panels[0].lines
     comparison = section.comparisons[0]
@@ -217,7 +219,7 @@ def test_memory_that_is_no_line_over_the_pixels_is_noted(
     pixels = [4 * side**2 for side in (8, 12, 16)]
     peaks = [300 * pixels[0], 300 * pixels[1], 300 * pixels[1] + last * (pixels[2] - pixels[1])]
     memories = iter(Memory(held=0, peak=peak, peak_without_gradients=peak, gradients=0) for peak in peaks)
-    monkeypatch.setattr(memory, "DEEPER", {})
+    monkeypatch.setattr(memory, "DEEPER_OPTIONS", {})
     monkeypatch.setattr(memory, "measure_memory", lambda *_, **__: next(memories))
     section = memory.measure_pixels(["revnext_flat"], sizes=(8, 12, 16), batch=4)
     measured = [comparison.measured for comparison in section.comparisons[:2]]
@@ -244,7 +246,7 @@ def test_memory_per_pixel_is_measured_deeper_without_branch_inputs_and_with_plai
         comparison.what.partition(": bytes per pixel")[0]: comparison.measured for comparison in section.comparisons
     }
     assert by_key(section)["abstract/depth"].verdict.state == "reproduced"
-    kept, again = found["revnext"], found["revnext, branch inputs found again"]
+    kept, again = found["revnext"], found["revnext, branch inputs reconstructed"]
     assert isinstance(kept, float)
     assert isinstance(again, float)
     assert kept - again == pytest.approx(64, rel=0.1)  # at small sizes, scratch memory counts too
@@ -256,7 +258,7 @@ def test_memory_per_pixel_is_measured_deeper_without_branch_inputs_and_with_plai
 
 def test_the_papers_rule_gives_its_bytes_per_pixel() -> None:
     """515 values of all layers and 4 of a gradient; 128 inside a block and 32 of its gradient."""
-    assert [memory.count_by_rule(name) for name in memory.COUNTED_BY_RULE] == [4 * (515 + 4), 4 * 160, 4 * 160]
+    assert [memory.count_by_rule(name) for name in memory.RULE_NETWORKS] == [4 * (515 + 4), 4 * 160, 4 * 160]
 
 
 @pytest.mark.slow
@@ -264,7 +266,7 @@ def test_memory_of_a_whole_data_set_is_about_that_of_its_pixels() -> None:
     measured = {c.what: c.measured for c in memory.count_whole_data_sets().comparisons}
     kept, again = (
         measured["50,000 images of 32 pixels"],
-        measured["50,000 images of 32 pixels, branch inputs found again"],
+        measured["50,000 images of 32 pixels, branch inputs reconstructed"],
     )
     assert isinstance(kept, float)
     assert isinstance(again, float)
@@ -344,7 +346,7 @@ def test_a_run_of_a_network_of_figure_12_stands_beside_its_published_accuracy(tm
 def test_loss_by_reconstruction_is_the_difference_of_runs_of_both_kinds(
     key: str, stored: float, reconstructed: float, state: str
 ) -> None:
-    name = next(name for name, own in figure12.SHORT.items() if own == key)
+    name = next(name for name, own in figure12.SHORT_EXPERIMENTS.items() if own == key)
     counts = {"num_training_images": 50_000, "num_validation_images": 10_000}
     runs = [run_of(name, stored + seed / 100, seed=seed, memory="plain", **counts) for seed in (1, 2)]
     runs += [run_of(name, reconstructed + seed / 100, seed=seed, **counts) for seed in (1, 2)]

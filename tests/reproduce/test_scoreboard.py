@@ -6,7 +6,15 @@ import pytest
 
 from tests.reproduce.scoreboards import found, measured_by, number, publish
 from zoo.reproduce.comparison import Comparison, State, Verdict
-from zoo.reproduce.scoreboard import STATES, UNNAMED, Row, Scoreboard, count_sentence, count_states, counts_in_words
+from zoo.reproduce.scoreboard import (
+    NOT_REPORTED,
+    STATES,
+    Row,
+    Scoreboard,
+    count_sentence,
+    count_states,
+    counts_in_words,
+)
 
 ONE, TWO = number("table3/one"), number("table3/two", 5.17)
 PAPERS = ["inplace_abn", "revnet"]
@@ -87,7 +95,7 @@ def test_a_measurement_that_was_taken_away_takes_its_row_along() -> None:
     assert scoreboard_after(found(ONE, state="not built"), kept=first).rows[ONE.id].measured is None
     later = Scoreboard(PAPERS, first.rows)
     later.complete("revnet", measured_by())
-    assert {later.rows[each.id].verdict for each in (ONE, TWO)} == {f"not built: {UNNAMED}"}
+    assert {later.rows[each.id].verdict for each in (ONE, TWO)} == {f"not built: {NOT_REPORTED}"}
     assert later.rows["inplace_abn/table1/three"].state == "not run"
 
 

@@ -14,7 +14,7 @@ from tests.reproduce.scoreboards import ENVIRONMENT, found, number, publish, row
 from zoo.errors import ConfigError
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published_numbers
-from zoo.reproduce.scoreboard import UNNAMED, Row
+from zoo.reproduce.scoreboard import NOT_REPORTED, Row
 from zoo.reproduce.scoreboard_files import csv_text, read_rows, write_scoreboard
 from zoo.reproduce.scoreboard_page import scoreboard_page
 
@@ -96,5 +96,7 @@ def test_the_committed_page_has_every_published_number_and_says_why_of_each_that
     published = {number.id: number for paper in PAPERS for number in published_numbers(paper).values()}
     assert list(rows) == list(published)
     assert [id for id, row in rows.items() if row.published != published[id].value] == []
-    assert [id for id, row in rows.items() if row.verdict.endswith(UNNAMED) or not row.verdict or not row.command] == []
+    assert [
+        id for id, row in rows.items() if row.verdict.endswith(NOT_REPORTED) or not row.verdict or not row.command
+    ] == []
     assert [id for id, row in rows.items() if row.measured is None and row.state in ("reproduced", "off")] == []

@@ -145,7 +145,7 @@ def test_the_committed_curves_are_runs_of_the_experiments_and_can_be_drawn(names
 )
 def test_a_file_that_holds_no_runs_is_a_users_fault(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"--runs: no training runs .*x\.json"):
+    with pytest.raises(ConfigError, match=r"--runs: training runs cannot be read .*x\.json"):
         read_runs([tmp_path / "x.json"], EXPERIMENTS)
 
 
@@ -203,12 +203,12 @@ def test_shortened_logs_are_runs_with_their_numbers_of_images_and_notes(tmp_path
 
 @pytest.mark.parametrize("changes", [{"runs": [{}]}, {"runs": None}, {"num_training_images": "many"}])
 def test_a_file_that_is_no_shortened_log_is_a_users_fault(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"--runs: no training runs .*logs\.json"):
+    with pytest.raises(ConfigError, match=r"--runs: training runs cannot be read .*logs\.json"):
         read_runs([write_logs(tmp_path / "logs.json", **changes)], EXPERIMENTS)
 
 
 def test_a_folder_that_is_no_run_is_a_users_fault(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--runs: no metrics .*metrics\.jsonl"):
+    with pytest.raises(ConfigError, match=r"--runs: the metrics of a training run cannot be read .*metrics\.jsonl"):
         read_runs([tmp_path], EXPERIMENTS)
 
 

@@ -114,7 +114,7 @@ def test_verify_exits_with_3_when_a_file_is_damaged_and_leaves_it(
     put(cache, **{f"{OTHER}.pth.tar": CONTENT})
     assert main(["verify"]) == 3
     streams = capsys.readouterr()
-    assert f"zoo verify: 1 of 3 files are not as published: {OTHER}.pth.tar is damaged" in streams.err
+    assert f"zoo verify: 1 of 3 files differ from the published ones: {OTHER}.pth.tar is damaged" in streams.err
     assert "| ok " in streams.out
     for content in (CONTENT, b"my own"):
         assert hashlib.sha256(content).hexdigest() in streams.out

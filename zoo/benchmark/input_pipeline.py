@@ -26,9 +26,9 @@ from zoo.files import write_bytes
 from zoo.run.plot_style import BLACK, COLORS, LABEL_SIZE, new_figure, png_of, style_axes
 from zoo.tasks.protocols import PROTOCOLS
 
-BARE = "bare decode_jpeg"
-WHOLE = "read to collate"
-FINISHED = "read to finish"
+BARE_DECODER = "bare decode_jpeg"
+WHOLE_PIPELINE = "read to collate"
+FINISHED_PIPELINE = "read to finish"
 SPLITS = ("train", "val")
 BATCH = 16  # images per collated batch
 
@@ -94,7 +94,7 @@ def draw_plot(path: Path, summary: Mapping[str, Any]) -> None:
     bars = axes.barh(names, [ratios_of[name] for name in names], color=colors)
     axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=LABEL_SIZE)
     axes.axvline(1, color=BLACK, linestyle="--")
-    style_axes(axes, f"{WHOLE} / {BARE}", "")
+    style_axes(axes, f"{WHOLE_PIPELINE} / {BARE_DECODER}", "")
     write_bytes(path, png_of(figure))
 
 
@@ -106,16 +106,16 @@ def _measure_split(results: Results, settings: Sequence[Setting], root: DataPath
     steps: dict[tuple[str, str], Step] = {}
     encoded = [datasets[settings[0].key].source.read(index) for index in indices]
     results.settings[f"images of {root.name}/"] = len(indices)
-    results.settings[f"their bytes, {root.name}/"] = round(mean(map(len, encoded)))
+    results.settings[f"mean bytes, {root.name}/"] = round(mean(map(len, encoded)))
     tensors = [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in encoded]
-    steps[root.name, BARE] = _each(decode_jpeg, tensors)
+    steps[root.name, BARE_DECODER] = _each(decode_jpeg, tensors)
     for setting in settings:
         stages = _stages(setting, datasets[setting.key], indices, encoded, results.device)
         steps |= {(setting.key, stage): step for stage, step in stages.items()}
     named = {f"{key}: {stage}": step for (key, stage), step in steps.items()}
     # Process time, not thread time: a decoder may use its own thread.
     seconds = time_interleaved(named, time.process_time, rounds=rounds, min_sample_s=0)
-    bare = seconds[f"{root.name}: {BARE}"]
+    bare = seconds[f"{root.name}: {BARE_DECODER}"]
     for key, stage in steps:
         taken = seconds[f"{key}: {stage}"]
         rates = [len(indices) / each for each in taken]
@@ -123,10 +123,10 @@ def _measure_split(results: Results, settings: Sequence[Setting], root: DataPath
         case = Case(key, (len(indices),), "uint8", root.name)
         results.add(case, decoder, stage, "images/s", rates)
         summary["images_per_s"].setdefault(key, {})[stage] = median(rates)
-        for whole, name in ((WHOLE, key), (FINISHED, f"{key}_finished")):
+        for whole, name in ((WHOLE_PIPELINE, key), (FINISHED_PIPELINE, f"{key}_finished")):
             if stage == whole:
                 values = ratios(bare, taken)
-                results.add(case, decoder, f"{whole} / {BARE}", "1", values)
+                results.add(case, decoder, f"{whole} / {BARE_DECODER}", "1", values)
                 summary["ratios"][name] = median(values)
 
 
@@ -176,8 +176,8 @@ def _stages(
         decode = _each(lambda each: _decoded(opened(each)), encoded)
         resize = _each(lambda image: setting.transform.draw(image, generator), decoded)
     stages = {
-        WHOLE: _each(whole, keys),
-        FINISHED: _each(lambda some: whole(some).on(device), keys),
+        WHOLE_PIPELINE: _each(whole, keys),
+        FINISHED_PIPELINE: _each(lambda some: whole(some).on(device), keys),
         "read": _each(images.source.read, indices),
         "decode": decode,
         "crop and resize": resize,

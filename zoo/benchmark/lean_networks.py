@@ -72,7 +72,7 @@ def measure_lean_network(
     results.add(case, LEAN, "same bits", "1", [float(is_same)])
     if not is_same:
         repeats = _are_equal(first, step_of(copy.deepcopy(plain), images))
-        results.note(f"{name}: other bits; plain training {'repeats' if repeats else 'does not repeat'} its own")
+        results.note(f"{name}: the bits differ; plain training is {'' if repeats else 'not '}deterministic")
     del first
     try:
         _add_costs(results, case, {PLAIN: plain, LEAN: model}, images, rounds)
@@ -81,7 +81,7 @@ def measure_lean_network(
 
 
 def summarize_networks(results: Results) -> None:
-    """Add the numbers of networks that train lean and bitwise equal, and quantiles of their memory and time."""
+    """Add the numbers of networks that train lean and with the same bits, and quantiles of their memory and time."""
 
     def values(metric: str) -> list[float]:
         found = [each for each in results.records if each.provider == LEAN and each.metric == metric]
@@ -113,7 +113,7 @@ def _predicted_bytes(setup: Setup) -> int:
 
 
 class _DoesNothing(TorchDispatchMode):
-    """The overhead of any dispatch mode in Python."""
+    """A dispatch mode that does nothing, to measure the overhead of any dispatch mode."""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return operation(*args, **(kwargs or {}))
@@ -128,10 +128,10 @@ class _Counting(_DoesNothing):
 
 
 def measure_overhead(results: Results, rounds: int = 51) -> None:
-    """Add what Python takes for each operation of a network whose tensors are so small that nothing else counts.
+    """Add the overhead of Python per operation, in a network whose tensors are too small to matter.
 
-    It is the difference of the medians of ``rounds`` interleaved steps, with a recording that notes every operation and
-    without one, and for comparison that of a mode that does nothing.
+    It is the difference between the median times of ``rounds`` interleaved steps with and without a rematerializer that
+    records every operation. For comparison, also adds that of a dispatch mode that does nothing.
     """
     layers = [nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(30)]
     model, images = nn.Sequential(*layers).to(results.device), torch.randn(2, 4, 2, 2, device=results.device)
@@ -155,7 +155,7 @@ def measure_overhead(results: Results, rounds: int = 51) -> None:
     for name in [*modes][1:]:
         for index, phase in enumerate(("forward", "backward")):
             extra = median(each[index] for each in times[name]) - median(each[index] for each in times[PLAIN])
-            results.add(case, name, f"more per operation, {phase}", "us", [extra / counting.count * 1e6])
+            results.add(case, name, f"overhead per operation, {phase}", "us", [extra / counting.count * 1e6])
 
 
 def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], images: Tensor, rounds: int) -> None:

@@ -53,7 +53,7 @@ def parse_bytes(text: str) -> int:
     """Return the bytes of a text such as "16GiB" or "500 MB"; raises ConfigError for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in UNITS:
-        raise ConfigError(f"{text!r} is not an amount of memory; write it as 16GiB or 500MB")
+        raise ConfigError(f"{text!r} is not an amount of memory", remedy="write it as 16GiB or 500MB")
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 

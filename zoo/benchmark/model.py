@@ -20,8 +20,8 @@ from zoo.benchmark.timing import Clock, ratios, time_interleaved
 from zoo.remat.memory_use import clear_gradients, measure_memory
 
 PROFILED_STEPS = 2
-REST = "rest"
-KINDS = {  # kinds of operations, by the names of operations in torch's profiler
+OTHER_KIND = "rest"
+OPERATION_KINDS = {  # kinds of operations, by the names of operations in torch's profiler
     "convolution": re.compile(r"conv(olution|[123]d|_depthwise)", re.IGNORECASE),
     "norm and activation": re.compile(r"batch_?norm|abn|elu|silu|swish|sigmoid|tanh|mish", re.IGNORECASE),
     "pooling": re.compile("pool", re.IGNORECASE),
@@ -124,7 +124,7 @@ def _add_shares(
 def measure_shares(
     forward: Callable[[], Tensor], parameters: Iterable[Tensor], device: torch.device
 ) -> dict[str, float]:
-    """Run training steps in torch's profiler and return the fraction of operator time per kind, `REST` included.
+    """Run training steps in torch's profiler and return the fraction of operator time per kind, `OTHER_KIND` included.
 
     Time is that of each operation without the operations it calls: of CPU cores, or of kernels on a GPU. The
     parameters' gradients are None afterwards.
@@ -138,9 +138,9 @@ def measure_shares(
         for _ in range(PROFILED_STEPS):
             forward().backward()
             clear_gradients(parameters)
-    times = dict.fromkeys((*KINDS, REST), 0.0)
+    times = dict.fromkeys((*OPERATION_KINDS, OTHER_KIND), 0.0)
     for event in profiler.key_averages():
-        kind = next((kind for kind, pattern in KINDS.items() if pattern.search(event.key)), REST)
+        kind = next((kind for kind, pattern in OPERATION_KINDS.items() if pattern.search(event.key)), OTHER_KIND)
         times[kind] += event.self_device_time_total if on_gpu else event.self_cpu_time_total
     total = sum(times.values())
     return {kind: time / total for kind, time in times.items()}

@@ -17,7 +17,7 @@ from zoo.benchmark.results import Case
 from zoo.benchmark.timing import Step
 from zoo.config import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
-from zoo.errors import ConfigError, listed
+from zoo.errors import ConfigError, join_names
 from zoo.layers.init import init_weights
 from zoo.models import build_network
 from zoo.models.external import build_external, image_shape, iter_tensors
@@ -27,7 +27,7 @@ from zoo.spec import NetworkSpec
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 from zoo.torch_internals import recompile_limit
 
-# What the memory strategies do to external networks.
+# Memory strategies of external networks.
 EXTERNAL_STRATEGIES: dict[str, Callable[[nn.Module], nn.Module]] = {
     "plain": lambda model: model,
     "checkpoint": checkpoint_blocks,
@@ -38,10 +38,10 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 
 @dataclass(frozen=True)
 class Setup:
-    """A network and the images that it is fed with.
+    """A network and its input images.
 
     Args:
-    - `spec`: the network; norm and memory strategy are those that `build` is called with.
+    - `spec`: the network; the arguments of `build` replace its norm and memory strategy.
     - `batch`: images per step.
     - `size`: side of an image in pixels. An external network that requires another size gets images of that size.
     - `structure`: blocks per stage; None for those of the architecture.
@@ -86,22 +86,24 @@ class Setup:
     def _build_external(self, norm: str, memory: str) -> nn.Module:
         arch = self.spec.arch
         if norm != "standard" or memory not in EXTERNAL_STRATEGIES:
-            raise ConfigError(f"{arch} has its own norms, and its memory strategies are {listed(EXTERNAL_STRATEGIES)}")
+            raise ConfigError(
+                f"{arch} has its own norms, and its memory strategies are {join_names(EXTERNAL_STRATEGIES)}"
+            )
         if self.structure is not None:
-            raise ConfigError(f"{arch} has its own structure; leave the option out")
+            raise ConfigError(f"{arch} has its own structure", remedy="leave out the option")
         num_classes = self.spec.given().get("num_classes")  # the default is the package's own
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
             model = build_external(arch, num_classes=num_classes, **self.spec.options)
         return self.place(EXTERNAL_STRATEGIES[memory](model))
 
     def reversible_twin(self) -> Setup:
-        """Return the setup of the RevNet that the paper compares with this network; ConfigError if there is none."""
+        """Return the setup of the RevNet that the paper compares with this network. Raises ConfigError without one."""
         arch = self.spec.arch
         ordinary = {reversible: arch for arch, reversible in REVERSIBLE_TWINS.items()}.get(arch)
         if ordinary is not None:
-            raise ConfigError(f"benchmark {ordinary}, whose reversible twin it is")
+            raise ConfigError(f"{arch} is the reversible twin of {ordinary}", remedy=f"benchmark {ordinary}")
         if arch not in REVERSIBLE_TWINS or self.structure is not None:
-            raise ConfigError(f"only {', '.join(REVERSIBLE_TWINS)} in their own structure have a reversible twin")
+            raise ConfigError(f"only {', '.join(REVERSIBLE_TWINS)} with their default structure have a reversible twin")
         return replace(self, spec=self.spec.changed(arch=REVERSIBLE_TWINS[arch]))
 
     def place(self, model: nn.Module) -> nn.Module:
@@ -110,12 +112,12 @@ class Setup:
         return model.to(self.device).to(**layout).train()
 
     def random_images(self) -> Tensor:
-        """Return a batch of new random images."""
+        """Return a new batch of random images."""
         images = torch.randn(self.batch, *self.image_shape, device=self.device)
         return images.contiguous(memory_format=LAYOUTS[self.layout])
 
     def forward_of(self, model: Callable[[Tensor], Any]) -> Callable[[], Tensor]:
-        """Return a function that computes the loss of the model for random images, which are made now."""
+        """Return a function that computes the loss of the model for fixed random images."""
         images = self.random_images()
         targets = torch.zeros(self._target_shape, dtype=torch.long, device=self.device)
 
@@ -136,7 +138,7 @@ class Setup:
 
     @property
     def input_bytes(self) -> int:
-        """The bytes of a batch: of its images, and of label maps."""
+        """Bytes of a batch: its images and label maps."""
         channels, height, width = self.image_shape
         return self.batch * height * width * (channels * 4 + (8 if self._is_segmentation else 0))
 
@@ -150,14 +152,14 @@ class Setup:
 
 
 def loss_of_any(outputs: Sequence[Tensor]) -> Tensor:
-    """Return a loss of outputs of any meaning, which all of them and all gradients depend on."""
+    """Return a scalar that depends on all elements of the outputs."""
     return torch.stack([output.float().square().mean() for output in outputs]).sum()
 
 
 def training_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:
-    """Return the step to time: forward and backward pass, after which the gradients are dropped.
+    """Return a timed step: forward and backward, after which the gradients are freed.
 
-    The optimizer's step is left out, as it is the same for all.
+    The optimizer step is excluded, because it takes the same time for all strategies.
     """
 
     def run(times: int) -> None:
@@ -169,5 +171,5 @@ def training_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:
 
 
 def room_for_compilations() -> AbstractContextManager[Any]:
-    """Return a context in which any number of compiled models may be run; outside of it torch gives up after a few."""
+    """Return a context manager that raises torch's limit on the number of compiled models."""
     return recompile_limit(1000, accumulated=10_000)

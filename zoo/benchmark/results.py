@@ -18,9 +18,9 @@ from zoo.tables import Cell, key_value_text, markdown_list, markdown_page, markd
 
 SPREAD = "interquartile range"
 # Entries of the environment outside "versions" in the header; "threads" is among the settings.
-MACHINE = ("device", "cpu", "platform")
-TOP = ("commit", "date")
-CASE = ("subject", "shape", "dtype", "layout", "provider")  # keys that are equal within a row of a table
+MACHINE_KEYS = ("device", "cpu", "platform")
+TOP_KEYS = ("commit", "date")
+CASE_KEYS = ("subject", "shape", "dtype", "layout", "provider")  # keys that are equal within a row of a table
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,11 @@ class Results:
         return {
             "benchmark": self.benchmark,
             "command": self.command,
-            "machine": {key: environment[key] for key in MACHINE},
-            "versions": {key: value for key, value in environment.items() if key not in (*MACHINE, *TOP, "threads")},
-            **{key: environment[key] for key in TOP},
+            "machine": {key: environment[key] for key in MACHINE_KEYS},
+            "versions": {
+                key: value for key, value in environment.items() if key not in (*MACHINE_KEYS, *TOP_KEYS, "threads")
+            },
+            **{key: environment[key] for key in TOP_KEYS},
             "cost": self._cost.read(),
             "settings": {**self.settings, "spread": SPREAD},
             "notes": self.notes,
@@ -133,7 +135,7 @@ def markdown(content: dict[str, Any]) -> str:
     """
     rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
     for record in content["records"]:
-        case = tuple("x".join(map(str, record[key])) if key == "shape" else record[key] for key in CASE)
+        case = tuple("x".join(map(str, record[key])) if key == "shape" else record[key] for key in CASE_KEYS)
         spread = "" if record["n"] == 1 else f" ({number_text(record['spread'])})"
         rows.setdefault(case, {})[record["metric"], record["unit"]] = number_text(record["median"]) + spread
     tables: list[dict[tuple[str, str], None]] = []  # ordered metrics of each table
@@ -145,7 +147,7 @@ def markdown(content: dict[str, Any]) -> str:
         tables += [] if joined else [metrics_of_row]
     blocks = []
     for metrics in tables:
-        headers = [*CASE, *(metric if unit == "1" else f"{metric}, {unit}" for metric, unit in metrics)]
+        headers = [*CASE_KEYS, *(metric if unit == "1" else f"{metric}, {unit}" for metric, unit in metrics)]
         shown = [[*case, *map(cells.get, metrics)] for case, cells in rows.items() if cells.keys() & metrics.keys()]
         blocks.append(markdown_table(headers, shown))
     versions = {**content["versions"], "commit": content["commit"], "date": content.get("date")}

@@ -67,8 +67,8 @@ EAGER = (
     Strategy("iABN plain", "inplace", "plain"),
     Strategy("iABN", "inplace", "auto"),
     Strategy("iABN checkpointed", "inplace", "checkpoint"),
-    Strategy("iABN unwound", "inplace", "invert_sums"),
-    Strategy("iABN unwound, 3x3 redone", "inplace", "invert_sums_recompute_3x3"),
+    Strategy("iABN inverted sums", "inplace", "invert_sums"),
+    Strategy("iABN inverted sums, 3x3 recomputed", "inplace", "invert_sums_recompute_3x3"),
     Strategy(FUSED, "inplace", "fused"),
     Strategy("iABN lean", "inplace", "lean"),
     Strategy("RevNet stored", "standard", "plain", reversible=True),
@@ -97,13 +97,12 @@ def choose_strategies(
     names = [strategy.name for strategy in strategies]
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            raise ConfigError(f"no strategy is called {pattern!r}; --strategies: choose from {', '.join(names)}")
+            raise ConfigError(f"no strategy is called {pattern!r}", "--strategies", f"choose from {', '.join(names)}")
     wanted = {name for pattern in patterns for name in fnmatch.filter(names, pattern)} | {BASELINE}
     if dtype == "float32" and FUSED in wanted:
         if len(wanted) == 2:
-            raise ConfigError(
-                f"{FUSED!r} differs from 'iABN' in half precision only; --strategies: give 'iABN', or set --dtype"
-            )
+            what = f"{FUSED!r} differs from 'iABN' in half precision only"
+            raise ConfigError(what, "--strategies", "give 'iABN', or set --dtype")
         wanted.remove(FUSED)
     return [strategy for strategy in strategies if strategy.name in wanted]
 

@@ -85,9 +85,9 @@ def keep_heap() -> str:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
-        return "as the system has it"
+        return "system default"
     kept = mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1)
-    return "heap kept (mallopt: no mmap, no trim)" if kept else "as the system has it"
+    return "heap kept (mallopt: no mmap, no trim)" if kept else "system default"
 
 
 def describe_timing(clock: Clock, allocator: str, rounds: int) -> dict[str, Any]:

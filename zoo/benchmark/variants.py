@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 STRATEGIES = {
-    "standard": "(a) keeps x and z",
-    "checkpoint_norms": "(b) keeps x, repeats norm and activation",
-    "checkpoint_xhat": "(c) keeps x_hat, repeats scale, shift and activation",
-    "inplace_1": "(d) keeps z, inverts activation, scale and shift",
-    "inplace_2": "(e) keeps z, inverts the activation",
+    "standard": "(a) saves x and z",
+    "checkpoint_norms": "(b) saves x, recomputes norm and activation",
+    "checkpoint_xhat": "(c) saves x_hat, recomputes scale, shift and activation",
+    "inplace_1": "(d) saves z, inverts activation, scale and shift",
+    "inplace_2": "(e) saves z, inverts the activation",
 }
 
 

@@ -1,6 +1,6 @@
 """The command line: ``zoo`` and ``python -m zoo``, one file per command.
 
-Nothing here imports torch before a command runs, so that ``--help`` and usage errors are answered at once.
+Nothing here imports torch before a command runs, so that ``--help`` and usage errors are printed immediately.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from zoo.cli.show import Show
 from zoo.cli.train import Train
 from zoo.cli.validate import Validate
 from zoo.engine.interrupts import RememberedInterrupt
-from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, nearest, printable
+from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, escape, nearest
 from zoo.run.console import set_up_console
 
 COMMANDS: Mapping[str, type[Command] | Group] = {
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_script(command: type[Command], argv: Sequence[str] | None = None) -> int:
-    """Run ``command`` as a program of its own, with the options alone as its arguments; return its exit code."""
+    """Run ``command`` as a standalone script, whose arguments are its options; return its exit code."""
     parser = _Parser(description=_descriptions(command)[1])
     add_options(parser, command)
     words = sys.argv[1:] if argv is None else argv
@@ -147,7 +147,7 @@ class _Parser(argparse.ArgumentParser):
             name = word.partition("=")[0]
             if name.startswith("--") and " " not in name and not any(known.startswith(name) for known in options):
                 (near,) = nearest(name, options, 1)
-                self.error(f"there is no option {printable(name)}; did you mean {near}? ({self.prog} --help lists all)")
+                self.error(f"there is no option {escape(name)}; did you mean {near}? ({self.prog} --help lists all)")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -179,7 +179,7 @@ def _known_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> Seq
     if words[0] == "help":
         return [*words[1:2], "--help"]
     near = " or ".join(nearest(words[0], COMMANDS, 2))
-    parser.error(f"there is no command {printable(words[0])!r}; did you mean {near}? (zoo --help lists all)")
+    parser.error(f"there is no command {escape(words[0])!r}; did you mean {near}? (zoo --help lists all)")
 
 
 def _rank() -> int:
@@ -192,7 +192,7 @@ def _print_error(args: argparse.Namespace, message: str) -> None:
     if args.debug:
         traceback.print_exc()
     # A message may have several lines. Other control characters are escaped.
-    print(f"{args.prog}:", "\n".join(map(printable, message.split("\n"))), file=sys.stderr)
+    print(f"{args.prog}:", "\n".join(map(escape, message.split("\n"))), file=sys.stderr)
 
 
 def _reader_has_left() -> bool:

@@ -87,7 +87,7 @@ class Benchmark(Command):
         from zoo.run.environment import warn_of_changes
 
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("no CUDA device is available; command line: omit --device, or give --device cpu")
+            raise ConfigError("no CUDA device is available", "command line", "omit --device, or give --device cpu")
         device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if self.threads is not None:
             torch.set_num_threads(self.threads)
@@ -247,7 +247,7 @@ class BenchmarkMaxBatch(Benchmark, SetupOptions):
         from zoo.benchmark.strategies import EAGER, choose_strategies
 
         if self.memory is None and self.check is None:
-            raise ConfigError("nothing to do; command line: give --memory SIZE, --check N, or both")
+            raise ConfigError("nothing to do", "command line", "give --memory SIZE, --check N, or both")
         setup = self.setup(self.network, results)
         strategies = choose_strategies(EAGER, self.strategies)
         memory_bytes = None if self.memory is None else parse_bytes(self.memory)
@@ -256,8 +256,9 @@ class BenchmarkMaxBatch(Benchmark, SetupOptions):
             check_predictions(results, setup, strategies, self.check)
         if not fits:
             raise ConfigError(
-                f"no batch fits in {memory_bytes:,} bytes, see the notes of the table; --memory: increase it, or "
-                "choose a smaller --size or network"
+                f"no batch fits in {memory_bytes:,} bytes, see the notes of the table",
+                "--memory",
+                "increase it, or choose a smaller --size or network",
             )
 
 

@@ -39,7 +39,7 @@ class Compare(Command):
         inputs = [file for file in (self.first, self.second) if file is not None]
         for file in (*inputs, self.real):
             if self.json is not None and file is not None and self.json.resolve() == file.resolve():
-                raise ConfigError("--json would overwrite what is read", file, "name another file")
+                raise ConfigError("--json would overwrite an input", file, "name another file")
         scored = score_files(inputs, self.real)
         print(scored.table("folders" if self.real is None else "ImageNet-ReaL"))
         if self.json is not None:

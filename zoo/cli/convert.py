@@ -17,7 +17,7 @@ from zoo.cli.options import (
     check_writable,
     option,
 )
-from zoo.errors import ConfigError, printable
+from zoo.errors import ConfigError, escape
 
 if TYPE_CHECKING:
     from zoo.convert import ConversionReport
@@ -26,22 +26,24 @@ NETWORK_OPTIONS = ("norm", "activation", "activation_param", "input_3x3")
 
 
 class Kind(NamedTuple):
-    """A kind of conversion: what it does, and the options that it takes beside those that all kinds take."""
+    """A kind of conversion: its meaning, and the options that only some kinds accept."""
 
     meaning: str
     options: tuple[str, ...] = ()
 
 
-KINDS = {
-    "from-torchvision": Kind("give the weights of torchvision's ResNet this package's names"),
-    "to-torchvision": Kind("the way back"),
+CONVERSIONS = {
+    "from-torchvision": Kind("rename the keys of a torchvision ResNet to those of this package"),
+    "to-torchvision": Kind("the inverse of from-torchvision"),
     "relu-to-leaky-relu": Kind(
-        "the same weights for the network with leaky_relu", ("activation_param", "input_3x3", "data")
+        "use the same weights in the network with leaky_relu", ("activation_param", "input_3x3", "data")
     ),
-    "inplace-to-standard": Kind("turn in-place norms into plain ones", NETWORK_OPTIONS[1:]),
-    "standard-to-inplace": Kind("turn plain norms into in-place ones", (*NETWORK_OPTIONS[1:], "allow_approximate")),
+    "inplace-to-standard": Kind("convert in-place norms to standard norms", NETWORK_OPTIONS[1:]),
+    "standard-to-inplace": Kind(
+        "convert standard norms to in-place norms", (*NETWORK_OPTIONS[1:], "allow_approximate")
+    ),
     "norms": Kind(
-        "make the norms of a network of another package work in place, and write its weights",
+        "convert the norms of a network of another package to in-place norms, and write its weights",
         ("allow_approximate", "partial", "relu", "pretrained"),
     ),
     "fold": Kind("fold norms into the convolutions before them, for inference", NETWORK_OPTIONS),
@@ -50,7 +52,7 @@ KINDS = {
         NETWORK_OPTIONS,
     ),
 }
-RESTRICTED_OPTIONS = dict.fromkeys(option for kind in KINDS.values() for option in kind.options)
+RESTRICTED_OPTIONS = dict.fromkeys(option for kind in CONVERSIONS.values() for option in kind.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,9 @@ class Convert(Command, LoaderOptions):
     """Convert weights to another variant of their network, and report how exact the result is."""
 
     kind: str = argument(
-        "KIND", choices=tuple(KINDS), help="; ".join(f"{name}: {kind.meaning}" for name, kind in KINDS.items())
+        "KIND",
+        choices=tuple(CONVERSIONS),
+        help="; ".join(f"{name}: {kind.meaning}" for name, kind in CONVERSIONS.items()),
     )
     source: Path = argument("SOURCE")
     """Weights file, checkpoint or published name; (norms) timm:NAME or torchvision:NAME."""
@@ -115,18 +119,16 @@ class Convert(Command, LoaderOptions):
         return 0
 
     def _convert(self) -> tuple[ConversionReport, dict[str, Any]]:
-        from zoo.convert.files import DEFAULT_SLOPE, convert_file, save_weights
+        from zoo.convert.files import convert_file, save_weights
 
         assert self.target is not None
         measured: dict[str, Any] = {}
-        conversion = convert_file(
-            self.kind,
-            self.source,
-            self._asked(),
-            slope=DEFAULT_SLOPE if self.activation_param is None else self.activation_param,
-            allow_approximate=self.allow_approximate,
-            compare_with_source=not self.no_compare,
-        )
+        asked, options = self._given_settings(), {"compare_with_source": not self.no_compare}
+        if self.kind == "relu-to-leaky-relu" and "activation_param" in asked:
+            options["activation_param"] = asked.pop("activation_param")  # this option is about the target
+        if self.allow_approximate:
+            options["allow_approximate"] = True
+        conversion = convert_file(self.kind, self.source, asked, **options)
         if self.data is not None:
             from zoo.run.conversion_accuracy import measure_accuracy
 
@@ -150,7 +152,7 @@ class Convert(Command, LoaderOptions):
 
         assert self.target is not None
         return export_file(
-            self.source, self.target, self._asked(), crop=self.crop, compare_with_source=not self.no_compare
+            self.source, self.target, self._given_settings(), crop=self.crop, compare_with_source=not self.no_compare
         )
 
     def _convert_norms(self) -> ConversionReport:
@@ -169,12 +171,9 @@ class Convert(Command, LoaderOptions):
             save_weights(state_dict, None, self.target)
         return report
 
-    def _asked(self) -> dict[str, Any]:
+    def _given_settings(self) -> dict[str, Any]:
         """Return the settings of the source's network that were given as options."""
-        asked = {key: value for key in ("arch", *NETWORK_OPTIONS) if (value := getattr(self, key)) not in (None, False)}
-        if self.kind == "relu-to-leaky-relu":
-            asked.pop("activation_param", None)  # this option is about the target
-        return asked
+        return {key: value for key in ("arch", *NETWORK_OPTIONS) if (value := getattr(self, key)) not in (None, False)}
 
     def _print(self, report: ConversionReport, measured: dict[str, Any]) -> None:
         """Print the report of a conversion and what was measured, and write both to the JSON file."""
@@ -184,7 +183,7 @@ class Convert(Command, LoaderOptions):
         for name, value in measured.items():
             print(f"  {_as_line(name, value)}")
         if self.target is not None:
-            print(f"  written: {printable(self.target)}")
+            print(f"  written: {escape(self.target)}")
         if self.json is not None:
             target = None if self.target is None else str(self.target)
             write_json(self.json, {**report.to_json(), **measured, "source": str(self.source), "target": target})
@@ -201,8 +200,8 @@ def _as_line(name: str, value: Any) -> str:
 def _check_options(args: Convert) -> None:
     """Raise ConfigError for options that the kind does not accept, and for files that cannot be written."""
     for name in RESTRICTED_OPTIONS:
-        if getattr(args, name) not in (None, False) and name not in KINDS[args.kind].options:
-            takers = ", ".join(other for other, kind in KINDS.items() if name in kind.options)
+        if getattr(args, name) not in (None, False) and name not in CONVERSIONS[args.kind].options:
+            takers = ", ".join(other for other, kind in CONVERSIONS.items() if name in kind.options)
             raise ConfigError(f"--{name.replace('_', '-')} goes with {takers}, not with {args.kind}")
     if args.reestimate and args.data is None:
         raise ConfigError("--reestimate needs images", "command line", "give --data DIR with train/ and val/")

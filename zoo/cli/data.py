@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from zoo.cli.options import Command, DataFolder, Group, Positive, WholeNumber, argument, default_workers, option
 from zoo.data.location import require_local
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, escape
 
 if TYPE_CHECKING:
     from zoo.data.prepare.check import SplitReport
@@ -105,7 +105,7 @@ class DataIndex(Command):
 
         for root in _splits(require_local(self.data)):
             count = write_source_index(root)
-            print(f"{_counted(count, 'image')}; {printable(index_path(root))}")
+            print(f"{_counted(count, 'image')}; {escape(index_path(root))}")
         return 0
 
 
@@ -132,7 +132,7 @@ class DataShard(Command):
             count = write_shards(
                 source, target, per_shard=self.per_shard, seed=self.seed if is_train else None, show_progress=_progress
             )
-            print(f"{_counted(len(source.names), 'image')} in {_counted(count, 'shard')}; {printable(target)}")
+            print(f"{_counted(len(source.names), 'image')} in {_counted(count, 'shard')}; {escape(target)}")
         return 0
 
 
@@ -174,7 +174,7 @@ def _write_source(out: Path, kind: str, md5s: dict[str, str]) -> None:
     content = {"made_by": f"zoo data {kind}", "zoo": version_of("zoo"), "commit": checkout_commit(),
                "date": utc_now(), "md5_of_source": md5s}  # fmt: skip
     write_json(out / f"{kind}.json", content)
-    print(f"written to {printable(out)}; {kind}.json records the source")
+    print(f"written to {escape(out)}; {kind}.json records the source")
 
 
 def _described(report: SplitReport) -> str:
@@ -183,7 +183,7 @@ def _described(report: SplitReport) -> str:
     lines = [f"{report.split}: {images}{_sizes(report.sizes)}, {faults}"]
     if report.num_images:
         lines += ["", _table(report)]
-    lines += ["", *(f"fault: {printable(fault)}" for fault in report.faults)] if report.faults else []
+    lines += ["", *(f"fault: {escape(fault)}" for fault in report.faults)] if report.faults else []
     return "\n".join(lines)
 
 
@@ -207,7 +207,7 @@ def _table(report: SplitReport) -> str:
     from zoo.tables import markdown_table
 
     counted = zip(report.classes, report.images, strict=True)
-    rows: list[list[Cell]] = [[printable(name), int(count)] for name, count in counted]
+    rows: list[list[Cell]] = [[escape(name), int(count)] for name, count in counted]
     if report.pixels is None:
         return markdown_table(["class", "images"], rows)
     shares = 100 * report.pixels / max(1, report.pixels.sum())

@@ -15,7 +15,7 @@ class Doctor(Command):
     """Print versions, devices, back ends and caches."""
 
     def run(self) -> int:
-        """Print the findings; returns 0 whatever they are."""
+        """Print the findings and return 0."""
         from zoo.ops.abn import backend
 
         sections = {

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from zoo.cli.options import Command, argument
-from zoo.errors import VerificationError, WeightsError, listed, printable
+from zoo.errors import VerificationError, WeightsError, escape, join_names
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +42,8 @@ class Fetch(Command):
                 logger.warning("%s", error)
                 failed.append(name)
         if failed:
-            raise WeightsError(
-                f"{len(failed)} of {len(names)} files were not fetched: {listed(failed)}; run the same command again"
-            )
+            what = f"{len(failed)} of {len(names)} files were not fetched: {join_names(failed)}"
+            raise WeightsError(what, remedy="run the same command again")
         return 0
 
 
@@ -67,15 +66,14 @@ class Verify(Command):
         if not entries:
             print(f"{weights_dir()} holds no weights; zoo fetch lists what can be downloaded.")
             return 0
-        rows = [[printable(entry.path), entry.status, entry.sha256, entry.note] for entry in entries]
+        rows = [[escape(entry.path), entry.status, entry.sha256, entry.note] for entry in entries]
         print(markdown_table(["file", "state", "sha256", "note"], rows))
         faults = {"damaged", "missing", "partial"} if self.names else {"damaged"}
         bad = [entry for entry in entries if entry.status in faults]
         if bad:
-            faulty = listed(f"{entry.path.name} is {entry.status}" for entry in bad)
-            raise VerificationError(
-                f"{len(bad)} of {len(entries)} files are not as published: {faulty}; see their notes"
-            )
+            faulty = join_names(f"{entry.path.name} is {entry.status}" for entry in bad)
+            what = f"{len(bad)} of {len(entries)} files differ from the published ones: {faulty}"
+            raise VerificationError(what, remedy="see their notes")
         return 0
 
 
@@ -89,6 +87,6 @@ def _list() -> int:
         path = weights_path(name)
         size_mb = path.stat().st_size / 1e6 if path.is_file() else None
         rows.append([name, "yes" if size_mb is not None else "no", size_mb, entry.md5, entry.weights.licence])
-    print(markdown_table(["name", "in the cache", "MB", "md5", "licence"], rows))
+    print(markdown_table(["name", "in the cache", "MB", "md5", "license"], rows))
     print(f"The cache is {weights_dir()}; zoo fetch NAME downloads, zoo verify reads and compares.")
     return 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli.options import Command, argument
-from zoo.errors import ConfigError, nearest, printable
+from zoo.errors import ConfigError, escape, nearest
 
 if TYPE_CHECKING:
     from zoo.models import Network
@@ -37,7 +37,7 @@ class List(Command):
             pattern = next((each for each in (word, f"*{word}*") if list_models(each, self.pretrained)), None)
             if pattern is None:
                 near = ", ".join(nearest(word, list_models(pretrained=self.pretrained)))
-                what = f"no network is called {printable(word)!r}"
+                what = f"no network is called {escape(word)!r}"
                 raise ConfigError(what, "PATTERN", f"the nearest names are {near}")
             patterns.append(pattern)
         entries = [describe(name, model) for name, model in _build_all(list_models(patterns, self.pretrained))]

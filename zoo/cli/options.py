@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zoo.data.location import DataPath, parse_data_path
-from zoo.errors import ConfigError, printable
+from zoo.errors import ConfigError, escape
 
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
@@ -159,7 +159,7 @@ def _settings_of_type(hint: Any) -> dict[str, Any]:
 
 
 def _help(doc: str, default: Any) -> str:
-    """Return the help text of an option: its docstring, and its default unless the docstring says it."""
+    """Return the help text of an option: its docstring, and its default unless the docstring contains it."""
     text = doc.removesuffix(".").replace("%", "%%")
     if default in (MISSING, None, False, ()) or "(default: " in doc:
         return text
@@ -230,11 +230,11 @@ def check_writable(*files: Path | None) -> None:
     """
     paths = [os.path.realpath(file) for file in files if file is not None]
     if twice := next((path for path in paths if paths.count(path) > 1), None):
-        raise ConfigError("two options name this file", twice, "give each a file of its own")
+        raise ConfigError("two options name this file", twice, "give each its own file")
     for file in files:
         if file is None:
             continue
         folder = next(parent for parent in file.absolute().parents if os.path.exists(parent))
         if os.path.isdir(file) or not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-            reason = "it is a folder" if os.path.isdir(file) else f"{printable(folder)} is not a writable folder"
+            reason = "it is a folder" if os.path.isdir(file) else f"{escape(folder)} is not a writable folder"
             raise ConfigError(f"the file cannot be written, as {reason}", file, "give another path")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from zoo.cli.options import Command, Positive, argument, option
-from zoo.errors import MAX_LISTED, ConfigError, DataError, printable
+from zoo.errors import MAX_LISTED, ConfigError, DataError, escape
 
 if TYPE_CHECKING:
     from zoo.tables import Cell
@@ -51,7 +51,7 @@ class Predict(Command):
     def run(self) -> int:
         """Print the best classes of each image and draw the grid; DataError for unreadable images."""
         if self.grid is not None and self.grid.suffix.lower() != PNG:
-            raise ConfigError(f"{printable(self.grid)} does not end in {PNG}; --grid: the grid is written as PNG")
+            raise ConfigError(f"{escape(self.grid)} does not end in {PNG}", "--grid", "the grid is written as PNG")
         from zoo.data.classes import class_names
         from zoo.data.scan import find_images
         from zoo.data.transforms import ValTransform
@@ -66,8 +66,9 @@ class Predict(Command):
             network = load_network(self.name, self.weights)
             if network.experiment.task == "segmentation":
                 raise ConfigError(
-                    f"{network.title} gives each pixel a class, and zoo predict prints one for an image; command line: "
-                    f"zoo segment {self.name} IMAGES OUT writes label maps and overlays"
+                    f"{network.title} predicts a class for each pixel, and zoo predict prints one per image",
+                    "command line",
+                    f"zoo segment {self.name} IMAGES OUT writes label maps and overlays",
                 )
             names = class_names(network.experiment.network.num_classes, self.classes, network.class_names)
             settings = network.experiment.input
@@ -96,8 +97,8 @@ def _report(faults: Sequence[str], num_images: int, on_bad_image: str) -> None:
         raise DataError(f"none of {num_images} images could be read; the reasons are listed above")
     if faults and on_bad_image == "stop":
         raise DataError(
-            f"{len(faults)} of {num_images} images could not be read and are listed above, the others have their "
-            "results; repair or remove the files, or skip such images with --on-bad-image skip"
+            f"{len(faults)} of {num_images} images could not be read and are listed above, the others have results",
+            remedy="repair or remove the files, or skip such images with --on-bad-image skip",
         )
     if faults:
         logger.warning("%d of %d images were skipped", len(faults), num_images)
@@ -123,10 +124,9 @@ def _as_table(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
     rows: list[list[Cell]] = []
     for prediction in predictions:
         best = [
-            [entry["class"], printable(entry["name"]), 100 * entry["probability"]]
-            for entry in _named(prediction, names)
+            [entry["class"], escape(entry["name"]), 100 * entry["probability"]] for entry in _named(prediction, names)
         ]
-        rows += [[None if place else printable(prediction.path), *cells] for place, cells in enumerate(best)]
+        rows += [[None if place else escape(prediction.path), *cells] for place, cells in enumerate(best)]
     return markdown_table(["image", "class", "name", "probability %"], rows)
 
 
@@ -135,11 +135,11 @@ def _draw(path: Path, predictions: Sequence[Prediction], names: Sequence[str]) -
     from zoo.run.predictions import write_grid
 
     if len(predictions) > GRID_IMAGES:
-        logger.warning("the grid shows the first %d of %d images; %s", GRID_IMAGES, len(predictions), printable(path))
+        logger.warning("the grid shows the first %d of %d images; %s", GRID_IMAGES, len(predictions), escape(path))
     shown = predictions[:GRID_IMAGES]
     write_grid(path, [(read_image(Path(prediction.path)), _lines(prediction, names)) for prediction in shown])
 
 
 def _lines(prediction: Prediction, names: Sequence[str]) -> list[str]:
     best = [f"{100 * entry['probability']:.1f} % {entry['name']}" for entry in _named(prediction, names)]
-    return [printable(line) for line in ("/".join(Path(prediction.path).parts[-2:]), *best[:GRID_LINES])]
+    return [escape(line) for line in ("/".join(Path(prediction.path).parts[-2:]), *best[:GRID_LINES])]

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 EXPERIMENTS = {"classification": "quickstart_fashion_mnist", "segmentation": "quickstart_scenes"}
 LOG_DIRS = {"classification": Path("runs/quickstart"), "segmentation": Path("runs/quickstart-segmentation")}
-BODY_EXPERIMENT, BODY = "quickstart_scenes_body", "body"  # BODY: a folder in the log folder of the segmentation run
-EXAMPLES, NUM_EXAMPLES = "examples", 6  # folder and number of segmented images
+BODY_EXPERIMENT, BODY_DIR = "quickstart_scenes_body", "body"  # BODY_DIR is in the log folder
+EXAMPLES_DIR, NUM_EXAMPLES = "examples", 6  # folder and number of segmented images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Quickstart(Command):
 
         experiment, default_dir = EXPERIMENTS[self.task], LOG_DIRS[self.task]
         if self.log_dir is not None and self.seeds is not None and len(self.seeds) > 1:
-            raise ConfigError("--log-dir is the folder of one run; remove it, or give --seeds a single seed")
+            raise ConfigError("--log-dir is the folder of one run", remedy="remove it, or give --seeds a single seed")
         data = unpack_scenes() if self.task == "segmentation" else unpack_sample()
         config = load_experiment(experiments_dir() / f"{experiment}.json")
         configs = {self.log_dir or default_dir: config}
@@ -113,7 +113,7 @@ def _by_protocol(runs: Sequence[Run], folders: Sequence[Path]) -> dict[str, list
 
 def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
     """Train in ``log_dir``, or resume the run there, and score its checkpoint on ``data``/val."""
-    from zoo.data.prepare.scenes import ALONE
+    from zoo.data.prepare.scenes import GARMENTS_DIR
     from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.start import AUTO
     from zoo.run.scoring import load_network
@@ -122,7 +122,7 @@ def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Pro
     is_new, start_s = not (log_dir / CHECKPOINT).exists(), time.monotonic()
     weights = None
     if config.task == "segmentation" and is_new:
-        weights = _train_body(config, data / ALONE, log_dir / BODY, process)
+        weights = _train_body(config, data / GARMENTS_DIR, log_dir / BODY_DIR, process)
     train_experiment(config, data, log_dir, process, TrainOptions(workers=1, resume=AUTO, weights=weights))
     score_all = _score_scenes if config.task == "segmentation" else _score_garments
     results, details = score_all(load_network(log_dir / CHECKPOINT), log_dir, data, process)
@@ -171,7 +171,9 @@ def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Pr
     assert names is not None, "training stores class names in the checkpoint"
     record = None
     if process.is_main:
-        record = write_examples(log_dir / EXAMPLES, subject.task, palette_of(subject.experiment, names), NUM_EXAMPLES)
+        record = write_examples(
+            log_dir / EXAMPLES_DIR, subject.task, palette_of(subject.experiment, names), NUM_EXAMPLES
+        )
     result = score(subject, data, process=process, record=record)
     assert isinstance(result, SegmentationResult)
     return [result], f"{log_dir}:\n\n{class_table(result, names)}"
@@ -212,5 +214,5 @@ def _report(folders: Sequence[Path], data: Path, tables: str, task: str) -> None
             f"TensorBoard   tensorboard --logdir {folder}",
         ]
         if task == "segmentation":
-            lines.append(f"examples      {folder / EXAMPLES}")
+            lines.append(f"examples      {folder / EXAMPLES_DIR}")
     print("\n".join([*lines, f"sample        {data}"]))

@@ -18,7 +18,7 @@ from zoo.cli.options import (
     option,
 )
 from zoo.errors import EXIT_USER_ERROR, EXIT_VERIFICATION_FAILED
-from zoo.reproduce import OUT
+from zoo.reproduce import DEFAULT_REPORT_DIR
 from zoo.reproduce.options import ALL, ImageNetOptions, PaperOptions
 from zoo.tasks.protocols import PROTOCOLS
 
@@ -31,7 +31,7 @@ class ReproduceAll(Command, PaperOptions):
 
     paper: str = field(default=ALL, metadata=HIDDEN)
     only: tuple[str, ...] = option(default=(), metavar="ITEM")
-    out: Path = option(default=OUT, metavar="DIR")
+    out: Path = option(default=DEFAULT_REPORT_DIR, metavar="DIR")
     runs: tuple[Path, ...] = option(default=(), metavar="PATH")
     data: Path | None = option(metavar="DIR")
     workers: WholeNumber = option("-j", default_factory=default_workers(4))
@@ -47,7 +47,7 @@ class ReproduceAll(Command, PaperOptions):
         if self.paper != ALL:
             print(*reproduced.reports.values())
         for paper in reproduced.reports:
-            print(f"written to {self.out / paper}.md and .json, plots beside them")
+            print(f"written to {self.out / paper}.md and .json, with plots next to them")
         print(f"{count_sentence(reproduced.rows)} All rows: {self.out / 'REPRODUCTION.md'}, reproduction.csv and .json")
         return 0
 
@@ -92,7 +92,7 @@ class ReproduceImageNet(Command, LoaderOptions, ImageNetOptions, ProcessOptions)
     protocols: tuple[str, ...] | None = option(choices=tuple(PROTOCOLS), metavar=None)
     limit: Positive | None = None
     batch_size: Positive | None = None
-    out: Path = option(default=OUT, metavar="DIR")
+    out: Path = option(default=DEFAULT_REPORT_DIR, metavar="DIR")
 
     def run(self) -> int:
         """Score the networks and print the report."""
@@ -110,7 +110,7 @@ class ReproduceImageNet(Command, LoaderOptions, ImageNetOptions, ProcessOptions)
 
 
 REPRODUCE = Group(
-    "Measure published scores, tables and figures again",
+    "Reproduce published scores, tables and figures",
     {
         "all": ReproduceAll,
         "inplace_abn": ReproduceInPlaceABN,

@@ -14,9 +14,9 @@ from zoo.errors import DataError
 if TYPE_CHECKING:
     from zoo.run.segmenting import Summary
 
-KINDS = ("palette", "ids", "prob")
+OUTPUT_KINDS = ("palette", "ids", "prob")
 OVERLAY = "overlay"
-NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
+NUMBER_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
 MIB = 2**20
 
 
@@ -26,7 +26,7 @@ def numbers(text: str) -> tuple[float, ...]:
     if inner[:1] + inner[-1:] in ("[]", "()"):
         inner = inner[1:-1]
     words = [word.strip() for word in inner.split(",")]
-    if not all(NUMBER.fullmatch(word) for word in words):
+    if not all(NUMBER_PATTERN.fullmatch(word) for word in words):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0.7,1,1.2")
     return tuple(map(float, words))
 
@@ -34,8 +34,8 @@ def numbers(text: str) -> tuple[float, ...]:
 def kinds(text: str) -> tuple[str, ...]:
     """Return the kinds of files in ``text``, such as "ids,prob"."""
     words = tuple(word.strip() for word in text.split(","))
-    if not set(words) <= set(KINDS) or len(set(words)) < len(words):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(KINDS)}, each at most once")
+    if not set(words) <= set(OUTPUT_KINDS) or len(set(words)) < len(words):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(OUTPUT_KINDS)}, each at most once")
     return words
 
 
@@ -51,9 +51,9 @@ class ViewOptions(ProcessOptions):
     flip: bool = False
     """Add the mirror image at each scale."""
     tile: Positive | None = option(metavar="PX")
-    """Compute larger images in windows of this side, which overlap by a quarter, to save memory. The result changes,
-    as the network sees less context around a pixel, and changes more if the window is smaller than the one that the
-    head averages over (672 px in the Vistas model). A multiple of 32."""
+    """Process larger images in tiles of this side, a multiple of 32, to save memory. Tiles overlap by a quarter. The
+    result changes, because the network sees less context around a pixel, and more so if a tile is smaller than the
+    window that the head averages over (672 px in the Vistas model)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Segment(Command, ViewOptions):
     fusion: Literal["mean", "max", "voting"] = "mean"
     """How predictions of the views are combined: class of the largest mean probability, class of the largest single
     probability, or majority vote."""
-    output: Annotated[tuple[str, ...], kinds] = option(default=KINDS[:1], metavar="LIST")
+    output: Annotated[tuple[str, ...], kinds] = option(default=OUTPUT_KINDS[:1], metavar="LIST")
     """Files to write for each image, separated by commas: palette (indexed PNG of the classes, with colors), ids (gray
     PNG of the classes, 16 bits for more than 256), prob (npz with the class and probability of each pixel)."""
     overlay: bool = False
@@ -127,5 +127,6 @@ def print_summary(summary: Summary) -> None:
     if summary.faults:
         raise DataError(
             f"{len(summary.faults)} of {num_images} images could not be segmented and are listed above, the others "
-            "have their files; repair or remove them, and run the same command again"
+            "have their files",
+            remedy="repair or remove them, and run the same command again",
         )

@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass
 
 from zoo.cli.options import Command, argument
-from zoo.errors import ConfigError, nearest, printable
+from zoo.errors import ConfigError, escape, nearest
 
 WIDTH = 110
 INDENT = " " * 6
@@ -35,7 +35,7 @@ def print_settings(pattern: str = "*") -> None:
     if not sections:
         settings = [setting for section in describe_settings() for setting in section.settings]
         near = ", ".join(nearest(pattern, {name for setting in settings for name in (setting.name, setting.key)}))
-        raise ConfigError(f"no setting is called {printable(pattern)!r}; PATTERN: the nearest names are {near}")
+        raise ConfigError(f"no setting is called {escape(pattern)!r}", "PATTERN", f"the nearest names are {near}")
     for section in sections:
         print(f"{section.path}: {section.meaning}")
         for setting in section.settings:

@@ -14,7 +14,7 @@ from zoo.architectures import EXTERNAL_MEMORY, is_external
 from zoo.cli.list_networks import describe
 from zoo.cli.options import Command, argument
 from zoo.cli.settings import print_schema, print_settings
-from zoo.errors import ConfigError, listed, printable, shorten_repr
+from zoo.errors import ConfigError, escape, join_names, shorten_repr
 
 if TYPE_CHECKING:
     from zoo.config import Experiment
@@ -42,7 +42,7 @@ class Show(Command):
         if self.schema:
             if self.name is not None:
                 what = "--schema describes all experiment files"
-                raise ConfigError(what, "command line", f"remove {printable(self.name)!r}")
+                raise ConfigError(what, "command line", f"remove {escape(self.name)!r}")
             if self.json:
                 print_schema()
             else:
@@ -132,7 +132,7 @@ def _show_network(name: str, as_json: bool) -> None:
 
 def _show_external(name: str, as_json: bool) -> None:
     """Print the size and options of a network of another package, which is built on the meta device."""
-    from zoo.registry import build_on_meta
+    from zoo.models.build import build_on_meta
     from zoo.spec import NetworkSpec
 
     model = build_on_meta(NetworkSpec(arch=name))
@@ -144,7 +144,7 @@ def _show_external(name: str, as_json: bool) -> None:
         "architecture": name,
         "parameters": f"{parameters:,}",
         "state dict": f"{entries} entries",
-        "network.memory": listed(EXTERNAL_MEMORY),
+        "network.memory": join_names(EXTERNAL_MEMORY),
         "network.options": f"arguments of {name.partition(':')[0]}; pretrained loads its weights",
     }
     _print_facts(facts)
@@ -158,7 +158,7 @@ def _warn_of_unknown_network(experiment: Experiment) -> None:
         try:
             list_networks(experiment.network.arch)
         except ConfigError as error:
-            print(f"\nwarning: {printable(error)}")
+            print(f"\nwarning: {escape(error)}")
 
 
 def _publication(published: Published) -> dict[str, Any]:
@@ -203,16 +203,16 @@ def _show_file(path: Path, as_json: bool) -> None:
 
     if path.is_dir():
         files = [path / name for name in (BEST, CHECKPOINT) if (path / name).is_file()]
-        advice = f"show a file in it: {', '.join(f'zoo show {printable(file)}' for file in files)}" if files else ""
-        raise ConfigError("this is a folder", path, advice or "give a weights file")
+        remedy = f"show a file in it: {', '.join(f'zoo show {escape(file)}' for file in files)}" if files else ""
+        raise ConfigError("this is a folder", path, remedy or "give a weights file")
     stored = read_weights(path)
     progress = parse_progress(stored.content)
-    experiment = None if stored.spec is None else parse_stored_experiment(stored.content, printable(path))
+    experiment = None if stored.spec is None else parse_stored_experiment(stored.content, escape(path))
     # Published ImageNet weights store no experiment; the default one has their labels.
     name, label = next(iter(task_of(experiment or Experiment()).labels.items()))
     if as_json:
         content = {
-            "file": printable(path),
+            "file": escape(path),
             "bytes": path.stat().st_size,
             **digests_of(path),
             "network": None if stored.spec is None else stored.spec.model_dump(mode="json"),
@@ -223,7 +223,7 @@ def _show_file(path: Path, as_json: bool) -> None:
         print(json.dumps(content, indent=2))
         return
     facts = {
-        "file": f"{printable(path)}, {path.stat().st_size:,} bytes",
+        "file": f"{escape(path)}, {path.stat().st_size:,} bytes",
         **digests_of(path),
         **_facts_of_network(stored.spec),
         "parameters": f"{stored.num_parameters:,}",
@@ -264,7 +264,7 @@ def _facts_of_network(spec: NetworkSpec | None) -> dict[str, str]:
 def _classes(spec: NetworkSpec) -> str:
     if not spec.class_names:
         return f"{spec.num_classes}"
-    names = listed(spec.class_names)
+    names = join_names(spec.class_names)
     if (num_named := len(spec.class_names)) < spec.num_classes:
         return f"{spec.num_classes} outputs, {num_named} of them named: {names}"
     return f"{spec.num_classes}: {names}"
@@ -276,7 +276,7 @@ def _facts_of_progress(progress: CheckpointProgress, label: str) -> dict[str, st
         "epochs done": None if progress.epochs_done is None else f"{progress.epochs_done:,}",
         "steps done": None if progress.steps_done is None else f"{progress.steps_done:,}",
         f"best {label}": None if progress.best_score is None else f"{progress.best_score:.2f} %",
-        "moving average": "of the weights, which is loaded" if progress.moving_average else None,
+        "moving average": "of the weights; it is loaded" if progress.moving_average else None,
         "torch": progress.torch,
     }
     return {name: fact for name, fact in facts.items() if fact is not None}

@@ -21,7 +21,7 @@ from zoo.run.train_options import TrainOptions
 
 logger = logging.getLogger(__name__)
 
-RUNS = Path("runs")
+RUNS_DIR = Path("runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +55,17 @@ class Train(Command, TrainOptions, ProcessOptions):
         """Train, or score the weights with ``--evaluate``; returns 4 if the loss of a seed was not finite."""
         if self.overwrite and (self.resume or self.evaluate):
             raise ConfigError(
-                "--overwrite removes the run that --resume and --evaluate need; command line: leave out one of them"
+                "--overwrite removes the run that --resume and --evaluate need", "command line", "leave out one of them"
             )
         if self.epochs and self.evaluate:
-            raise ConfigError("--evaluate scores weights and trains no epochs; command line: leave out --epochs")
+            raise ConfigError("--evaluate scores weights and trains no epochs", "command line", "leave out --epochs")
         if self.seeds and (self.evaluate or self.resume not in (None, "auto")):
             raise ConfigError(
-                "--seeds trains several runs, and --evaluate and --resume PATH are about one; command line: leave out "
-                "one of them, or continue the runs of all seeds with --resume auto"
+                "--seeds trains several runs, and --evaluate and --resume PATH apply to one",
+                "command line",
+                "leave out one of them, or continue the runs of all seeds with --resume auto",
             )
-        log_dir = self.log_dir or RUNS / Path(self.config).name.removesuffix(".json")
+        log_dir = self.log_dir or RUNS_DIR / Path(self.config).name.removesuffix(".json")
         return self._evaluate(log_dir) if self.evaluate else self._train(log_dir)
 
     def _train(self, log_dir: Path) -> int:
@@ -92,10 +93,8 @@ class Train(Command, TrainOptions, ProcessOptions):
 
         sources = [path for path in (self.resume, self.weights) if path]
         if len(sources) != 1:
-            raise ConfigError(
-                f"--evaluate with {len(sources)} sources of weights; command line: give one, --weights FILE or "
-                "--resume PATH"
-            )
+            what = f"--evaluate with {len(sources)} sources of weights"
+            raise ConfigError(what, "command line", "give one, --weights FILE or --resume PATH")
         with open_process(self.local_rank, self.dist_backend) as process:
             weights = _newest(log_dir) if self.resume == AUTO else Path(sources[0])
             subject = load_network(self.config, weights)

@@ -19,7 +19,7 @@ from zoo.cli.options import (
     option,
     positive,
 )
-from zoo.errors import ConfigError, listed, printable
+from zoo.errors import ConfigError, escape, join_names
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_crop
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from zoo.tasks.segmentation import SegmentationResult
 
 # Options of one task only, by field.
-ONLY_CLASSIFICATION = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
-                       "batch_size": "--batch-size", "predictions": "--predictions"}  # fmt: skip
-ONLY_SEGMENTATION = {"confusion": "--confusion"}
+CLASSIFICATION_OPTIONS = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
+                          "batch_size": "--batch-size", "predictions": "--predictions"}  # fmt: skip
+SEGMENTATION_OPTIONS = {"confusion": "--confusion"}
 
 
 def protocol(text: str) -> str:
-    """Return ``text`` if it is a published protocol; the error says how to score with other sizes."""
+    """Return ``text`` if it is a published protocol; the error explains how to score with other sizes."""
     if text in PROTOCOLS or text in WHOLE_IMAGES:
         return text
     other = re.fullmatch(r"(center|tencrop)(\d+)", text)
@@ -97,8 +97,9 @@ class Validate(Command, ScoreOptions):
         """Score the weights, print a table and write the requested files."""
         if self.protocol and (self.crop or self.scale or self.ten_crops):
             raise ConfigError(
-                f"--protocol {self.protocol} fixes scale, crop and number of crops; command line: "
-                f"leave out --crop, --scale and --ten-crops, or --protocol"
+                f"--protocol {self.protocol} fixes scale, crop and number of crops",
+                "command line",
+                "leave out --crop, --scale and --ten-crops, or --protocol",
             )
         from zoo.engine.process import open_process
         from zoo.files import write_json
@@ -111,9 +112,8 @@ class Validate(Command, ScoreOptions):
 
         if self.confusion is not None:
             if self.confusion.suffix.lower() != ".png":
-                raise ConfigError(
-                    f"{printable(self.confusion)} does not end in .png; --confusion: the plot is written as PNG"
-                )
+                what = f"{escape(self.confusion)} does not end in .png"
+                raise ConfigError(what, "--confusion", "the plot is written as PNG")
             check_matplotlib("leave out --confusion")
         with open_process(self.local_rank, self.dist_backend) as process:
             process.on_main(lambda: check_writable(self.json, self.predictions, self.confusion))
@@ -166,16 +166,14 @@ def _check_task(options: Validate, network: LoadedNetwork) -> None:
     """Raise ConfigError if the network is for another task than ``--task``, and for options of the other task."""
     task, arch = network.experiment.task, network.experiment.network.arch
     if options.task not in (None, task):
-        raise ConfigError(
-            f"{network.title} ({arch}) is a network of {task}; --task {options.task}: remove it, or give another NAME"
-        )
-    others = ONLY_CLASSIFICATION if task == "segmentation" else ONLY_SEGMENTATION
+        what = f"{network.title} ({arch}) is a network of {task}"
+        raise ConfigError(what, f"--task {options.task}", "remove it, or give another NAME")
+    others = CLASSIFICATION_OPTIONS if task == "segmentation" else SEGMENTATION_OPTIONS
     given = [option for name, option in others.items() if getattr(options, name)]
     if given:
         how = "whole images are scored, one at a time" if task == "segmentation" else "each image has one class"
-        raise ConfigError(
-            f"{network.title} ({arch}) is a network of {task}, where {how}; command line: leave out {listed(given)}"
-        )
+        what = f"{network.title} ({arch}) is a network of {task}, where {how}"
+        raise ConfigError(what, "command line", f"leave out {join_names(given)}")
 
 
 def _protocol(options: Validate, network: LoadedNetwork) -> CropProtocol | str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from zoo.architectures import ARCHITECTURES, PACKAGES, is_external
 from zoo.config.experiment import Experiment
 from zoo.config.problems import validate
-from zoo.errors import ConfigError, nearest, printable
+from zoo.errors import ConfigError, escape, nearest
 from zoo.section import KeyPath, Problem, check_extent, raise_problems
 from zoo.spec import read_earlier_form
 
@@ -56,17 +56,16 @@ def load_experiment(name: str | Path, log_notices: bool = True) -> Experiment:
         content = json.loads(text, object_pairs_hook=_JsonObject)
     except OSError as error:
         raise ConfigError(
-            f"{printable(path)}: cannot be read ({error.strerror}); give the path of an experiment file or a name; the "
+            f"{escape(path)}: cannot be read ({error.strerror}); give the path of an experiment file or a name; the "
             f"nearest names in {experiments_dir()} are {', '.join(nearest(path.stem, experiment_names()))}"
         ) from None
     except json.JSONDecodeError as error:
         raise ConfigError(
-            f"{printable(path)}:{error.lineno}:{error.colno}: {error.msg} (strict JSON: no comments, no trailing "
-            "commas)"
+            f"{escape(path)}:{error.lineno}:{error.colno}: {error.msg} (strict JSON: no comments, no trailing commas)"
         ) from None
     except (ValueError, RecursionError) as error:  # not UTF-8; numbers or nesting beyond Python's limits
-        raise ConfigError(f"{printable(path)}: is not a JSON file ({error})") from None
-    return _parse(content, printable(path), known_networks_only=True, log_notices=log_notices)
+        raise ConfigError(f"{escape(path)}: is not a JSON file ({error})") from None
+    return _parse(content, escape(path), known_networks_only=True, log_notices=log_notices)
 
 
 def parse_experiment(content: dict[str, Any], source: str) -> Experiment:

@@ -1,10 +1,10 @@
 """Converts weights and networks between variants, and reports how exact the conversion is.
 
-Functions of state dicts take a state dict and its architecture, and return the converted state dict and a
-`ConversionReport`; `convert_network` takes and returns a network of any package. Common arguments: ``activation``,
-``activation_param`` and ``**options`` (such as ``input_3x3``) describe the network; with ``compare_with_source``, the
-outputs of both networks are compared on ``images`` (N, 3, H, W), by default two random ones. They raise ConfigError for
-an unknown architecture or option, and WeightsError for a state dict that does not fit.
+Functions of state dicts take a state dict and the `NetworkSpec` of its network, and return the converted state dict,
+its spec, and a `ConversionReport`. The state dict determines the number of classes. By default they compare the outputs
+of both networks on two random images; ``images`` (N, 3, H, W) replaces these, and ``compare_with_source=False`` skips
+the comparison. They raise ConfigError for an unknown architecture, WeightsError for a state dict that does not fit, and
+ConversionError for a network that they cannot convert. `convert_network` takes and returns a network of any package.
 """
 
 from zoo.convert.conversion import ConversionReport

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConversionError, VerificationError
-from zoo.models.build import build_on_meta
+from zoo.models.build import build_model, build_on_meta
 from zoo.models.external import iter_tensors
-from zoo.spec import merge, parse_spec
+from zoo.spec import NetworkSpec
 from zoo.weights import load_state_dict
 from zoo.weights.load import check_fits, num_outputs
 
@@ -20,6 +20,15 @@ StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)
 ROUNDING_TOLERANCE = 1e4  # largest difference of exact conversions, in units of eps times the largest output
 MAX_PRINTED_NAMES = 6  # in a printed report
+RELU = {"norm": "standard", "activation": "relu"}
+# Kind of conversion -> settings that the network of its source must have.
+REQUIRED: dict[str, dict[str, str]] = {
+    "from-torchvision": RELU,
+    "to-torchvision": RELU,
+    "relu-to-leaky-relu": RELU,
+    "inplace-to-standard": {"norm": "inplace"},
+    "standard-to-inplace": {"norm": "standard"},
+}
 
 
 @dataclass(frozen=True)
@@ -89,27 +98,39 @@ def _counted(names: tuple[str, ...]) -> str:
     return f"{len(names)}" + (f" ({', '.join(names[:MAX_PRINTED_NAMES])}{rest})" if names else "")
 
 
-def build_with_weights(
-    state_dict: StateDict,
-    arch: str,
-    norm: str = "standard",
-    activation: str = "leaky_relu",
-    activation_param: float = 0.01,
-    **options: Any,
-) -> nn.Module:
-    """Return the network of a state dict with its weights, in float64 and evaluation mode.
+def source_spec(state_dict: StateDict, spec: NetworkSpec, conversion: str) -> NetworkSpec:
+    """Return the spec of a conversion's source, with the number of classes of its state dict.
 
-    The state dict determines the number of classes, 0 without a classifier. Raises WeightsError if it does not fit the
-    architecture.
+    The memory strategy becomes the default one, because it may not support the norms of the result. Raises ConfigError
+    for an unknown architecture, and ConversionError if the conversion is not for this network.
     """
-    source = f"the state dict given for {arch}"
-    settings = {"arch": arch, "norm": norm, "activation": activation, "activation_param": activation_param}
-    spec = parse_spec(merge(settings, options, {"num_classes": num_outputs(state_dict, source)}), arch)
-    model = build_on_meta(spec)
-    check_fits(model, state_dict, source=source)
-    model = model.double().to_empty(device="cpu").eval()
+    if spec.is_external:
+        what = f"{spec.arch} is an external network, and {conversion} is for those of zoo"
+        raise ConversionError(what, remedy="convert it with zoo convert export")
+    for key, value in REQUIRED.get(conversion, {}).items():
+        found = getattr(spec, key)
+        if found != value and (found, value) != ("sync", "inplace"):
+            raise ConversionError(f"{conversion} is for networks with {key}={value!r}, and this has {found!r}")
+    classifier = "fc.weight" if conversion == "from-torchvision" else None
+    num_classes = num_outputs(state_dict, f"the state dict given for {spec.arch}", classifier)
+    changes = {} if num_classes == spec.num_classes else {"num_classes": num_classes}
+    return spec.changed(**changes, memory="auto")
+
+
+def build_with_weights(state_dict: StateDict, spec: NetworkSpec) -> nn.Module:
+    """Return the network of a spec with the weights of a state dict, in float64 and evaluation mode.
+
+    Raises WeightsError if they do not fit.
+    """
+    source = f"the state dict given for {spec.arch}"
+    if spec.is_external:
+        model = build_model(spec).double()  # built with values, because its buffers may not be in the state dict
+    else:
+        model = build_on_meta(spec)
+        check_fits(model, state_dict, source=source)
+        model = model.double().to_empty(device="cpu")
     load_state_dict(model, state_dict, source=source)
-    return model
+    return model.eval()
 
 
 def state_dict_like(model: nn.Module, like: StateDict) -> dict[str, Tensor]:

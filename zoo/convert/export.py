@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import ConversionError, VerificationError, printable
+from zoo.errors import ConversionError, VerificationError, escape
 from zoo.files import replacing
 from zoo.layers.norm import InPlaceABN
 
@@ -85,7 +85,7 @@ def _as_json(metadata: Mapping[str, Any] | None) -> str | None:
     try:
         return None if metadata is None else json.dumps(dict(metadata), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConversionError(f"the metadata for the exported file is not JSON: {printable(error)}") from error
+        raise ConversionError(f"the metadata for the exported file is not JSON: {escape(error)}") from error
 
 
 def _outputs(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,37 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo import convert
-from zoo.convert.conversion import ConversionReport, build_with_weights
+from zoo.convert.conversion import REQUIRED, ConversionReport, build_with_weights
 from zoo.convert.export import export
-from zoo.convert.fold import fold_and_compare
-from zoo.convert.norms import convert_network
-from zoo.errors import ConfigError, ConversionError, printable
+from zoo.convert.fold import fold, fold_and_compare
+from zoo.convert.norms import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
+from zoo.convert.torchvision import from_torchvision, to_torchvision
+from zoo.errors import ConfigError, ConversionError, escape
 from zoo.files import replacing
-from zoo.models.build import build_model
 from zoo.models.external import build_external, image_shape
 from zoo.spec import NetworkSpec, Preprocessing, merge, parse_spec
-from zoo.weights import StoredWeights, load_state_dict, read_weights
+from zoo.weights import StoredWeights, read_weights
 from zoo.weights.load import num_outputs
 from zoo.weights.stored import check_fits_spec
 from zoo.weights.stored_spec import check_same_network
 
-DEFAULT_SLOPE = 0.01  # of leaky_relu
-RELU = {"norm": "standard", "activation": "relu"}
-# Kind of conversion -> settings that the network of its source must have.
-SOURCES: dict[str, dict[str, str]] = {
-    "from-torchvision": RELU,
-    "to-torchvision": RELU,
-    "relu-to-leaky-relu": RELU,
-    "inplace-to-standard": {"norm": "inplace"},
-    "standard-to-inplace": {"norm": "standard"},
-}
-# Kind of conversion -> settings that it changes.
-CHANGES: dict[str, dict[str, Any]] = {
-    "relu-to-leaky-relu": {"activation": "leaky_relu"},
-    "inplace-to-standard": {"norm": "standard"},
-    "standard-to-inplace": {"norm": "inplace"},
-    "fold": {"folded": True},
+# Kind of conversion -> its function of `zoo.convert`.
+FUNCTIONS: dict[str, Callable[..., tuple[dict[str, Tensor], NetworkSpec | None, ConversionReport]]] = {
+    "from-torchvision": from_torchvision,
+    "to-torchvision": to_torchvision,
+    "relu-to-leaky-relu": relu_to_leaky_relu,
+    "inplace-to-standard": inplace_to_standard,
+    "standard-to-inplace": standard_to_inplace,
+    "fold": fold,
 }
 
 
@@ -63,54 +54,27 @@ class Conversion:
     report: ConversionReport
 
 
-def convert_file(
-    kind: str,
-    source: Path,
-    asked: Mapping[str, Any],
-    *,
-    slope: float = DEFAULT_SLOPE,
-    allow_approximate: bool = False,
-    compare_with_source: bool = True,
-) -> Conversion:
+def convert_file(kind: str, source: Path, asked: Mapping[str, Any], **options: Any) -> Conversion:
     """Return the converted weights of a file.
 
     Args:
-    - `kind`: "from-torchvision", "to-torchvision", "relu-to-leaky-relu", "inplace-to-standard", "standard-to-inplace"
-      or "fold", which are functions of `zoo.convert`.
+    - `kind`: a key of `FUNCTIONS`.
     - `source`: path of the weights file, or a published name.
     - `asked`: settings and options of the network, which must agree with the file's description.
-    - `slope`: (relu-to-leaky-relu) slope of leaky_relu.
-    - `allow_approximate`: (standard-to-inplace) see `zoo.convert.standard_to_inplace`.
-    - `compare_with_source`: compare the outputs of both networks.
+    - `**options`: keyword arguments of the function.
 
     Raises ConfigError if nothing names the architecture, ConversionError if the conversion is not for this network, and
     WeightsError for settings that contradict the file.
     """
     stored = read_weights(source)
-    if stored.spec is not None and stored.spec.is_external:
-        raise ConversionError(
-            f"the file holds {stored.spec.arch}, an external network, and {kind} is for those of zoo",
-            source,
-            "convert it with zoo convert export",
-        )
-    spec, changes = _source_spec(stored, kind, asked, printable(source)), CHANGES.get(kind, {})
-    arguments: dict[str, Any] = {"compare_with_source": compare_with_source}
-    if kind == "relu-to-leaky-relu":
-        changes = {**changes, "activation_param": slope}
-        arguments |= {**spec.options, "activation_param": slope}
-    elif not kind.endswith("-torchvision"):  # those two report differences in their own terms
-        arguments |= {**spec.options, "activation": spec.activation, "activation_param": spec.activation_param}
-    if not kind.endswith("-torchvision"):
-        check_fits_spec(stored.state_dict, spec, printable(source))
-    if kind == "fold":
-        arguments["norm"] = spec.norm
-    if allow_approximate:
-        arguments["allow_approximate"] = True
+    spec = _source_spec(stored, kind, asked)
+    if kind != "from-torchvision":  # whose tensors have other names
+        check_fits_spec(stored.state_dict, spec, escape(source))
     try:
-        state_dict, report = getattr(convert, kind.replace("-", "_"))(stored.state_dict, spec.arch, **arguments)
+        state_dict, target, report = FUNCTIONS[kind](stored.state_dict, spec, **options)
     except ConversionError as error:
-        raise ConversionError(f"{printable(source)}: {error}") from error
-    return Conversion(stored, spec, state_dict, None if kind == "to-torchvision" else spec.changed(**changes), report)
+        raise ConversionError(f"{escape(source)}: {error}") from error
+    return Conversion(stored, spec, state_dict, target, report)
 
 
 def export_file(
@@ -127,28 +91,18 @@ def export_file(
     the images in pixels, by default that of the file's preprocessing. Returns the report of folding, and the largest
     difference of the outputs of the written file. Raises the errors of `convert_file` and `zoo.convert.export`.
     """
-    stored, images = read_weights(source), None
-    if stored.spec is not None and stored.spec.is_external:
-        check_same_network(stored.spec, {"arch": asked.get("arch", stored.spec.arch)}, printable(source), "the options")
-        spec = stored.spec.changed(**{**asked, "arch": stored.spec.arch}, memory="auto")
-        size = prepare_images(spec, crop=crop).crop_val
+    stored = read_weights(source)
+    spec = _source_spec(stored, "export", asked)
+    check_fits_spec(stored.state_dict, spec, escape(source))
+    size = prepare_images(spec, crop=crop).crop_val
+    images = None
+    if spec.is_external:  # which may not accept small images
         images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-        check_fits_spec(stored.state_dict, spec, printable(source))
-        # Built with values: external networks may hold buffers that no file has.
-        model = build_model(spec.changed(memory="plain"))
-        load_state_dict(model, stored.state_dict, source=printable(source))
-        model = model.double().eval()
-    else:
-        spec = _source_spec(stored, "export", asked, printable(source))
-        check_fits_spec(stored.state_dict, spec, printable(source))
-        size = prepare_images(spec, crop=crop).crop_val
-        model = build_with_weights(
-            stored.state_dict, spec.arch, spec.norm, spec.activation, spec.activation_param, **spec.options
-        )
+    model = build_with_weights(stored.state_dict, spec)
     try:
         folded, report = fold_and_compare(model, spec.arch, stored.state_dict, images, compare_with_source)
     except ConversionError as error:
-        raise ConversionError(f"{printable(source)}: {error}") from error
+        raise ConversionError(f"{escape(source)}: {error}") from error
     return report, export(folded, target, size, {"network": spec.model_dump(mode="json")})
 
 
@@ -183,28 +137,24 @@ def save_weights(state_dict: Mapping[str, Tensor], spec: NetworkSpec | None, pat
         raise ConversionError(f"the file cannot be written ({error.strerror})", path, "give another TARGET") from error
 
 
-def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any], path: str) -> NetworkSpec:
-    """Return the spec of the source's network: that of the file, or one made from ``asked`` and the kind.
+def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any]) -> NetworkSpec:
+    """Return the spec of a file with the default memory strategy, or one made from ``asked`` and the kind.
 
-    Its memory strategy is the default, as converted networks have other norms. Raises errors as `convert_file` does.
+    Raises errors as `convert_file` does.
     """
-    required, spec = SOURCES.get(kind, {}), stored.spec
-    if spec is None:
-        if "arch" not in asked:
-            raise ConfigError(
-                f"{path}: does not say which network it belongs to; give --arch NAME (resnet50), and --norm, "
-                "--activation, --activation-param and --input-3x3 where they differ from the defaults"
-            )
-        key = "fc.weight" if kind == "from-torchvision" else None
-        given = merge(asked, required, {"num_classes": num_outputs(stored.state_dict, path, key)})
-        spec = parse_spec(given, path)
-        stored.warn_of_assumptions(spec, given)
-        return spec
-    if kind == "from-torchvision":
-        raise ConversionError(f"{path}: {kind} is for torchvision's files, and this is a {spec.arch} of zoo already")
-    check_same_network(spec, merge(asked), path, "the options")
-    for key, value in required.items():
-        found = "inplace" if (key, spec.norm) == ("norm", "sync") else getattr(spec, key)
-        if found != value:
-            raise ConversionError(f"{path}: {kind} is for networks with {key}={value!r}, and this has {found!r}")
-    return spec.changed(memory="auto")
+    path, spec = escape(stored.path), stored.spec
+    if spec is not None and kind == "from-torchvision":
+        raise ConversionError(f"{path}: {kind} is for torchvision's files, and this is a file of zoo for {spec.arch}")
+    if spec is not None:
+        check_same_network(spec, merge(asked), path, "the options")
+        return spec.changed(**asked, memory="auto")
+    if "arch" not in asked:
+        raise ConfigError(
+            f"{path}: does not say which network it belongs to; give --arch NAME (resnet50), and --norm, "
+            "--activation, --activation-param and --input-3x3 where they differ from the defaults"
+        )
+    key = "fc.weight" if kind == "from-torchvision" else None
+    given = merge(asked, REQUIRED.get(kind, {}), {"num_classes": num_outputs(stored.state_dict, path, key)})
+    spec = parse_spec(given, path)
+    stored.warn_of_assumptions(spec, given)
+    return spec

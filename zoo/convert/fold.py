@@ -8,11 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs, state_dict_like
+from zoo.convert.conversion import (
+    ConversionReport,
+    StateDict,
+    build_with_weights,
+    compare_outputs,
+    source_spec,
+    state_dict_like,
+)
 from zoo.convert.norm_conversion import NormPlan, apply_plans, replace_modules
 from zoo.convert.trace import Trace
 from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN, InPlaceABN, activate_
+from zoo.spec import NetworkSpec
 from zoo.torch_internals import forward_hooks
 
 
@@ -51,23 +59,16 @@ def fold_network(model: nn.Module) -> nn.Module:
 
 
 def fold(
-    state_dict: StateDict,
-    arch: str,
-    *,
-    norm: str = "standard",
-    activation: str = "leaky_relu",
-    activation_param: float = 0.01,
-    compare_with_source: bool = True,
-    images: Tensor | None = None,
-    **options: Any,
-) -> tuple[dict[str, Tensor], ConversionReport]:
-    """Return the state dict of the folded network, fold_network(zoo.get(arch, ...)); exact in evaluation mode.
+    state_dict: StateDict, spec: NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
+) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
+    """Return the weights of the folded network, see `fold_network`; exact in evaluation mode.
 
-    ``norm``: "standard", "inplace" or "sync", the norm of the source. The report's ``kept`` names unfolded norms.
+    The report's ``kept`` names unfolded norms.
     """
-    source = build_with_weights(state_dict, arch, norm, activation, activation_param, **options)
-    folded, report = fold_and_compare(source, arch, state_dict, images, compare_with_source)
-    return state_dict_like(folded, state_dict), report
+    source = source_spec(state_dict, spec, "fold")
+    model = build_with_weights(state_dict, source)
+    folded, report = fold_and_compare(model, spec.arch, state_dict, images, compare_with_source)
+    return state_dict_like(folded, state_dict), source.changed(folded=True), report
 
 
 def fold_and_compare(

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from zoo.convert.rewriting import activation_behind, drop_activations, mode_set, trace_forward
 from zoo.convert.trace import Trace, function_name
-from zoo.errors import MAX_LISTED, ConversionError, listed, printable
+from zoo.errors import MAX_LISTED, ConversionError, escape, join_names
 from zoo.layers.norm import ABN, NORM_CLASSES, InPlaceABN, InPlaceABNSync
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
 from zoo.torch_internals import BatchNormBase
@@ -118,7 +118,7 @@ def convert_norm(
             "%d norms of %s are not converted: %s",
             len(left),
             type(module).__name__,
-            listed(f"{name}: {reason}" for name, reason in left.items()),
+            join_names(f"{name}: {reason}" for name, reason in left.items()),
         )
     apply_plans(module, plans, kind)
     return module
@@ -178,13 +178,13 @@ def _norms_to_convert(module: nn.Module) -> tuple[dict[str, Any], dict[str, str]
     if not norms:
         raise ConversionError(
             f"{type(module).__name__} has no norm to convert: neither a batch norm of torch nor one of zoo"
-            + (f"; its others are {listed(frozen)}: {FROZEN_REASON}" if frozen else "")
+            + (f"; its others are {join_names(frozen)}: {FROZEN_REASON}" if frozen else "")
         )
     return norms, dict.fromkeys(frozen, FROZEN_REASON)
 
 
 def _described(name: str, part: nn.Module) -> str:
-    return f"{printable(name) or 'the module itself'} ({type(part).__name__})"
+    return f"{escape(name) or 'the module itself'} ({type(part).__name__})"
 
 
 def apply_plans(module: nn.Module, plans: list[NormPlan], kind: str) -> None:
@@ -243,7 +243,7 @@ class _Planner:
         calls = self.trace.calls.get(name, [])
         self._check_kind(norm)
         if not calls and (why := self.trace.untraced_reason(name)):
-            raise _UnsafeError(printable(why), NOT_TRACED)
+            raise _UnsafeError(escape(why), NOT_TRACED)
         if len(calls) != 1 or not name:
             raise _UnsafeError(f"the forward pass calls it {len(calls)} times, not once", NOT_ONCE)
         (node,) = calls
@@ -260,7 +260,7 @@ class _Planner:
             raise _UnsafeError(f"its activation {plan.activation} has no in-place form", NO_FORM)
         if not isinstance(norm, InPlaceABN) and (reason := self.trace.input_needed_reason(node)):
             if not isinstance(norm, ABN):
-                raise _UnsafeError(printable(reason), INPUT_NEEDED)
+                raise _UnsafeError(escape(reason), INPUT_NEEDED)
             plan.inplace = False
         return plan
 
@@ -332,7 +332,7 @@ class _Planner:
     def _owner(self, name: str, node: fx.Node, activation: fx.Node) -> str:
         """Return the name of the module whose forward method is to be rewritten without the activation."""
         owner, module = str(node.meta["owner"]), self.trace.module_of(activation)
-        what, advice = f"its activation {printable(activation.name)} is a function", FUNCTION
+        what, advice = f"its activation {escape(activation.name)} is a function", FUNCTION
         if module is not None:
             calls = self.trace.num_calls(activation)
             what = f"its activation {_described(str(activation.target), module)} is called {calls or 'several'} times"
@@ -346,7 +346,7 @@ class _Planner:
         graph = self._recorded[owner]
         if isinstance(graph, str):
             raise _UnsafeError(
-                f"{what}, and the forward pass of {described} cannot be rewritten: it {printable(graph)}", advice
+                f"{what}, and the forward pass of {described} cannot be rewritten: it {escape(graph)}", advice
             )
         found = activation_behind(parent, graph, _local_name(name, owner))
         same = found is not None and (
@@ -361,7 +361,7 @@ class _Planner:
     def _check_not_overwritten(self, node: fx.Node) -> None:
         if overwriters := self.trace.overwriters(node):
             raise _UnsafeError(
-                f"its output, which backward needs, is overwritten by {listed(overwriters)}", OVERWRITTEN
+                f"its output, which backward needs, is overwritten by {join_names(overwriters)}", OVERWRITTEN
             )
 
 
@@ -378,7 +378,7 @@ def _no_form(name: str, activation: nn.Module | fx.Node) -> _UnsafeError:
     if isinstance(activation, nn.Module):
         is_relu, what = type(activation) is nn.ReLU, _described(name, activation)
     else:
-        is_relu, what = function_name(activation).rstrip("_") == "relu", printable(activation.name)
+        is_relu, what = function_name(activation).rstrip("_") == "relu", escape(activation.name)
     return _UnsafeError(f"its activation {what} has no in-place form", RELU if is_relu else NO_FORM)
 
 

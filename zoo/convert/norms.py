@@ -7,10 +7,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs, state_dict_like
+from zoo.convert.conversion import (
+    ConversionReport,
+    StateDict,
+    build_with_weights,
+    compare_outputs,
+    source_spec,
+    state_dict_like,
+)
 from zoo.convert.norm_conversion import NormPlan, apply_plans, plan_norms
 from zoo.layers.norm import ABN
-from zoo.spec import merge, parse_spec
+from zoo.spec import NetworkSpec
 
 
 def convert_network(
@@ -53,37 +60,26 @@ def convert_network(
 
 
 def inplace_to_standard(
-    state_dict: StateDict,
-    arch: str,
-    *,
-    activation: str = "leaky_relu",
-    activation_param: float = 0.01,
-    compare_with_source: bool = True,
-    images: Tensor | None = None,
-    **options: Any,
-) -> tuple[dict[str, Tensor], ConversionReport]:
-    """Return the weights for the network with standard norms: every scale becomes |weight| + eps; exact."""
-    settings = {"activation": activation, "activation_param": activation_param, **options}
-    converted, plans, measured = _change_norms(
-        state_dict, arch, ("inplace", "standard"), settings, compare_with_source, images
-    )
+    state_dict: StateDict, spec: NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
+) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
+    """Return the weights for standard norms: every scale becomes |weight| + eps; exact."""
+    source = source_spec(state_dict, spec, "inplace-to-standard")
+    target = source.changed(norm="standard")
+    converted, plans, measured = _change_norms(state_dict, source, target, compare_with_source, images)
     layers = tuple(plan.name for plan in plans)
     reason = "each scale is now |weight| + eps"
-    return converted, ConversionReport("inplace-to-standard", arch, layers, True, reason, **measured)
+    return converted, target, ConversionReport("inplace-to-standard", spec.arch, layers, True, reason, **measured)
 
 
 def standard_to_inplace(
     state_dict: StateDict,
-    arch: str,
+    spec: NetworkSpec,
     *,
-    activation: str = "leaky_relu",
-    activation_param: float = 0.01,
     allow_approximate: bool = False,
     compare_with_source: bool = True,
     images: Tensor | None = None,
-    **options: Any,
-) -> tuple[dict[str, Tensor], ConversionReport]:
-    """Return the weights for the network with in-place norms, whose scale is |weight| + eps.
+) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
+    """Return the weights for in-place norms, whose scale is |weight| + eps.
 
     A weight w >= eps becomes w - eps. A negative w becomes |w| - eps, and the signs of the filter before the norm and
     of the running mean are flipped, which negates the normalized values; bias and variance are unchanged. This is
@@ -91,9 +87,10 @@ def standard_to_inplace(
     for |w| < eps, raises ConversionError with the names of the norms, or with ``allow_approximate`` sets these scales
     to eps, the nearest possible scale. Raises ConfigError for an activation without an inverse.
     """
-    settings = {"activation": activation, "activation_param": activation_param, **options}
+    source = source_spec(state_dict, spec, "standard-to-inplace")
+    target = source.changed(norm="inplace")
     converted, plans, measured = _change_norms(
-        state_dict, arch, ("standard", "inplace"), settings, compare_with_source, images, allow_approximate
+        state_dict, source, target, compare_with_source, images, allow_approximate
     )
     clamped = {plan.name: plan.num_clamped for plan in plans if plan.num_clamped}
     folded = sum(plan.num_negative for plan in plans if plan.convolution is not None)
@@ -102,58 +99,53 @@ def standard_to_inplace(
         reason += f"; {sum(clamped.values())} scales became eps"
     convolutions = [plan.convolution for plan in plans if plan.convolution is not None]
     layers = (*(plan.name for plan in plans), *convolutions)
-    report = ConversionReport("standard-to-inplace", arch, layers, not clamped, reason, clamped=clamped, **measured)
-    return converted, report
+    report = ConversionReport(
+        "standard-to-inplace", spec.arch, layers, not clamped, reason, clamped=clamped, **measured
+    )
+    return converted, target, report
 
 
 def _change_norms(
     state_dict: StateDict,
-    arch: str,
-    kinds: tuple[str, str],
-    settings: dict[str, Any],
+    source: NetworkSpec,
+    target: NetworkSpec,
     compare_with_source: bool,
     images: Tensor | None,
     allow_approximate: bool = False,
 ) -> tuple[dict[str, Tensor], list[NormPlan], dict[str, Any]]:
-    """Return the weights for norms of the second kind, the plan for each norm, and the measured differences."""
-    old, new = kinds
-    parse_spec(
-        merge({"arch": arch, "norm": new}, settings), arch
-    )  # raises ConfigError for settings that the target cannot have
-    model = build_with_weights(state_dict, arch, old, **settings)
-    plans, _ = plan_norms(model, new, allow_approximate)
-    apply_plans(model, plans, new)
+    """Return the weights for the norms of ``target``, the plan for each norm, and the measured differences."""
+    model = build_with_weights(state_dict, source)
+    plans, _ = plan_norms(model, target.norm, allow_approximate)
+    apply_plans(model, plans, target.norm)
     converted = state_dict_like(model, state_dict)
     if not compare_with_source:
         return converted, plans, {}
-    source = build_with_weights(state_dict, arch, old, **settings)
-    target = build_with_weights(converted, arch, new, **settings)
+    networks = build_with_weights(state_dict, source), build_with_weights(converted, target)
     is_exact = not any(plan.num_clamped for plan in plans)
-    return converted, plans, compare_outputs(source, target, images, state_dict if is_exact else None)
+    return converted, plans, compare_outputs(*networks, images, state_dict if is_exact else None)
 
 
 def relu_to_leaky_relu(
     state_dict: StateDict,
-    arch: str,
+    spec: NetworkSpec,
     *,
     activation_param: float = 0.01,
     compare_with_source: bool = True,
     images: Tensor | None = None,
-    **options: Any,
-) -> tuple[dict[str, Tensor], ConversionReport]:
-    """Return the weights of a relu network, unchanged, for the same network with leaky_relu; approximate.
+) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
+    """Return the weights of a relu network, unchanged, for leaky_relu with slope ``activation_param``; approximate.
 
-    Both networks have standard norms; ``activation_param`` is the slope of leaky_relu.
-    ``zoo convert relu-to-leaky-relu --data DIR`` measures the loss of accuracy and can reestimate the running
-    statistics.
+    Both networks have standard norms. ``zoo convert relu-to-leaky-relu --data DIR`` measures the loss of accuracy and
+    can reestimate the running statistics.
     """
-    target = build_with_weights(state_dict, arch, activation_param=activation_param, **options)
+    source = source_spec(state_dict, spec, "relu-to-leaky-relu")
+    target = source.changed(activation="leaky_relu", activation_param=activation_param)
+    model = build_with_weights(state_dict, target)
     measured: dict[str, Any] = {}
     if compare_with_source:
-        source = build_with_weights(state_dict, arch, activation="relu", **options)
-        measured = compare_outputs(source, target, images)
+        measured = compare_outputs(build_with_weights(state_dict, source), model, images)
     reason = f"the weights are unchanged, but negative values now pass with slope {activation_param:g}"
-    norms = {name: part for name, part in target.named_modules() if isinstance(part, ABN)}
+    norms = {name: part for name, part in model.named_modules() if isinstance(part, ABN)}
     layers = tuple(name for name, norm in norms.items() if norm.activation != "identity")
-    converted = state_dict_like(target, state_dict)
-    return converted, ConversionReport("relu-to-leaky-relu", arch, layers, False, reason, **measured)
+    report = ConversionReport("relu-to-leaky-relu", spec.arch, layers, False, reason, **measured)
+    return state_dict_like(model, state_dict), target, report

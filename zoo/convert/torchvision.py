@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo.architectures import ARCHITECTURES
-from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs
-from zoo.errors import ConfigError, ConversionError, listed
-from zoo.models import build_network
+from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs, source_spec
+from zoo.errors import ConfigError, ConversionError, join_names
+from zoo.models.build import build_on_meta
 from zoo.spec import NetworkSpec
 from zoo.weights.load import COUNTER, MAX_KEYS, extract_backbone, torchvision_arch
 
@@ -23,11 +23,12 @@ TORCHVISION_LAYERS = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
 
 
 def from_torchvision(
-    state_dict: StateDict, arch: str, *, compare_with_source: bool = True, images: Tensor | None = None
-) -> tuple[dict[str, Tensor], ConversionReport]:
-    """Return the state dict of torchvision's ResNet ``arch`` under this package's names; exact.
+    state_dict: StateDict, spec: NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
+) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
+    """Return the tensors of a torchvision ResNet under this package's names; exact.
 
-    The network is zoo.get(arch, activation="relu"). Batch counters, which torchvision's oldest files lack, become 0.
+    ``spec`` is the network in this package, with relu and standard norms. Batch counters, which torchvision's oldest
+    files lack, become 0.
 
     For a segmentation network (`deeplabv3_resnet50` and others), converts only the backbone, for the body of a DeepLab:
     zoo.get(f"deeplab_{arch}", body_weights=FILE). torchvision dilates the first block of a module half as much as the
@@ -36,17 +37,19 @@ def from_torchvision(
     Raises ConversionError with all missing and unknown keys, and for the architecture of a whole DeepLab; WeightsError
     for wrong shapes.
     """
-    return _convert(state_dict, arch, "from-torchvision", compare_with_source, images)
+    return _convert(state_dict, spec, "from-torchvision", compare_with_source, images)
 
 
 def to_torchvision(
-    state_dict: StateDict, arch: str, *, compare_with_source: bool = True, images: Tensor | None = None
-) -> tuple[dict[str, Tensor], ConversionReport]:
-    """Return the state dict of the relu ResNet ``arch`` with standard norms under torchvision's names; exact.
+    state_dict: StateDict, spec: NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
+) -> tuple[dict[str, Tensor], None, ConversionReport]:
+    """Return the tensors of a ResNet with relu and standard norms under torchvision's names; exact.
 
-    Raises ConversionError with all missing and unknown keys, and WeightsError for wrong shapes.
+    The result belongs to a network of torchvision and has no spec. Raises ConversionError with all missing and unknown
+    keys, and WeightsError for wrong shapes.
     """
-    return _convert(state_dict, arch, "to-torchvision", compare_with_source, images)
+    converted, _, report = _convert(state_dict, spec, "to-torchvision", compare_with_source, images)
+    return converted, None, report
 
 
 def torchvision_key(key: str) -> str:
@@ -67,10 +70,12 @@ def backbone_dilation(arch: str) -> list[int | list[int]]:
 
 
 def _convert(
-    state_dict: StateDict, arch: str, conversion: str, compare_with_source: bool, images: Tensor | None
-) -> tuple[dict[str, Tensor], ConversionReport]:
-    known = [name for name, arch in ARCHITECTURES.items() if arch.family == "resnet"]
-    body = ARCHITECTURES[arch].structure.get("body") if arch in ARCHITECTURES else None
+    state_dict: StateDict, spec: NetworkSpec, conversion: str, compare_with_source: bool, images: Tensor | None
+) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
+    """Return the renamed tensors, the spec of the network in this package, and the report."""
+    spec = source_spec(state_dict, spec, conversion)
+    arch, known = spec.arch, [name for name, each in ARCHITECTURES.items() if each.family == "resnet"]
+    body = ARCHITECTURES[arch].structure.get("body")
     if body in known:
         raise ConversionError(
             f"{arch}: torchvision's DeepLabV3 has a different head, with a 3x3 convolution, norm and relu before the "
@@ -82,11 +87,8 @@ def _convert(
     backbone = extract_backbone(state_dict) if conversion == "from-torchvision" else None
     if backbone is not None:
         left_out, state_dict = len(state_dict) - len(backbone), backbone
-    with torch.device("meta"):
-        own_keys = build_network(
-            NetworkSpec(arch=arch, activation="relu", num_classes=0 if backbone is not None else 1)
-        ).state_dict()
-    names = {torchvision_key(key): key for key in own_keys}
+    plain = NetworkSpec(arch=arch, activation="relu", num_classes=int(backbone is None))
+    names = {torchvision_key(key): key for key in build_on_meta(plain).state_dict()}
     if conversion == "to-torchvision":
         names = {key: other for other, key in names.items()}
     _check_keys(state_dict, names, arch)
@@ -94,8 +96,9 @@ def _convert(
         new: state_dict[old].detach().clone() if old in state_dict else torch.tensor(0) for old, new in names.items()
     }
     zoo_weights = converted if conversion == "from-torchvision" else state_dict
-    options: dict[str, Any] = {} if backbone is None else {"dilation": backbone_dilation(arch)}
-    model = build_with_weights(zoo_weights, arch, activation="relu", **options)  # checks the shapes
+    dilation = {} if backbone is None else {"dilation": backbone_dilation(arch)}
+    same_outputs = plain.changed(num_classes=spec.num_classes, **dilation)
+    model = build_with_weights(zoo_weights, same_outputs)  # checks the shapes
     measured: dict[str, Any] = {}
     if compare_with_source:
         given = state_dict if zoo_weights is converted else converted
@@ -110,7 +113,7 @@ def _convert(
             f"; {left_out} tensors of the heads, which have no counterpart here, were left out; the output equals "
             f"torchvision's with dilation={backbone_dilation(arch)}"
         )
-    return converted, ConversionReport(conversion, arch, layers, True, reason, **measured)
+    return converted, spec, ConversionReport(conversion, arch, layers, True, reason, **measured)
 
 
 def _check_keys(state_dict: StateDict, known: Iterable[str], arch: str) -> None:
@@ -119,7 +122,7 @@ def _check_keys(state_dict: StateDict, known: Iterable[str], arch: str) -> None:
         "unknown": [key for key in state_dict if key not in set(known)],
     }
     if any(differences.values()):
-        parts = [f"{what} ({len(keys)}): {listed(keys, MAX_KEYS)}" for what, keys in differences.items() if keys]
+        parts = [f"{what} ({len(keys)}): {join_names(keys, MAX_KEYS)}" for what, keys in differences.items() if keys]
         other_arch = torchvision_arch(state_dict)
         advice = f"it is torchvision's {other_arch}" if other_arch not in (None, arch) else f"give the file of {arch}"
         raise ConversionError(f"the state dict is not that of {arch}: {'; '.join(parts)}; {advice}")

@@ -23,7 +23,7 @@ from zoo.data.folder import OnBadImage
 from zoo.data.label_maps import LabeledImages, read_label
 from zoo.data.reading import read_many
 from zoo.data.segmentation_transforms import Pixel
-from zoo.errors import DataError, listed, printable
+from zoo.errors import DataError, escape, join_names
 from zoo.files import cache_dir, write_bytes
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class ClassUniform:
         if absent:
             logger.warning(
                 "%d of %d classes are in no training image and are not drawn: %s; %s",
-                len(absent), len(found.classes), listed(absent), printable(found.root),
+                len(absent), len(found.classes), join_names(absent), escape(found.root),
             )  # fmt: skip
         # Arrays instead of a list per class, because workers share their memory.
         self._classes = np.flatnonzero(present)
@@ -105,7 +105,7 @@ def load_class_index(
                 np.save(content, index, allow_pickle=False)
                 write_bytes(file, content.getvalue())
     except OSError as error:
-        logger.warning("the class index cannot be cached: %s; %s", error.strerror, printable(file.parent))
+        logger.warning("the class index cannot be cached: %s; %s", error.strerror, escape(file.parent))
         index = _build(found, on_bad_image, workers) if index is None else index
     return index
 

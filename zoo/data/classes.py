@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
 from zoo.data.location import DataPath
-from zoo.data.reading import naming, read_text
+from zoo.data.reading import naming, read_names
 from zoo.data.shards import CLASSES, has_shards
-from zoo.errors import DataError, brief, listed, printable
+from zoo.errors import DataError, escape, join_names, truncate
 
 if TYPE_CHECKING:
     from zoo.data.folder import ImageDataset
@@ -40,7 +40,7 @@ def class_names(num_classes: int, source: Path | None = None, known: Sequence[st
         return [*(known or ()), *(str(index) for index in range(len(known or ()), num_classes))]
     names = _names_in(source)
     if len(names) != num_classes:
-        what = f"there are {len(names)} class names ({listed(names, 3)}) but the network has {num_classes} classes"
+        what = f"there are {len(names)} class names ({join_names(names, 3)}) but the network has {num_classes} classes"
         remedy = "give the folder with the class folders (DATA/train), or a file with one name per line"
         raise DataError(what, source, remedy)
     return names
@@ -50,8 +50,8 @@ def _names_in(source: Path) -> list[str]:
     if has_shards(source):
         source = source / CLASSES
     if not source.is_dir():
-        return [line.strip() for line in read_text(source, "the class names").split("\n") if line.strip()]
-    with naming(printable(source), "the class names"):  # sorted as in `ImageFolder`
+        return read_names(source)
+    with naming(escape(source), "the class names"):  # sorted as in `ImageFolder`
         return sorted(path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
@@ -64,7 +64,7 @@ def check_num_classes(images: ImageDataset, num_outputs: int) -> None:
     if num_classes < num_outputs:
         logger.warning(
             "warning: %d class folders for a network with %d outputs; %s: set network.num_classes to %d unless classes "
-            "are intentionally missing", num_classes, num_outputs, printable(images.root), num_classes,
+            "are intentionally missing", num_classes, num_outputs, escape(images.root), num_classes,
         )  # fmt: skip
 
 
@@ -77,11 +77,11 @@ def check_same_classes(train: ImageDataset, val: ImageDataset) -> None:
     where = train.root.parent
     if not missing and not unknown:  # folders are sorted, but shards may number classes in any order
         number = next(i for i, pair in enumerate(zip(train.classes, val.classes, strict=True)) if len(set(pair)) > 1)
-        differing = f"class {number} is {brief(train.classes[number])} and {brief(val.classes[number])}"
+        differing = f"class {number} is {truncate(train.classes[number])} and {truncate(val.classes[number])}"
         what = f"{train.root.name}/ and {val.root.name}/ have the same classes in another order: {differing}"
         raise DataError(what, where, "create both with the same order")
-    parts = [f"{len(missing)} only in {train.root.name}/: {listed(missing)}"] if missing else []
-    parts += [f"{len(unknown)} only in {val.root.name}/: {listed(unknown)}"] if unknown else []
+    parts = [f"{len(missing)} only in {train.root.name}/: {join_names(missing)}"] if missing else []
+    parts += [f"{len(unknown)} only in {val.root.name}/: {join_names(unknown)}"] if unknown else []
     what = f"{train.root.name}/ and {val.root.name}/ have different classes ({'; '.join(parts)})"
     raise DataError(what, where, "give both the same folders (one in val/ may be empty)")
 
@@ -92,14 +92,14 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
     A folder of an ImageNet class may be named by its wnid ("n02123045") or torchvision's name ("tabby"). 1000 folders
     named 0 to 999, as in ImageNet-V2, are the classes of these numbers. Folders of some classes may be missing.
 
-    ``names`` are the classes of the network in the order of its outputs, made `printable`. If they are None, a network
-    with 1000 outputs is assumed to be trained on ImageNet if the folders are named like classes of ImageNet. Otherwise
+    ``names`` are the escaped classes of the network in the order of its outputs. If they are None, a network with 1000
+    outputs is assumed to be trained on ImageNet if the folders are named like classes of ImageNet. Otherwise
     there must be as many folders as outputs; they are numbered in sorted order, as in training, with a warning.
 
     Raises DataError for a folder that is not a class of the network, two folders of the same class, an ambiguous name,
     and, without names, another number of folders.
     """
-    folders = [printable(name) for name in images.classes]
+    folders = [escape(name) for name in images.classes]
     if names is None and num_outputs == NUM_CLASSES and _are_of_imagenet(folders):
         names = imagenet_wnids()
     if names is None:
@@ -107,14 +107,14 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
         logger.warning(
             "the names of the network's classes are unknown: its %d outputs are assumed to be the %s in sorted order "
             "(%s), as if it was trained on the same data; %s",
-            num_outputs, images.class_kind, listed(folders, 3), printable(images.root),
+            num_outputs, images.class_kind, join_names(folders, 3), escape(images.root),
         )  # fmt: skip
         return
     outputs = _outputs_of(folders, names, images)
     if len(folders) < num_outputs:
         logger.warning(
             "%d %s are matched by name to %d of the network's %d outputs; %s",
-            len(folders), images.class_kind, len(folders), num_outputs, printable(images.root),
+            len(folders), images.class_kind, len(folders), num_outputs, escape(images.root),
         )  # fmt: skip
     images.number_classes(outputs)
 
@@ -155,10 +155,11 @@ def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDatas
         outputs = {**_outputs_by_imagenet_name(folders, outputs, images.root), **outputs}
     unknown = [folder for folder in folders if folder not in outputs]
     if unknown:
-        what = f"{len(unknown)} of {len(folders)} {images.class_kind} are not classes of the network: {listed(unknown)}"
+        kind = images.class_kind
+        what = f"{len(unknown)} of {len(folders)} {kind} are not classes of the network: {join_names(unknown)}"
         remedy = (
-            f"rename or remove them (the network's {len(names)} classes are {listed(names, 3)}), or give the weights "
-            "of a network that was trained on them"
+            f"rename or remove them (the network's {len(names)} classes are {join_names(names, 3)}), or give the "
+            "weights of a network that was trained on them"
         )
         raise DataError(what, images.root, remedy)
     by_output = defaultdict(list)
@@ -166,7 +167,7 @@ def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDatas
         by_output[outputs[folder]].append(folder)
     for same in by_output.values():
         if len(same) > 1:
-            raise DataError(f"{images.class_kind} of the same class: {listed(same)}", images.root, "merge them")
+            raise DataError(f"{images.class_kind} of the same class: {join_names(same)}", images.root, "merge them")
     return [outputs[folder] for folder in folders]
 
 

@@ -22,7 +22,7 @@ from zoo.data.seeding import random_of
 from zoo.data.shards import Shards, has_shards, write_shard_index
 from zoo.data.source import FolderSource, Source, source_digest, write_folder_index
 from zoo.data.transforms import Transform, prepare
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, escape
 
 OnBadImage = Literal["stop", "skip"]
 
@@ -199,7 +199,7 @@ class ImageFolder(ImageDataset):
 
     def _draw(self, index: int, generator: Random) -> Sample:
         name, encoded = self.file_name(index), self.source.read(index)
-        drawn = prepare(encoded, printable(name), self.transform, self.decoder, generator)
+        drawn = prepare(encoded, escape(name), self.transform, self.decoder, generator)
         target = int(self._outputs[self.source.targets[index]])
         return Sample(drawn.pixels, target, name, colors=drawn.colors, normalization=drawn.normalization)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.errors import DataError, brief
+from zoo.errors import DataError, truncate
 from zoo.files import open_regular, replacing
 
 MAGIC = b"zoo index 1\n"
@@ -52,7 +52,7 @@ class Index:
 
     def unusable(self, reason: str) -> DataError:
         """Return the error to raise for an invalid index."""
-        return DataError(f"the index cannot be used: {brief(reason)}", self.path, REINDEX_HINT)
+        return DataError(f"the index cannot be used: {truncate(reason)}", self.path, REINDEX_HINT)
 
     def check_images(self, kind: str, columns: Mapping[str, str]) -> None:
         """Raise DataError unless the index has this ``kind``, classes, and valid ``columns`` and targets.

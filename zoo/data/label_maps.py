@@ -30,9 +30,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image, ImageFile
 
-from zoo.data.reading import EXTENSIONS, read_as, read_image, read_text
+from zoo.data.reading import EXTENSIONS, read_as, read_image, read_names, read_text
 from zoo.data.scan import find_names, log_strays, unlistable
-from zoo.errors import ConfigError, DataError, listed, printable
+from zoo.errors import ConfigError, DataError, escape, join_names
 
 Split = Literal["train", "val"]
 
@@ -129,11 +129,11 @@ def find_labeled_images(
         raise unlistable(Path(error.filename), error) from error
     if not classes:
         raise DataError("the file of class names is empty", where, "add the names")
-    if twice := [name for name, count in Counter(map(printable, classes)).items() if count > 1]:
-        what = f"several classes have the same name: {listed(twice)}"
+    if twice := [name for name, count in Counter(map(escape, classes)).items() if count > 1]:
+        what = f"several classes have the same name: {join_names(twice)}"
         raise DataError(what, where, "rename them in the file of class names")
     if len(classes) != num_classes:
-        what = f"network.num_classes = {num_classes}: the data have {len(classes)} classes ({listed(classes, 3)})"
+        what = f"network.num_classes = {num_classes}: the data have {len(classes)} classes ({join_names(classes, 3)})"
         raise ConfigError(what, where, f"set network.num_classes to {len(classes)}")
     images = _by_key(data / image_folder, rules.image_endings, log=True)
     labels = _by_key(data / label_folder, (rules.label_ending,), log=layout != "cityscapes")
@@ -150,14 +150,14 @@ def find_labeled_images(
     )
     return found, [
         *(
-            f"an image has no label map {printable(os.path.join(label_folder, key + rules.label_ending))}; "
-            f"{printable(data / image_folder / images[key])}"
+            f"an image has no label map {escape(os.path.join(label_folder, key + rules.label_ending))}; "
+            f"{escape(data / image_folder / images[key])}"
             for key in images
             if key not in labels
         ),
         *(
-            f"a label map has no image {printable(os.path.join(image_folder, key))}"
-            f"{'|'.join(rules.image_endings)}; {printable(data / label_folder / labels[key])}"
+            f"a label map has no image {escape(os.path.join(image_folder, key))}"
+            f"{'|'.join(rules.image_endings)}; {escape(data / label_folder / labels[key])}"
             for key in labels
             if key not in images
         ),
@@ -195,7 +195,7 @@ def read_label(path: Path, table: np.ndarray) -> np.ndarray:
     classes: np.ndarray = table[ids]
     if classes.min() == NO_CLASS:
         wrong, counts = np.unique(ids[classes == NO_CLASS], return_counts=True)
-        values = listed(f"{value} ({count:,} px)" for value, count in zip(wrong, counts, strict=True))
+        values = join_names(f"{value} ({count:,} px)" for value, count in zip(wrong, counts, strict=True))
         raise DataError(f"a label map has values that are no class: {values}", path, _allowed(table))
     return classes
 
@@ -232,9 +232,9 @@ def _check_exists(data: Path, folder: str, layout: str) -> None:
         return
     missing = next(step for step in (data, *reversed((data / folder).parents), data / folder) if not step.is_dir())
     parent = missing.parent
-    present = listed(sorted(os.listdir(parent))) if parent.is_dir() else ""
-    what = f"there is no folder {printable(missing)} ({printable(parent)} holds {present or 'nothing'})"
-    raise DataError(f"{what}; segmentation.layout {layout} needs {printable(data / folder)}")
+    present = join_names(sorted(os.listdir(parent))) if parent.is_dir() else ""
+    what = f"there is no folder {escape(missing)} ({escape(parent)} holds {present or 'nothing'})"
+    raise DataError(f"{what}; segmentation.layout {layout} needs {escape(data / folder)}")
 
 
 def _by_key(root: Path, endings: Sequence[str], log: bool) -> dict[str, str]:
@@ -261,7 +261,7 @@ def _folder_classes(data: Path, labels: str, num_classes: int, ignore_label: int
     file = data / "classes.txt"
     names = [str(number) for number in range(num_classes)]
     if file.exists():
-        names = [line.strip() for line in _text(file).splitlines() if line.strip()]
+        names = read_names(file)
     return names, _table(data, {**{number: number for number in range(len(names))}, ignore_label: ignore_label})
 
 
@@ -277,8 +277,9 @@ def _coco_stuff_classes(data: Path, labels: str, num_classes: int, ignore_label:
 
 def _vistas_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
     file = data / ("config_v1.2.json" if "v1.2" in Path(labels).parts else "config.json")
+    text = read_text(file, "the class names", encoding="utf-8-sig")
     try:
-        entries = [(str(entry["readable"]), bool(entry["evaluate"])) for entry in json.loads(_text(file))["labels"]]
+        entries = [(str(entry["readable"]), bool(entry["evaluate"])) for entry in json.loads(text)["labels"]]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         what = 'the file has no list "labels" of entries with "readable" and "evaluate"'
         remedy = "take it from the data set's archive"
@@ -299,10 +300,6 @@ def _table(data: Path, classes: Mapping[int, int]) -> np.ndarray:
     table = np.full(NUM_IDS, NO_CLASS, dtype=np.int32)
     table[list(classes)] = list(classes.values())
     return table
-
-
-def _text(file: Path) -> str:
-    return read_text(file, "the names of the classes", encoding="utf-8-sig")  # Windows editors write a BOM
 
 
 SAME_NAMES: Mapping[Split, str] = {"train": "train", "val": "val"}

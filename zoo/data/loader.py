@@ -80,13 +80,12 @@ def build_train_loader(
     data: DataPath,
     config: Experiment,
     *,
-    rank: int = 0,
-    world_size: int = 1,
-    workers: int = 0,
-    pin_memory: bool = False,
     on_bad_image: OnBadImage = "stop",
+    **share: Any,
 ) -> Loader[TrainBatches]:
     """Return the loader of ``data``/train for one process. Its ``batch_sampler`` holds the epoch and the position.
+
+    ``share``: rank, world_size, workers and pin_memory, as in `loader_of_crops`.
 
     Raises DataError if the folder is unusable, has more classes than the network, or does not support
     ``input.shuffle_shards``, and ConfigError if the decoder is not installed.
@@ -103,25 +102,17 @@ def build_train_loader(
     check_num_classes(images, config.network.num_classes)
     order = partial(images.source.order, window=config.input.shuffle_shards)
     order(torch.Generator())  # raises for an invalid window before the workers start
-    return loader_of_crops(
-        images,
-        config,
-        rank=rank,
-        world_size=world_size,
-        workers=workers,
-        pin_memory=pin_memory,
-        order=order,
-    )
+    return loader_of_crops(images, config, order=order, **share)
 
 
 def loader_of_crops(
     dataset: ImageDataset,
     config: Experiment,
     *,
-    rank: int,
-    world_size: int,
-    workers: int,
-    pin_memory: bool,
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 0,
+    pin_memory: bool = False,
     with_label_maps: bool = False,
     order: Callable[[torch.Generator], Tensor] | None = None,
 ) -> Loader[TrainBatches]:

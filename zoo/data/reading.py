@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageFile
 
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, escape
 from zoo.files import open_regular
 from zoo.limits import MAX_FILE_BYTES, MAX_PIXELS
 
@@ -54,7 +54,7 @@ def read_image(path: Path) -> Image.Image:
 
 def read_as(path: Path, convert: Callable[[ImageFile.ImageFile], T], what: str) -> T:
     """Return ``convert`` of the image in ``path``, see `decode_as`."""
-    return decode_as(read_bytes(path, what), printable(path), convert, what)
+    return decode_as(read_bytes(path, what), escape(path), convert, what)
 
 
 def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile], T], what: str) -> T:
@@ -68,7 +68,7 @@ def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile]
 
 def read_bytes(path: str | Path, what: str = "an image") -> bytes:
     """Return the content of the file ``path``; Unreadable also if it is not a regular file or too large."""
-    with naming(printable(path), what):
+    with naming(escape(path), what):
         file = open_regular(path)  # a Python file object takes twice as long
         try:
             size = os.fstat(file).st_size
@@ -85,11 +85,17 @@ def read_bytes(path: str | Path, what: str = "an image") -> bytes:
 def read_text(path: str | Path, what: str, *, encoding: str = "utf-8", errors: str = "strict") -> str:
     """Return the text in the file ``path`` with newlines as line ends; Unreadable as for `read_bytes`."""
     content = io.TextIOWrapper(io.BytesIO(read_bytes(path, what)), encoding, errors)
-    with naming(printable(path), what):
+    with naming(escape(path), what):
         try:
             return content.read()
         except UnicodeDecodeError:
             raise ValueError("it is not UTF-8 text") from None
+
+
+def read_names(path: Path) -> list[str]:
+    """Return the class names in the text file ``path``, one per line; Unreadable as for `read_bytes`."""
+    text = read_text(path, "the class names", encoding="utf-8-sig")  # Windows editors write a BOM
+    return [line.strip() for line in text.split("\n") if line.strip()]
 
 
 class naming:
@@ -181,4 +187,4 @@ def _reason(error: Exception) -> str:
     """Return the text of an error as one line, without the file name that an OSError repeats."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return printable(" ".join(str(error).split())) or type(error).__name__
+    return escape(" ".join(str(error).split())) or type(error).__name__

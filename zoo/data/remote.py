@@ -32,7 +32,7 @@ from zoo.data.index import START, Index
 from zoo.data.location import RemoteFolder
 from zoo.data.reading import Unreadable
 from zoo.data.shards import COLUMNS, SHARDS, UNKNOWN, Shards, check_positions
-from zoo.errors import ConfigError, DataError, ZooError, brief, hide_password, printable
+from zoo.errors import ConfigError, DataError, ZooError, escape, hide_password, truncate
 from zoo.files import cache_dir, is_offline
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ PREFETCH = 4  # shards that are prefetched where they are read in order
 STALE_S = 3600.0  # a partial file that did not grow for so long is a killed process's
 TRIES = 5
 TIMEOUTS_S = (10.0, 30.0)  # to connect, and between two bytes
-READS = 3
-PERMANENT = (ImportError, ValueError, FileNotFoundError, PermissionError, NotADirectoryError)
-ADVICE = (
+MAX_READS = 3
+PERMANENT_ERRORS = (ImportError, ValueError, FileNotFoundError, PermissionError, NotADirectoryError)
+FETCH_REMEDY = (
     "check the address, where the index has to be beside the folder of the shards (zoo data index writes it), and the "
     "room in the cache, see ZOO_CACHE and ZOO_SHARDS_GB"
 )
@@ -79,7 +79,7 @@ class RemoteShards(Shards):
         self._window = UNKNOWN  # the last one that this process read from
         logger.info(
             "%d shards, %.3g GB, are read from %s and cached in %s, at most %.3g GB at a time",
-            len(sizes), sum(sizes) / 1e9, printable(root), printable(_cache()), _limit() / 1e9,
+            len(sizes), sum(sizes) / 1e9, escape(root), escape(_cache()), _limit() / 1e9,
         )  # fmt: skip
 
     def read(self, index: int) -> bytes:
@@ -89,7 +89,7 @@ class RemoteShards(Shards):
             self._window = int(self._windows[shard])
             threading.Thread(target=self._prefetch, args=(self._window + 1,), daemon=True).start()
         path, reason = self._copy_of(shard), ""
-        for _ in range(READS):
+        for _ in range(MAX_READS):
             self._fetch(shard)
             try:
                 with self._naming(index), path.open("rb", buffering=0) as file:
@@ -98,7 +98,7 @@ class RemoteShards(Shards):
             except Unreadable as error:  # damaged, or evicted by another process
                 reason = str(error)
                 path.unlink(missing_ok=True)
-        raise Unreachable(reason, self._address_of(shard), ADVICE)
+        raise Unreachable(reason, self._address_of(shard), FETCH_REMEDY)
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
         """Return a random order of the images, see `Shards.order`; ConfigError if the cache is smaller than a window.
@@ -187,7 +187,7 @@ def _limit() -> int:
     except ValueError:
         gigabytes = -1.0
     if not 0 < gigabytes < 1e9:
-        raise ConfigError(f"ZOO_SHARDS_GB must be a number of gigabytes such as 200, got {brief(repr(text))}")
+        raise ConfigError(f"ZOO_SHARDS_GB must be a number of gigabytes such as 200, got {truncate(repr(text))}")
     return round(gigabytes * 1e9)
 
 
@@ -272,10 +272,10 @@ def _retry(fetch: Callable[[], T], address: RemoteFolder) -> T:
             raise
         except Exception as error:  # each kind of server has errors of its own
             tried += 1
-            reason = brief(hide_password(str(error)) or type(error).__name__)
-            if tried == TRIES or isinstance(error, PERMANENT):
-                raise Unreachable(f"the file cannot be fetched: {reason}", address, ADVICE) from error
-            logger.warning("%s: %s; next try in %d s", printable(address), reason, 2 ** (tried - 1))
+            reason = truncate(hide_password(str(error)) or type(error).__name__)
+            if tried == TRIES or isinstance(error, PERMANENT_ERRORS):
+                raise Unreachable(f"the file cannot be fetched: {reason}", address, FETCH_REMEDY) from error
+            logger.warning("%s: %s; next try in %d s", escape(address), reason, 2 ** (tried - 1))
             sleep(2.0 ** (tried - 1))
 
 

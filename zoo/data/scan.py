@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS
-from zoo.errors import DataError, listed, printable
+from zoo.errors import DataError, escape, join_names
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def _check_exists(root: Path) -> None:
         remedy = "give a folder with train/ and val/, each with one folder of images per class"
         raise DataError(f"there is no folder {root.parent}", "DATA", remedy)
     try:
-        present = listed(sorted(os.listdir(root.parent))) or "nothing"
+        present = join_names(sorted(os.listdir(root.parent))) or "nothing"
     except OSError as error:
         raise unlistable(root.parent, error) from error
     what = f"there is no folder {root.name}/ (but {present})"
@@ -202,10 +202,10 @@ def check_filled(
     empty = [name for target, name in enumerate(classes) if target not in filled]
     if not empty:
         return
-    what = f"{len(empty)} of {len(classes)} class folders are empty ({listed(empty)})"
+    what = f"{len(empty)} of {len(classes)} class folders are empty ({join_names(empty)})"
     if not allow_empty_classes:
         raise DataError(what, root, f"put images ({extensions}) there or remove the folders")
-    logger.warning("%s; %s", what, printable(root))
+    logger.warning("%s; %s", what, escape(root))
 
 
 def log_strays(root: Path, strays: list[str]) -> None:
@@ -216,9 +216,9 @@ def log_strays(root: Path, strays: list[str]) -> None:
     logger.warning(
         "%d entries are not images and are left out (%s), such as %s; %s",
         len(strays),
-        listed(f"{kind}: {count}" for kind, count in kinds),
-        printable(strays[0]),
-        printable(root),
+        join_names(f"{kind}: {count}" for kind, count in kinds),
+        escape(strays[0]),
+        escape(root),
     )
 
 

@@ -9,6 +9,7 @@ import hashlib
 from random import Random
 
 import torch
+from torch import Tensor
 
 
 def mixed_seed(*words: int) -> int:
@@ -25,3 +26,14 @@ def random_of(*words: int) -> Random:
 def random_of_torch() -> Random:
     """Return a generator of random numbers whose seed is drawn from torch's global generator."""
     return Random(int(torch.randint(2**62, ())))
+
+
+def windowed_permutation(groups: Tensor, num_groups: int, window: int, generator: torch.Generator) -> Tensor:
+    """Return a random order of images, (n,) int64, that needs only ``window`` groups of them at a time.
+
+    ``groups`` has the number of each image's group, below ``num_groups``, (n,) int64. The groups are shuffled, and then
+    the images of each ``window`` consecutive groups.
+    """
+    windows = torch.randperm(num_groups, generator=generator)[groups] // window
+    shuffled = torch.randperm(len(groups), generator=generator)
+    return shuffled[windows[shuffled].argsort(stable=True)]

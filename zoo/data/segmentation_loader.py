@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -20,7 +21,7 @@ from zoo.data.loader import Loader, loader_of_crops
 from zoo.data.location import DataPath, require_local
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, escape
 
 PairTransform = Callable[[Image.Image, np.ndarray, Pixel | None, Random], tuple[Tensor, Tensor]]
 
@@ -91,7 +92,7 @@ class LabeledFolder(ImageDataset):
         try:
             tensor, target = self.transform(image, classes, pixel, generator)
         except DataError as error:
-            raise DataError(f"{printable(self.path(index))}: {error}") from error
+            raise DataError(f"{escape(self.path(index))}: {error}") from error
         return Sample(tensor, target, str(self.path(index)))
 
 
@@ -99,13 +100,13 @@ def build_segmentation_train_loader(
     data: DataPath,
     config: Experiment,
     *,
-    rank: int = 0,
-    world_size: int = 1,
     workers: int = 0,
-    pin_memory: bool = False,
     on_bad_image: OnBadImage = "stop",
+    **share: Any,
 ) -> Loader[TrainBatches]:
     """Return the loader of training crops for one process. Its ``batch_sampler`` holds the epoch and the position.
+
+    ``share``: rank, world_size and pin_memory, as in `zoo.data.loader.loader_of_crops`.
 
     Images are (N, 3, crop, crop); targets are (N, crop, crop), with the ignore label in void and padded pixels. Raises
     DataError for missing files, and ConfigError unless the network has as many classes as the data.
@@ -124,15 +125,7 @@ def build_segmentation_train_loader(
         seed=config.seed,
         on_bad_image=on_bad_image,
     )
-    return loader_of_crops(
-        dataset,
-        config,
-        rank=rank,
-        world_size=world_size,
-        workers=workers,
-        pin_memory=pin_memory,
-        with_label_maps=True,
-    )
+    return loader_of_crops(dataset, config, workers=workers, with_label_maps=True, **share)
 
 
 def build_segmentation_val_loader(

@@ -26,7 +26,8 @@ from zoo.data.index import REINDEX_HINT, Index, facts_of, index_path, write_inde
 from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS, naming, read_text
 from zoo.data.scan import check_filled
-from zoo.errors import DataError, ZooError, listed, printable
+from zoo.data.seeding import windowed_permutation
+from zoo.errors import DataError, ZooError, escape, join_names
 from zoo.files import open_regular
 from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_whole
 
@@ -105,7 +106,7 @@ class Shards:
         return self.targets, self._lengths, self._checksums
 
     def _naming(self, index: int) -> naming:
-        return naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image")
+        return naming(escape(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image")
 
     def _read_from(self, file: int, index: int) -> bytes:
         """Return the bytes of image ``index`` from the open file of its shard; ValueError if the checksum differs.
@@ -122,17 +123,11 @@ class Shards:
         return encoded
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
-        """Return a random order of the images, (n,) int64.
-
-        With a ``window``, the shards are shuffled, and then the images of each ``window`` consecutive shards, so that
-        only these are needed at a time. Without one, all images are shuffled together.
-        """
+        """Return a random order of the images, (n,) int64, that needs only ``window`` shards at a time, or all."""
         if window is None:
             return torch.randperm(len(self.names), generator=generator)
         shards = torch.from_numpy(np.array(self._shards, dtype=np.int64))
-        windows = torch.randperm(int(shards.max()) + 1, generator=generator)[shards] // window
-        shuffled = torch.randperm(len(shards), generator=generator)
-        return shuffled[windows[shuffled].argsort(stable=True)]
+        return windowed_permutation(shards, int(shards.max()) + 1, window, generator)
 
     def _file(self, shard: int) -> int:
         """Return the open file of a shard; the least recently used one is closed if too many are open."""
@@ -207,7 +202,7 @@ def _open_index(root: Path) -> Index:
         try:
             with FileLock(path.with_name(f".{path.name}.lock")):
                 if not path.exists():  # another process may have written it meanwhile
-                    logger.info("writing the index of the shards; %s", printable(root))
+                    logger.info("writing the index of the shards; %s", escape(root))
                     write_shard_index(root)
         except OSError as error:
             remedy = "run zoo data index where the folder can be written to"
@@ -223,7 +218,7 @@ def _open_index(root: Path) -> Index:
     if times != facts["times"]:
         known = times if isinstance(times, list) else []
         changed = [file.name for file, now, then in zip(files, facts["times"], known, strict=False) if now != then]
-        what = f"shards were changed or copied after they were indexed: {listed(changed)}"
+        what = f"shards were changed or copied after they were indexed: {join_names(changed)}"
         raise DataError(what, path, REINDEX_HINT)
     if (root / CLASSES).exists() and _class_names(root, 0) != index.header["classes"]:
         raise DataError(f"{CLASSES} and the index have different names", path, REINDEX_HINT)

@@ -17,7 +17,7 @@ from zoo.data.index import REINDEX_HINT, Index, index_path, write_index
 from zoo.data.location import DataPath
 from zoo.data.reading import read_bytes
 from zoo.data.scan import check_filled, scan_folder
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, escape
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ def _fresh_index(root: Path) -> Index | None:
         if changed:
             logger.warning(
                 "the index is ignored, because %s has changed since it was written; %s: %s",
-                printable(root / name), printable(path), REINDEX_HINT,
+                escape(root / name), escape(path), REINDEX_HINT,
             )  # fmt: skip
             return None
     return index

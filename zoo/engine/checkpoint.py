@@ -18,7 +18,7 @@ import torch
 from zoo.engine.process import Process
 from zoo.engine.snapshot import Snapshots
 from zoo.engine.state import TrainState, broadcast_buffers, rank_state, shared_state
-from zoo.errors import CheckpointError, brief, printable
+from zoo.errors import CheckpointError, escape, truncate
 from zoo.files import replacing
 from zoo.limits import is_number
 from zoo.weights.read import load_bounded
@@ -85,7 +85,7 @@ class CheckpointWriter:
             content = self._snapshots.take(_content(state, ranks))
         except (MemoryError, RuntimeError) as error:  # torch reports a failed allocation as a RuntimeError
             raise CheckpointError(
-                f"the state cannot be copied to host memory ({brief(error)})",
+                f"the state cannot be copied to host memory ({truncate(error)})",
                 self._folder,
                 "free memory for a copy of weights, momentum and moving average, then continue with --resume auto",
             ) from error
@@ -185,9 +185,9 @@ def best_of(content: Mapping[str, Any]) -> dict[str, Any]:
 def _write_failure(error: BaseException, folder: Path) -> str:
     cause = error.__context__ if isinstance(error.__context__, OSError) else error
     intact = [name for name in (CHECKPOINT, PREVIOUS) if (folder / name).exists()]
-    before = f"the previous checkpoint, {printable(folder / intact[0])}, is intact" if intact else "there is no other"
+    before = f"the previous checkpoint, {escape(folder / intact[0])}, is intact" if intact else "there is no other"
     return (
-        f"the checkpoint cannot be written ({printable(cause)}); {printable(folder)}: {before}; free disk space or "
+        f"the checkpoint cannot be written ({escape(cause)}); {escape(folder)}: {before}; free disk space or "
         "repair the folder, then continue with --resume auto"
     )
 
@@ -219,13 +219,13 @@ def read(path: Path) -> dict[str, Any]:
             content = load_bounded(file) if magic == ZIP_MAGIC else None
     except Exception as error:  # damaged bytes make zip and pickle raise nearly anything
         raise CheckpointError(
-            f"the checkpoint is damaged ({type(error).__name__}: {brief(error)})", path, "resume from another one"
+            f"the checkpoint is damaged ({type(error).__name__}: {truncate(error)})", path, "resume from another one"
         ) from error
     if isinstance(content, dict) and "averaged" in content and "position" not in content:
         raise CheckpointError(
             "this file has the best weights of a run without its training state",
             path,
-            f"resume from {printable(path.with_name(CHECKPOINT))}, or start a new run with --weights "
+            f"resume from {escape(path.with_name(CHECKPOINT))}, or start a new run with --weights "
             "and another --log-dir",
         )
     if not isinstance(content, dict) or "position" not in content or "format_version" not in content:
@@ -236,7 +236,7 @@ def read(path: Path) -> dict[str, Any]:
         )
     version = content["format_version"]
     if type(version) is not int or version != FORMAT_VERSION:
-        name = brief(repr(version)) if isinstance(version, (int, str)) else f"of type {type(version).__name__}"
+        name = truncate(repr(version)) if isinstance(version, (int, str)) else f"of type {type(version).__name__}"
         raise CheckpointError(
             f"checkpoint format {name}, but this version reads {FORMAT_VERSION}",
             path,
@@ -276,5 +276,5 @@ def parse_progress(content: Mapping[Any, Any]) -> CheckpointProgress:
         steps_done=steps,
         best_score=best_score,
         moving_average=isinstance(content.get("ema"), dict) or content.get("averaged") is True,
-        torch=printable(version[:MAX_VERSION_LENGTH]) if isinstance(version, str) else None,
+        torch=escape(version[:MAX_VERSION_LENGTH]) if isinstance(version, str) else None,
     )

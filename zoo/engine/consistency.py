@@ -18,7 +18,7 @@ from torch import nn
 from zoo.config import leaves
 from zoo.data.folder import ImageDataset
 from zoo.engine.process import Process
-from zoo.errors import ConfigError, ZooError, listed
+from zoo.errors import ConfigError, ZooError, join_names
 
 ABSENT = "absent"
 NUM_SIZES = 1000
@@ -51,9 +51,9 @@ def _differences(of_ranks: list[dict[str, Any]]) -> Iterator[str]:
             for key in differing_keys(main, own)
         ]
         if pairs:
-            ranks.setdefault(listed(pairs), []).append(rank)
+            ranks.setdefault(join_names(pairs), []).append(rank)
     for difference, differing_ranks in ranks.items():
-        yield f"rank{'s' * (len(differing_ranks) > 1)} {listed(differing_ranks)}: {difference}"
+        yield f"rank{'s' * (len(differing_ranks) > 1)} {join_names(differing_ranks)}: {difference}"
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.engine.stop import StopSignals
 from zoo.engine.task import Result
 from zoo.engine.validation import validate
-from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, listed, printable
+from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, escape, join_names
 from zoo.spec import escape_names
 
 NUM_SHOWN = 4  # batches of a validation whose class maps are logged
@@ -270,8 +270,8 @@ def _checked_reading(run: _Run) -> Reading:
 def _not_finite(run: _Run, what: str) -> NonFiniteLossError:
     run.writer.join_quietly()  # the checkpoint being written is the last good one
     path = run.log_dir / CHECKPOINT
-    last_good = f"the last good checkpoint is {printable(path)}"
-    place = last_good if path.exists() else f"{printable(run.log_dir)} has no checkpoint yet"
+    last_good = f"the last good checkpoint is {escape(path)}"
+    place = last_good if path.exists() else f"{escape(run.log_dir)} has no checkpoint yet"
     return NonFiniteLossError(
         f"{what}; {place}: lower optimizer.learning_rate, or set optimizer.clip or optimizer.schedule.warmup_epochs"
     )
@@ -287,7 +287,7 @@ def _stop_if_asked(run: _Run, signal_name: str | None, saved: bool = False) -> N
     state, path = run.state, run.log_dir / CHECKPOINT
     raise TrainingInterrupted(
         f"{signal_name} at step {state.step} (epoch {state.epoch + 1}, batch {state.batch} of {len(run.batches)}); the "
-        f"state is saved in {printable(path)}: continue with --resume auto"
+        f"state is saved in {escape(path)}: continue with --resume auto"
     )
 
 
@@ -302,7 +302,7 @@ def _check_data(run: _Run) -> None:
     class_names = escape_names(run.train_loader.dataset.classes)
     if state.class_names not in (None, class_names):
         before, now = set(state.class_names or ()), set(class_names)
-        missing, new = (listed(sorted(names)) or "none" for names in (before - now, now - before))
+        missing, new = (join_names(sorted(names)) or "none" for names in (before - now, now - before))
         how = f"missing: {missing}; new: {new}" if before != now else "in another order"
         raise CheckpointError(
             f"the classes differ from those of the checkpoint ({how})",

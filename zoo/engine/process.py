@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from zoo.errors import ConfigError, ZooError, brief
+from zoo.errors import ConfigError, ZooError, truncate
 
 BACKENDS = ("nccl", "gloo")
 CPU = torch.device("cpu")
@@ -135,7 +135,7 @@ def concise_worker_errors() -> Iterator[None]:
     except RuntimeError as error:
         if not DEAD_WORKER.search(str(error)):
             raise
-        reason = brief(str(error).split(". ")[0].strip())
+        reason = truncate(str(error).split(". ")[0].strip())
         raise ZooError(
             f"a data loader worker died ({reason}); --workers: if memory ran out, use fewer workers; continue with "
             "--resume auto"
@@ -181,7 +181,7 @@ def _local_rank(argument: int | None, world_size: int) -> int:
 def _integer(name: str) -> int:
     value = os.environ[name]
     if not (value.isdecimal() and len(value) <= MAX_DIGITS):
-        raise ConfigError(f"{name}={brief(repr(value))} is not a whole number; environment: start with torchrun")
+        raise ConfigError(f"{name}={truncate(repr(value))} is not a whole number; environment: start with torchrun")
     return int(value)
 
 

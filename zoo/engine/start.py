@@ -19,7 +19,7 @@ from zoo.engine.process import Process, seed_everything
 from zoo.engine.reporting import Log
 from zoo.engine.state import TrainState, build_state, load_rank_state, load_shared_state
 from zoo.engine.task import Task
-from zoo.errors import CheckpointError, brief, listed, printable
+from zoo.errors import CheckpointError, escape, join_names, truncate
 from zoo.limits import is_whole
 from zoo.registry import build_from_config
 from zoo.spec import NetworkSpec, read_earlier_form
@@ -118,10 +118,8 @@ def load_newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
         try:
             if path.exists():
                 content = checkpoint.read(path)
-                return LoadedCheckpoint(
-                    path, content, [*notices, f"falling back to {printable(path)}"] if notices else []
-                )
-            notices.append(f"there is no {printable(path)}")
+                return LoadedCheckpoint(path, content, [*notices, f"falling back to {escape(path)}"] if notices else [])
+            notices.append(f"there is no {escape(path)}")
         except CheckpointError as error:
             notices.append(str(error))
     if not any(path.exists() for path in candidates):
@@ -145,15 +143,15 @@ def restore(state: TrainState, resumed: LoadedCheckpoint, allow_world_size_chang
         same_ranks = saved["world_size"] == state.process.world_size
         if not same_ranks and not allow_world_size_change:
             raise CheckpointError(
-                f"the checkpoint is of {brief(saved['world_size'])} process(es), this run has "
+                f"the checkpoint is of {truncate(saved['world_size'])} process(es), this run has "
                 f"{state.process.world_size}",
                 resumed.path,
                 "start as many, or give --allow-world-size-change (the last bits of the results will differ)",
             )
         if saved.get("network") is not None:  # older checkpoints, and those of a user's own network, have none
-            state.class_names = parse_network(saved["network"], printable(resumed.path)).class_names
+            state.class_names = parse_network(saved["network"], escape(resumed.path)).class_names
         else:
-            state.class_names = parse_class_names(saved, state.config.network.num_classes, printable(resumed.path))
+            state.class_names = parse_class_names(saved, state.config.network.num_classes, escape(resumed.path))
         if len(saved["ranks"]) != saved["world_size"]:
             raise ValueError(f"ranks has {len(saved['ranks'])} entries for {saved['world_size']} processes")
         load_shared_state(state, saved)
@@ -162,7 +160,7 @@ def restore(state: TrainState, resumed: LoadedCheckpoint, allow_world_size_chang
         differences = list(_differences(saved, state))
     except ODD_CONTENT as error:
         first_line = next(iter(str(error).strip().splitlines()), "")
-        reason = f"{type(error).__name__}: {brief(first_line)}"
+        reason = f"{type(error).__name__}: {truncate(first_line)}"
         raise CheckpointError(
             f"this run cannot resume from the state in the file ({reason})",
             resumed.path,
@@ -170,7 +168,7 @@ def restore(state: TrainState, resumed: LoadedCheckpoint, allow_world_size_chang
         ) from error
     if not same_ranks:
         state.meter.reset()
-    position = f"resumed from {printable(resumed.path)}: {_position(state)}"
+    position = f"resumed from {escape(resumed.path)}: {_position(state)}"
     return [*resumed.notices, position, *prolonged, *differences]
 
 
@@ -191,7 +189,7 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
     }
     for key, (name, value) in now.items():
         if saved[key] != value:
-            yield f"{name}: {brief(saved[key])} at the checkpoint, {value} now; results may differ in the last bits"
+            yield f"{name}: {truncate(saved[key])} at the checkpoint, {value} now; results may differ in the last bits"
 
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iterator[str]:
@@ -209,7 +207,7 @@ def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iter
     ]
     if changes:
         raise CheckpointError(
-            f"the checkpoint was written with other settings ({listed(changes)})",
+            f"the checkpoint was written with other settings ({join_names(changes)})",
             path,
             "restore the settings, or start a new run from these weights with --weights and another --log-dir",
         )

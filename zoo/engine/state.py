@@ -55,7 +55,7 @@ class TrainState:
     num_images: int = 0
     """Number of training images, 0 until it is known; a resume needs the same images."""
     class_names: Sequence[str] | None = None
-    """Class names in the order of the outputs, `printable`; None until they are known."""
+    """Class names in the order of the outputs, escaped by `escape`; None until they are known."""
 
     @property
     def config(self) -> Experiment:

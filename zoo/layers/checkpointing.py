@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from zoo.layers.norm import ABN
-from zoo.ops.context import is_exporting, is_transformed
-from zoo.torch_internals import NormBase
+from zoo.ops.context import is_exporting
+from zoo.torch_internals import NormBase, are_transforms_active
 
 
 def checkpoint(module: nn.Module, *args: Any) -> Any:
@@ -28,7 +28,7 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
         return module(*args)
     if torch.compiler.is_compiling():  # a compiled graph updates buffers once anyway, and accepts no context_fn
         return torch_checkpoint(module, *args, use_reentrant=False)
-    if is_transformed():
+    if are_transforms_active():
         return module(*args)
     return torch_checkpoint(
         module, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), paused_statistics(module))

@@ -216,8 +216,6 @@ class InvertibleNorm(Invertible):
     def record_(self, x: Tensor) -> tuple[Tensor, Statistics]:
         """Return y in the memory of x, and the statistics; updates the running statistics in training."""
         statistics = self.norm.take_statistics(x)
-        if statistics.num_values is None:  # running statistics, which later batches update in place
-            statistics = statistics._replace(mean=statistics.mean.clone())
         normalize_(x, statistics, self._settings())
         return x, statistics
 

@@ -161,10 +161,14 @@ class InPlaceABN(ABN):
         )
 
     def take_statistics(self, x: Tensor) -> Statistics:
-        """Return the statistics to normalize x with; updates the running statistics in training."""
+        """Return the statistics to normalize x with, for backward to save; updates the running statistics in training.
+
+        Running statistics are copied, because later batches update them in place.
+        """
         tracking = self.training, self.momentum, self.num_batches_tracked
         vectors = self.weight, self.bias, *self._running_statistics()
-        return take_statistics(x, *vectors, *tracking, self._sync_group())
+        statistics = take_statistics(x, *vectors, *tracking, self._sync_group())
+        return statistics if statistics.num_values is not None else statistics._replace(mean=statistics.mean.clone())
 
     def _running_statistics(self) -> tuple[Tensor | None, Tensor | None]:
         """Return running mean and variance; None in a recomputation, which must not update them."""

@@ -54,7 +54,5 @@ def is_plain(conv: Any) -> bool:
 def statistics_and_settings(norm: Any, x: Tensor) -> tuple[Statistics, NormSettings]:
     """Return an in-place norm's statistics of x and its settings; updates the running statistics in training."""
     check_activation(norm.activation, norm.activation_param, norm.activations)
-    statistics = norm.take_statistics(x)
-    if statistics.num_values is None:  # backward needs the running mean, which later batches update in place
-        statistics = statistics._replace(mean=statistics.mean.clone())
-    return statistics, NormSettings(norm.weight, norm.bias, norm.eps, norm.activation, norm.activation_param)
+    settings = NormSettings(norm.weight, norm.bias, norm.eps, norm.activation, norm.activation_param)
+    return norm.take_statistics(x), settings

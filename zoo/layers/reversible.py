@@ -19,6 +19,7 @@ from zoo.layers.checkpointing import paused_statistics
 from zoo.ops.chain import Gradients, Meter, Tensors, run_chain, storage_ids
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.inverse import channel_pool, channel_unpool, halves
+from zoo.ops.pooling import memory_format_of
 from zoo.torch_internals import has_backward_hooks
 
 Pair = tuple[Tensor, Tensor]
@@ -318,8 +319,7 @@ def _halves_in_layout(x: Tensor) -> Pair:
     """
     if is_fx_proxy(x):
         return halves(x)
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
-    layout = last if x.is_contiguous(memory_format=last) and not x.is_contiguous() else torch.contiguous_format
+    layout = memory_format_of(x)
     x1, x2 = (half.contiguous(memory_format=layout) for half in halves(x))
     return x1, x2
 

@@ -27,7 +27,7 @@ def dilation_per_block(dilation: int | Sequence[BlockDilation], structure: Seque
     if (
         isinstance(entries, Sequence)
         and len(entries) == 4
-        and all(_fits(entry, blocks) for entry, blocks in zip(entries, structure, strict=True))
+        and all(is_dilation(entry, blocks) for entry, blocks in zip(entries, structure, strict=True))
     ):
         return entries
     raise ConfigError(
@@ -36,12 +36,13 @@ def dilation_per_block(dilation: int | Sequence[BlockDilation], structure: Seque
     )
 
 
-def _fits(entry: BlockDilation, blocks: int) -> bool:
-    per_block = [entry] * blocks if type(entry) is int else entry
+def is_dilation(value: Any, count: int) -> bool:
+    """Return whether ``value`` is a positive integer, or a sequence of ``count`` positive integers."""
+    numbers = [value] * count if type(value) is int else value
     return (
-        isinstance(per_block, Sequence)
-        and len(per_block) == blocks
-        and all(type(dilation) is int and dilation > 0 for dilation in per_block)
+        isinstance(numbers, Sequence)
+        and len(numbers) == count
+        and all(type(number) is int and number > 0 for number in numbers)
     )
 
 

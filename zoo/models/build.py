@@ -25,7 +25,7 @@ from zoo.models.revnext import FlatRevNeXt, RevNeXt
 from zoo.models.revnext_baselines import RevNeXtBaseline, TwoBranchIRevNet
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
 from zoo.remat.lean import lean
-from zoo.spec import NetworkSpec
+from zoo.spec import NetworkSpec, choose_dilation
 from zoo.torch_internals import NormBase
 
 
@@ -43,8 +43,8 @@ def _deeplab(
 ) -> DeepLab:
     """Return DeepLabV3 on the architecture ``body``, with the options ``of_body``.
 
-    The body is dilated for ``output_stride``, by default 8, or by ``dilation``. Raises ConfigError if both are given,
-    if the dilation results in an output stride other than 8 or 16, and for ``features_only``.
+    The body is dilated for ``output_stride``, by default 8, or by ``dilation``. Raises ConfigError as `choose_dilation`
+    does, if the dilation results in an output stride other than 8 or 16, and for ``features_only``.
     """
     arch = architecture(body)
     if features_only:
@@ -52,10 +52,9 @@ def _deeplab(
             "features_only: DeepLab computes logits from a single map; use the features of its body: "
             f"zoo.get({body!r}, features_only=True, output_stride={output_stride or 8})"
         )
-    if dilation is None:
-        dilation = arch.dilations[output_stride or 8]
-    elif output_stride is not None:
-        raise ConfigError("output_stride and dilation set the same thing; pass one of them")
+    if output_stride is None and dilation is None:
+        output_stride = 8
+    dilation = choose_dilation(arch, output_stride, dilation)
     network = FAMILIES[arch.family](norm, 0, **arch.structure, **{**arch.options, **of_body, "dilation": dilation})
     stride = network.feature_info.reduction()[-1]
     if stride not in HEAD_DILATIONS:
@@ -125,11 +124,14 @@ def build_network(
 def build_model(spec: NetworkSpec) -> nn.Module:
     """Return the network of a spec, uninitialized, or initialized by its package if external.
 
-    Raises ConfigError as `build_network` and `build_external` do.
+    Raises ConfigError, with the key of the ``network`` section, as `build_network` and `build_external` do.
     """
-    if spec.is_external:
-        return build_external(spec.arch, num_classes=spec.num_classes, memory=spec.memory, **spec.options)
-    return build_network(spec)
+    try:
+        if spec.is_external:
+            return build_external(spec.arch, num_classes=spec.num_classes, memory=spec.memory, **spec.options)
+        return build_network(spec)
+    except ConfigError as error:
+        raise ConfigError(f"network.arch {spec.arch!r}: {error}") from error
 
 
 def build_on_meta(spec: NetworkSpec) -> nn.Module:

@@ -13,7 +13,7 @@ from zoo.layers.conv import conv2d
 from zoo.layers.dense import DenseModule, NormConv
 from zoo.layers.ends import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.models.base import Network
+from zoo.models.base import Network, is_dilation
 from zoo.ops.abn.norm_act_conv import join
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.pooling import mean_pool2d
@@ -101,15 +101,9 @@ def _dilation_per_module(dilation: Any) -> list[int]:
 
     Raises ConfigError for anything else.
     """
-
-    def is_dilation(value: Any) -> bool:
-        return type(value) is int and value > 0
-
-    if is_dilation(dilation):
-        return [dilation] * 4
-    if isinstance(dilation, Sequence) and len(dilation) == 4 and all(map(is_dilation, dilation)):
-        return list(dilation)
-    raise ConfigError(f"dilation must be a positive integer or four of them (mod2 to mod5), got {dilation!r}")
+    if not is_dilation(dilation, 4):
+        raise ConfigError(f"dilation must be a positive integer or four of them (mod2 to mod5), got {dilation!r}")
+    return [dilation] * 4 if isinstance(dilation, int) else list(dilation)
 
 
 class _Transition(NormConv):

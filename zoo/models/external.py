@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.architectures import EXTERNAL_MEMORY, LEAN, PACKAGES
-from zoo.errors import ConfigError, brief, listed, nearest
+from zoo.errors import ConfigError, join_names, nearest, truncate
 from zoo.remat.lean import lean
 
 
@@ -28,12 +28,14 @@ def list_networks(pattern: str) -> list[str]:
     """Return the names that match a shell-style pattern such as "timm:resnet*"; raise ConfigError if none does."""
     found = split_name(pattern)
     if found is None:
-        raise ConfigError(f"{pattern!r} does not begin with the name of a package: {listed(f'{p}:' for p in PACKAGES)}")
+        raise ConfigError(
+            f"{pattern!r} does not begin with the name of a package: {join_names(f'{p}:' for p in PACKAGES)}"
+        )
     package, own_pattern = found
     names = _names(package)
     matching = [f"{package}:{name}" for name in names if fnmatch.fnmatchcase(name, own_pattern)]
     if not matching:
-        near = listed(nearest(own_pattern, names))
+        near = join_names(nearest(own_pattern, names))
         raise ConfigError(f"{package} has no network called {own_pattern!r}; the nearest names are {near}")
     return matching
 
@@ -69,9 +71,9 @@ def build_external(
     rejects, and weights that the package cannot load.
     """
     if memory not in EXTERNAL_MEMORY:
-        raise ConfigError(f"memory must be one of {listed(EXTERNAL_MEMORY)} for {name}, got {memory!r}")
+        raise ConfigError(f"memory must be one of {join_names(EXTERNAL_MEMORY)} for {name}, got {memory!r}")
     if name not in (found := list_networks(name)):
-        raise ConfigError(f"{name!r} is a pattern, not the name of a network; it matches {listed(found)}")
+        raise ConfigError(f"{name!r} is a pattern, not the name of a network; it matches {join_names(found)}")
     package, _, own_name = name.partition(":")
     if num_classes == 0 and package == "torchvision":
         raise ConfigError(
@@ -144,7 +146,7 @@ def check_logits(model: nn.Module, name: str, classes: int, side: int, setting: 
     except Exception as error:  # another package's forward may raise anything
         if isinstance(error, NotImplementedError) or "meta" in str(error):
             return
-        reason = brief(next(iter(str(error).strip().splitlines()), type(error).__name__))
+        reason = truncate(next(iter(str(error).strip().splitlines()), type(error).__name__))
         raise ConfigError(
             f"{setting} = {side}: {name} cannot be run on images of {side} x {side} px ({reason}); set the input size "
             "of the network, or pass its builder this size in network.options"
@@ -175,7 +177,7 @@ def iter_tensors(output: Any) -> Iterator[Tensor]:
 
 def _names(package: str) -> list[str]:
     if package not in PACKAGES:
-        raise ConfigError(f"{package!r} is not a supported package; use one of {listed(PACKAGES)}")
+        raise ConfigError(f"{package!r} is not a supported package; use one of {join_names(PACKAGES)}")
     if find_spec(package) is None:
         raise ConfigError(f"networks of {package} need that package: pip install {package}")
     names = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -38,9 +38,7 @@ A2 = (
     ModuleSettings(dropout=0.5),
 )
 A2_DILATED = (
-    ModuleSettings(pool=True),
-    ModuleSettings(pool=True),
-    ModuleSettings(stride=2),
+    *A2[:3],
     ModuleSettings(dilation=2),
     ModuleSettings(dilation=4, dropout=0.3),
     ModuleSettings(dilation=4, dropout=0.5),
@@ -115,10 +113,8 @@ class WiderResNetA2(WiderResNet):
         norm: NormFactory,
         classes: int,
         *,
-        structure: Sequence[int],
-        features_only: bool = False,
         dilation: bool | int | Sequence[int],
-        memory: str,
+        **options: Any,
     ) -> None:
         if not isinstance(dilation, (int, list, tuple)):
             raise ConfigError(f"dilation must be true, false, a number or a list of numbers, got {dilation!r}")
@@ -126,6 +122,4 @@ class WiderResNetA2(WiderResNet):
         modules = A2_DILATED if is_dilated else A2
         if isinstance(dilation, (list, tuple)) and list(dilation) == [1, 1, 2, 2]:
             modules = A2_STRIDE_16
-        super().__init__(
-            norm, classes, structure=structure, features_only=features_only, memory=memory, modules=modules
-        )
+        super().__init__(norm, classes, modules=modules, **options)

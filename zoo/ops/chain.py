@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zoo.ops.context import Autocast, RandomState, is_autocast, is_exporting, is_fx_proxy, is_transformed
-from zoo.torch_internals import disable_compiler, is_replica, storage_id
+from zoo.ops.context import Autocast, RandomState, is_autocast, is_exporting, is_fx_proxy
+from zoo.torch_internals import are_transforms_active, disable_compiler, is_replica, storage_id
 
 Tensors = tuple[Tensor, ...]
 Gradients = dict[Tensor, Tensor]  # parameter -> gradient
@@ -103,7 +103,7 @@ def _without_half(xs: Tensors) -> Tensors:
 @disable_compiler
 def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> Tensors:
     xs = _without_half(xs)
-    if is_transformed() or is_exporting():
+    if are_transforms_active() or is_exporting():
         return _run(links, xs)
     if any(map(is_replica, links)):
         raise RuntimeError(

@@ -33,11 +33,6 @@ def is_fx_proxy(x: Any) -> bool:
     return not isinstance(x, Tensor)
 
 
-def is_transformed() -> bool:
-    """Return whether a transform of `torch.func` is active; it supports neither checkpoints nor saved-tensor hooks."""
-    return are_transforms_active()
-
-
 def is_exporting() -> bool:
     """Return whether torch.export traces without Dynamo. In torch 2.11 `is_exporting` is True in all Dynamo traces."""
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
@@ -65,7 +60,12 @@ def can_work_in_place() -> bool:
 
 def is_eager() -> bool:
     """Return whether operations run in plain eager mode: not compiled, transformed or selectively checkpointed."""
-    return can_work_in_place() and not is_transformed()
+    return can_work_in_place() and not are_transforms_active()
+
+
+def is_intercepted() -> bool:
+    """Return whether the compiler, a dispatch mode or a transform of `torch.func` has to see each operator."""
+    return torch.compiler.is_compiling() or num_dispatch_modes() > 0 or are_transforms_active()
 
 
 def is_unwatched(x: Tensor) -> bool:
@@ -75,13 +75,11 @@ def is_unwatched(x: Tensor) -> bool:
     negated views, and if a mode, a transform, a trace or the compiler is active.
     """
     return (
-        not torch.compiler.is_compiling()  # first, because Dynamo cannot trace all of the following
+        not is_intercepted()  # first, because Dynamo cannot trace all of the following
         and (type(x) is Tensor or type(x) is Parameter)
         and (x.is_cpu or x.is_cuda)
         and not x.is_neg()
-        and num_dispatch_modes() == 0
         and num_function_modes() == 0
-        and not is_transformed()
         and not torch.jit.is_tracing()
     )
 

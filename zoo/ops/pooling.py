@@ -263,9 +263,11 @@ class _MeanPool(torch.autograd.Function):
 
 
 def memory_format_of(x: Tensor) -> torch.memory_format:
-    """Return channels_last for a channels_last x, and contiguous for all other layouts."""
-    channels_last = not x.is_contiguous() and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if channels_last else torch.contiguous_format
+    """Return channels_last for a channels_last x of four or five dimensions, and contiguous for all other layouts."""
+    if x.is_contiguous() or x.dim() not in (4, 5):
+        return torch.contiguous_format
+    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    return last if x.is_contiguous(memory_format=last) else torch.contiguous_format
 
 
 def window_mean2d(x: Tensor, size: int | Sequence[int]) -> Tensor:

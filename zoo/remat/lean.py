@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from zoo.errors import ConfigError
-from zoo.ops.context import is_transformed
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
 from zoo.torch_internals import (
+    are_transforms_active,
     call_uncompiled,
     forward_hooks,
     is_compiled,
@@ -197,7 +197,7 @@ def _applies() -> bool:
     """Return whether autograd records, and nothing else handles the tensors that it saves."""
     return (
         torch.is_grad_enabled()
-        and not is_transformed()
+        and not are_transforms_active()
         and not torch.jit.is_tracing()
         and top_saved_tensors_hooks(True) is None
     )

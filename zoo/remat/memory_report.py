@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import brief
+from zoo.errors import truncate
 from zoo.ops.context import restored_buffers
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget, Decision
@@ -165,7 +165,7 @@ def memory_report(model: nn.Module, *inputs: Any, budget: float | int | str | No
     if not isinstance(model, nn.Module):
         advice = f"; build the network first, as with zoo.get({model!r})" if isinstance(model, str) else ""
         raise TypeError(
-            f"memory_report takes a torch.nn.Module, not {brief(repr(model))} of type {type(model).__name__}{advice}"
+            f"memory_report takes a torch.nn.Module, not {truncate(repr(model))} of type {type(model).__name__}{advice}"
         )
     limit = Budget.parse(budget)
     with _unchanged(model), torch.enable_grad():

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from zoo.errors import ConfigError, listed
+from zoo.errors import ConfigError, join_names
 from zoo.torch_internals import (
     activation_memory_budget,
     current_activation_memory_budget,
@@ -54,7 +54,7 @@ def partition(
         forward, backward = partition_by_min_cut(graph, joint_inputs, **options)
     redrawn = _calls(forward) & _calls(backward) & layers.keys()
     if redrawn:
-        names = listed(dict.fromkeys(layer for name in layers if name in redrawn for layer in layers[name]))
+        names = join_names(dict.fromkeys(layer for name in layers if name in redrawn for layer in layers[name]))
         raise ConfigError(
             f"torch.compile would redraw the random numbers of {names} in backward, and gradients would be wrong; set "
             "the activation memory budget to 1, or use zoo.lean without torch.compile"

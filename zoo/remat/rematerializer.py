@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from zoo.ops.context import is_transformed
 from zoo.remat.budget import INPUT, Budget, Decision
 from zoo.remat.fusing import FusedNorms
 from zoo.remat.operations import (
@@ -39,6 +38,7 @@ from zoo.remat.recipes import Recipe, SavedHandle, Store, TrackedTensor, unmodif
 from zoo.torch_internals import (
     DisableTorchDispatch,
     TorchDispatchMode,
+    are_transforms_active,
     before_hooks_are_disabled,
     count_writes,
     is_wrapper,
@@ -143,7 +143,7 @@ class Rematerializer(TorchDispatchMode):
         if self._fused is not None:
             self._fused.write()
         # Transforms of torch.func run operations on wrapped tensors.
-        is_recorded = torch.is_grad_enabled() and not is_transformed()
+        is_recorded = torch.is_grad_enabled() and not are_transforms_active()
         rule = RULES.get(operation) if is_recorded else None
         if rule is not None and rule.overwrites:
             return self._record_write(rule, operation, args, kwargs)

@@ -11,4 +11,4 @@
 
 from pathlib import Path
 
-OUT = Path("runs/reproduce")  # default output folder
+DEFAULT_REPORT_DIR = Path("runs/reproduce")  # default output folder

@@ -19,18 +19,17 @@ class Verdict(NamedTuple):
     """The verdict on a measured number.
 
     Args:
-    - `state`: "reproduced"; "off"; "underpowered" where the images or the runs are too few for the claim; "needs data"
-      or "needs training" where a command measures it that needs more than this package; "not built" where this package
-      has nothing that could; "not run" where a command that needs nothing else has not been run; "nothing published"
-      for a number that the paper does not have.
-    - `reason`: how far the numbers are apart, the command, or why there is none.
+    - `state`: "reproduced"; "off"; "underpowered": too few images or runs for a verdict; "needs data" or "needs
+      training": a command measures it, given a data set or a training run; "not built": this package cannot measure it;
+      "not run": a command measures it, but has not been run; "nothing published": the paper has no such number.
+    - `reason`: the difference, the command, or the reason why there is none.
     """
 
     state: State
     reason: str = ""
 
     def __str__(self) -> str:
-        """Return both in words."""
+        """Return "state: reason"."""
         if not self.reason or self.reason.startswith(self.state):
             return self.reason or self.state
         return f"{self.state}: {self.reason}"
@@ -42,19 +41,18 @@ class Comparison:
 
     Args:
     - `what`: name of the number.
-    - `published`: None where nothing was published.
+    - `published`: None if nothing was published.
     - `measured`: None if nothing was measured; the verdict then gives the reason.
     - `unit`: unit of both numbers.
     - `verdict`: the difference between the measured and the published number.
-    - `n`: the runs or repetitions whose mean or median was taken; 1 for a number that is the same each time.
-    - `spread`: in the same unit: the standard error of a mean accuracy, the interquartile range of times; None where
-      nothing varies or it is not known.
+    - `n`: number of runs or repetitions in the mean or median; 1 for a deterministic number.
+    - `spread`: standard error of a mean accuracy, or interquartile range of times, in the same unit; None if nothing
+      varies or if it is unknown.
     - `weights_md5`: digest of the weights that were scored, if any.
     - `data`: fingerprint of the images that were scored, if any.
-    - `environment`: that of the training runs or of the report that the number was read from; None where it was
-      measured now.
-    - `date`: when the number was measured, where it was read from a report that says so.
-    - `command`: what measured it, where it was read from a report that says so.
+    - `environment`: environment of the training runs or the report that the number was read from; None if it was
+      measured by this run.
+    - `date`, `command`: date and command of the measurement, if the number was read from a report that records them.
     """
 
     what: str
@@ -76,7 +74,7 @@ class Section:
     """A section of a report: one table or figure of a paper.
 
     Args:
-    - `key`: a word such as "table3", which the file of its plot is named after.
+    - `key`: short name such as "table3", part of the file name of its plot.
     - `title`: the heading.
     - `setting`: description of the measurement.
     - `comparisons`: the rows of its table.
@@ -95,7 +93,7 @@ class Section:
 
 
 def compare(what: str, published: PublishedNumber, measured: float, unit: str, tolerance: float) -> Comparison:
-    """Return the comparison whose verdict is the relative difference; ``tolerance`` is relative too."""
+    """Return the comparison of two numbers by their relative difference; ``tolerance`` is relative too."""
     return Comparison(what, published, measured, unit, within(measured / published.number - 1, tolerance))
 
 
@@ -112,7 +110,7 @@ def off_by(difference: float) -> Verdict:
 
 
 def compare_decades(what: str, published: PublishedNumber, measured: float) -> Comparison:
-    """Return the comparison of values that span decades, so that only a factor of more than 2 matters."""
+    """Return the comparison of numbers that span decades: a factor of at most 2 counts as reproduced."""
     factor = measured / published.number
     if 0.5 <= factor <= 2:
         verdict = Verdict("reproduced", "within a factor of 2")
@@ -129,7 +127,7 @@ def compare_minimum(what: str, published: PublishedNumber, measured: float, unit
 
 
 def compare_maximum(what: str, published: PublishedNumber, measured: float, unit: str, tolerance: float) -> Comparison:
-    """Return the comparison of bytes that should be at most those published; fewer bytes are not off."""
+    """Return the comparison of an amount of memory that should be at most the published one; less is not off."""
     difference = measured / published.number - 1
     verdict = within(difference, tolerance)
     if difference < -tolerance:

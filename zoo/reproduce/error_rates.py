@@ -14,19 +14,19 @@ from zoo.run.plot_style import Panel
 from zoo.run.seeds import spread_of
 from zoo.tasks import significance
 
-CLOSE = 0.5  # points, by which single runs of the same settings differ (two implementations in the README of memcnn)
-# Training and validation images of the whole sets, by the number of classes: CIFAR-10 and 100, ImageNet.
+ERROR_TOLERANCE = 0.5  # points: difference between single runs with the same settings (README of memcnn)
+# Training and validation images of the whole data sets by number of classes: CIFAR-10, CIFAR-100, ImageNet.
 WHOLE_SETS = {10: (50_000, 10_000), 100: (50_000, 10_000), 1000: (1_281_167, 50_000)}
-UNKNOWN = "hours not known"
-ERRORS = (
+UNKNOWN_DURATION = "unknown duration"
+ERROR_DESCRIPTION = (
     "Test error in percent after the last epoch, mean of n finished runs. Its standard error is estimated from the "
-    "differences between the runs; for a single run it is what is expected from the number of images scored."
+    "differences between the runs; for a single run it is the sampling error for the number of scored images."
 )
 SETTING = (
-    f"{ERRORS} Reproduced: within {CLOSE} points, and twice the standard error is no more than that. Off: by more "
-    "than both. Underpowered: neither, or not all images of the data. A single run may be off by another "
-    f"{CLOSE} points, by which runs of the same settings are known to differ. Short experiments have no published "
-    "counterpart."
+    f"{ERROR_DESCRIPTION} Reproduced: the difference and twice the standard error are at most {ERROR_TOLERANCE} "
+    "points. Off: the difference exceeds both. Underpowered: neither, or not all images of the data set were used. The "
+    f"standard error of a single run includes {ERROR_TOLERANCE} points, by which runs with the same settings are known "
+    "to differ. Short experiments have no published counterpart."
 )
 
 
@@ -34,8 +34,8 @@ class StandardError(NamedTuple):
     """Two estimates of the standard error of a mean accuracy, or of a difference between two, in points.
 
     Args:
-    - `between`: from the differences between runs; None where one run alone was trained.
-    - `by_images`: what is expected from the number of images scored; None where that is not known.
+    - `between`: estimate from the differences between runs; None for a single run.
+    - `by_images`: sampling error for the number of scored images; None if that is unknown.
     """
 
     between: float | None
@@ -43,13 +43,13 @@ class StandardError(NamedTuple):
 
     @property
     def best(self) -> float | None:
-        """The estimate from the runs, which were scored on the same images as the published network; or the other."""
+        """The estimate from the runs, which have the published network's images; without it, the sampling error."""
         return self.by_images if self.between is None else self.between
 
     def __str__(self) -> str:
-        """Return both in words."""
+        """Return both estimates as text."""
         text = "unknown between runs" if self.between is None else f"{self.between:.2f} between runs"
-        return text if self.by_images is None else f"{text}, {self.by_images:.2f} by the images"
+        return text if self.by_images is None else f"{text}, {self.by_images:.2f} from sampling"
 
 
 def report_errors(
@@ -58,11 +58,11 @@ def report_errors(
     published: Mapping[str, PublishedNumber | None],
     runs: Sequence[TrainingRun],
     short: Sequence[str] = (),
-    duration: str = UNKNOWN,
+    duration: str = UNKNOWN_DURATION,
 ) -> Section:
-    """Return the test errors of the experiments in ``published``, and of those ``short`` ones that have runs.
+    """Return the test errors of the experiments in ``published``, and of the ``short`` ones that have runs.
 
-    ``duration`` says how long a training takes, for those that have no runs.
+    ``duration`` is the known duration of a training, for experiments without runs.
     """
     section = Section(key, title, SETTING)
     for name, number in published.items():
@@ -75,11 +75,11 @@ def report_errors(
 
 
 def errors_of(
-    name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun], duration: str = UNKNOWN
+    name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun], duration: str = UNKNOWN_DURATION
 ) -> list[Comparison]:
-    """Return the error of an experiment: of runs that reconstruct and, if there are any, of runs that store.
+    """Return the errors of an experiment's runs: those that reconstruct activations and, if any, those that store them.
 
-    Where the published number is an accuracy ("top-1" in its quantity), it is the accuracy.
+    If the published number is an accuracy ("top-1" in its quantity), returns accuracies.
     """
     comparisons = []
     for is_stored in (False, True):
@@ -111,21 +111,21 @@ def facts_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
 
 
 def judge(difference: float, *groups: Sequence[TrainingRun], at_most: bool = False) -> Verdict:
-    """Return the verdict on a ``difference`` in points that is said to be none, or with ``at_most`` not to be positive.
+    """Return the verdict on a ``difference`` in points that should be zero, or with ``at_most`` not positive.
 
-    It is that between the mean of a group of finished runs and a published number, or between the means of two groups.
+    It is the difference between the mean of a group of finished runs and a published number, or between two groups.
     """
     error, num_single = standard_error(*groups), sum(len(runs) == 1 for runs in groups)
     text = f"{difference:+.2f} points, standard error {error}"
     missing = missing_images([run for runs in groups for run in runs])
     if missing or error.best is None:
         return Verdict("underpowered", f"{missing}; {text}" if missing else text)
-    doubled = 2 * math.hypot(error.best, CLOSE * math.sqrt(num_single))
-    return decide(difference if at_most else abs(difference), doubled, CLOSE, text)
+    doubled = 2 * math.hypot(error.best, ERROR_TOLERANCE * math.sqrt(num_single))
+    return decide(difference if at_most else abs(difference), doubled, ERROR_TOLERANCE, text)
 
 
 def decide(distance: float, doubled_error: float, tolerance: float, text: str) -> Verdict:
-    """Return the verdict on a ``distance`` that is known up to twice its standard error; ``text`` is its reason."""
+    """Return the verdict on a ``distance`` with twice its standard error; ``text`` is the reason."""
     if distance > max(tolerance, doubled_error):
         return Verdict("off", f"off by {text}")
     if distance <= tolerance and doubled_error <= tolerance:
@@ -134,7 +134,7 @@ def decide(distance: float, doubled_error: float, tolerance: float, text: str) -
 
 
 def missing_images(runs: Sequence[TrainingRun]) -> str:
-    """Return a remark on runs that were not trained or scored on the whole data set; "" if there are none."""
+    """Return a remark on runs that were trained or scored on a part of the data set; "" if there are none."""
     for run in runs:
         counts = (run.num_training_images, run.num_validation_images)
         whole = WHOLE_SETS[run.config.network.num_classes]
@@ -146,10 +146,10 @@ def missing_images(runs: Sequence[TrainingRun]) -> str:
     return ""
 
 
-def needs_training(experiment: str, runs: Sequence[TrainingRun] = (), duration: str = UNKNOWN) -> Verdict:
+def needs_training(experiment: str, runs: Sequence[TrainingRun] = (), duration: str = UNKNOWN_DURATION) -> Verdict:
     """Return the verdict "needs training" with the command that trains the experiment.
 
-    ``runs`` are unfinished ones of it; ``duration`` says how long it takes.
+    ``runs`` are its unfinished runs; ``duration`` is the known duration of the training.
     """
     started = max(runs, key=lambda run: len(run.epochs), default=None)
     done = "" if started is None else f"; a run has {len(started.epochs)} of {started.num_epochs} epochs"

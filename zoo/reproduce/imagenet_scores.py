@@ -25,17 +25,17 @@ from zoo.weights import md5_of
 from zoo.weights.cache import weights_path
 from zoo.weights.download import UnresolvedError
 
-#: Two measurements that agree in these are the same one.
-IDENTITY = ("network", "protocol", "weights_md5", "data", "limit")
-SHOWN = ("top1", "top5", "count", "environment", "finished")
+# Keys that identify a measurement.
+IDENTITY_KEYS = ("network", "protocol", "weights_md5", "data", "limit")
+SHOWN_KEYS = ("top1", "top5", "count", "environment", "finished")
 ROW_KEYS = ("network", "protocol", "measured", "command", "verdict")
 
 
 def reproduce_imagenet(options: ImageNetOptions, process: Process) -> ImageNetRun:
     """Score all available networks and write the report after each row; all ranks have the same rows.
 
-    Rows that an earlier run measured with the same weights, data and limit are taken over from the report in the
-    folder. Raises ConfigError for an unknown network, or for a file there that is no such report.
+    Rows that an earlier run measured with the same weights, data and limit are reused from the report in the folder.
+    Raises ConfigError for an unknown network, and for a file in the folder that is not such a report.
     """
     data = process.broadcast(describe_validation_set(options.data) if process.is_main else None)
     if options.limit is not None and options.limit >= data.images > 0:
@@ -47,7 +47,7 @@ def reproduce_imagenet(options: ImageNetOptions, process: Process) -> ImageNetRu
 
 @dataclass(frozen=True)
 class Entry:
-    """A network to score: a published network, or that of a checkpoint ``file`` with its expected scores."""
+    """A network to score: a published network, or a checkpoint ``file`` with its expected scores."""
 
     name: str
     protocols: Sequence[CropProtocol]
@@ -60,7 +60,7 @@ class Entry:
 def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list[Entry]:
     """Return the networks that match patterns and checkpoint files, without duplicates, in the published order.
 
-    ``protocols``: names of the published ones; None for all of them, and for checkpoints their own crop.
+    ``protocols``: names of published protocols. None selects all of them, and the own crop of a checkpoint.
     Raises ConfigError for a name that is neither.
     """
     known = {name: entry for name, entry in published().items() if entry.experiment.task == "classification"}
@@ -73,8 +73,9 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
         matching = [match for match in list_models(name, pretrained=True) if match in known]
         if not matching:
             raise ConfigError(
-                f"no published network is called {name!r}, and there is no such checkpoint; --models: the nearest "
-                f"names are {', '.join(nearest(name, known))}"
+                f"no published network is called {name!r}, and there is no such checkpoint",
+                "--models",
+                f"the nearest names are {', '.join(nearest(name, known))}",
             )
         chosen.update(matching)
     ways = [PROTOCOLS[protocol] for protocol in dict.fromkeys(protocols or ())]
@@ -104,7 +105,7 @@ def _checkpoint_entry(file: Path, protocols: Sequence[CropProtocol]) -> Entry:
 
 
 class ImageNetRun:
-    """One run: its rows by network and protocol, in the order of the table, and the report that they are written to.
+    """A run: its rows by network and protocol, in the order of the table, and its report.
 
     ``markdown`` is the report on rank 0, and empty on the others.
     """
@@ -118,7 +119,7 @@ class ImageNetRun:
             warn_of_changes()
         # Only rank 0 reads and writes the report: the folder may be on its machine alone.
         self._measurements = load_measurements(options.out) if process.is_main else []
-        self._unresolved: str | None = None  # the network whose weights showed that the server cannot be resolved
+        self._unresolved: str | None = None  # the network whose download failed because the server cannot be resolved
         self.markdown = ""
         rows = [self._planned_row(entry, protocol) for entry in entries for protocol in entry.protocols]
         self.rows: dict[tuple[str, str], Row] = process.broadcast({(row.network, row.protocol): row for row in rows})
@@ -127,7 +128,7 @@ class ImageNetRun:
     def _planned_row(self, entry: Entry, protocol: CropProtocol) -> Row:
         """Return the row with the measurement of an earlier run, if any."""
         wanted = (entry.name, protocol.name, entry.weights_md5, self._data.digest, self._options.limit)
-        known = [each for each in self._measurements if tuple(each[key] for key in IDENTITY) == wanted]
+        known = [each for each in self._measurements if tuple(each[key] for key in IDENTITY_KEYS) == wanted]
         return Row(
             network=entry.name,
             protocol=protocol.name,
@@ -151,7 +152,7 @@ class ImageNetRun:
         return all(row.measured is not None for row in self.rows.values())
 
     def measure_all(self) -> None:
-        """Score each network by the protocols that no earlier run has measured, and write each row at once."""
+        """Score each network by the protocols that are not measured yet, and write the report after each row."""
         for entry in self._entries:
             pending = [way for way in entry.protocols if self.rows[entry.name, way.name].measured is None]
             if not pending:
@@ -225,7 +226,7 @@ class ImageNetRun:
         write_text(folder / "imagenet.md", self.markdown)
 
     def _missing(self) -> list[str]:
-        """Return the missing inputs and where they are expected, one text each."""
+        """Return a line for each missing input, with its expected path."""
         lines = []
         if not self._data.is_imagenet:
             kind = "a part of it" if self._data.is_part else "something else"
@@ -259,12 +260,12 @@ def _read_report(folder: Path) -> dict[str, list[dict[str, Any]]]:
         content: dict[str, list[dict[str, Any]]] = json.loads(path.read_text(encoding="utf-8"))
         if content["benchmark"] != "imagenet":
             raise ValueError
-        for known, key in product(content["measurements"], (*IDENTITY, *SHOWN)):
+        for known, key in product(content["measurements"], (*IDENTITY_KEYS, *SHOWN_KEYS)):
             known[key]
         for row, key in product(content["rows"], ROW_KEYS):
             row[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            "this file is no report of zoo reproduce", path, "remove it, or give another --out"
+            "the file is not a report of zoo reproduce imagenet", path, "remove it, or give another --out"
         ) from error
     return content

@@ -27,13 +27,13 @@ class Row:
 
     Args:
     - `network`: its published name, or the path of its checkpoint.
-    - `protocol`: the name of the way to score.
-    - `published`: the published top1 and top5 in percent, or one of them; None where nothing was published.
-    - `source`: where they were published.
+    - `protocol`: name of the evaluation protocol.
+    - `published`: the published top1 and top5 in percent, or one of them; None if nothing was published.
+    - `source`: source of the published scores.
     - `weights_md5`: md5 of the weights file.
     - `command`: the command that measures all rows of the network.
-    - `measured`: top1, top5, count (of images) and everything else that is known of the measurement; None without one.
-    - `reason`: why nothing was measured.
+    - `measured`: top1, top5, count (number of images) and further facts of the measurement; None if not measured.
+    - `reason`: reason for a missing measurement.
     - `reused`: whether an earlier run measured it.
     """
 
@@ -108,9 +108,9 @@ def markdown_report(
     Args:
     - `rows`: the rows of the table.
     - `data`: the images that they were scored on.
-    - `missing`: what keeps rows from being measured, one sentence each.
-    - `environment`: that of this run; rows that an earlier run measured in another one say so.
-    - `limit`: the number of images that were to be scored; None for all.
+    - `missing`: missing inputs, one sentence each.
+    - `environment`: environment of this run; reused rows list their differences from it.
+    - `limit`: number of images to score; None for all.
     """
     sources = "; ".join(sorted({row.source for row in rows if row.source})) or "none"
     sections = [
@@ -118,8 +118,8 @@ def markdown_report(
         _about(data, limit),
         markdown_table(HEADERS, [_cells(row, data, environment) for row in rows]),
         "Top-1 / top-5 in percent; the difference is measured minus published, in points. Source of the published "
-        f"scores: {sources}. The standard error is that of the measured score as one of all images that there could "
-        "be. The same weights on the same images differ by less.",
+        f"scores: {sources}. The standard error is the sampling error for this number of images; the same weights on "
+        "the same images differ by less.",
     ]
     if missing:
         sections += ["## What is missing", markdown_list(missing)]
@@ -152,11 +152,11 @@ def _about(data: ValidationSet, limit: int | None) -> str:
         what += f", **of which only {limit:,} are scored**"
     what += f", sha256 of names and sizes {data.digest}"
     if data.is_imagenet:
-        return f"{what}: the ImageNet validation set, by the names and numbers of its folders and files."
+        return f"{what}: the ImageNet validation set, recognized by names and counts."
     kind = "a part of" if data.is_part else "not"
     return (
-        f"{what}. **This is {kind} the ImageNet validation set** ({data.difference}): what is measured on it cannot be "
-        "compared with published scores."
+        f"{what}. **This is {kind} the ImageNet validation set** ({data.difference}): its scores cannot be compared "
+        "with published ones."
     )
 
 
@@ -182,4 +182,4 @@ def _when(row: Row, environment: Mapping[str, Any]) -> str | None:
     changed = [
         f"{key} {environment_then.get(key)}" for key in environment if environment_then.get(key) != environment[key]
     ]
-    return ", ".join([f"reused, of {row.measured['finished'][:10]}", *changed])
+    return ", ".join([f"reused, from {row.measured['finished'][:10]}", *changed])

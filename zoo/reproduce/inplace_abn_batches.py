@@ -9,13 +9,13 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER
 from zoo.reproduce.comparison import Comparison, Section, Verdict, compare_minimum, not_measured, unpublished
 from zoo.reproduce.inplace_abn_figures1and2 import NETWORKS, spec_of
-from zoo.reproduce.inplace_abn_table2 import GPUS, PLAIN
+from zoo.reproduce.inplace_abn_table2 import GPUS, PLAIN_IABN
 from zoo.reproduce.published_numbers import PublishedNumber, published
 
-# By network and strategy, the key of the published batch: the most that fits, one that fits, and some that do not.
-MOST = {("resnext101", BASELINE): "resnext101_stdbn_lr_256/batch"}
-FITS = {("resnext101", PLAIN): "resnext101_ipabn_lr_512/batch"}
-DOES_NOT_FIT = {
+# Keys of published batches by network and strategy: the largest that fits, one that fits, and ones that do not fit.
+LARGEST_BATCHES = {("resnext101", BASELINE): "resnext101_stdbn_lr_256/batch"}
+FITTING_BATCHES = {("resnext101", PLAIN_IABN): "resnext101_ipabn_lr_512/batch"}
+TOO_LARGE_BATCHES = {
     ("resnext152", BASELINE): "resnext152_ipabn_lr_256/batch_stdbn",
     ("wider_resnet38", BASELINE): "wider_resnet38_ipabn_lr_256/batch_stdbn",
     ("densenet264", BASELINE): "densenet264_ipabn_lr_256/batch_stdbn",
@@ -26,28 +26,28 @@ def measure_batches(networks: Mapping[str, bool] = NETWORKS, size: int = 224) ->
     """Return the largest batches with standard and with in-place norms.
 
     Args:
-    - `networks`: architectures, and whether their stem is of three 3x3 convolutions.
+    - `networks`: architectures, and whether their stem is three 3x3 convolutions.
     - `size`: side of the images, in pixels.
     """
     memory = published("inplace_abn", "section4/gpu_memory")
     section = Section(
         "section4.1", "Section 4.1: batches that fit",
-        f"The most images of {size} pixels with which a network is trained on {GPUS} GPUs of {memory.value} GB, by SGD "
-        "with momentum in float32. The bytes of parameters, momentum, gradients, images and of all tensors of a step "
-        "are counted on the meta device. No scratch memory of convolutions is counted, as it depends on the GPU, and "
-        "nothing that the framework takes for itself.",
+        f"The largest number of images of {size} pixels that {GPUS} GPUs of {memory.value} GB can train with, using "
+        "SGD with momentum in float32. Bytes of parameters, momentum, gradients, images and all tensors of a step are "
+        "counted on the meta device. Scratch memory of convolutions, which depends on the GPU, and memory of the "
+        "framework itself are not counted.",
     )  # fmt: skip
-    is_setting = Verdict("not built", "it is a fact of the authors' machine, which other rows are measured in")
+    is_setting = Verdict("not built", "a property of the authors' GPUs, which the other rows assume")
     section.comparisons.append(not_measured("memory of a GPU", memory, "GB", is_setting))
-    strategies = [strategy for strategy in EAGER if strategy.name in (BASELINE, PLAIN)]
+    strategies = [strategy for strategy in EAGER if strategy.name in (BASELINE, PLAIN_IABN)]
     for arch, input_3x3 in networks.items():
         for strategy in strategies:
             setup = Setup(spec_of(arch, input_3x3), batch=2, size=size)
             prediction = MemoryPrediction(setup, strategy, scratch=False)
             images = GPUS * prediction.largest_batch(int(1e9 * memory.number))[0]
             section.comparisons.append(_compare_images(arch, strategy.name, images))
-            if (arch, strategy.name) in MOST:
-                number = published("inplace_abn", f"section4.1/{MOST[arch, strategy.name]}")
+            if (arch, strategy.name) in LARGEST_BATCHES:
+                number = published("inplace_abn", f"section4.1/{LARGEST_BATCHES[arch, strategy.name]}")
                 gigabytes = prediction.bytes_for(int(number.value) // GPUS).total / 1e9
                 what = f"{arch}, {strategy.name}: memory for {int(number.value) // GPUS} images"
                 section.comparisons.append(unpublished(what, gigabytes, "GB"))
@@ -56,13 +56,13 @@ def measure_batches(networks: Mapping[str, bool] = NETWORKS, size: int = 224) ->
 
 def _compare_images(arch: str, strategy: str, images: int) -> Comparison:
     case, what = (arch, strategy), f"{arch}, {strategy}: largest batch"
-    if case in FITS:
-        return compare_minimum(what, published("inplace_abn", f"section4.1/{FITS[case]}"), images, "images")
-    key = MOST.get(case) or DOES_NOT_FIT.get(case)
+    if case in FITTING_BATCHES:
+        return compare_minimum(what, published("inplace_abn", f"section4.1/{FITTING_BATCHES[case]}"), images, "images")
+    key = LARGEST_BATCHES.get(case) or TOO_LARGE_BATCHES.get(case)
     if key is None:
         return unpublished(what, images, "images")
     number = published("inplace_abn", f"section4.1/{key}")
-    verdict = judge_most(number, images) if case in MOST else _judge_too_many(number, images)
+    verdict = judge_most(number, images) if case in LARGEST_BATCHES else _judge_too_many(number, images)
     return Comparison(what, number, images, "images", verdict)
 
 

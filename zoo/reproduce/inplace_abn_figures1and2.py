@@ -16,18 +16,18 @@ from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.resnext import GROUPS
 from zoo.remat.memory_use import StorageLog, count_memory
 from zoo.reproduce.comparison import Comparison, Section, Verdict, unpublished
-from zoo.reproduce.inplace_abn_table2 import PLAIN
+from zoo.reproduce.inplace_abn_table2 import PLAIN_IABN
 from zoo.reproduce.published_numbers import published
 from zoo.spec import NetworkSpec
 
 WIDTH, SIDE = 128, 56  # of the bottlenecks in the first module of ResNeXt-101, for images of 224 pixels
-# The keys of the published numbers, and the names of the same in `STRATEGIES`.
+# Keys of the published numbers, and the names of these strategies in `STRATEGIES`.
 FIGURE2 = {
     "standard": "standard", "checkpoint": "checkpoint_norms", "checkpoint_xhat": "checkpoint_xhat",
     "inplace_1": "inplace_1", "inplace_2": "inplace_2",
 }  # fmt: skip
-ALMOST = (45, 50)  # percent, which "almost 50 %" and "up to 50 %" are taken for
-# The networks that the paper trained with in-place norms, with the stem that they have there.
+ALMOST_HALF = (45, 50)  # percent: the interpretation of "almost 50 %" and "up to 50 %"
+# The networks that the paper trained with in-place norms, and whether their stem is three 3x3 convolutions.
 NETWORKS = {"resnext101": True, "resnext152": True, "wider_resnet38": False, "densenet264": True}
 
 
@@ -36,8 +36,8 @@ def count_block_buffers(batch: int = 2) -> Section:
     section = Section(
         "figure1", "Figure 1: buffers stored for backward by a residual block",
         f"Pre-activation bottleneck of ResNeXt-101 without projection: {2 * WIDTH} channels in and out, {WIDTH} "
-        f"between, {SIDE}^2 pixels, {batch} images. Counted are the tensors, but for those with one value per channel, "
-        "that exist between forward and backward, the block's input included and its output not.",
+        f"between, {SIDE}^2 pixels, {batch} images. Counted are the tensors held between forward and backward, "
+        "including the block's input, without its output and without tensors of one value per channel.",
     )  # fmt: skip
     for norm, name in (("standard", "std-BN"), ("inplace", "InPlace-ABN")):
         block = IdentityResidualBlock(2 * WIDTH, (WIDTH, WIDTH, 2 * WIDTH), norm_act(norm), groups=GROUPS).train()
@@ -45,7 +45,7 @@ def count_block_buffers(batch: int = 2) -> Section:
         number = published("inplace_abn", f"figure1/buffers_{norm}")
         verdict = Verdict("reproduced", "equal") if len(sizes) == number.value else Verdict("off", "another number")
         section.comparisons.append(Comparison(f"{name}: buffers", number, len(sizes), "", verdict))
-        section.comparisons.append(unpublished(f"{name}: their bytes", sum(sizes) / 1e6, "MB"))
+        section.comparisons.append(unpublished(f"{name}: bytes of the buffers", sum(sizes) / 1e6, "MB"))
     section.notes.append("the buffers are of two sizes: those of the first norm have twice the channels")
     return section
 
@@ -61,15 +61,15 @@ def stored_sizes(block: Callable[[Tensor], Tensor], batch: int) -> list[int]:
 
 
 def count_stored_tensors(batch: int = 2) -> Section:
-    """Return what the five strategies store for backward, and the share of memory that in-place norms save: Figure 2.
+    """Return the tensors that five strategies store for backward, and the memory that in-place norms save (Figure 2).
 
-    The share of section 5 is of the same block.
+    The memory of section 5 is measured on the same block.
     """
     section = Section(
         "figure2", "Figure 2: tensors stored for backward by norm, activation and convolution",
         f"The five strategies in plain torch operations: {WIDTH} channels, {SIDE}^2 pixels, {batch} images, a 3x3 "
-        f"convolution in {GROUPS} groups. Stored tensors with a value per pixel, told by their values; the bytes are "
-        "those of all tensors between forward and backward, in tensors of the block's input.",
+        f"convolution in {GROUPS} groups. Stored tensors with one value per pixel are identified by their values. "
+        "Bytes are those of all tensors held between forward and backward, in units of the block's input.",
     )  # fmt: skip
     x = torch.randn(batch, WIDTH, SIDE, SIDE)
     held = {}
@@ -90,7 +90,7 @@ def stored_names(block: Block, x: Tensor) -> list[str]:
     """Return the names of the feature maps that a block saves for backward: x, x_hat, z or "something else"."""
     x_hat = F.batch_norm(x, None, None, training=True)
     known = {"x": x, "x_hat": x_hat, "z": F.leaky_relu(x_hat, 0.01)}  # scale 1, shift 0
-    output = block(x)  # torch 2.11 hands no saved tensors out when the output is gone
+    output = block(x)  # torch 2.11 returns no saved tensors once the output is freed
     saved = output.grad_fn.saved_tensors
     maps = [tensor for tensor in saved if tensor is not None and tensor.shape == x.shape]
     return [next((name for name, value in known.items() if torch.allclose(each, value, atol=1e-5)), "something else")
@@ -98,7 +98,7 @@ def stored_names(block: Block, x: Tensor) -> list[str]:
 
 
 def forward_of(block: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
-    """Return a forward pass with an operation before the block, and none after it that saves its output."""
+    """Return a forward pass with an operation before the block; the operation after it does not save its output."""
     token, weights = torch.ones((), requires_grad=True), torch.randn_like(x)
     return lambda: (block(x * token) * weights).sum()
 
@@ -109,40 +109,40 @@ def spec_of(arch: str, input_3x3: bool) -> NetworkSpec:
 
 
 def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 64) -> Section:
-    """Return the share of memory that in-place norms save in whole networks: the abstract.
+    """Return the memory that in-place norms save in whole networks: the abstract.
 
     Args:
-    - `networks`: architectures, and whether their stem is of three 3x3 convolutions.
+    - `networks`: architectures, and whether their stem is three 3x3 convolutions.
     - `batch`: images of a step.
     """
     section = Section(
         "abstract", "Abstract: memory saved in whole networks",
-        f"Bytes of all tensors between forward and backward of a training step with {batch} images of 224 pixels, "
-        f"counted on the meta device, in-place norms against PyTorch's BatchNorm2d and a leaky ReLU in place: {PLAIN} "
-        "is the networks of 2018, iABN what this package makes of them.",
+        f"Bytes of all tensors held between forward and backward of a training step with {batch} images of 224 pixels, "
+        "counted on the meta device, relative to PyTorch's BatchNorm2d with an in-place leaky ReLU. "
+        f"{PLAIN_IABN}: the networks of 2018. iABN: the defaults of this package.",
     )  # fmt: skip
     saved: dict[str, float] = {}
     for arch, input_3x3 in networks.items():
         setup = Setup(spec_of(arch, input_3x3), batch, 224, device=torch.device("meta"))
         held = {}
         for strategy in EAGER:
-            if strategy.name in (BASELINE, PLAIN, "iABN"):
+            if strategy.name in (BASELINE, PLAIN_IABN, "iABN"):
                 model = strategy.build(setup)
                 held[strategy.name] = count_memory(setup.forward_of(model), model.parameters()).held
         shares = {name: 100 * (1 - bytes_ / held[BASELINE]) for name, bytes_ in held.items() if name != BASELINE}
         section.comparisons += [unpublished(f"{arch}: {name}", share, "%") for name, share in shares.items()]
-        saved[arch] = shares[PLAIN]
+        saved[arch] = shares[PLAIN_IABN]
     most = max(saved, key=lambda arch: saved[arch])
     number = published("inplace_abn", "abstract/memory")
     section.comparisons.insert(
-        0, Comparison(f"most of all networks: {most}, {PLAIN}", number, saved[most], "%", judge(saved[most]))
+        0, Comparison(f"largest of all networks: {most}, {PLAIN_IABN}", number, saved[most], "%", judge(saved[most]))
     )
     return section
 
 
 def judge(saved: float) -> Verdict:
-    """Return the verdict on a share in percent that is published as almost, or up to, 50 %."""
-    low, high = ALMOST
+    """Return the verdict on a saving in percent that is published as almost, or up to, 50 %."""
+    low, high = ALMOST_HALF
     if low <= saved <= high:
         return Verdict("reproduced", f"between {low} and {high} %")
     return Verdict("off", "more than published" if saved > high else "less than published")

@@ -11,35 +11,37 @@ from zoo.reproduce.error_rates import needs_training
 from zoo.reproduce.imagenet_table import TOLERANCE
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 
-ImageNetRows = Sequence[Mapping[str, Any]]  # of a report of `zoo reproduce imagenet`, as its JSON file has them
-IMAGENET = (
+ImageNetRows = Sequence[Mapping[str, Any]]  # rows of imagenet.json, written by `zoo reproduce imagenet`
+IMAGENET_SETTING = (
     "Top-1 and top-5 of the published weights on the ImageNet validation set, in percent, as `zoo reproduce imagenet` "
     f"scores them. Reproduced: within {TOLERANCE} points. Underpowered: on a part of the {NUM_IMAGES:,} images. The "
-    "spread is the standard error by the number of images; the same weights on the same images differ by less."
+    "spread is the sampling error for the number of images; the same weights on the same images differ by less."
 )
-NO_LABELS = Verdict("not built", "the labels of the test images are not public; a server of their owners scores them")
+NO_LABELS = Verdict("not built", "the labels of the test images are not public; the owners' server scores them")
 
 
 def report_imagenet_scores(rows: ImageNetRows) -> Section:
     """Return the left half of Table 1."""
-    return Section("table1_scores", "Table 1, left: scores on ImageNet", IMAGENET, [*_imagenet("table1/", rows)])
+    return Section(
+        "table1_scores", "Table 1, left: scores on ImageNet", IMAGENET_SETTING, [*_imagenet("table1/", rows)]
+    )
 
 
 def report_readme_scores(rows: ImageNetRows) -> Section:
     """Return the scores of the networks that are in the README of the authors' code, but not in the paper."""
     return Section(
-        "readme", "README of the authors' code: further networks", IMAGENET,
+        "readme", "README of the authors' code: further networks", IMAGENET_SETTING,
         [*_imagenet("readme/", rows), *_segmentation("readme/")],
         ["`zoo validate wider_resnet38_deeplab_vistas DATA` scores the network for Mapillary Vistas on validation "
-         "images, for which no score of it is published"],
+         "images, for which no score is published"],
     )  # fmt: skip
 
 
 def report_segmentation_scores() -> Section:
-    """Return the scores of Table 2: what each of them needs."""
+    """Return the scores of Table 2, with the command that each of them needs."""
     return Section(
         "table2_scores", "Table 2: mean intersection over union",
-        "Of whole validation images at one scale, in percent. The command that trains also scores them; nothing was "
+        "Scores of whole validation images at one scale, in percent. The training command also scores; nothing was "
         "trained here.", [*_segmentation("table2/")],
     )  # fmt: skip
 
@@ -60,7 +62,7 @@ def _not_scored(number: PublishedNumber) -> Comparison:
 
 
 def _scored(number: PublishedNumber, metric: str, row: Mapping[str, Any]) -> Comparison:
-    """Return the comparison of one score of a row, whose own verdict is that of the worse of its two scores."""
+    """Return the comparison of one score of a row; the verdict of the row is that of the worse of its two scores."""
     measured = row["measured"]
     if row["difference"] is None:
         verdict = Verdict(row["state"], row["verdict"].removeprefix(f"{row['state']}: "))

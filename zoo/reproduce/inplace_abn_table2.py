@@ -1,4 +1,4 @@
-"""Table 2 of Rota Bulo et al. 2018: how many more pixels in-place norms train with in the memory of standard norms."""
+"""Table 2 of Rota Bulo et al. 2018: the pixels that in-place norms train with in the memory of standard norms."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 
 GPUS = 4
 STRIDE = 8  # of the last map: sides of crops are multiples of it
-REGIMES = ("fixed crop", "fixed batch")  # more crops of the same size, as many crops of a larger size
+REGIMES = ("fixed crop", "fixed batch")  # more crops of the same size; the same number of larger crops
 # The columns of the table: the experiments of its first row, without "_stdbn".
 COLUMNS = (
     "cityscapes_resnext101", "coco_stuff_resnext101", "cityscapes_wider_resnet38", "coco_stuff_wider_resnet38",
 )  # fmt: skip
-PLAIN = "iABN plain"  # the networks of 2018
-INPLACE = (PLAIN, "iABN")  # and with what this package does by default
-ROUNDING = ("iABN unwound", "iABN unwound, 3x3 redone")  # find sums again up to rounding; all others change no bit
-GAIN_TOLERANCE = 0.05  # relative, of the pixels
-GOAL = 2.5  # our own, for the pixels of the best of the others over those of the first row
-CHECKED = (4, 128)  # crops, and their side, of the real steps: what any machine has memory for
+PLAIN_IABN = "iABN plain"  # the networks of 2018
+INPLACE_STRATEGIES = (PLAIN_IABN, "iABN")  # the networks of 2018, and the defaults of this package
+INEXACT_STRATEGIES = ("iABN inverted sums", "iABN inverted sums, 3x3 recomputed")  # all others are bit-exact
+GAIN_TOLERANCE = 0.05  # relative, of the number of pixels
+TARGET_RATIO = 2.5  # our own goal: pixels of the best bit-exact strategy over those of the first row
+CHECKED_CROPS = (4, 128)  # number and side of the crops in real steps, which fit on any machine
 
 
 class Largest(NamedTuple):
@@ -53,31 +53,33 @@ class Largest(NamedTuple):
     ratio: float
 
 
-def measure_memory_gains(setups: Mapping[str, Setup] | None = None, checked: tuple[int, int] = CHECKED) -> Section:
+def measure_memory_gains(
+    setups: Mapping[str, Setup] | None = None, checked: tuple[int, int] = CHECKED_CROPS
+) -> Section:
     """Return the most pixels that each strategy trains with in the memory of the first row.
 
     Args:
-    - `setups`: the first row on one GPU, by the names in `COLUMNS`; default the experiments of these names.
-    - `checked`: number and side of the crops of a real step, which the prediction is compared with.
+    - `setups`: the first row on one GPU, by the names in `COLUMNS`; default: the experiments of these names.
+    - `checked`: number and side of the crops of the real steps that predictions are compared with.
     """
     setups = {name: first_row(name) for name in COLUMNS} if setups is None else setups
     section = Section(
         "table2", "Table 2: pixels per batch in the same memory",
-        f"DeepLabV3 at output stride {STRIDE}, trained with SGD and momentum in float32 on {GPUS} GPUs. The memory is "
-        "what std-BN, which is PyTorch's BatchNorm2d and a leaky ReLU in place, needs for its row of the table on one "
-        f"GPU. Fixed crop: more crops on each GPU; fixed batch: a larger side, a multiple of {STRIDE}. The bytes of "
-        "parameters, momentum, gradients, images, label maps and of all tensors of a step, its loss at full resolution "
-        "included, are counted on the meta device. No scratch memory of convolutions is counted, as it depends on the "
+        f"DeepLabV3 at output stride {STRIDE}, trained with SGD and momentum in float32 on {GPUS} GPUs. The available "
+        "memory is that of std-BN (PyTorch's BatchNorm2d with an in-place leaky ReLU) for its row of the table on one "
+        f"GPU. Fixed crop: more crops on each GPU. Fixed batch: a larger side, a multiple of {STRIDE}. Bytes of "
+        "parameters, momentum, gradients, images, label maps and all tensors of a step, including its loss at full "
+        "resolution, are counted on the meta device. Scratch memory of convolutions is not counted; it depends on the "
         "GPU.",
     )  # fmt: skip
     for name, setup in setups.items():
         comparisons, panel = _measure_case(name, setup)
         section.comparisons += comparisons
         section.panels.append(panel)
-    gains = [each for each in section.comparisons if each.what.endswith(f": {PLAIN}")]
+    gains = [each for each in section.comparisons if each.what.endswith(f": {PLAIN_IABN}")]
     most = max(gains, key=lambda each: float(each.measured or 0))
     section.comparisons.append(
-        compare_gain("most of all: " + most.what, published("inplace_abn", "section1/throughput"),
+        compare_gain("largest gain: " + most.what, published("inplace_abn", "section1/throughput"),
                      float(most.measured or 0), most.unit)
     )  # fmt: skip
     section.comparisons += [
@@ -87,18 +89,18 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None, checked: tup
     section.notes += [
         "published percentages are pixels of a batch over those of the first row; all eight follow from the printed "
         "numbers and sizes of crops",
-        f"{' and '.join(ROUNDING)} find sums of blocks again by subtraction, equal up to rounding; "
-        "checkpoints run the same operations again on the same inputs, so that no bit changes",
-        "the loss is the same with all strategies: it upsamples the logits of one image at a time, in forward and "
-        "again in backward, where the paper's presumably kept those of the whole batch",
-        "real steps run on this machine, and their prediction includes the scratch memory that its convolutions take",
-        "synchronised norms keep the same tensors as the others, so that the last row has the bytes of the one above",
+        f"{' and '.join(INEXACT_STRATEGIES)} reconstruct the inputs of residual sums by subtraction, exact up to "
+        "rounding; checkpoints rerun the same operations on the same inputs, which is bit-exact",
+        "the loss is the same for all strategies: it upsamples the logits of one image at a time, in forward and again "
+        "in backward; the paper's loss presumably stored those of the whole batch",
+        "real steps run on this machine; their predictions include the scratch memory of its convolutions",
+        "synchronized norms save the same tensors as the others, so the last row has the bytes of the row above",
     ]
     return section
 
 
 def first_row(name: str) -> Setup:
-    """Return the network and the crops of one GPU in the first row of Table 2, from its experiment."""
+    """Return the network and the crops on one GPU in the first row of Table 2, from its experiment."""
     config = load_experiment(experiments_dir() / f"{name}_stdbn.json")
     network = config.network
     stem = {key: value for key, value in network.options.items() if key == "input_3x3"}
@@ -136,10 +138,9 @@ def _measure_case(name: str, setup: Setup) -> tuple[list[Comparison], Panel]:
 
 
 def compare_gain(what: str, number: PublishedNumber, gain: float, unit: str) -> Comparison:
-    """Return the comparison of gains in percent, which is that of the pixels: more than published are off too.
+    """Return the comparison of gains in percent, by the number of pixels; more pixels than published are off too.
 
-    The paper's batches are those that use all memory. Scratch memory and fragments, which a prediction does not know,
-    make the prediction too large.
+    The paper's batches use all memory. Predictions ignore scratch memory and fragmentation, so they are too large.
     """
     verdict = within((100 + gain) / (100 + number.number) - 1, GAIN_TOLERANCE)
     return Comparison(what, number, gain, unit, verdict._replace(reason=f"{verdict.reason} of the pixels"))
@@ -153,21 +154,23 @@ def gains_of(name: str, regime: str) -> list[PublishedNumber]:
 
 
 def _compare_regime(name: str, regime: str, largest: Mapping[str, Largest]) -> list[Comparison]:
-    """Return the gain of each strategy but std-BN, in-place norms beside the published, and whether our goal is met."""
+    """Return the gain of each strategy over std-BN, compared with the published ones, and whether our goal is met."""
     comparisons = []
     for strategy, found in largest.items():
         what, unit = f"{name}, {regime}: {strategy}", f"%: {GPUS * found.batch} x {found.size}^2"
         gain = round(100 * (found.ratio - 1))
-        if strategy in INPLACE:
+        if strategy in INPLACE_STRATEGIES:
             comparisons += [
-                compare_gain(what + ", synchronised" * ("-sync" in number.network), number, gain, unit)
+                compare_gain(what + ", synchronized" * ("-sync" in number.network), number, gain, unit)
                 for number in gains_of(name, regime)
             ]
         elif strategy != BASELINE:
             comparisons.append(unpublished(what, gain, unit))
-    exact = {strategy: found.ratio for strategy, found in largest.items() if strategy not in ROUNDING}
+    exact = {strategy: found.ratio for strategy, found in largest.items() if strategy not in INEXACT_STRATEGIES}
     best = max(exact, key=lambda strategy: exact[strategy])
-    verdict = Verdict("nothing published", f"{'at least' if exact[best] >= GOAL else 'less than'} {GOAL}")
+    verdict = Verdict(
+        "nothing published", f"{'at least' if exact[best] >= TARGET_RATIO else 'less than'} {TARGET_RATIO}"
+    )
     what = f"{name}, {regime}: pixels of {best} over those of std-BN"
     comparisons.append(Comparison(what, None, exact[best], "", verdict))
     return comparisons
@@ -175,7 +178,7 @@ def _compare_regime(name: str, regime: str, largest: Mapping[str, Largest]) -> l
 
 def _check(setup: Setup) -> Comparison:
     """Return the error of the predicted memory of a small step with in-place norms."""
-    strategy = next(strategy for strategy in strategies_of(setup.spec.arch) if strategy.name == PLAIN)
+    strategy = next(strategy for strategy in strategies_of(setup.spec.arch) if strategy.name == PLAIN_IABN)
     predicted, taken = predict_and_measure(setup, strategy)
     difference = predicted / taken - 1
     what = f"{setup.spec.arch}, {setup.batch} x {setup.size}^2, {strategy.name}: prediction over a real step"

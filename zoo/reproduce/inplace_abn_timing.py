@@ -1,4 +1,4 @@
-"""Section 4.3 and the right half of Table 1 of Rota Bulo et al. 2018: the time that saving memory takes in a block."""
+"""Section 4.3 and the right half of Table 1 of Rota Bulo et al. 2018: the overhead of saving memory in a block."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from zoo.reproduce.published_numbers import PublishedNumber, published
 # Channels and side of the maps in the bottlenecks of ResNeXt-101's four modules, for images of 224 pixels.
 MODULES = {"CONV1": (128, 56), "CONV2": (256, 28), "CONV3": (512, 14), "CONV4": (1024, 7)}
 BATCH, ROUNDS = 32, 25
-SAMPLE_S = 0.2  # the calls of a sample take at least as long, so that those of small maps vary less
+SAMPLE_S = 0.2  # minimum duration of a sample, which lowers the variance for small maps
 STANDARD, CHECKPOINT, CHECKPOINT_XHAT, INPLACE_1, INPLACE_2 = STRATEGIES
 TOLERANCE = 1.0  # percentage points by which an overhead may differ from the published one
-ALMOST_DOUBLE = (1.5, 2.5)  # what "almost doubling" is taken for
+ALMOST_DOUBLE = (1.5, 2.5)  # the interpretation of "almost doubling"
 TOO_NOISY = "the interquartile range is larger than the effect"
 
 Seconds = Mapping[str, Sequence[float]]  # the times of each strategy, one per round
@@ -43,7 +43,7 @@ class Difference(NamedTuple):
         return self.spread > abs(self.value)
 
     def comparison(self, what: str, number: PublishedNumber | None, verdict: Verdict) -> Comparison:
-        """Return the comparison with a published number; it is underpowered if the rounds scatter too much."""
+        """Return the comparison with a published number; it is underpowered if the rounds vary too much."""
         if number is not None and self.is_noisy:
             verdict = Verdict("underpowered", TOO_NOISY)
         return Comparison(what, number, self.value, "%", verdict, n=self.n, spread=self.spread)
@@ -57,13 +57,13 @@ def measure_overheads(
 ) -> Section:
     """Return the overhead of each strategy over the standard block.
 
-    The process keeps the memory that it frees from here on (`keep_heap`).
+    Configures malloc to keep freed memory, see `keep_heap`.
 
     Args:
     - `modules`: channels and side of the maps, by the name of the module.
-    - `batch`: images at once.
-    - `rounds`: how often each strategy is timed.
-    - `sample_s`: how long the calls of a sample take at least.
+    - `batch`: images per call.
+    - `rounds`: interleaved timings of each strategy.
+    - `sample_s`: minimum duration of a sample in seconds.
     """
     allocator, seconds = keep_heap(), {}
     with one_thread():
@@ -76,16 +76,16 @@ def measure_overheads(
     section = Section(
         "section4.3", "Section 4.3 and Table 1, right: time of a block",
         "Forward and backward of norm, activation and convolution in plain torch operations, in float32, on one "
-        f"thread of a CPU, where the paper has a Titan Xp: {batch} images; channels and pixels of "
-        f"the bottlenecks in the four modules of ResNeXt-101: {shapes}; their 3x3 convolution in {GROUPS} groups. "
-        f"Median and interquartile range of {rounds} rounds, in each of which all strategies take turns; the "
-        "difference is taken within a round. Reproduced: longer by at most as much as published, and "
-        f"{TOLERANCE:g} point. {clock.description}; {allocator}.",
+        f"thread of a CPU (in the paper, on a Titan Xp), with {batch} images. Channels and pixels are those of the "
+        f"bottlenecks in the four modules of ResNeXt-101: {shapes}. The 3x3 convolution has {GROUPS} groups. Median "
+        f"and interquartile range of {rounds} rounds; all strategies are timed in each round, and differences are "
+        f"taken within a round. Reproduced: within {TOLERANCE:g} point of the published overhead. "
+        f"{clock.description}; {allocator}.",
     )  # fmt: skip
     section.comparisons = [*compare_claims(seconds), *list_overheads(seconds)]
     section.notes += [
-        "the bars right of Table 1 are a plot without numbers; the text names the range of the four modules",
-        "which convolution the paper's block has is not said; this is the one whose channels stay",
+        "the bars to the right of Table 1 have no numbers; the text gives their range over the four modules",
+        "the paper does not say which convolution its block has; this one keeps the number of channels",
         *(f"{name}: {meaning}" for name, meaning in STRATEGIES.items()),
     ]
     return section
@@ -93,7 +93,7 @@ def measure_overheads(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Context manager: use one thread, whose CPU time is hardly affected by other programs."""
+    """Context manager: uses one thread, whose CPU time is hardly affected by other programs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -103,7 +103,7 @@ def one_thread() -> Iterator[None]:
 
 
 def block_step(block: nn.Module, x: Tensor, dout: Tensor) -> Step:
-    """Return forward and backward of a block, the gradients of its input and its parameters included."""
+    """Return forward and backward of a block, including the gradients of its input and its parameters."""
     x = x.detach().requires_grad_()
 
     def run(times: int) -> None:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from zoo.reproduce import OUT
+from zoo.reproduce import DEFAULT_REPORT_DIR
 
 ALL = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperOptions:
-    """How one paper, or `ALL` of them, is measured."""
+    """Options of the measurement of one paper, or of all."""
 
     paper: str = ALL
     """A key of `zoo.reproduce.papers.PAPERS`, or `ALL`."""
@@ -22,11 +22,11 @@ class PaperOptions:
     """Measure only these, such as "Table 1" or table1 (default: all tables, figures and sections)."""
     no_plot: bool = False
     """Do not draw plots, which need matplotlib."""
-    out: Path = OUT
-    """Folder of the reports; rows measured there earlier are kept."""
+    out: Path = DEFAULT_REPORT_DIR
+    """Folder of the reports; rows of earlier runs are kept."""
     runs: tuple[Path, ...] = ()
-    """Log folders of zoo train, whose accuracies fill the tables and whose curves are saved in PAPER_runs.json and
-    plotted; or such files instead of the folders."""
+    """Log folders of zoo train, or PAPER_runs.json files of earlier reports. Their accuracies fill the tables; their
+    curves are plotted and saved in PAPER_runs.json."""
     data: Path | None = None
     """ImageNet or CIFAR-10, as train/ and val/ with one folder per class."""
     workers: int = 4
@@ -37,7 +37,7 @@ class PaperOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNetOptions:
-    """How the published ImageNet scores are measured."""
+    """Options of the measurement of the published ImageNet scores."""
 
     data: Path
     """ImageNet, as val/ with one folder per class."""
@@ -56,8 +56,8 @@ class ImageNetOptions:
     """Action for an unreadable image: stop with an error that names it, or skip, count and report it."""
     log_every: int = 10
     """Batches between two log lines."""
-    out: Path = OUT
-    """Folder of the reports; rows measured there earlier are kept."""
+    out: Path = DEFAULT_REPORT_DIR
+    """Folder of the reports; rows of earlier runs are kept."""
     command_line: str = ""
     """The command that was typed, for the report."""
 
@@ -65,6 +65,6 @@ class ImageNetOptions:
         """Return the command that scores one model."""
         words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", model]
         words += ["--protocols", *self.protocols] if self.protocols else []
-        words += ["--out", str(self.out)] if self.out != OUT else []
+        words += ["--out", str(self.out)] if self.out != DEFAULT_REPORT_DIR else []
         words += ["--limit", str(self.limit)] if self.limit else []
         return shlex.join(words)

@@ -28,7 +28,7 @@ def build_for_training(
 ) -> nn.Module:
     """Return the initialized network in training mode; on the meta device nothing is computed.
 
-    ``num_classes``: default the architecture's. ``options`` are those of the architecture, and ``structure``.
+    ``num_classes`` defaults to that of the architecture. ``options`` are those of the architecture, and ``structure``.
     """
     structure = options.pop("structure", None)
     settings = {"norm": norm, "activation": activation, "activation_param": slope, "weight_init": weight_init}

@@ -20,7 +20,7 @@ from zoo.tables import key_value_text, markdown_list, markdown_page, markdown_ta
 
 HEADERS = ("what", "published", "kind and place", "measured", "unit", "verdict")
 # Entries of the environment in the Markdown file.
-SHOWN = ("cpu", "device", "threads", "torch", "norms", "tf32", "pillow", "libjpeg", "zoo", "commit", "date")
+SHOWN_KEYS = ("cpu", "device", "threads", "torch", "norms", "tf32", "pillow", "libjpeg", "zoo", "commit", "date")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def write_report(report: Report, sections: Sequence[Section]) -> str:
 
 def report_text(title: str, content: Mapping[str, Any]) -> str:
     """Return PAPER.md, given its ``title`` and the ``content`` of PAPER.json."""
-    environment = {key: content["environment"].get(key) for key in SHOWN}
+    environment = {key: content["environment"].get(key) for key in SHOWN_KEYS}
     header = [f"command: `{content['command']}`", key_value_text(environment), *content["remarks"]]
     blocks = [f"# {title}", markdown_list(header)]
     for section in content["sections"]:

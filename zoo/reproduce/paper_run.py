@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zoo.engine.process import open_process
-from zoo.errors import ConfigError, DataError, listed
+from zoo.errors import ConfigError, DataError, join_names
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.imagenet_scores import read_scores, reproduce_imagenet
 from zoo.reproduce.options import ALL, ImageNetOptions, PaperOptions
@@ -38,17 +38,16 @@ class Reproduced(NamedTuple):
 
 
 def papers_of(options: PaperOptions) -> list[str]:
-    """Return the names of the papers to measure."""
+    """Return the papers to measure."""
     return list(PAPERS) if options.paper == ALL else [options.paper]
 
 
 def reproduce_papers(options: PaperOptions) -> Reproduced:
     """Measure all items, and write the paper's report and the scoreboard after each.
 
-    The curves of training runs are kept in PAPER_runs.json and drawn in PAPER_runs.png. With the folder of ImageNet,
-    the published networks are scored on it first, as `zoo reproduce imagenet` does. Before anything is measured, raises
-    ConfigError, CheckpointError or DataError for options that cannot be used, and ConfigError for plots without
-    matplotlib.
+    Stores the curves of training runs in PAPER_runs.json and plots them in PAPER_runs.png. If the data set is ImageNet,
+    scores the published networks on it first, as `zoo reproduce imagenet` does. Raises ConfigError, CheckpointError or
+    DataError for unusable options, and ConfigError if plots need matplotlib, before anything is measured.
     """
     if not options.no_plot:
         check_matplotlib()
@@ -123,9 +122,9 @@ def _num_folders(folder: Path) -> int:
 
 
 def of_items(names: Sequence[str], measurements: Mapping[str, Sequence[Measurement]]) -> dict[str, list[Measurement]]:
-    """Return the papers' items with these names, or all items without names; case and blanks are ignored.
+    """Return the items with these names by paper, or all items without names. Case and blanks are ignored.
 
-    Raises ConfigError, which lists the items, for an unknown name.
+    Raises ConfigError, with a list of the items, for an unknown name.
     """
     known = {_plain(each.item) for of_paper in measurements.values() for each in of_paper}
     unknown = [name for name in names if _plain(name) not in known]
@@ -135,8 +134,9 @@ def of_items(names: Sequence[str], measurements: Mapping[str, Sequence[Measureme
             for paper, of_paper in measurements.items()
         )
         raise ConfigError(
-            f"--only: there is no measurement of {listed(name or 'an item without a name' for name in unknown)}; there "
-            f"are those of {there_are}"
+            f"there is no measurement of {join_names(name or 'an item without a name' for name in unknown)}",
+            "--only",
+            f"there are those of {there_are}",
         )
     wanted = {_plain(name) for name in names} or known
     chosen = {paper: [each for each in of_paper if _plain(each.item) in wanted]
@@ -149,7 +149,7 @@ def _plain(item: str) -> str:
 
 
 def _command_of(options: PaperOptions, paper: str, item: str, comparison: Comparison) -> str:
-    """Return the command that measures a comparison of an item, with the inputs that it needs."""
+    """Return the command that measures a comparison of an item, including its inputs."""
     words = ["zoo", "reproduce", paper, "--only", item]
     if comparison.environment is not None:
         words += ["--runs", *map(str, options.runs)] if options.runs else []
@@ -168,12 +168,12 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out: this folder cannot be made ({error.strerror})", folder, "give another") from error
+        raise ConfigError(f"--out: this folder cannot be created ({error.strerror})", folder, "give another") from error
 
 
 def _keep_runs(options: PaperOptions, paper: str, runs: Sequence[TrainingRun]) -> None:
     """Write the curves of the runs of a paper, and draw them."""
-    if runs and any(path.is_dir() for path in options.runs):  # files of runs alone hold all that would be written
+    if runs and any(path.is_dir() for path in options.runs):  # PAPER_runs.json files already hold these curves
         write_runs(options.out, paper, options.command_line, runs)
     if runs and not options.no_plot:
         draw_runs(options.out, paper, runs)

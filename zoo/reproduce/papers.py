@@ -32,13 +32,14 @@ ImageSet = Literal["ImageNet", "CIFAR-10"]
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper, as `zoo reproduce` knows it.
+    """A paper that `zoo reproduce` measures.
 
     Args:
     - `title`: the heading of its report.
-    - `experiments`: the experiments whose training runs belong to its tables, by names that `load_changed` reads.
-    - `images`: the data set that --data gives its measurements; None if none of them needs images.
-    - `measurements`: returns what measures its tables and figures, in the paper's order; DataError for unusable images.
+    - `experiments`: names of the experiments whose training runs belong to its tables, see `load_changed`.
+    - `images`: data set that its measurements read from --data; None if none of them needs images.
+    - `measurements`: returns the measurements of its tables and figures, in the paper's order. Raises DataError for
+      unusable images.
     """
 
     title: str
@@ -52,9 +53,8 @@ class Inputs(NamedTuple):
 
     Args:
     - `runs`: the training runs (--runs) of the paper's experiments.
-    - `data`: the folder of CIFAR-10 (--data); None without one.
-    - `scores`: the rows of the report of `zoo reproduce imagenet` in the folder of the reports, as its JSON file has
-      them; none without such a report.
+    - `data`: folder of CIFAR-10 (--data), or None.
+    - `scores`: rows of imagenet.json of `zoo reproduce imagenet`, if it is in the folder of the reports.
     """
 
     runs: Sequence[TrainingRun] = ()
@@ -66,7 +66,7 @@ class Measurement(NamedTuple):
     """The measurement of a table or figure, or of a part of it.
 
     Args:
-    - `item`: the word and the number in the paper, such as "Table 1".
+    - `item`: its name in the paper, such as "Table 1".
     - `measure`: returns the section of the report.
     """
 
@@ -74,7 +74,7 @@ class Measurement(NamedTuple):
     measure: Callable[[], Section]
 
 
-def _of_figure4(inputs: Inputs) -> Callable[[], Section]:
+def _figure4_measurement(inputs: Inputs) -> Callable[[], Section]:
     """Return the measurement of Figure 4 of the RevNet paper, after opening its images."""
     images = None if inputs.data is None else revnet_figures3and4.open_images(inputs.data)
     return partial(revnet_figures3and4.report_reconstruction, inputs.runs, images)
@@ -82,7 +82,7 @@ def _of_figure4(inputs: Inputs) -> Callable[[], Section]:
 
 PAPERS = {
     "inplace_abn": Paper(
-        "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018), measured again",
+        "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018), reproduced",
         (),
         "ImageNet",
         lambda inputs: [
@@ -98,12 +98,12 @@ PAPERS = {
         ],
     ),
     "revnet": Paper(
-        "The Reversible Residual Network (Gomez et al. 2017), measured again",
+        "The Reversible Residual Network (Gomez et al. 2017), reproduced",
         (
             *revnet_tables2to5.CIFAR_ERRORS,
             *revnet_tables2to5.IMAGENET_ERRORS,
-            *revnet_tables2to5.SHORT,
-            revnet_figures3and4.LONGER,
+            *revnet_tables2to5.SHORT_EXPERIMENTS,
+            revnet_figures3and4.LONG_CIFAR_EXPERIMENT,
         ),
         "CIFAR-10",
         lambda inputs: [
@@ -121,18 +121,18 @@ PAPERS = {
             Measurement("Section 5.2", revnet_table1.measure_update_cost),
             Measurement("Table 5", revnet_tables2to5.measure_imagenet_memory),
             Measurement("Figure 3", partial(revnet_figures3and4.report_imagenet_curves, inputs.runs)),
-            Measurement("Figure 4", _of_figure4(inputs)),
+            Measurement("Figure 4", _figure4_measurement(inputs)),
             Measurement("Section 7.1", revnet_section7.report_settings),
             Measurement("Section 7.2", revnet_section7.measure_fits),
         ],
     ),
     # EURASIP Journal on Image and Video Processing 2023:1
     "revnext": Paper(
-        "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), measured again",
+        "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), reproduced",
         (
             revnext_tables1and2.EXPERIMENT,
             *revnext_tables1and2.OTHER_EXPERIMENTS,
-            *revnext_figure12.SHORT,
+            *revnext_figure12.SHORT_EXPERIMENTS,
             *revnext_figure12.EXPERIMENTS.values(),
         ),
         None,

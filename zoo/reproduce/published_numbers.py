@@ -1,4 +1,4 @@
-"""Reads the numbers that the papers and their authors publish from published/PAPER.json."""
+"""Numbers published by the papers and their authors, read from published/PAPER.json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-FOLDER = Path(__file__).parent / "published"
+PUBLISHED_DIR = Path(__file__).parent / "published"
 Kind = Literal["printed", "derived", "authors' log", "read off a figure"]
 
 
@@ -17,18 +17,18 @@ class PublishedNumber(BaseModel):
     """A number or statement of a paper or its authors.
 
     Args:
-    - `item`: the table, figure or section that it belongs to, such as "Table 3".
-    - `quantity`: what it measures, of which network, such as "ResNet-32, CIFAR-10: test error".
-    - `value`: the number in `unit`, or the words that stand in its place ("rises").
-    - `unit`: "" for a number without one.
-    - `kind`: "printed" in the text or a table of the paper; "derived" from what is printed; "authors' log" for an
-      output that the authors' public code has kept; "read off a figure", which is only as exact as the eye.
-    - `quotation`: the words or the row of the table that hold a printed value; what a derived one is derived from; what
-      the log prints; what is seen in the figure.
-    - `place`: where the quotation is found, such as "Table 3, row ResNet-32" or "authors' notebook 4, cell 6".
-    - `network`: the network or the experiment of this package that it belongs to; "" where it belongs to none.
-    - `settings`: what else the number belongs to, such as the data, the batch and the size of the images.
-    - `id`: "PAPER/KEY", the name of the file and the key of the number in it.
+    - `item`: table, figure or section of the paper, such as "Table 3".
+    - `quantity`: the measured quantity, such as "ResNet-32, CIFAR-10: test error".
+    - `value`: the number in `unit`, or a statement instead of a number, such as "rises".
+    - `unit`: "" for a number without a unit.
+    - `kind`: "printed" in the paper; "derived" from printed numbers; "authors' log": output stored in the authors'
+      public code; "read off a figure": estimated from a plot.
+    - `quotation`: the printed words or table row, the numbers that a value is derived from, the line of the log, or a
+      description of the figure.
+    - `place`: location of the quotation, such as "Table 3, row ResNet-32" or "authors' notebook 4, cell 6".
+    - `network`: network or experiment of this package; "" for none.
+    - `settings`: further conditions, such as data set, batch and image size.
+    - `id`: "PAPER/KEY", file name and key of the number.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -45,26 +45,26 @@ class PublishedNumber(BaseModel):
     id: str = ""
 
     @model_validator(mode="after")
-    def _is_known_by_its_file(self) -> PublishedNumber:
+    def _check_id(self) -> PublishedNumber:
         if not self.id:
-            raise ValueError("a number is given its id by the file that it is read from")
+            raise ValueError("a number has no id; published_numbers() adds it")
         return self
 
     @property
     def number(self) -> float:
-        """The value, which is a number; ValueError for words."""
+        """The value as a float; raises ValueError for a statement."""
         return float(self.value)
 
     @property
     def paper(self) -> str:
-        """The name of the paper's file."""
+        """Name of the paper, such as "revnet"."""
         return self.id.partition("/")[0]
 
 
 @cache
 def published_numbers(paper: str) -> dict[str, PublishedNumber]:
     """Return the numbers of a paper ("inplace_abn", "revnet", "revnext") by their keys, in the paper's order."""
-    content = json.loads((FOLDER / f"{paper}.json").read_text(encoding="utf-8"))
+    content = json.loads((PUBLISHED_DIR / f"{paper}.json").read_text(encoding="utf-8"))
     return {key: PublishedNumber(**number, id=f"{paper}/{key}") for key, number in content.items()}
 
 

@@ -1,7 +1,7 @@
-"""Figures 3 and 4 of Gomez et al. 2017: training curves, and the angle between gradients from reconstruction.
+"""Figures 3 and 4 of Gomez et al. 2017: training curves, and angles between gradients.
 
-The curves and angles are those of training runs. Without a run that has logged angles (training.gradient_angle_meter)
-the first steps of a training are taken here.
+Curves and angles are read from training runs. If no run has logged angles (training.gradient_angle_meter), the first
+steps of a training are run here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from zoo.errors import DataError
 from zoo.registry import CIFAR_INPUT
 from zoo.reproduce.comparison import Comparison, Section, State, Verdict, not_measured, unpublished
 from zoo.reproduce.error_rates import (
-    CLOSE,
-    UNKNOWN,
+    ERROR_TOLERANCE,
+    UNKNOWN_DURATION,
     command_of,
     decide,
     error_curves,
@@ -42,13 +42,13 @@ from zoo.reproduce.published_numbers import PublishedNumber, published
 from zoo.reproduce.training_runs import TrainingRun
 from zoo.run.plot_style import Line, Panel
 
-IMAGENET = ("revnet104", "resnet101_preact")
-CIFAR = "revnet164_cifar10"
-LONGER = "revnet164_cifar10_longer"  # by the published number of epochs, with the angle meter
-LOSS_CLOSE = 5.0  # percent, of the training loss
-ENDS = 5  # a trend is that from the first fifth of the angles to the last
-NETWORKS = {"revnet164_cifar": 20, "revnet38_cifar": 60}  # and the number of training steps of each
-MEASUREMENTS = 6  # over the training, the first before it
+IMAGENET_EXPERIMENTS = ("revnet104", "resnet101_preact")
+CIFAR_EXPERIMENT = "revnet164_cifar10"
+LONG_CIFAR_EXPERIMENT = "revnet164_cifar10_longer"  # longer by the published number of epochs, with the angle meter
+LOSS_TOLERANCE = 5.0  # percent, of the training loss
+TREND_PARTS = 5  # a trend compares the first fifth of the angles with the last
+NETWORKS = {"revnet164_cifar": 20, "revnet38_cifar": 60}  # number of training steps of each network
+MEASUREMENTS = 6  # equally spaced, the first before training
 BATCH = 16
 SIZE = 32
 CLASSES = 10
@@ -58,21 +58,23 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 def report_imagenet_curves(runs: Sequence[TrainingRun]) -> Section:
-    """Return Figure 3: the curves of RevNet-104 beside those of ResNet-101."""
+    """Return Figure 3: the training curves of RevNet-104 and ResNet-101."""
     section = Section(
         "figure3", "Figure 3: training on ImageNet",
-        "Training loss of RevNet-104 over that of ResNet-101, geometric mean over the epochs: no slowdown is a loss "
-        f"that is at most {LOSS_CLOSE:g} % larger.",
+        "Ratio of the training losses of RevNet-104 and ResNet-101, geometric mean over the epochs. No slowdown: the "
+        f"loss is at most {LOSS_TOLERANCE:g} % larger.",
     )  # fmt: skip
     epochs, slowdown = (published("revnet", f"figure3/{key}") for key in ("epochs", "slowdown"))
-    for name in IMAGENET:
+    for name in IMAGENET_EXPERIMENTS:
         ours = load_experiment(experiments_dir() / f"{name}.json").optimizer.schedule.epochs
         verdict = Verdict("reproduced", "equal") if ours == epochs.number else Verdict("off", "another length")
         section.comparisons.append(Comparison(f"{name}: epochs of the experiment", epochs, ours, "epochs", verdict))
-    revnet, resnet = ([run for run in runs if run.experiment == name and not run.is_stored] for name in IMAGENET)
+    revnet, resnet = (
+        [run for run in runs if run.experiment == name and not run.is_stored] for name in IMAGENET_EXPERIMENTS
+    )
     compared = _compare_loss("training loss, RevNet-104 over ResNet-101", slowdown, revnet, resnet, at_most=True)
-    commands = " and ".join(f"`{command_of(name)}`" for name in IMAGENET)
-    verdict = Verdict("needs training", f"{commands}, {UNKNOWN}")
+    commands = " and ".join(f"`{command_of(name)}`" for name in IMAGENET_EXPERIMENTS)
+    verdict = Verdict("needs training", f"{commands}, {UNKNOWN_DURATION}")
     section.comparisons.append(compared or not_measured(slowdown.quantity, slowdown, "", verdict))
     shown = [*revnet, *resnet]
     section.panels += [*loss_curves("ImageNet", shown), error_curves("ImageNet", shown)] if shown else []
@@ -80,16 +82,16 @@ def report_imagenet_curves(runs: Sequence[TrainingRun]) -> Section:
 
 
 def report_reconstruction(runs: Sequence[TrainingRun], images: ImageFolder | None) -> Section:
-    """Return Figure 4: the angles, and the curves of runs that reconstruct beside those of runs that store.
+    """Return Figure 4: the angles, and the curves of runs that reconstruct activations and of runs that store them.
 
-    ``images`` are those of the first steps that are trained where no run has angles; None for random ones.
+    ``images``: images for the first steps of a training, if no run has angles; None for random ones.
     """
     section = Section(
-        "figure4", "Figure 4: reconstructed beside stored activations",
-        "Angles: between the gradients of a batch from stored and from reconstructed activations, with the same "
-        "weights, 2 arcsin(|u - v| / 2) of the unit vectors. Trend: from the mean of the first fifth of a run's angles "
-        "to that of the last fifth. Runs: training losses are compared by the geometric mean of their ratio over "
-        f"the epochs, and are no different within {LOSS_CLOSE:g} %; errors after the last epoch within {CLOSE} points.",
+        "figure4", "Figure 4: reconstructed and stored activations",
+        "Angle between the gradients of a batch from stored and from reconstructed activations, with the same weights: "
+        "2 arcsin(|u - v| / 2) of the unit vectors. Trend: mean of the first fifth and of the last fifth of a run's "
+        "angles. Training losses are compared by the geometric mean of their ratio over the epochs, with a tolerance "
+        f"of {LOSS_TOLERANCE:g} %; errors after the last epoch with a tolerance of {ERROR_TOLERANCE} points.",
     )  # fmt: skip
     metered = _by_experiment([run for run in runs if run.angles and not run.is_stored])
     for name, group in metered.items():
@@ -102,7 +104,7 @@ def report_reconstruction(runs: Sequence[TrainingRun], images: ImageFolder | Non
         section.comparisons += first_steps.comparisons
         section.panels += first_steps.panels
         section.notes += [first_steps.setting, *first_steps.notes]
-    section.comparisons.append(_compare_length([run for run in runs if run.experiment == LONGER]))
+    section.comparisons.append(_compare_length([run for run in runs if run.experiment == LONG_CIFAR_EXPERIMENT]))
     section.comparisons += _compare_kinds(runs)
     for name, group in _by_experiment(runs).items():
         if {run.is_stored for run in group} == {True, False}:
@@ -112,7 +114,7 @@ def report_reconstruction(runs: Sequence[TrainingRun], images: ImageFolder | Non
 
 def _by_experiment(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
     """Return the runs of RevNets by experiment, starting with those of the paper's figure."""
-    groups: dict[str, list[TrainingRun]] = {CIFAR: [], LONGER: []}
+    groups: dict[str, list[TrainingRun]] = {CIFAR_EXPERIMENT: [], LONG_CIFAR_EXPERIMENT: []}
     for run in runs:
         groups.setdefault(run.experiment, []).append(run)
     return {name: group for name, group in groups.items() if group}
@@ -125,7 +127,7 @@ def loss_curves(title: str, runs: Sequence[TrainingRun]) -> list[Panel]:
 
 
 def _losses(run: TrainingRun) -> dict[float, float]:
-    """Return the training loss of each epoch that has one; its logarithm is drawn and compared, and 0 has none."""
+    """Return the training loss of each epoch with a positive loss, whose logarithm is plotted and compared."""
     return {e["epoch"]: float(e["train_loss"]) for e in run.epochs if e.get("train_loss")}
 
 
@@ -135,9 +137,9 @@ def _angle_line(run: TrainingRun) -> Line:
 
 
 def _compare_angles(name: str, runs: Sequence[TrainingRun]) -> list[Comparison]:
-    """Return the trend and the largest of the angles of an experiment's runs."""
+    """Return the trend and the maximum of the angles of an experiment's runs."""
     angles = [[math.inf if a["degrees"] is None else float(a["degrees"]) for a in run.angles] for run in runs]
-    ends = [-(-len(each) // ENDS) for each in angles]
+    ends = [-(-len(each) // TREND_PARTS) for each in angles]
     first = mean(mean(each[:end]) for each, end in zip(angles, ends, strict=True))
     last = mean(mean(each[-end:]) for each, end in zip(angles, ends, strict=True))
     grows = last > first
@@ -161,9 +163,9 @@ def _verdict(is_as_published: bool, text: str, weakness: str) -> Verdict:
 
 
 def _weakness(name: str, runs: Sequence[TrainingRun]) -> str:
-    """Return why the runs are not comparable with the paper's training, or ""."""
-    if name not in (CIFAR, LONGER):
-        return f"not the paper's training, which `zoo train {LONGER} DATA` repeats"
+    """Return the reason why the runs are not comparable with the paper's training, or ""."""
+    if name not in (CIFAR_EXPERIMENT, LONG_CIFAR_EXPERIMENT):
+        return f"not the paper's training, which `zoo train {LONG_CIFAR_EXPERIMENT} DATA` repeats"
     unfinished = [run for run in runs if not run.is_finished]
     if unfinished:
         return f"a run has {len(unfinished[0].epochs)} of {unfinished[0].num_epochs} epochs"
@@ -171,20 +173,24 @@ def _weakness(name: str, runs: Sequence[TrainingRun]) -> str:
 
 
 def _compare_length(runs: Sequence[TrainingRun]) -> Comparison:
-    """Return the number of epochs after the regular training in which the error stays stable."""
+    """Return the number of epochs after the regular training during which the error is stable."""
     number = published("revnet", "figure4/more_epochs")
     finished = [run for run in runs if run.is_finished]
     if not finished:
-        return not_measured(number.quantity, number, "epochs", needs_training(LONGER, runs))
-    regular = load_experiment(experiments_dir() / f"{CIFAR}.json").optimizer.schedule.epochs
+        return not_measured(number.quantity, number, "epochs", needs_training(LONG_CIFAR_EXPERIMENT, runs))
+    regular = load_experiment(experiments_dir() / f"{CIFAR_EXPERIMENT}.json").optimizer.schedule.epochs
     change = max(run.top1[regular - 1] - run.top1[-1] for run in finished)
-    verdict = _verdict(change <= CLOSE, f"the error changes by {change:+.2f} points", _weakness(LONGER, finished))
+    verdict = _verdict(
+        change <= ERROR_TOLERANCE,
+        f"the error changes by {change:+.2f} points",
+        _weakness(LONG_CIFAR_EXPERIMENT, finished),
+    )
     more, facts = finished[0].num_epochs - regular, facts_of(finished)
     return Comparison(number.quantity, number, more, "epochs", verdict, len(finished), **facts)
 
 
 def _compare_kinds(runs: Sequence[TrainingRun]) -> list[Comparison]:
-    """Return the training loss and the error of runs that reconstruct beside those of runs that store."""
+    """Return the training loss and the error of runs that reconstruct, compared with runs that store."""
     numbers = [published("revnet", f"figure4/{key}") for key in ("training_loss", "error")]
     comparisons = []
     for name, group in _by_experiment([run for run in runs if run.is_finished]).items():
@@ -195,8 +201,8 @@ def _compare_kinds(runs: Sequence[TrainingRun]) -> list[Comparison]:
             of_error = _compare_error(f"{name}: {error.quantity}", error, reconstructed, stored)
             comparisons += [_weakened(found, weakness) for found in (of_loss, of_error) if found is not None]
     if not comparisons:
-        command = f"`zoo train FILE DATA`, FILE: experiments/{CIFAR}.json with network.memory auto and plain, {UNKNOWN}"
-        verdict = Verdict("needs training", command)
+        file = f"experiments/{CIFAR_EXPERIMENT}.json with network.memory auto and plain"
+        verdict = Verdict("needs training", f"`zoo train FILE DATA`, FILE: {file}, {UNKNOWN_DURATION}")
         comparisons = [not_measured(number.quantity, number, "", verdict) for number in numbers]
     return comparisons
 
@@ -218,9 +224,9 @@ def _compare_loss(
     second: Sequence[TrainingRun],
     at_most: bool = False,
 ) -> Comparison | None:
-    """Return the ratio of the training losses of two groups of runs; None unless both have finished ones with losses.
+    """Return the ratio of the training losses of two groups; None unless both have finished runs with losses.
 
-    With ``at_most`` the losses of the first group may be smaller.
+    With ``at_most``, smaller losses of the first group are not off.
     """
     groups = [[run for run in runs if run.is_finished and _losses(run)] for runs in (first, second)]
     if not all(groups):
@@ -234,7 +240,7 @@ def _compare_loss(
     if missing or spread is None:
         verdict = Verdict("underpowered", f"{missing}; {text}" if missing else text)
     else:
-        verdict = decide(difference if at_most else abs(difference), 2 * spread, LOSS_CLOSE, text)
+        verdict = decide(difference if at_most else abs(difference), 2 * spread, LOSS_TOLERANCE, text)
     return Comparison(what, number, difference, "%", verdict, n, spread, **facts_of(both))
 
 
@@ -248,7 +254,7 @@ class Angles(NamedTuple):
     """Angles between gradients at one training step, in degrees.
 
     Args:
-    - `step`: the number of training steps before the measurement.
+    - `step`: number of training steps before the measurement.
     - `between`: angle between the gradients with stored and with reconstructed activations.
     - `stored`, `reconstructed`: angle between each of these float32 gradients and the one with stored activations in
       float64.
@@ -261,13 +267,13 @@ class Angles(NamedTuple):
 
 
 def open_images(data: Path, batch: int = BATCH) -> ImageFolder:
-    """Return the images below train/; DataError unless they make a batch, of classes that the networks have."""
+    """Return the images of train/; raises DataError for less than a batch, or more classes than the networks have."""
     images = ImageFolder(data / "train", ValTransform(SIZE, SIZE, CIFAR_INPUT.mean, CIFAR_INPUT.std))
     if len(images) < batch or len(images.classes) > CLASSES:
         raise DataError(
             f"{len(images)} images of {len(images.classes)} classes",
             images.root,
-            f"give at least {batch} images of at most {CLASSES} classes, as CIFAR-10 has them",
+            f"give at least {batch} images of at most {CLASSES} classes, such as CIFAR-10",
         )
     return images
 
@@ -275,18 +281,20 @@ def open_images(data: Path, batch: int = BATCH) -> ImageFolder:
 def measure_angles(data: ImageFolder | None, networks: Mapping[str, int] = NETWORKS, batch: int = BATCH) -> Section:
     """Train each of the ``networks`` for its number of steps and return the angles at some of them.
 
-    Without ``data`` the images are random and so are the labels.
+    Without ``data``, images and labels are random.
     """
-    images = "random images (with --data DIR those of CIFAR-10)" if data is None else f"images of {data.root}"
+    images = "random images (--data DIR: CIFAR-10)" if data is None else f"images of {data.root}"
     steps = ", ".join(f"{name} {count} steps" for name, count in networks.items())
     section = Section(
         "figure4", "Figure 4: angle between stored and reconstructed gradients",
-        f"first steps: trained with SGD, batch {batch}, lr {LR}, momentum 0.9, on {images}: {steps}. In each "
-        "measurement, all three gradients belong to the same weights and images",
+        f"first steps: trained with SGD, batch {batch}, lr {LR}, momentum 0.9, on {images}: {steps}. All three "
+        "gradients of a measurement have the same weights and images",
     )  # fmt: skip
-    section.notes.append("the paper shows the angle over a whole training on CIFAR-10, and states no bound of it")
+    section.notes.append("the paper shows the angle over a whole training on CIFAR-10 and states no bound")
     trend, largest = (published("revnet", f"figure4/{key}") for key in ("trend", "largest"))
-    first_steps = Verdict("underpowered", f"the first steps only; `zoo train {LONGER} DATA`, {UNKNOWN}")
+    first_steps = Verdict(
+        "underpowered", f"the first steps only; `zoo train {LONG_CIFAR_EXPERIMENT} DATA`, {UNKNOWN_DURATION}"
+    )
     digest = "" if data is None else data.names_digest()
     for name, count in networks.items():
         torch.manual_seed(0)
@@ -316,7 +324,7 @@ def measure_angles(data: ImageFolder | None, networks: Mapping[str, int] = NETWO
 
 
 def _train(model: nn.Module, batches: Batches, steps: int) -> list[Angles]:
-    """Train and return the angles at equal distances, the first before and the last after the training."""
+    """Train and return the angles at equally spaced steps, the first before and the last after training."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=2e-4)
     measured_steps = {round(index * steps / (MEASUREMENTS - 1)) for index in range(MEASUREMENTS)}
     angles = []
@@ -342,7 +350,7 @@ def _measure(step: int, model: nn.Module, images: Tensor, classes: Tensor) -> An
 
 
 def _batches(data: ImageFolder | None, batch: int) -> Batches:
-    """Yield images (batch, 3, SIZE, SIZE) and their classes without end."""
+    """Yield images (batch, 3, SIZE, SIZE) and their classes, endlessly."""
     while data is None:
         yield torch.randn(batch, 3, SIZE, SIZE), torch.randint(CLASSES, (batch,))
     while True:

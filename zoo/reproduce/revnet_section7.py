@@ -1,4 +1,4 @@
-"""Section 7 of Gomez et al. 2017: the settings of its trainings, and what fits on a GPU."""
+"""Section 7 of Gomez et al. 2017: training settings, and batches that fit on a GPU."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from zoo.reproduce.comparison import Comparison, Section, Verdict, compare_minim
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 from zoo.spec import NetworkSpec
 
-NUM_IMAGES = {10: 50_000, 1000: 1_281_167}  # of the training set, by the number of classes
+NUM_IMAGES = {10: 50_000, 1000: 1_281_167}  # of the training set, by number of classes
 RESNET, REVNET = "resnet101_preact", "revnet104"
 SIZE = 224
-DEEP = (2, 2, 94, 2)  # units of a network of 602 layers, six in each unit, with those of RevNet-104 but in one stage
+DEEP_UNITS = (2, 2, 94, 2)  # units per stage: 602 layers, six per unit; RevNet-104 with more units in one stage
 DEEP_BATCH = 2
 
 
 def report_settings() -> Section:
-    """Return the printed settings of the trainings beside those of the experiments (section 7.1)."""
+    """Return the printed training settings, compared with those of the experiments (section 7.1)."""
     section = Section(
-        "section7.1", "Section 7.1: settings of the trainings",
-        "The settings of the experiments, written as the paper writes them.",
+        "section7.1", "Section 7.1: training settings",
+        "The settings of the experiments, in the notation of the paper.",
     )  # fmt: skip
     for key, number in published_numbers("revnet").items():
         place, _, setting = key.rpartition("/")
@@ -31,7 +31,7 @@ def report_settings() -> Section:
             ours = SETTINGS[setting](load_experiment(experiments_dir() / f"{number.network}.json"))
             section.comparisons.append(_compare_setting(number, ours))
     section.notes += [
-        "values of pixels: the authors' code has those from -1 to 1, and so have the experiments",
+        "values of pixels: from -1 to 1 in the authors' code and in the experiments",
         "further differences of the data: docs/training.md, what differs from the original and from the papers",
     ]
     return section
@@ -43,7 +43,7 @@ def _compare_setting(number: PublishedNumber, ours: float | str) -> Comparison:
 
 
 def _thousands(counts: list[int]) -> str:
-    """Return steps as the paper writes them, such as "40K and 60K"."""
+    """Return numbers of steps in the notation of the paper, such as "40K and 60K"."""
     words = [f"{count // 1000}K" for count in counts]
     return " and ".join(words) if len(words) < 3 else f"{', '.join(words[:-1])}, and {words[-1]}"
 
@@ -60,7 +60,7 @@ def _decay_steps(config: Experiment) -> str:
 
 
 def _steps(config: Experiment) -> str:
-    """Return the steps of a training, rounded to thousands like the paper's."""
+    """Return the number of training steps, rounded to thousands as in the paper."""
     return _thousands([round(config.optimizer.schedule.epochs * _num_batches(config), -3)])
 
 
@@ -70,7 +70,7 @@ def _weight_decay(config: Experiment) -> str:
 
 
 def _values(config: Experiment) -> str:
-    """Return the range of a pixel's values once the mean is subtracted and the result divided by the deviation."""
+    """Return the range of the values of normalized pixels."""
     low, high = ((value - config.input.mean[0]) / config.input.std[0] for value in (0, 1))
     return f"[{low:g}, {high:g}]"
 
@@ -90,12 +90,12 @@ SETTINGS: dict[str, Callable[[Experiment], float | str]] = {
 
 
 def measure_fits() -> Section:
-    """Return how many images RevNets train with in the memory of a ResNet (sections 7.1 and 7.2)."""
+    """Return the largest batches of RevNets in the memory of a ResNet (sections 7.1 and 7.2)."""
     section = Section(
-        "section7.2", "Section 7.2: what fits in the memory of ResNet-101",
-        f"{SIZE} px, float32, SGD and momentum; all bytes of a step counted on the meta device, without scratch memory "
-        "of convolutions. The GPU had memory for 32 images of ResNet-101 and, as it was the largest batch, not for 64: "
-        "what it has is between the bytes of both.",
+        "section7.2", "Section 7.2: largest batches in the memory of ResNet-101",
+        f"{SIZE} px, float32, SGD and momentum. All bytes of a step are counted on the meta device, without scratch "
+        "memory of convolutions. The largest batch of ResNet-101 on the GPU had 32 images, so the memory of the GPU is "
+        "between the bytes of 32 and of 64 images.",
     )  # fmt: skip
     number = {key.rpartition("/")[2]: each for key, each in published_numbers("revnet").items() if "section7" in key}
     resnet, revnet = _predict(RESNET, "plain"), _predict(REVNET, "auto")
@@ -103,8 +103,8 @@ def measure_fits() -> Section:
     least, most = (resnet.bytes_for(batch).total for batch in (fits, 2 * fits))
     (low, _), (high, _) = (revnet.largest_batch(memory) for memory in (least, most))
     needed = revnet.bytes_for(int(number["images"].number)).total
-    is_source = Verdict("not built", "it is what the memory of the other rows is taken from; the GPU's is not stated")
-    no_sessions = Verdict("not built", "sessions of TensorFlow have no counterpart here: no graph is split")
+    is_source = Verdict("not built", "it defines the memory of the other rows; that of the GPU is not stated")
+    no_sessions = Verdict("not built", "PyTorch has no counterpart to sessions of TensorFlow: no graph is split")
     gain = Verdict("reproduced", "at least 2") if low >= 2 * fits else Verdict("off", "less than 2")
     in_memory = f"in the memory of {RESNET} with {fits} images"
     section.comparisons = [
@@ -126,20 +126,20 @@ def _predict(arch: str, memory: str, structure: tuple[int, ...] | None = None) -
 
 
 def _compare_images(number: PublishedNumber, low: int, high: int, needed: int) -> Comparison:
-    """Return the comparison of the largest batch, of which only the bounds are known, with the published one."""
+    """Return the comparison of the published largest batch with its lower and upper bound."""
     text = f"{number.value} images need {needed / 1e9:.1f} GB"
     if low < number.number <= high:
-        verdict = Verdict("underpowered", f"{text}; they may fit, as the paper does not state the memory of its GPU")
+        verdict = Verdict("underpowered", f"{text}; they may fit, but the paper does not state its GPU memory")
     else:
         verdict = Verdict("reproduced" if number.number <= low else "off", text)
     return Comparison("RevNet-104 in the memory of the GPU", number, f"{low} to {high}", "images", verdict)
 
 
 def _compare_layers(number: PublishedNumber, memory: int) -> Comparison:
-    """Return the comparison of a network of about the published number of layers, if it fits into the memory."""
-    layers = 6 * sum(DEEP) + 2
-    needed = _predict(REVNET, "auto", DEEP).bytes_for(DEEP_BATCH).total
+    """Return whether a network with about the published number of layers fits in memory."""
+    layers = 6 * sum(DEEP_UNITS) + 2
+    needed = _predict(REVNET, "auto", DEEP_UNITS).bytes_for(DEEP_BATCH).total
     text = f"{needed / 1e9:.1f} GB with {DEEP_BATCH} images, of {memory / 1e9:.1f} GB"
     verdict = Verdict("reproduced" if needed <= memory else "off", text)
-    what = f"a RevNet of {'-'.join(map(str, DEEP))} units in the memory of ResNet-101 with 32 images"
+    what = f"a RevNet of {'-'.join(map(str, DEEP_UNITS))} units in the memory of ResNet-101 with 32 images"
     return Comparison(what, number, layers, "layers", verdict)

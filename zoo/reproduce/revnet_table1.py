@@ -1,4 +1,4 @@
-"""Table 1 of Gomez et al. 2017, memory and computation of a step against depth, and the statements on both."""
+"""Table 1 of Gomez et al. 2017: memory and computation of a step against depth, and the statements about them."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from zoo.torch_internals import TorchDispatchMode
 
 DEPTHS = (4, 16, 36, 100)
 UNITS = (3, 9, 18)  # per stage of a CIFAR RevNet
-HALF, SIZE, BATCH = 16, 16, 4  # channels of x1 and of x2, pixels of a side, number of feature maps
+HALF_CHANNELS, SIZE, BATCH = 16, 16, 4  # channels of x1 and of x2, side in pixels, number of feature maps
 EXPONENT_TOLERANCE = 0.1
 COUNT_TOLERANCE = 0.05
-ROUGHLY = 0.1  # of what the paper calls "roughly" or "closer to"
+ROUGH_TOLERANCE = 0.1  # for statements with "roughly" or "closer to"
 GROWTHS: dict[str, Callable[[float], float]] = {
     "O(1)": lambda _: 1, "O(log L)": math.log, "O(√L)": math.sqrt, "O(L)": lambda L: L,
     "O(L log L)": lambda L: L * math.log(L),
 }  # fmt: skip
-# The ResNets whose activations are compared with those of their RevNets, and the sides of their images.
-TWINS = {
+# ResNets, the RevNets that their activations are compared with, and the side of their images.
+NETWORK_PAIRS = {
     "resnet32_cifar": ("revnet38_cifar", 32), "resnet110_cifar": ("revnet110_cifar", 32),
     "resnet164_cifar": ("revnet164_cifar", 32), "resnet101_preact": ("revnet104", 224),
 }  # fmt: skip
-TIMED, TIMED_BATCH, ROUNDS = "revnet38_cifar", 32, 20
+TIMED_NETWORK, TIMED_BATCH, ROUNDS = "revnet38_cifar", 32, 20
 
 
 class Cost(NamedTuple):
     """The cost of one training step.
 
     Args:
-    - `peak`: the largest number of bytes allocated at a time, without the parameters' gradients.
-    - `calls`: how often each F and G is called, on average.
+    - `peak`: peak memory in bytes, without the gradients of the parameters.
+    - `calls`: mean number of calls of each F and G.
     """
 
     peak: int
@@ -68,8 +68,8 @@ def measure_growth(units: Sequence[int] = UNITS) -> Section:
     """Return the held bytes of CIFAR RevNets with ``units`` per stage, and their growth per unit (abstract)."""
     section = Section(
         "abstract", "Abstract: storage is independent of depth",
-        "Bytes between forward and backward, counted, of networks with the widths of RevNet-38, batch 8, with "
-        f"{', '.join(map(str, units))} units per stage, MB.",
+        "Counted MB held between forward and backward, for networks with the widths of RevNet-38, batch 8, with "
+        f"{', '.join(map(str, units))} units per stage.",
     )  # fmt: skip
     for memory, manner in (("auto", "reconstructed"), ("plain", "stored")):
         held = [held_bytes("revnet38_cifar", 8, 32, structure=(count,) * 3, memory=memory) for count in units]
@@ -89,19 +89,19 @@ def measure_growth(units: Sequence[int] = UNITS) -> Section:
 def measure_savings() -> Section:
     """Return the held memory of ResNets relative to their RevNets (section 1)."""
     section = Section(
-        "section1", "Section 1: storage beside ResNets of the same size",
-        "Bytes between forward and backward, counted for 8 images, without parameters. The paper says \"typically\": "
-        "the verdict is on the median of the four pairs.",
+        "section1", "Section 1: storage compared with ResNets of the same size",
+        "Counted bytes held between forward and backward for 8 images, without parameters. The paper says "
+        "\"typically\": the verdict is on the median of the four pairs.",
     )  # fmt: skip
     ratio = {
         f"{resnet} over {revnet}": held_bytes(resnet, 8, size, memory="plain") / held_bytes(revnet, 8, size)
-        for resnet, (revnet, size) in TWINS.items()
+        for resnet, (revnet, size) in NETWORK_PAIRS.items()
     }
     middle, _ = median_and_spread(list(ratio.values()))
     number = published("revnet", "section1/storage")
     verdict = Verdict("reproduced", "at least 10") if middle >= 10 else Verdict("off", "less than 10")
     section.comparisons = [
-        Comparison("held by a ResNet over held by its RevNet, median", number, middle, "", verdict),
+        Comparison("held bytes of a ResNet over those of its RevNet, median", number, middle, "", verdict),
         *(unpublished(what, value) for what, value in ratio.items()),
     ]
     return section
@@ -111,8 +111,8 @@ def measure_operations() -> Section:
     """Return the multiplications and additions of a step (section 3.2)."""
     section = Section(
         "section3.2", "Section 3.2: operations of a training step",
-        "Operations of convolutions and of the classifier in a step of ResNet-32 and of RevNet-38, counted. N is the "
-        "forward pass of the same network. For checkpointing: calls of F and G in a chain, see Table 1.",
+        "Counted operations of convolutions and classifier in a step of ResNet-32 and of RevNet-38. N: the forward "
+        "pass of the same network. Checkpointing: calls of F and G in a chain, see Table 1.",
     )  # fmt: skip
     forward, backward = count_operations("resnet32_cifar", "plain")
     rev_forward, rev_backward = count_operations("revnet38_cifar", "auto")
@@ -124,28 +124,27 @@ def measure_operations() -> Section:
     section.comparisons = [
         compare("ResNet-32: backward", numbers["backward"], backward / forward, "N", COUNT_TOLERANCE),
         compare("RevNet-38: forward and backward", numbers["reversible"], reversible, "N", COUNT_TOLERANCE),
-        compare("RevNet-38: overhead", numbers["overhead"], 100 * (reversible / ordinary - 1), "%", ROUGHLY),
-        compare("checkpoint sqrt(L): overhead", numbers["checkpointing"], 100 * (calls - 1) / 3, "%", ROUGHLY),
+        compare("RevNet-38: overhead", numbers["overhead"], 100 * (reversible / ordinary - 1), "%", ROUGH_TOLERANCE),
+        compare("checkpoint sqrt(L): overhead", numbers["checkpointing"], 100 * (calls - 1) / 3, "%", ROUGH_TOLERANCE),
         compare(
             "RevNet-38: overhead, if backward takes as long as forward", numbers["overhead_gpu"], 100 * again / 2, "%",
-            ROUGHLY,
+            ROUGH_TOLERANCE,
         ),
     ]  # fmt: skip
     return section
 
 
 def measure_complexity(depths: Sequence[int] = DEPTHS) -> Section:
-    """Return how the memory and the computation of a chain of blocks grow with their number (Table 1)."""
+    """Return the growth of memory and computation of a chain with its number of blocks (Table 1)."""
     costs, (low, high) = _chain_costs(depths), depths[-2:]
     section = Section(
         "table1", "Table 1: memory and computation against depth",
-        f"A chain of L additive blocks, each F and G two 3x3 convolutions on {HALF} channels, {BATCH} maps of "
-        f"{SIZE} pixels, L = {', '.join(map(str, depths))}. Memory: the largest number of bytes that a step has "
-        "allocated at a time, without the parameters' gradients. Computation: the counted calls of F and G. Both as "
-        f"the exponent p of L^p from {low} to {high} blocks, and reproduced within {EXPONENT_TOLERANCE} of that of the "
-        "published growth.",
+        f"A chain of L additive blocks; F and G are two 3x3 convolutions on {HALF_CHANNELS} channels; {BATCH} maps of "
+        f"{SIZE} pixels; L = {', '.join(map(str, depths))}. Memory: peak of a step without the gradients of the "
+        "parameters. Computation: counted calls of F and G. Both are given as the exponent p of L^p from "
+        f"{low} to {high} blocks. Reproduced: within {EXPONENT_TOLERANCE} of the exponent of the published growth.",
     )  # fmt: skip
-    for name, row in ROWS.items():
+    for name, row in KEY_BY_STRATEGY.items():
         peaks = [cost.peak for cost in costs[name]]
         calls = [cost.calls * depth for cost, depth in zip(costs[name], depths, strict=True)]
         for column, values in (("memory", peaks), ("computation", calls)):
@@ -158,15 +157,15 @@ def measure_complexity(depths: Sequence[int] = DEPTHS) -> Section:
 
 
 def measure_layer_costs() -> Section:
-    """Return the cost of a step if forward and backward through a layer cost 1 each (section 4)."""
+    """Return the cost of a step, if forward and backward through a layer cost 1 each (section 4)."""
     section = Section(
         "section4", "Section 4: cost of a step for each layer",
-        f"The chains of Table 1, L = {DEPTHS[-1]}. Computation: the counted calls of F and G, and one pass back. "
-        "Memory: the peak in units of the bytes that a block adds to the peak of a chain that stores.",
+        f"The chains of Table 1, L = {DEPTHS[-1]}. Computation: counted calls of F and G, plus one backward pass. "
+        "Memory: the peak, in units of the bytes that a block adds to the peak of a chain that stores activations.",
     )  # fmt: skip
     costs, numbers = _chain_costs(DEPTHS), _numbers("section4")
     for name in ("naive", "checkpoint sqrt(L)", "reversible"):
-        number = numbers[f"{ROWS[name]}/computation"]
+        number = numbers[f"{KEY_BY_STRATEGY[name]}/computation"]
         what = f"{name}: passes of a step"
         section.comparisons.append(compare(what, number, costs[name][-1].calls + 1, "passes", COUNT_TOLERANCE))
     low, high = costs["naive"][-2:]
@@ -174,7 +173,7 @@ def measure_layer_costs() -> Section:
     layers = costs["checkpoint sqrt(L)"][-1].peak / block / math.sqrt(DEPTHS[-1])
     number = numbers["checkpointing/memory"]
     section.comparisons.append(compare_maximum("checkpoint sqrt(L): memory over sqrt(L)", number, layers, "", 0.1))
-    section.notes.append("a checkpoint keeps one map of its blocks, which is less than all activations of a block")
+    section.notes.append("a checkpoint saves one feature map, which is less than all activations of a block")
     return section
 
 
@@ -182,10 +181,10 @@ def measure_passes() -> Section:
     """Return the cost of a step in forward passes (section 5.1)."""
     section = Section(
         "section5.1", "Section 5.1: forward passes of a step",
-        f"The chains of Table 1, L = {DEPTHS[-1]}: the counted calls of F and G, and 2N for the gradients.",
+        f"The chains of Table 1, L = {DEPTHS[-1]}: counted calls of F and G, plus 2N for the gradients.",
     )  # fmt: skip
     costs, numbers = _chain_costs(DEPTHS), _numbers("section5.1")
-    twice = Verdict("not built", "the paper's better way is: what finds the inputs again also gives the gradients")
+    twice = Verdict("not built", "the paper's faster algorithm is: one recomputation yields both inputs and gradients")
     section.comparisons = [
         not_measured("the authors' code: forward passes of a step", numbers["authors_code"], "N", twice),
         *(
@@ -197,18 +196,18 @@ def measure_passes() -> Section:
             for name in ("checkpoint each block", "checkpoint sqrt(L)", "checkpoint recursively")
         ),
     ]
-    section.notes.append("torch's checkpoint does not run the last G of a segment again, as nothing needs its output")
+    section.notes.append("torch's checkpoint does not rerun the last G of a segment, because nothing needs its output")
     return section
 
 
 def measure_update_cost() -> Section:
-    """Return the time of a step that reconstructs over that of one that stores (section 5.2)."""
+    """Return the ratio of the step times with reconstructed and with stored activations (section 5.2)."""
     section = Section(
         "section5.2", "Section 5.2: time of a step",
-        f"Forward and backward of {TIMED} with {TIMED_BATCH} random images on this CPU, in turns; the median of "
-        f"{ROUNDS} ratios, and their interquartile range.",
+        f"Interleaved timings of forward and backward of {TIMED_NETWORK} with {TIMED_BATCH} random images on this CPU; "
+        f"median and interquartile range of {ROUNDS} ratios.",
     )  # fmt: skip
-    models = {memory: build_for_training(TIMED, memory=memory) for memory in ("auto", "plain")}
+    models = {memory: build_for_training(TIMED_NETWORK, memory=memory) for memory in ("auto", "plain")}
     steps = {memory: training_step(forward_of(model, TIMED_BATCH, 32), model) for memory, model in models.items()}
     seconds = time_interleaved(steps, Clock(torch.device("cpu")), rounds=ROUNDS)
     ratio, spread = median_and_spread(ratios(seconds["auto"], seconds["plain"]))
@@ -221,7 +220,7 @@ def measure_update_cost() -> Section:
 
 
 def judge_range(measured: float, spread: float, number: PublishedNumber) -> Verdict:
-    """Return the verdict on a number whose published value is a range, "1.5-2", outside of which it may scatter."""
+    """Return the verdict on a number with a published range such as "1.5-2"; within its spread, it is underpowered."""
     low, high = map(float, str(number.value).split("-"))
     if low <= measured <= high:
         return Verdict("reproduced", "within the range")
@@ -231,7 +230,7 @@ def judge_range(measured: float, spread: float, number: PublishedNumber) -> Verd
 
 
 class _Checkpointed(nn.Module):
-    """A chain in segments of ``length`` blocks; only the segments' inputs are kept for the backward pass."""
+    """A chain in segments of ``length`` blocks; only the inputs of the segments are saved for backward."""
 
     def __init__(self, blocks: Sequence[nn.Module], length: int) -> None:
         super().__init__()
@@ -246,7 +245,7 @@ class _Checkpointed(nn.Module):
 
 
 class _CheckpointedRecursively(nn.Module):
-    """A chain whose first half is checkpointed, and so is the first half of each half (Chen et al. 2016)."""
+    """A chain whose first half is checkpointed, recursively in each half (Chen et al. 2016)."""
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -270,8 +269,8 @@ STRATEGIES: dict[str, Callable[[Sequence[nn.Module]], nn.Module]] = {
     "checkpoint recursively": _CheckpointedRecursively,
     "reversible": lambda blocks: ReversibleSequential(blocks),
 }
-# The strategies that the paper compares, and what its numbers call them.
-ROWS = {
+# The strategies that the paper compares, and their names in the keys of its numbers.
+KEY_BY_STRATEGY = {
     "naive": "naive", "checkpoint sqrt(L)": "checkpointing", "checkpoint recursively": "recursive",
     "reversible": "reversible",
 }  # fmt: skip
@@ -284,12 +283,15 @@ def _chain_costs(depths: Sequence[int]) -> dict[str, list[Cost]]:
 
 
 def measure_cost(strategy: Callable[[Sequence[nn.Module]], nn.Module], depth: int) -> Cost:
-    """Return the cost of a step through a chain of so many blocks."""
+    """Return the cost of a step of a chain of ``depth`` blocks."""
     norm = norm_act("standard", "relu")
-    blocks = [ReversibleBlock(*(build_preact_branch(HALF, HALF, norm, False) for _ in "fg")) for _ in range(depth)]
+    blocks = [
+        ReversibleBlock(*(build_preact_branch(HALF_CHANNELS, HALF_CHANNELS, norm, False) for _ in "fg"))
+        for _ in range(depth)
+    ]
     chain = strategy(blocks).train()
     init_weights(chain)
-    x = torch.randn(BATCH, 2 * HALF, SIZE, SIZE)
+    x = torch.randn(BATCH, 2 * HALF_CHANNELS, SIZE, SIZE)
     with counted_calls(blocks) as calls:
         chain(x).square().mean().backward()
     memory = measure_memory(lambda: chain(x).square().mean(), chain.parameters(), warmup=0)
@@ -298,7 +300,7 @@ def measure_cost(strategy: Callable[[Sequence[nn.Module]], nn.Module], depth: in
 
 @contextmanager
 def counted_calls(blocks: Sequence[nn.Module]) -> Iterator[list[str]]:
-    """Return a context that yields a list, which grows by one entry for each call of a block's F or G."""
+    """Context manager: yields a list that gets an entry for each call of a block's F or G."""
     calls: list[str] = []
 
     def note(module: nn.Module, *_: object) -> None:
@@ -325,7 +327,7 @@ class _OperationLog(TorchDispatchMode):
 
 
 def count_operations(name: str, memory: str) -> tuple[int, int]:
-    """Return the operations of the forward and of the backward pass of a CIFAR network, counted on the meta device."""
+    """Return the operations of forward and backward of a CIFAR network, counted on the meta device."""
     model = build_for_training(name, "meta", memory=memory)
     forward = forward_of(model, 2, 32)
     with _OperationLog() as in_forward:
@@ -336,7 +338,7 @@ def count_operations(name: str, memory: str) -> tuple[int, int]:
 
 
 def _compare_growth(what: str, number: PublishedNumber, exponent: float, low: int, high: int) -> Comparison:
-    """Return the comparison of the exponent of a growth from ``low`` to ``high`` with that of a published growth."""
+    """Return the comparison of the exponent of a growth from ``low`` to ``high`` with the published growth."""
     growth = GROWTHS[str(number.value)]
     expected = math.log(growth(high) / growth(low)) / math.log(high / low)
     text = f"{exponent:.2f} where {number.value} has {expected:.2f}"
@@ -345,6 +347,6 @@ def _compare_growth(what: str, number: PublishedNumber, exponent: float, low: in
 
 
 def _numbers(place: str) -> dict[str, PublishedNumber]:
-    """Return the published numbers of a section by the rest of their keys."""
+    """Return the published numbers of a section, by their keys without its name."""
     found = published_numbers("revnet")
     return {key.removeprefix(f"{place}/"): number for key, number in found.items() if key.startswith(f"{place}/")}

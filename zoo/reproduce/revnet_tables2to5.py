@@ -19,7 +19,7 @@ from zoo.reproduce.comparison import (
     off_by,
     unpublished,
 )
-from zoo.reproduce.error_rates import UNKNOWN, command_of, facts_of, judge, report_errors, standard_error
+from zoo.reproduce.error_rates import UNKNOWN_DURATION, command_of, facts_of, judge, report_errors, standard_error
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
@@ -40,7 +40,7 @@ def _of_item(item: str) -> list[PublishedNumber]:
 CIFAR_ERRORS, IMAGENET_ERRORS = (
     {number.network: number for number in _of_item(table)} for table in ("Table 3", "Table 4")
 )
-SHORT = ("resnet32_cifar10_short", "revnet38_cifar10_short")
+SHORT_EXPERIMENTS = ("resnet32_cifar10_short", "revnet38_cifar10_short")
 RESNET, REVNET = "resnet101_preact", "revnet104"
 # The RevNet and the ResNet of each pair of Tables 3 and 4.
 PAIRS = {
@@ -67,7 +67,7 @@ def measure_parameters() -> Section:
 
 
 def _compare_architecture(number: PublishedNumber) -> Comparison:
-    """Return the comparison of a row of the table, in which networks for ImageNet are without the stem's channels."""
+    """Return the comparison of a row of the table, which omits the channels of the stem of ImageNet networks."""
     structure = architecture(number.network).structure
     widths = structure["widths"] if "cifar" in number.network else structure["widths"][1:]
     units, channels = ("-".join(map(str, each)) for each in (structure["structure"], widths))
@@ -77,7 +77,7 @@ def _compare_architecture(number: PublishedNumber) -> Comparison:
 
 
 def _compare_millions(what: str, number: PublishedNumber, count: int) -> Comparison:
-    """Return the comparison of a count with millions; they are equal if they are when rounded as the paper rounds."""
+    """Return the comparison of a count with millions, rounded to the digits of the published number."""
     millions, digits = count / 1e6, 2 if number.number < 10 else 1
     is_equal = round(millions, digits) == number.number
     verdict = Verdict("reproduced", "equal as printed") if is_equal else off_by(millions / number.number - 1)
@@ -85,8 +85,8 @@ def _compare_millions(what: str, number: PublishedNumber, count: int) -> Compari
 
 
 def measure_depth_of_block() -> Section:
-    """Return the convolutions of a reversible block over those of a residual block (section 5)."""
-    section = Section("section5", "Section 5: depth of a block", "Convolutions in a row, counted in both networks.")
+    """Return the ratio of the convolutions of a reversible block and a residual block (section 5)."""
+    section = Section("section5", "Section 5: depth of a block", "Consecutive convolutions, counted in both networks.")
     per_block = [
         sum(isinstance(m, nn.Conv2d) for m in build_for_training(name, "meta").modules()) - 1
         for name in ("revnet38_cifar", "resnet32_cifar")
@@ -100,7 +100,7 @@ def measure_depth_of_block() -> Section:
 
 def report_cifar_errors(runs: Sequence[TrainingRun]) -> Section:
     """Return Table 3, and the errors of runs of the short experiments."""
-    return report_errors("table3", "Table 3: test error on CIFAR", CIFAR_ERRORS, runs, SHORT)
+    return report_errors("table3", "Table 3: test error on CIFAR", CIFAR_ERRORS, runs, SHORT_EXPERIMENTS)
 
 
 def report_imagenet_errors(runs: Sequence[TrainingRun]) -> Section:
@@ -109,11 +109,11 @@ def report_imagenet_errors(runs: Sequence[TrainingRun]) -> Section:
 
 
 def report_differences(runs: Sequence[TrainingRun]) -> Section:
-    """Return the difference between the test errors of RevNets and their ResNets (section 5.2)."""
+    """Return the differences between the test errors of RevNets and their ResNets (section 5.2)."""
     section = Section(
-        "section5.2_errors", "Section 5.2: test errors of RevNets beside ResNets",
-        "Mean test error of a RevNet's finished runs less that of its ResNet's, in points. The largest difference of "
-        "all pairs of Tables 3 and 4 is to be no more than the published one.",
+        "section5.2_errors", "Section 5.2: test errors of RevNets compared with ResNets",
+        "Mean test error of a RevNet's finished runs minus that of its ResNet's, in points. The largest difference of "
+        "all pairs of Tables 3 and 4 should be at most the published one.",
     )  # fmt: skip
     number = published("revnet", "section5.2/underperforms_by")
     finished = {
@@ -123,13 +123,13 @@ def report_differences(runs: Sequence[TrainingRun]) -> Section:
         for name in (*CIFAR_ERRORS, *IMAGENET_ERRORS)
     }
     pairs = [
-        _compare_pair(f"{revnet} less {resnet}", number, finished[revnet], finished[resnet])
+        _compare_pair(f"{revnet} minus {resnet}", number, finished[revnet], finished[resnet])
         for revnet, resnet in PAIRS.items()
         if finished[revnet] and finished[resnet]
     ]
     missing = [name for name, found in finished.items() if not found]
     if missing:
-        verdict = Verdict("needs training", f"`{command_of('NAME')}`, {UNKNOWN}, NAME: {', '.join(missing)}")
+        verdict = Verdict("needs training", f"`{command_of('NAME')}`, {UNKNOWN_DURATION}, NAME: {', '.join(missing)}")
         section.comparisons.append(not_measured("largest of all pairs", number, "points", verdict))
     section.comparisons += sorted(pairs, key=lambda pair: float(pair.measured or 0), reverse=True)
     return section
@@ -148,9 +148,9 @@ def measure_imagenet_memory(size: int = 224) -> Section:
     """Return Table 5: bytes of parameters and activations for images of ``size`` pixels, counted on the meta device."""
     section = Section(
         "table5", "Table 5: memory for ImageNet",
-        f"float32, images of {size} pixels. Activations are the bytes that live between forward and backward, counted "
-        f"for one image and multiplied by {IMAGES}, the paper's batch per GPU: the paper states neither the batch nor "
-        "the counting rule of its own numbers.",
+        f"float32, images of {size} pixels. Activations: bytes held between forward and backward, counted for one "
+        f"image and multiplied by {IMAGES}, the paper's batch per GPU. The paper states neither the batch nor the "
+        "counting rule of its numbers.",
     )  # fmt: skip
     numbers = {number.id.removeprefix("revnet/table5/"): number for number in _of_item("Table 5")}
     held = {name: held_bytes(name, 1, size, memory=memory) for name, memory in ((RESNET, "plain"), (REVNET, "auto"))}
@@ -172,14 +172,14 @@ def measure_imagenet_memory(size: int = 224) -> Section:
         unpublished("held, ResNet / RevNet with in-place stem and head", held[RESNET] / inplace),
     ]
     section.notes += [
-        "less is held than the sum of all outputs: a norm's output is not kept a second time for the ReLU after it",
-        f"{REVNET} runs its stem again in backward, as it does its blocks, so that the stem's maps are not held",
+        "less is held than the sum of all outputs, because in-place ReLUs overwrite the outputs of norms",
+        f"{REVNET} reruns its stem in backward, like its blocks, so the maps of the stem are not held",
     ]
     return section
 
 
 def sum_of_outputs(model: nn.Module, size: int) -> int:
-    """Return the bytes of the outputs of all convolutions, norms, their activations and the pool, for one image."""
+    """Return the bytes of the outputs of all convolutions, norms, activations and the pool for one image."""
     total = 0
 
     def add(module: nn.Module, _: object, output: Tensor) -> None:

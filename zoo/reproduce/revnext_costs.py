@@ -15,21 +15,21 @@ from zoo.torch_internals import TorchDispatchMode
 
 BATCH, SIZE = 8, 32
 TOLERANCE = 0.05
-NUMBERS = {"one": 1, "two": 2, "three": 3}
+NUMBER_WORDS = {"one": 1, "two": 2, "three": 3}
 PASSES = {"revnext_revnet": "section3.4/passes", "revnext_flat": "section4.3/passes", "revnext": "section4.4/passes"}
 
 
 def measure_passes() -> Section:
-    """Return the forward passes that backward runs again, and the layers of a reversible block."""
+    """Return the forward passes that backward reruns, and the layers of a reversible block."""
     section = Section(
         "passes", "Sections 3.4, 4.3 and 4.4: additional forward passes in backward",
-        f"Multiplications of all convolutions that a backward pass runs again, over those of the forward pass, for "
-        f"{BATCH} images of {SIZE} pixels. The stems of revnext and revnext_flat are not run again. A step takes three "
-        "forward passes without them.",
+        "Multiplications of all convolutions that a backward pass reruns, relative to those of the forward pass, for "
+        f"{BATCH} images of {SIZE} pixels. The stems of revnext and revnext_flat are not rerun. Without the additional "
+        "passes, a step takes three forward passes.",
     )  # fmt: skip
     section.comparisons += [
         *(_compare_passes(name, name) for name in PASSES),
-        _compare_passes("revnext, branch inputs found again", "revnext", keep_branch_input=False),
+        _compare_passes("revnext, branch inputs reconstructed", "revnext", keep_branch_input=False),
         unpublished("revnext_resnet18", additional_passes("revnext_resnet18")),
         _compare_layers_of_a_block(),
     ]
@@ -38,12 +38,12 @@ def measure_passes() -> Section:
 
 def _compare_passes(what: str, name: str, **options: Any) -> Comparison:
     number, measured = published("revnext", PASSES[name]), additional_passes(name, **options)
-    expected = NUMBERS[str(number.value).partition(" ")[0]]
+    expected = NUMBER_WORDS[str(number.value).partition(" ")[0]]
     return Comparison(what, number, measured, number.unit, within(measured / expected - 1, TOLERANCE))
 
 
 class _Multiplications(TorchDispatchMode):
-    """While active, adds up in ``count`` the multiplications of convolutions, without those of their gradients."""
+    """Counts the multiplications of convolutions in ``count``, without those of their gradients."""
 
     count = 0
 
@@ -57,7 +57,7 @@ class _Multiplications(TorchDispatchMode):
 
 
 def additional_passes(name: str, **options: Any) -> float:
-    """Return the forward convolutions of a backward pass over those of the forward pass, by their multiplications."""
+    """Return the ratio of the multiplications of forward convolutions in backward and in forward."""
     model = build_revnext(name, device="meta", **options)
     forward = forward_of(model, BATCH, SIZE)
     with _Multiplications() as multiplications:
@@ -68,19 +68,19 @@ def additional_passes(name: str, **options: Any) -> float:
 
 
 def _compare_layers_of_a_block() -> Comparison:
-    """Return the layers over the reversible blocks: the convolutions of both branches of a block, on average."""
+    """Return the mean number of convolutions in both branches of a reversible block."""
     blocks = [module for module in build_revnext("revnext").modules() if isinstance(module, LayerwiseBlock)]
     layers = [layer for block in blocks for layer in block.modules() if isinstance(layer, InvertibleConv)]
     count = len(layers) / len(blocks)
     number = published("revnext", "section4.4/layers_per_block")
-    low, high = (NUMBERS[word] for word in str(number.value).split(" to "))
+    low, high = (NUMBER_WORDS[word] for word in str(number.value).split(" to "))
     is_within = low <= count <= high
     verdict = Verdict("reproduced", "within the range") if is_within else Verdict("off", f"not {number.value}")
     return Comparison("revnext: convolutions of both branches of a block, mean", number, count, "", verdict)
 
 
 def measure_widths() -> Section:
-    """Return the channels that the pools of the i-RevNet make, and the weights that convolutions of them would have."""
+    """Return the channels after the pools of the i-RevNet, and the weights of a convolution of all of them."""
     section = Section("widths", "Section 3.5: channels of the i-RevNet", "Read from the network irevnet_revnext.")
     model: Any = build_revnext("irevnet_revnext", device="meta")
     channels = model.num_features
@@ -94,5 +94,7 @@ def measure_widths() -> Section:
             TOLERANCE,
         ),
     ]
-    section.notes.append("the convolutions of a branch have half of the channels, and thus a quarter of these weights")
+    section.notes.append(
+        "the convolutions of a branch have half of the channels and therefore a quarter of these weights"
+    )
     return section

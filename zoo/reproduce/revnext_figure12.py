@@ -1,4 +1,4 @@
-"""Figure 12 of Hascoet et al. 2023: accuracy of networks that reconstruct beside the same networks that store."""
+"""Figure 12 of Hascoet et al. 2023: accuracy with reconstructed and with stored activations."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from zoo.reproduce.comparison import Comparison, Section, State, Verdict, not_measured
 from zoo.reproduce.error_rates import (
-    ERRORS,
-    UNKNOWN,
+    ERROR_DESCRIPTION,
+    UNKNOWN_DURATION,
     error_curves,
     errors_of,
     facts_of,
@@ -22,21 +22,21 @@ from zoo.reproduce.published_numbers import PublishedNumber, published, publishe
 from zoo.reproduce.training_runs import TrainingRun
 
 FLAT, HYBRID = "revnext_flat_cifar10", "revnext_cifar10"
-FLAT_EPOCHS = 40  # the epochs of hybrids past 50, at a learning rate of 0, are left out
-WIDER = 48  # channels of the flat networks of the depth study that reconstruct, in place of 32
-DURATION = "0.2 to 1.6 hours in the logs of the authors, whose GPU they do not name"
-# Short experiments, and the key of what section 5.1 says of such networks.
-SHORT = {
+FLAT_EPOCHS = 40  # hybrids are trained without the epochs past 50, whose learning rate is 0
+RECONSTRUCTED_CHANNELS = 48  # channels of the reconstructing flat networks of the depth study, instead of 32
+DURATION = "0.2 to 1.6 hours in the authors' logs, on a GPU that they do not name"
+# Short experiments, and the keys of the statements of section 5.1 about such networks.
+SHORT_EXPERIMENTS = {
     "revnext_flat3_cifar10_short": "section5.1/flat_small_depth",
     "revnext_flat9_cifar10_short": "section5.1/flat_large_depth",
     "revnext_flat12_cifar10_short": "section5.1/flat_large_depth",
     "revnext_cifar10_short": "section5.1/hybrid_accuracy",
 }
-OPPOSITE: dict[State, State] = {"reproduced": "off", "off": "reproduced"}
+OPPOSITE_STATE: dict[State, State] = {"reproduced": "off", "off": "reproduced"}
 
 
 def experiment_of(key: str) -> str:
-    """Return the name, as `load_changed` reads it, of the training that gives a published number of the figure."""
+    """Return the experiment of a published number of the figure, see `load_changed`."""
     _, network, kind = key.split("/")
     *_, depths_or_slope = network.split("_")
     if network.startswith("hybrid"):
@@ -45,7 +45,7 @@ def experiment_of(key: str) -> str:
     if "_slope_" in network:
         changes |= {"network.options": {"layers": [1, 2, 2]}, "network.activation_param": float(depths_or_slope)}
     else:
-        wider = {"channels": WIDER} if kind == "reconstructed" else {}
+        wider = {"channels": RECONSTRUCTED_CHANNELS} if kind == "reconstructed" else {}
         changes |= {"network.options": {"layers": _numbers(depths_or_slope), **wider}}
     return f"{FLAT} {json.dumps(changes)}"
 
@@ -58,22 +58,22 @@ EXPERIMENTS = {key: experiment_of(key) for key in published_numbers("revnext") i
 
 
 def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
-    """Return the accuracies of the figure, and the errors of the short experiments with both kinds of memory."""
+    """Return the accuracies of the figure, and the errors of the short experiments with both memory strategies."""
     section = Section(
         "figure12", "Figure 12: accuracy with and without reconstruction",
-        "CIFAR-10. Of the figure: top-1 in percent after the last epoch. Short experiments are trained with "
-        f'network.memory "auto", which reconstructs, and "plain", which stores. {ERRORS}',
+        "CIFAR-10. Rows of the figure: top-1 in percent after the last epoch. Short experiments are trained with "
+        f'network.memory "auto", which reconstructs activations, and "plain", which stores them. {ERROR_DESCRIPTION}',
     )  # fmt: skip
     section.comparisons += [_compare(key, name, runs) for key, name in EXPERIMENTS.items()]
-    for name, key in SHORT.items():
+    for name, key in SHORT_EXPERIMENTS.items():
         runs_of_name = [run for run in runs if run.experiment == name]
         section.comparisons += [_compare_kinds(name, published("revnext", key), runs_of_name)]
         section.comparisons += errors_of(name, None, runs_of_name)
         section.panels += [error_curves(name, runs_of_name)] if runs_of_name else []
     section.notes += [
-        "where a row names settings, FILE is the experiment with these settings in place of its own",
-        "the authors' flat networks train with 7 layers and collapse from 8 on when they reconstruct, although those "
-        f"were built with {WIDER} channels in place of 32; hybrids lose 0.0 to 0.8 points",
+        "if a row contains settings, FILE is the experiment with these settings instead of its own",
+        "with reconstruction, the authors' flat networks train with 7 layers and collapse with 8 or more, although "
+        f"they have {RECONSTRUCTED_CHANNELS} channels instead of 32; hybrids lose 0.0 to 0.8 points",
     ]
     return section
 
@@ -94,14 +94,14 @@ def _compare(key: str, name: str, runs: Sequence[TrainingRun]) -> Comparison:
 
 
 def _compare_kinds(name: str, number: PublishedNumber, runs: Sequence[TrainingRun]) -> Comparison:
-    """Return the cost of reconstruction in points of the mean error, compared with the paper's statements."""
+    """Return the accuracy lost by reconstruction, in points, compared with the paper's statements."""
     stored, reconstructed = (
         [run for run in runs if run.is_finished and run.is_stored == is_stored] for is_stored in (True, False)
     )
     what = f"{name}: lost by reconstruction"
     if not stored or not reconstructed:
         stopped = "".join(f"; seed {run.config.seed} {run.stop_reason}" for run in runs if run.stop_reason)
-        reason = f'`zoo train {name} DATA`, and with network.memory "plain"; {UNKNOWN}{stopped}'
+        reason = f'`zoo train {name} DATA`, and with network.memory "plain"; {UNKNOWN_DURATION}{stopped}'
         return not_measured(what, number, "points", Verdict("needs training", reason))
     lost = mean(run.top1[-1] for run in stored) - mean(run.top1[-1] for run in reconstructed)
     return Comparison(
@@ -119,8 +119,8 @@ def _compare_kinds(name: str, number: PublishedNumber, runs: Sequence[TrainingRu
 def _judge_kinds(
     number: PublishedNumber, lost: float, stored: Sequence[TrainingRun], reconstructed: Sequence[TrainingRun]
 ) -> Verdict:
-    """Return the verdict on what reconstruction costs, which is said to be nothing, or that accuracy "goes down"."""
+    """Return the verdict on the lost accuracy; the paper states that there is none, or that accuracy "goes down"."""
     verdict = judge(lost, stored, reconstructed, at_most=True)
     if number.value == "goes down":
-        return Verdict(OPPOSITE.get(verdict.state, verdict.state), verdict.reason.removeprefix("off by "))
+        return Verdict(OPPOSITE_STATE.get(verdict.state, verdict.state), verdict.reason.removeprefix("off by "))
     return verdict

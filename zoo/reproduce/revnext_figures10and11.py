@@ -1,4 +1,4 @@
-"""Figures 10 and 11 of Hascoet et al. 2023: how exactly untrained networks reconstruct their activations."""
+"""Figures 10 and 11 of Hascoet et al. 2023: accuracy of reconstructed activations in untrained networks."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from zoo.run.plot_style import Line, Panel
 BATCH, SIZE = 8, 32
 AUTHORS_BATCH = 256
 FLAT, HYBRID = "revnext_flat", "revnext"
-AS_AUTHORS = "norms undone as by the authors"
+AUTHORS_INVERSE = "norms inverted as in the authors' code"
 HYBRIDS: Mapping[str, dict[str, Any]] = {
     "hybrid": {},
-    "hybrid, branch inputs found again": {"keep_branch_input": False},
+    "hybrid, branch inputs reconstructed": {"keep_branch_input": False},
 }
 SLOPE = 0.2  # of Figure 10
 SLOPES = (0.4, 0.2, 0.1, 0.05)
 ALL_SLOPES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.75)
 # Notebook 1.b of the authors' public code adds a layer to each level in turn: flat networks from 2-1-1 to 5-4-4 (cell
-# 5), hybrids with one unit per branch from 1-1 to 4-4 blocks (cell 9; with two pools there is no use for the third
-# number there, so that three of the ten networks are built twice). Its plot draws both at 3 to 12.
+# 5), hybrids with one unit per branch from 1-1 to 4-4 blocks (cell 9; hybrids have two pools and ignore the third
+# number, so three of the ten networks are built twice). Its plot draws both at 3 to 12.
 FLAT_DEPTHS: Mapping[int, dict[str, Any]] = {
     4 + n: {"layers": [2 + n // 3, 1 + (n + 2) // 3, 1 + (n + 1) // 3]} for n in range(10)
 }
@@ -46,30 +46,30 @@ HYBRID_DEPTHS: Mapping[int, dict[str, Any]] = {
     1 + first + second: {"blocks": [first, second]}
     for first, second in ((1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4))
 }
-LOWEST_SLOPE, LOWEST_DEPTH = 0.05, 8  # of the one published curve that is lowest before its last point
-STABLE = 2  # factor within which a ratio is called stable
-FAR_LESS = 0.1  # of the loss of another layer
-NOT_FAR_LESS = {
-    "norm": "the gains of an untrained norm are all 1, with which it loses nothing",
+LOWEST_SLOPE, LOWEST_DEPTH = 0.05, 8  # minimum of the only published curve whose minimum is not its last point
+STABLE_FACTOR = 2  # largest factor between stable ratios
+FAR_LESS_RATIO = 0.1  # largest loss relative to that of another layer
+NOT_FAR_LESS_REASONS = {
+    "norm": "the gains of an untrained norm are all 1, so it loses nothing",
     "leaky_relu": "not less than a tenth of it",
 }
-EXACT = 1e-9  # relative difference of sums in another order
+EXACT_TOLERANCE = 1e-9  # relative difference between sums in different orders
 NOTES = [
-    f"{AS_AUTHORS}: their inverse of a batch norm normalises the output by its own statistics, and then takes the "
-    "unbiased deviation where the forward divided by the biased one. The second caps the ratios at (2 n)^2 for n "
-    "values per channel, from 1e9 to 3e11 in these networks; the first keeps them from falling much below 1e-2. These "
-    f"numbers are measured with batches of {AUTHORS_BATCH}, on which the cap depends",
-    "all other numbers are those of this package, which inverts with the statistics of the forward pass: there is no "
-    "cap, and nothing keeps the ratio from falling",
-    "hybrid: the exact input of a branch is kept, as in the paper's section 4.4 and the authors' code. Branch inputs "
-    "found again: they are reconstructed (network.options keep_branch_input false), for 64 bytes per pixel less",
+    f"{AUTHORS_INVERSE}: their inverse of a batch norm normalizes the output by its own statistics, and then "
+    "multiplies by the unbiased deviation, although forward divided by the biased one. The second limits the ratios to "
+    "(2 n)^2 for n values per channel, from 1e9 to 3e11 in these networks; the first keeps them from falling much "
+    f"below 1e-2. These numbers are measured with batches of {AUTHORS_BATCH}, on which the limit depends",
+    "all other numbers are those of this package, which inverts with the statistics of the forward pass: the ratios "
+    "have neither an upper nor a lower limit",
+    "hybrid: the exact input of a branch is saved, as in section 4.4 of the paper and the authors' code. Branch inputs "
+    "reconstructed: network.options keep_branch_input false, which takes 64 bytes per pixel less",
 ]
 
-Ratios = list[float]  # infinite where nothing is lost
+Ratios = list[float]  # infinite if nothing is lost
 
 
 class LayerRatios(NamedTuple):
-    """The signal-to-noise ratios of the inputs of all layers but the stem's convolution.
+    """The signal-to-noise ratios of the inputs of all layers except the stem's convolution.
 
     Args:
     - `layers`: ratios of the network's own layers and blocks, beginning with the stem's norm.
@@ -82,11 +82,11 @@ class LayerRatios(NamedTuple):
     kinds: list[str]
 
     def in_order(self) -> Ratios:
-        """Return all ratios, a block's own input before those of the layers in its branches."""
+        """Return all ratios; the input of a block precedes those of the layers in its branches."""
         return [ratio for of_layer, inner in zip(self.layers, self.inside, strict=True) for ratio in (of_layer, *inner)]
 
     def smallest_of_blocks(self) -> float:
-        """Return the smallest at the inputs of blocks and pools: without the stem's norm and activation."""
+        """Return the smallest ratio at the inputs of blocks and pools, without the norm and activation of the stem."""
         return min(self.layers[2:])
 
 
@@ -95,23 +95,23 @@ def measure_ratios(
 ) -> LayerRatios:
     """Return the ratios of an untrained network: sum of squares of a layer's input over that of its error.
 
-    With ``as_authors`` its norms are undone in the way of the authors' code.
+    With ``as_authors``, norms are inverted as in the authors' code.
     """
     torch.manual_seed(0)
     model: Any = build_revnext(name, slope, eps_i=0.0, **options)
     for norm in model.modules():
         if as_authors and isinstance(norm, InvertibleNorm):
-            _undo_as_authors(norm)
+            _invert_as_authors(norm)
     errors: dict[int, float] = {}
     model.meter = errors.__setitem__
     inside = [_watch(layer) for layer in model.layers()]
     model(torch.randn(batch, 3, SIZE, SIZE)).sum().backward()  # the loss of the authors' study
-    reconstructed = range(1, len(inside))  # the images and the last map are kept
+    reconstructed = range(1, len(inside))  # the images and the last map are saved
     kinds = [type(layer).__name__ for layer in model.layers()]
     return LayerRatios([errors[i] ** -2 if errors[i] else math.inf for i in reconstructed], inside[1:], kinds[1:])
 
 
-def _undo_as_authors(layer: Any) -> None:
+def _invert_as_authors(layer: Any) -> None:
     """Make a norm reconstruct its input like ``IBatchNorm3d`` in layers.py of the authors' code."""
     record, undo = layer.record_, layer.undo_
 
@@ -131,7 +131,7 @@ def _undo_as_authors(layer: Any) -> None:
 
 
 def _watch(layer: nn.Module) -> Ratios:
-    """Return a list that the next forward and backward pass fill with the ratios inside a block, f's before g's."""
+    """Return a list that the next forward and backward fill with the ratios inside a block, those of f before g."""
     layers: list[Any] = [*layer.f, *layer.g] if isinstance(layer, LayerwiseBlock) else []
     ratios = [math.nan] * len(layers)
     for index, inner in enumerate(layers):
@@ -140,7 +140,7 @@ def _watch(layer: nn.Module) -> Ratios:
 
 
 def _watch_layer(layer: Any, index: int, ratios: Ratios) -> None:
-    inputs: list[Tensor] = []  # that of the forward pass
+    inputs: list[Tensor] = []  # the input of the forward pass
     record, undo = layer.record_, layer.undo_
 
     def record_(x: Tensor) -> Any:
@@ -157,24 +157,24 @@ def _watch_layer(layer: Any, index: int, ratios: Ratios) -> None:
 
 
 def measure_layers(batch: int = BATCH, authors_batch: int = AUTHORS_BATCH) -> Section:
-    """Return Figure 10: the ratios over the layers of one flat and one hybrid network, and what each layer costs.
+    """Return Figure 10: the ratios over the layers of one flat and one hybrid network, and the loss in each layer.
 
-    ``authors_batch`` is the batch of networks whose norms are undone as by the authors.
+    ``authors_batch`` is the batch of networks whose norms are inverted as in the authors' code.
     """
     section = Section(
         "figure10", "Figure 10: signal-to-noise ratio over the layers",
-        f"Untrained networks, slope {SLOPE}, random images, batch {batch}; the loss is the sum of the logits. Shown is "
-        "the ratio of each layer's reconstructed input, also inside the branches of reversible blocks. alpha is the "
-        "ratio of a layer's input over that of its output, here the median over the layers of a kind in the flat "
+        f"Untrained networks, slope {SLOPE}, random images, batch {batch}; the loss is the sum of the logits. The plot "
+        "shows the ratio of each layer's reconstructed input, also inside the branches of reversible blocks. alpha: "
+        "the ratio of a layer's input over that of its output, here the median over the layers of a kind in the flat "
         "network.", notes=list(NOTES),
     )  # fmt: skip
     theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
     flats = {
-        f"flat 2-3-3, {AS_AUTHORS}": measure_ratios(FLAT, SLOPE, layers=(2, 3, 3), **theirs),
+        f"flat 2-3-3, {AUTHORS_INVERSE}": measure_ratios(FLAT, SLOPE, layers=(2, 3, 3), **theirs),
         "flat 2-3-3": measure_ratios(FLAT, SLOPE, batch, layers=(2, 3, 3)),
     }
     hybrids = {
-        f"hybrid 2-3, {AS_AUTHORS}": measure_ratios(HYBRID, SLOPE, blocks=(2, 3), **theirs),
+        f"hybrid 2-3, {AUTHORS_INVERSE}": measure_ratios(HYBRID, SLOPE, blocks=(2, 3), **theirs),
         **{label.replace("hybrid", "hybrid 2-3"): measure_ratios(HYBRID, SLOPE, batch, blocks=(2, 3), **options)
            for label, options in HYBRIDS.items()},
     }  # fmt: skip
@@ -195,9 +195,9 @@ def measure_layers(batch: int = BATCH, authors_batch: int = AUTHORS_BATCH) -> Se
 
 
 def _compare(what: str, key: str, measured: float) -> Comparison:
-    """Return the comparison of a ratio, whose verdict says so where norms are undone as by the authors."""
+    """Return the comparison of a ratio; the verdict names the authors' inverse if norms use it."""
     comparison = compare_decades(what, published("revnext", key), measured)
-    return explain(comparison, AS_AUTHORS) if AS_AUTHORS in what else comparison
+    return explain(comparison, AUTHORS_INVERSE) if AUTHORS_INVERSE in what else comparison
 
 
 def _finite(ratios: Ratios) -> Ratios:
@@ -205,7 +205,7 @@ def _finite(ratios: Ratios) -> Ratios:
 
 
 def _compare_accumulation(label: str, ratios: LayerRatios) -> Comparison:
-    """Return the ratios of the last layer with a loss and of the first."""
+    """Return the ratios of the last and of the first layer with a loss."""
     finite = _finite(ratios.layers)
     first, last = finite[0], finite[-1]
     per_layer = (last / first) ** (1 / (len(finite) - 1))
@@ -216,12 +216,12 @@ def _compare_accumulation(label: str, ratios: LayerRatios) -> Comparison:
 
 
 def _compare_stability(label: str, ratios: LayerRatios) -> Comparison:
-    """Return the smallest ratios inside the last block and inside the first."""
+    """Return the smallest ratios inside the last and inside the first block."""
     smallest = [min(inner) for inner in ratios.inside if inner]
     first, last = smallest[0], smallest[-1]
     per_block = (last / first) ** (1 / (len(smallest) - 1))
-    is_stable = first >= last / STABLE
-    verdict = Verdict("reproduced", f"it does not fall by more than a factor of {STABLE}")
+    is_stable = first >= last / STABLE_FACTOR
+    verdict = Verdict("reproduced", f"it does not fall by more than a factor of {STABLE_FACTOR}")
     what = f"{label}: smallest inside a block, from the last to the first"
     return Comparison(
         what,
@@ -233,7 +233,7 @@ def _compare_stability(label: str, ratios: LayerRatios) -> Comparison:
 
 
 def _compare_alphas(flat: LayerRatios) -> list[Comparison]:
-    """Return alpha of convolutions beside that of norms and of leaky ReLUs, and alpha of pools."""
+    """Return alpha of convolutions, compared with norms and leaky ReLUs, and alpha of pools."""
     by_kind: dict[str, list[float]] = {}
     for kind, own, behind in zip(flat.kinds, flat.layers, flat.layers[1:], strict=False):
         if math.isfinite(behind):
@@ -245,17 +245,21 @@ def _compare_alphas(flat: LayerRatios) -> list[Comparison]:
         ("InvertibleLeakyReLU", "leaky_relu", "leaky ReLU"),
     ):
         conv, other = alphas["InvertibleConv"], alphas[kind]
-        is_far_less = 1 / conv - 1 <= FAR_LESS * (1 / other - 1)
-        verdict = Verdict("reproduced", "less than a tenth of it") if is_far_less else Verdict("off", NOT_FAR_LESS[key])
+        is_far_less = 1 / conv - 1 <= FAR_LESS_RATIO * (1 / other - 1)
+        verdict = (
+            Verdict("reproduced", "less than a tenth of it")
+            if is_far_less
+            else Verdict("off", NOT_FAR_LESS_REASONS[key])
+        )
         text = f"{1 / conv:.2g} times less, {1 / other:.2g} times less"
-        what = f"ratio behind the inverse of a convolution, and of a {words}"
+        what = f"loss of the ratio in the inverse of a convolution, and of a {words}"
         comparisons.append(Comparison(what, published("revnext", f"section4.2.3/{key}"), text, "", verdict))
     number = published("revnext", "section4.2.4/alpha")
-    return [*comparisons, compare("channel pools: alpha", number, alphas["ChannelPool"], "", EXACT)]
+    return [*comparisons, compare("channel pools: alpha", number, alphas["ChannelPool"], "", EXACT_TOLERANCE)]
 
 
 def finite_line(label: str, ratios: Ratios) -> Line:
-    """Return the finite ratios over the layers, counted from 1; a logarithmic axis and JSON have no infinite ones."""
+    """Return the finite ratios over the layers, counted from 1; JSON and logarithmic axes have no infinity."""
     points = {layer: ratio for layer, ratio in enumerate(ratios, start=1) if math.isfinite(ratio)}
     return Line(label, list(points), list(points.values()))
 
@@ -270,22 +274,22 @@ def measure_depths(
 ) -> Section:
     """Return Figure 11: the smallest ratio over depth and over slope.
 
-    ``flat`` and ``hybrid`` are the options of networks by their depth, built with each of ``slopes``; networks of one
-    depth are built with ``all_slopes``. ``authors_batch`` is the batch of networks whose norms are undone as by the
-    authors; they are built where there is a published number.
+    ``flat`` and ``hybrid`` are the options of networks by depth, which are built with each of ``slopes``; networks of
+    one depth are built with ``all_slopes``. ``authors_batch`` is the batch of networks whose norms are inverted as in
+    the authors' code; they are built if there is a published number.
     """
     section = Section(
         "figure11", "Figure 11: smallest signal-to-noise ratio over depth and slope",
-        f"As Figure 10, batch {batch}: the smallest ratio over all layers. By depth, there are flat networks of "
-        f"{min(flat)} to {max(flat)} layers and hybrids of {min(hybrid)} to {max(hybrid)} blocks with one unit per "
-        "branch: those of the authors, who draw both at 3 to 12. Over slopes, the networks are flat 1-1-1 and hybrid "
-        "1-1 with two units per branch.", notes=list(NOTES),
+        f"As in Figure 10, batch {batch}: the smallest ratio over all layers. Over depth: the authors' flat networks "
+        f"of {min(flat)} to {max(flat)} layers and hybrids of {min(hybrid)} to {max(hybrid)} blocks with one unit per "
+        "branch, which they draw at depths 3 to 12. Over slopes: flat 1-1-1, and hybrid 1-1 with two units per branch.",
+        notes=list(NOTES),
     )  # fmt: skip
     theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
     curves: dict[str, tuple[str, str, dict[str, Any], Mapping[int, dict[str, Any]]]] = {
-        f"flat, {AS_AUTHORS}": (FLAT, "layers", theirs, flat),
+        f"flat, {AUTHORS_INVERSE}": (FLAT, "layers", theirs, flat),
         "flat": (FLAT, "layers", {"batch": batch}, flat),
-        f"hybrid, {AS_AUTHORS}": (HYBRID, "blocks", {**theirs, "units": 1}, hybrid),
+        f"hybrid, {AUTHORS_INVERSE}": (HYBRID, "blocks", {**theirs, "units": 1}, hybrid),
         **{label: (HYBRID, "blocks", {"batch": batch, **options, "units": 1}, hybrid)
            for label, options in HYBRIDS.items()},
     }  # fmt: skip
@@ -312,14 +316,14 @@ def measure_depths(
         what = f"{label}, {max(hybrid)} blocks, slopes {' / '.join(map(str, slopes))}: inputs of blocks and pools"
         section.comparisons.append(unpublished(what, text))
     kept, again = (min(ratios.smallest_of_blocks() for ratios in deepest[label]) for label in HYBRIDS)
-    what = "branch inputs kept, not found again: factor by which the smallest ratio at a block or pool is larger"
+    what = "branch inputs saved, not reconstructed: factor by which the smallest ratio at a block or pool is larger"
     section.comparisons.append(unpublished(what, kept / again))
     section.panels.append(_over_slopes(section, all_slopes, batch, authors_batch))
     return section
 
 
 def _published_ends(family: str, slope: float, depths: Mapping[int, Any]) -> dict[str, int]:
-    """Return the depths of the first and the last point of a curve, of one also of its lowest point, by their keys."""
+    """Return the depths of the first and last point of a curve, and for one curve of its minimum, by their keys."""
     ends = {"first": min(depths), "last": max(depths)}
     if (family, slope) == ("hybrid", LOWEST_SLOPE) and LOWEST_DEPTH in depths:
         ends["lowest"] = LOWEST_DEPTH
@@ -335,9 +339,9 @@ def _over_slopes(section: Section, slopes: Sequence[float], batch: int, authors_
     theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
     of_hybrid = {"blocks": [1, 1], "units": 2}
     curves: dict[str, tuple[str, Sequence[float], dict[str, Any]]] = {
-        f"flat 1-1-1, {AS_AUTHORS}": (FLAT, ends, {"layers": [1, 1, 1], **theirs}),
+        f"flat 1-1-1, {AUTHORS_INVERSE}": (FLAT, ends, {"layers": [1, 1, 1], **theirs}),
         "flat 1-1-1": (FLAT, slopes, {"layers": [1, 1, 1], "batch": batch}),
-        f"hybrid 1-1, {AS_AUTHORS}": (HYBRID, ends, {**of_hybrid, **theirs}),
+        f"hybrid 1-1, {AUTHORS_INVERSE}": (HYBRID, ends, {**of_hybrid, **theirs}),
         **{label.replace("hybrid", "hybrid 1-1"): (HYBRID, slopes, {**of_hybrid, **added, "batch": batch})
            for label, added in HYBRIDS.items()},
     }  # fmt: skip

@@ -13,13 +13,13 @@ from zoo.reproduce.comparison import Comparison, Section, Verdict, compare, with
 from zoo.reproduce.published_numbers import PublishedNumber, published
 from zoo.run.plot_style import Line, Panel
 
-SIDE = 64  # pixels of a side of the inverted feature maps: standard normal
-CHANNELS_OF_ALL = 32  # channels of all feature maps together, unless one has more
+SIDE = 64  # side in pixels of the inverted feature maps, which are standard normal
+CHANNELS_OF_ALL = 32  # minimum number of channels of all feature maps together
 TOLERANCE = 0.02
 READ_TOLERANCE = 0.1  # of a value read off a logarithmic axis
 RATIOS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
-DIVISORS = (1, 2, 5, 10, 20, 50, 100)  # f of the plot in the authors' archive
-CHANNELS, WEAK = 100, 20  # channels there, of which WEAK have the gain 1 / f
+DIVISORS = (1, 2, 5, 10, 20, 50, 100)  # the values of f in the plot of the authors' archive
+CHANNELS, WEAK = 100, 20  # its channels, of which WEAK have the gain 1 / f
 NORM_NOISES = (1e-1, 1e-2, 1e-3)
 SLOPES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3)
 NOISE = 1e-5  # of Figure 6
@@ -43,9 +43,9 @@ def measure_norm_law() -> Section:
     torch.manual_seed(0)
     section = Section(
         "figure5", "Figure 5: signal-to-noise ratio through an inverted batch norm",
-        f"alpha, the share of the ratio that is left after one inverse; float64, normal maps of {SIDE} pixels, "
-        "white noise on the output. The law is derived from the layer, as no text that we have shows the paper's "
-        "formula.",
+        f"alpha: the fraction of the ratio that remains after one inverse; float64, normal maps of {SIDE} pixels, "
+        "white noise on the output. The law is derived from the layer, because no text available to us shows the "
+        "paper's formula.",
     )  # fmt: skip
     law_number = published("revnext", "section4.2.1/law")
     two_channels = "gains 1 and rho"
@@ -75,7 +75,7 @@ def measure_slope_law() -> Section:
     torch.manual_seed(0)
     section = Section(
         "figure6", "Figure 6: signal-to-noise ratio through an inverted leaky ReLU",
-        f"alpha as in Figure 5, noise {NOISE:g}; at the largest slope also in float32, as the authors' code computes.",
+        f"alpha as in Figure 5, noise {NOISE:g}; at the largest slope also in float32, like the authors' code.",
     )  # fmt: skip
     law = [slope_law(slope) for slope in SLOPES]
     fixed = [measure_slope(slope, NOISE) for slope in SLOPES]
@@ -137,7 +137,7 @@ def _compare_with_law(
     measured: Sequence[float],
     law: Sequence[float],
 ) -> Comparison:
-    """Return the largest distance from the law; ``name`` is that of the quantity whose values the points are."""
+    """Return the largest deviation from the law; ``name`` is the quantity on the x axis."""
     differences = [a / b - 1 for a, b in zip(measured, law, strict=True)]
     worst = max(range(len(points)), key=lambda index: abs(differences[index]))
     text = f"the law {100 * differences[worst]:+.2f} % at {name} = {points[worst]:g}, closer elsewhere"
@@ -147,6 +147,6 @@ def _compare_with_law(
 def _panel(
     title: str, x_label: str, points: Sequence[float], measured: dict[str, list[float]], law: Sequence[float]
 ) -> Panel:
-    """Return the panel of alpha over the points: the measured values by their noise, and the law."""
+    """Return the panel of alpha over the points: measured values by noise, and the law."""
     lines = [Line(f"measured, noise {noise}", points, alphas) for noise, alphas in measured.items()]
     return Panel(title, x_label, "alpha", [*lines, Line("law", points, law, is_theory=True)], x_log=True, y_log=True)

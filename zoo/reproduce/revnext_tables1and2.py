@@ -32,17 +32,17 @@ from zoo.reproduce.published_numbers import published
 from zoo.reproduce.training_runs import TrainingRun
 from zoo.run.plot_style import Line, Panel
 
-SIZES = (144, 192, 240)  # of the images, in pixels; in smaller batches another moment of the step has the peak
+SIZES = (144, 192, 240)  # side of the images in pixels; for smaller batches, the peak is at another moment of the step
 BATCH = 8
-PAPER_PIXELS = 32 * 240 * 240  # of the batch that the paper's totals are for
+PAPER_PIXELS = 32 * 240 * 240  # of the batch in the paper's totals
 TOLERANCE = 0.1
 WEIGHTS_TOLERANCE = 0.01
-STRAIGHT = 0.01  # largest relative difference between slopes that counts as a straight line
+LINE_TOLERANCE = 0.01  # largest relative difference between the slopes of a straight line
 UNITS = {"GB": 1e9, "MB": 1e6}
 
 
 class Row(NamedTuple):
-    """A network of Table 1: the section that has its total, and whether that includes the weights."""
+    """A network of Table 1: the section with its total, and whether the total includes the weights."""
 
     section: str
     with_weights: bool
@@ -56,53 +56,51 @@ NETWORKS = {
     "revnext": Row("section4.4", with_weights=False),
 }
 INNER_GRADIENT = "64 bytes per pixel are a gradient inside a branch, which the paper does not count"
-DEPTHS_UNKNOWN = "of the default depths, as no text that we have tells those of the paper"
-PER_PIXEL = {
+DEPTHS_UNKNOWN = "of the default depths, because no text available to us states those of the paper"
+BYTES_PER_PIXEL_KEYS = {
     name: "abstract/bytes_per_pixel" if name == "revnext" else f"{row.section}/bytes_per_pixel"
     for name, row in NETWORKS.items()
 }
-FOUND_AGAIN = "section4.4/bytes_per_pixel_found_again"
-COUNTED_BY_RULE = ("revnext_resnet18", "revnext_revnet", "irevnet_revnext")
-DEEPER: Mapping[str, dict[str, Any]] = {"revnext_flat": {"layers": (3, 3, 3)}, "revnext": {"blocks": (3, 3)}}
-# Trained on CIFAR-10; no text that we have shows the accuracies of the others. The abstract prints 93.3 % for a network
-# whose depths and pools it does not state; we assume that it is this one.
+RECONSTRUCTED_INPUT_KEY = "section4.4/bytes_per_pixel_found_again"
+RULE_NETWORKS = ("revnext_resnet18", "revnext_revnet", "irevnet_revnext")
+DEEPER_OPTIONS: Mapping[str, dict[str, Any]] = {"revnext_flat": {"layers": (3, 3, 3)}, "revnext": {"blocks": (3, 3)}}
+# Trained on CIFAR-10; no text available to us shows the accuracies of the others. The abstract prints 93.3 % for a
+# network without its depths and pools; we assume that it is this one.
 EXPERIMENT = "revnext_cifar10"
 OTHER_EXPERIMENTS = (
     "revnext_resnet18_cifar10", "revnext_revnet_cifar10", "irevnet_revnext_cifar10", "revnext_flat_cifar10",
 )  # fmt: skip
-DURATION = "67 minutes on a GTX 750, as the abstract prints"
-# Images and their side, of the data sets that section 1 processes in one batch.
+DURATION = "67 minutes on a GTX 750 according to the abstract"
+# Number and side of the images in the data sets that section 1 processes in one batch.
 DATA_SETS = {"mnist": (60_000, 28), "cifar10": (50_000, 32)}
-WHY_OFF = {
-    "mnist": "14 GB are 352 bytes for each pixel of 50,000 images, and MNIST has 60,000 for training",
+OFF_REASONS = {
+    "mnist": "14 GB are 352 bytes for each pixel of 50,000 images, but MNIST has 60,000 for training",
     "cifar10": f"18 GB are 352 bytes for each pixel; {INNER_GRADIENT}",
 }
 NOTES = [
-    "the paper counts the inputs of convolutions and norms and one gradient: by its rule the networks are those of its "
-    "totals. What is measured is everything that the allocator handed out, which includes the outputs of stem and "
-    "levels, the gradients inside a branch and scratch memory",
+    "the paper counts the inputs of convolutions and norms, and one gradient; by this rule, our networks have its "
+    "totals. The measurement is everything that the allocator returned, including the outputs of stem and levels, the "
+    "gradients inside a branch, and scratch memory",
     "RevNet and i-RevNet: the paper counts the two branches of a block, 128 values per pixel, and a gradient of 32. "
-    "Here one branch is run at a time, which takes 64 values, and a gradient inside it, 16. But the map that is "
-    "reconstructed, 32, and its gradient, 32, are there too: with 16 of scratch memory 160 values of 4 bytes",
-    "revnext, in values of 4 bytes: the feature map 32, its gradient 32, the map inside a branch 16, the gradient "
-    "there 16 and scratch memory 4 are 100. The paper's 88 has no gradient inside the branch, and 8 for the "
-    "convolution there in place of the scratch memory. Where the inputs of branches are found again "
-    "(network.options keep_branch_input false), the map inside a branch takes no memory of its own; the price is "
-    "precision, see Figure 11",
-    "the slope depends on the sizes and the batch too, as the scratch memory of convolutions is not in proportion to "
-    "them",
+    "Here, one branch is run at a time, which takes 64 values, and 16 for a gradient inside it. The reconstructed map "
+    "takes another 32 and its gradient 32: with 16 of scratch memory, 160 values of 4 bytes",
+    "revnext, in values of 4 bytes: the feature map 32, its gradient 32, the map inside a branch 16, its gradient 16 "
+    "and scratch memory 4 are 100. The paper's 88 has no gradient inside the branch, and 8 for its convolution instead "
+    "of the scratch memory. If the inputs of branches are reconstructed (network.options keep_branch_input false), the "
+    "map inside a branch takes no additional memory, at the cost of precision, see Figure 11",
+    "the slope also depends on sizes and batch, because the scratch memory of convolutions is not proportional to them",
 ]
 
 
 def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] = SIZES, batch: int = BATCH) -> Section:
-    """Return bytes per pixel as the slope over image sizes, and the totals of the paper's batch that follow."""
+    """Return bytes per pixel, the slope over image sizes, and the resulting totals of the paper's batch."""
     kernels = name_for(torch.device("cpu"))
     section = Section(
         "pixels", "Bytes per input pixel, and Table 1: memory",
         f"float32, batches of {batch} images of {', '.join(map(str, sizes))} pixels, norms by the {kernels} kernels. "
-        "Measured is the peak of a training step, as the allocator reports it, without the parameters' gradients. The "
-        "slope between the two largest sizes leaves out what does not grow with the images; the total is the slope "
-        "times the paper's 32 images of 240 pixels, plus the weights where the paper adds them.", notes=list(NOTES),
+        "Bytes per pixel: slope between the two largest sizes of the allocator's peak in a training step, without the "
+        "gradients of the parameters. The slope excludes memory that does not grow with the images. Total: the slope "
+        "times the paper's 32 images of 240 pixels, plus the weights if the paper adds them.", notes=list(NOTES),
     )  # fmt: skip
     pixels = [batch * size**2 for size in sizes]
     lines = []
@@ -114,13 +112,13 @@ def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] 
         slope = slopes[-1]
         section.comparisons += _compare_with_paper(name, slope, 4 * count_parameters(model))
         section.comparisons.append(unpublished(f"{name}: held after forward, bytes per pixel", held_slope, "B"))
-        if max(slopes) > (1 + STRAIGHT) * min(slopes):
+        if max(slopes) > (1 + LINE_TOLERANCE) * min(slopes):
             text = ", ".join(f"{value:.0f}" for value in slopes)
             section.notes.append(
                 f"{name}: the peaks are not on a straight line; bytes per pixel from one size to the next: {text}"
             )
         lines.append(Line(f"{name}: {slope:.0f} B/px", [count / 1e3 for count in pixels], [p / 1e6 for p in peaks]))
-        if name in DEEPER:
+        if name in DEEPER_OPTIONS:
             section.comparisons += _compare_variants(name, sizes[:2], batch, slopes[0], kernels)
     section.panels.append(Panel("peak of a step", "thousand pixels of a batch", "MB", lines))
     return section
@@ -135,12 +133,12 @@ def _slopes(x: Sequence[int], y: Sequence[int]) -> list[float]:
 
 
 def _compare_with_paper(name: str, slope: float, weights: int) -> list[Comparison]:
-    """Return the bytes per pixel, the total and the weights; ``weights`` are bytes."""
-    row, per_pixel = NETWORKS[name], published("revnext", PER_PIXEL[name])
+    """Return the bytes per pixel, the total and the weights; ``weights`` is in bytes."""
+    row, per_pixel = NETWORKS[name], published("revnext", BYTES_PER_PIXEL_KEYS[name])
     total = published("revnext", f"{row.section}/total")
     measured = (slope * PAPER_PIXELS + (weights if row.with_weights else 0)) / UNITS[total.unit]
     batch, why, by_rule = "32 images of 240 pixels", INNER_GRADIENT, []
-    if name in COUNTED_BY_RULE:
+    if name in RULE_NETWORKS:
         counted = count_by_rule(name)
         why = f"{counted:,.0f} bytes per pixel by the paper's rule, which leaves out other tensors of the step"
         by_rule = [compare(f"{name}: bytes per pixel, counted by the paper's rule", per_pixel, counted, "B", TOLERANCE)]
@@ -158,15 +156,15 @@ def _compare_with_paper(name: str, slope: float, weights: int) -> list[Compariso
 
 
 def _explain(comparison: Comparison, why: str) -> Comparison:
-    """Return the comparison, whose verdict says why it is off if it is."""
+    """Return the comparison, with ``why`` as a reason if it is off."""
     return explain(comparison, why) if comparison.verdict.state == "off" else comparison
 
 
 def count_by_rule(name: str) -> float:
     """Return the bytes per pixel that the paper counts: the inputs of convolutions and norms, and one gradient.
 
-    Sections 3.3 to 3.5: of a network without reversible blocks the inputs of all layers and the gradient of the last
-    convolution's output, of others those of the first block and the gradient of its map.
+    Sections 3.3 to 3.5: for a network without reversible blocks, the inputs of all layers and the gradient of the last
+    convolution's output; for others, the inputs in the first block and the gradient of its map.
     """
     model = build_revnext(name, device="meta", memory="plain")
     block = next((module for module in model.modules() if isinstance(module, ReversibleBlock)), None)
@@ -181,9 +179,9 @@ def count_by_rule(name: str) -> float:
 
 
 def _compare_variants(name: str, sizes: Sequence[int], batch: int, slope: float, kernels: str) -> list[Comparison]:
-    """Return the bytes per pixel of a deeper network, of plain kernels, and of hybrids that keep no branch input.
+    """Return the bytes per pixel of a deeper network, of plain kernels, and of hybrids that reconstruct branch inputs.
 
-    They are measured between the two smallest sizes, between which the network itself has the ``slope``.
+    They are measured between the two smallest sizes, for which the slope of the network itself is ``slope``.
     """
     pixels = [batch * size**2 for size in sizes]
 
@@ -191,16 +189,16 @@ def _compare_variants(name: str, sizes: Sequence[int], batch: int, slope: float,
         memories = _measure(build_revnext(name, **options), sizes, batch)
         return _slopes(pixels, [memory.peak_without_gradients for memory in memories])[0]
 
-    (option, depth), *_ = DEEPER[name].items()
-    deep = slope_of(**DEEPER[name])
+    (option, depth), *_ = DEEPER_OPTIONS[name].items()
+    deep = slope_of(**DEEPER_OPTIONS[name])
     unit = f"bytes per pixel, {sizes[0]} to {sizes[1]} pixels"
     what = f"{name}, {option} {'-'.join(map(str, depth))}: {unit}"
-    is_same = abs(deep / slope - 1) < STRAIGHT
+    is_same = abs(deep / slope - 1) < LINE_TOLERANCE
     verdict = Verdict("reproduced" if is_same else "off", f"{slope:.4g} for the default depth")
     comparisons = [Comparison(what, published("revnext", "abstract/depth"), deep, "B", verdict)]
-    variants: dict[str, tuple[dict[str, Any], str]] = {name: ({}, PER_PIXEL[name])}
+    variants: dict[str, tuple[dict[str, Any], str]] = {name: ({}, BYTES_PER_PIXEL_KEYS[name])}
     if name == "revnext":
-        variants[f"{name}, branch inputs found again"] = {"keep_branch_input": False}, FOUND_AGAIN
+        variants[f"{name}, branch inputs reconstructed"] = {"keep_branch_input": False}, RECONSTRUCTED_INPUT_KEY
     for used in dict.fromkeys((kernels, "reference")):
         with forced(used):
             for label, (options, key) in variants.items():
@@ -211,8 +209,8 @@ def _compare_variants(name: str, sizes: Sequence[int], batch: int, slope: float,
                     number = published("revnext", key)
                     comparison = compare_maximum(f"{label}: {unit}", number, measured, "B", TOLERANCE)
                     comparisons.append(_explain(comparison, INNER_GRADIENT))
-                if used == kernels and key == FOUND_AGAIN:
-                    what = f"{name}: price of keeping the exact inputs of branches, {unit}"
+                if used == kernels and key == RECONSTRUCTED_INPUT_KEY:
+                    what = f"{name}: cost of saving the exact inputs of branches, {unit}"
                     comparisons.append(unpublished(what, slope - measured, "B"))
     return comparisons
 
@@ -221,23 +219,23 @@ def count_whole_data_sets() -> Section:
     """Return the bytes of section 1: a step whose batch is a whole data set, counted on the meta device."""
     section = Section(
         "data_sets", "Section 1: memory for a whole data set in one batch",
-        "revnext in float32. Counted on the meta device are the weights and the most bytes of all tensors of a step, "
-        "without the parameters' gradients; neither the images nor the scratch memory of convolutions.",
+        "revnext in float32. The weights and the peak of all tensors of a step are counted on the meta device, without "
+        "the gradients of the parameters, the images, and the scratch memory of convolutions.",
     )  # fmt: skip
     for name, (num_images, size) in DATA_SETS.items():
         number = published("revnext", f"section1/{name}")
-        for label, options in (("", {}), (", branch inputs found again", {"keep_branch_input": False})):
+        for label, options in (("", {}), (", branch inputs reconstructed", {"keep_branch_input": False})):
             model = build_revnext("revnext", device="meta", **options)
             memory = count_memory(forward_of(model, num_images, size), model.parameters())
             measured = (memory.peak_without_gradients + 4 * count_parameters(model)) / UNITS["GB"]
             what = f"{num_images:,} images of {size} pixels{label}"
             comparison = compare_maximum(what, number, measured, "GB", TOLERANCE)
-            section.comparisons.append(_explain(comparison, WHY_OFF[name]))
+            section.comparisons.append(_explain(comparison, OFF_REASONS[name]))
     return section
 
 
 def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
-    """Return the accuracy that the abstract prints, the epochs of its training, and the test errors of Table 1."""
+    """Return the accuracy of the abstract, the epochs of its training, and the test errors of Table 1."""
     title, number = "Table 1: accuracy and test errors on CIFAR-10", published("revnext", "abstract/top1")
     section = report_errors("table1", title, {EXPERIMENT: number}, runs, duration=DURATION)
     for name in OTHER_EXPERIMENTS:
@@ -246,7 +244,7 @@ def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
     number = published("revnext", "section5/epochs")
     section.comparisons.append(compare(f"{EXPERIMENT}: epochs", number, epochs, number.unit, 0))
     section.notes.append(
-        "published is an accuracy, of a network whose depths and pools are not; that it is this one is a guess"
+        "the accuracy is published without the depths and pools of the network; we assume that it is this one"
     )
     return section
 
@@ -257,8 +255,8 @@ def report_gpu() -> Section:
     batch, size = config.optimizer.batch_size, config.input.crop_train
     section = Section(
         "table2", "Table 2: time to 93.3 %, and the memory of the GPU",
-        f"Memory: the bytes of {EXPERIMENT} with its batch of {batch} images, counted on the meta device: parameters, "
-        "their momentum and gradients, images, and all tensors of a step; no scratch memory of convolutions.",
+        f"Memory: bytes of {EXPERIMENT} with its batch of {batch} images, counted on the meta device: parameters, "
+        "momentum, gradients, images and all tensors of a step, without scratch memory of convolutions.",
     )  # fmt: skip
     model = build_revnext(config.network.arch, device="meta", num_classes=config.network.num_classes)
     step = count_memory(forward_of(model, batch, size), model.parameters()).peak
@@ -266,7 +264,7 @@ def report_gpu() -> Section:
     needs_gpu = Verdict("needs training", f"`{command_of(EXPERIMENT)}` on this GPU; unknown duration")
     section.comparisons = [
         not_measured("GTX 750 with 1 GB", published("revnext", "abstract/minutes"), "minutes", needs_gpu),
-        not_measured("GTX 1080Ti, of which no text that we have tells the time", None, "minutes", needs_gpu),
+        not_measured("GTX 1080Ti, whose time no text available to us states", None, "minutes", needs_gpu),
         compare_maximum(
             "memory of training", published("revnext", "abstract/gpu_memory"), megabytes / 1e3, "GB", TOLERANCE
         ),

@@ -18,9 +18,9 @@ STATES: tuple[State, ...] = (
     "reproduced", "off", "underpowered", "needs data", "needs training", "not built", "not run",
 )  # fmt: skip
 #: States that do not replace an earlier measurement.
-WAITING: tuple[State, ...] = ("needs data", "needs training", "not run")
-DAY = len("2018-06-18")
-UNNAMED = "no measurement reports it"
+PENDING_STATES: tuple[State, ...] = ("needs data", "needs training", "not run")
+DATE_LENGTH = len("2018-06-18")
+NOT_REPORTED = "no measurement reports this number"
 
 
 class Row(BaseModel):
@@ -29,13 +29,13 @@ class Row(BaseModel):
     Args:
     - `id`, `paper`, `item`, `quantity`, `unit`, `kind`, `place`, `quotation`, `network`, `settings`: those of
       `zoo.reproduce.published_numbers.PublishedNumber`; `published` is its value.
-    - `what`: name of the measured number in the report of the paper.
-    - `measured`: None if nothing was measured; in `measured_unit`, which may be more specific than `unit`.
+    - `what`: name of the number in the report of the paper.
+    - `measured`: the measured number in `measured_unit`, which may be more specific than `unit`; None if not measured.
     - `n`, `spread`: number of runs or repetitions, and their spread; see `zoo.reproduce.comparison.Comparison`.
     - `state`, `verdict`: the verdict as a state and as text.
     - `section`: the item of the paper's report that contains the row.
     - `command`: the command that measures the row.
-    - `commit`, `date`: of the measurement; "" if the training runs that it was read from do not record them.
+    - `commit`, `date`: commit and date of the measurement; "" if its training runs do not record them.
     - `environment`: versions and machine of the measurement; empty if unknown.
     - `weights_md5`, `data`: digests of the scored weights and images, if any.
     """
@@ -95,15 +95,15 @@ class Scoreboard:
             return
         self._named.add(number.id)
         new = _row(number, comparison, measured_by)
-        says_less = new.state in WAITING or (old.data and not new.data)
+        says_less = new.state in PENDING_STATES or (old.data and not new.data)
         if old.measured is None or not says_less:
             self.rows[number.id] = new
 
     def complete(self, paper: str, measured_by: MeasuredBy) -> None:
-        """Mark the numbers of a paper that no comparison named as "not built"; call it when all items were measured."""
+        """Mark the numbers of a paper without a comparison as "not built"; called after all items were measured."""
         for number in published_numbers(paper).values():
             if number.id not in self._named:
-                unnamed = not_measured("", number, number.unit, Verdict("not built", UNNAMED))
+                unnamed = not_measured("", number, number.unit, Verdict("not built", NOT_REPORTED))
                 self.rows[number.id] = _row(number, unnamed, measured_by)
 
 
@@ -142,7 +142,7 @@ def by_item(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def _row(number: PublishedNumber, comparison: Comparison, measured_by: MeasuredBy) -> Row:
-    """Return the row of a comparison; origin recorded in the comparison takes precedence over ``measured_by``."""
+    """Return the row of a comparison. Provenance in the comparison takes precedence over ``measured_by``."""
     is_measured = comparison.measured is not None
     environment = measured_by.environment if comparison.environment is None else comparison.environment
     return Row(
@@ -157,7 +157,7 @@ def _row(number: PublishedNumber, comparison: Comparison, measured_by: MeasuredB
         section=measured_by.section,
         command=comparison.command or measured_by.command,
         commit=str(environment.get("commit") or ""),
-        date=(comparison.date or str(environment.get("date") or ""))[:DAY],
+        date=(comparison.date or str(environment.get("date") or ""))[:DATE_LENGTH],
         environment={key: value for key, value in environment.items() if key not in ("commit", "date")},
         weights_md5=comparison.weights_md5,
         data=comparison.data,

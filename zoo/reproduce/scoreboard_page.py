@@ -11,7 +11,7 @@ from zoo.tables import Cell, key_value_text, markdown_list, markdown_page, markd
 
 JSON, CSV = "reproduction.json", "reproduction.csv"
 TITLE = "Published and measured numbers"
-MEANINGS = {
+STATE_MEANINGS = {
     "reproduced": "the measured number agrees with the published one, within the tolerance in the verdict",
     "off": "the measured number differs by more than the tolerance; the verdict says by how much",
     "underpowered": "too few images or runs were measured for a verdict",
@@ -20,7 +20,7 @@ MEANINGS = {
     "not built": "this package does not measure it; the verdict gives the reason",
     "not run": "the command in the verdict measures it, but has not been run for this page",
 }
-KINDS = {
+KIND_MEANINGS = {
     "printed": "printed in the paper",
     "derived": "computed from printed numbers",
     "authors' log": "output stored in the authors' public code",
@@ -31,15 +31,15 @@ LONG_COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")  # shortened to ten 
 
 
 def scoreboard_page(rows: Sequence[Row], titles: Mapping[str, str], command: str) -> str:
-    """Return the Markdown page; ``titles`` are those of the papers, ``command`` that of the last run."""
+    """Return the Markdown page. ``titles``: titles of the papers; ``command``: command of the last run."""
     parts = [
         f"# {TITLE}",
         f"{count_sentence(rows)} Written by `{command}`. The same rows, with quotations, places, versions and digests, "
         f"are in [{CSV}]({CSV}) and [{JSON}]({JSON}).",
         _counts_table(rows),
-        markdown_list(f"**{state}**: {meaning}" for state, meaning in MEANINGS.items()),
+        markdown_list(f"**{state}**: {meaning}" for state, meaning in STATE_MEANINGS.items()),
         "Kinds of published numbers:",
-        markdown_list(f"**{kind}**: {meaning}" for kind, meaning in KINDS.items()),
+        markdown_list(f"**{kind}**: {meaning}" for kind, meaning in KIND_MEANINGS.items()),
         "n is the number of runs or repetitions. The spread is the standard error of an accuracy, or the interquartile "
         "range of times.",
         "## Measured with",

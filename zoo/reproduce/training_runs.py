@@ -1,8 +1,8 @@
-"""Training runs: read from their log folders, matched to experiment files, kept in one file and drawn.
+"""Training runs: read from log folders, matched to experiments, stored in one file, and plotted.
 
-A log folder holds megabytes of checkpoints and a record every few steps. A file of runs holds for each of them its
-settings, the accuracy and loss of each epoch and some of the reconstruction errors and of the angles between gradients,
-and can later be given in place of the folders.
+A log folder has megabytes of checkpoints and a record every few steps. A file of runs (PAPER_runs.json) replaces such
+folders: for each run it has the settings, accuracy and loss of each epoch, and a part of the reconstruction errors and
+gradient angles.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import torch
 
 from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
-from zoo.errors import ConfigError, printable
+from zoo.errors import ConfigError, escape
 from zoo.files import write_bytes, write_json
 from zoo.run.cost import total_cost
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import METRICS_FILE
 from zoo.run.plot_style import Line, Panel, draw_panels
 
-# Evenly spaced records kept per run, of reconstruction errors and of angles.
+# Number of evenly spaced records that are stored per run.
 NUM_RECONSTRUCTIONS, NUM_ANGLES = 12, 160
 TEXT_LOG = "training_0.log"
-# The settings in which runs of one experiment may differ: none of them changes the expected accuracy.
-METERS = {"reconstruction_meter", "gradient_angle_meter"}
-MAY_DIFFER = {"expected": True, "seed": True, "network": {"memory"}, "training": METERS}
+# Settings in which runs of an experiment may differ, because they do not change the expected accuracy.
+METER_SETTINGS = {"reconstruction_meter", "gradient_angle_meter"}
+VARIABLE_SETTINGS = {"expected": True, "seed": True, "network": {"memory"}, "training": METER_SETTINGS}
 # Required keys of the records of each event.
-NEEDED_KEYS = {
+REQUIRED_KEYS = {
     "train": ("epoch", "epoch_loss", "epoch_top1"), "validation": ("epoch", "top1"),
     "reconstruction": ("step", "errors"), "gradient_angle": ("step", "degrees"),
     "end": ("seconds", "gpu_seconds"),
@@ -46,21 +46,20 @@ class TrainingRun:
     """One training run, with the data that reports use.
 
     Args:
-    - `source`: the path that it was read from; for a file of several runs, also which of them it is.
-    - `config`: the settings that it was trained with.
-    - `status`: "finished", "stopped: " and the reason, how many epochs there are of how many, or "unknown".
-    - `environment`: the versions and the machine; None where they were not recorded.
-    - `epochs`: for each validated epoch "epoch" (counted from 1), "val_top1" and, where they were recorded, "val_loss",
-      "train_top1" and "train_loss"; accuracies in percent, losses in nats per image.
+    - `source`: path that the run was read from, with its label and seed for a file of several runs.
+    - `config`: settings of the training.
+    - `status`: "finished", "stopped: " and the reason, "N of M epochs", or "unknown".
+    - `environment`: versions and machine; None if not recorded.
+    - `epochs`: for each validated epoch "epoch" (counted from 1), "val_top1" and, if recorded, "val_loss", "train_top1"
+      and "train_loss"; accuracies in percent, losses in nats per image.
     - `reconstruction`: for some steps "step", "worst_relative_error" and the "errors" of the blocks.
     - `angles`: for some steps "step" and "degrees", the angle between the gradients from stored and from reconstructed
-      activations; null where one of them was not finite.
-    - `note`: what a reader has to know about the run; may be empty.
-    - `num_training_images`: None where it was not recorded.
-    - `num_validation_images`: None where it was not recorded.
-    - `data`: digests of the names of its images for training and validation; empty where they were not recorded.
-    - `cost`: what training took, see `zoo.run.cost.CostMeter`; None where a part of it was not recorded.
-    - `experiment`: the stem of the experiment file with these settings, once the run has been matched to one.
+      activations; None if it is not finite.
+    - `note`: remark on the run; may be empty.
+    - `num_training_images`, `num_validation_images`: None if not recorded.
+    - `data`: digests of the names of the training and validation images; empty if not recorded.
+    - `cost`: see `zoo.run.cost.CostMeter`; None if a part of it was not recorded.
+    - `experiment`: stem of the experiment file with these settings; empty until the run is matched to one.
     """
 
     source: str
@@ -84,12 +83,12 @@ class TrainingRun:
 
     @property
     def top1(self) -> list[float]:
-        """The top-1 accuracy on the validation images after each epoch, in percent."""
+        """Top-1 validation accuracy after each epoch, in percent."""
         return [float(epoch["val_top1"]) for epoch in self.epochs]
 
     @property
     def num_epochs(self) -> int:
-        """The number of epochs of a whole training."""
+        """Number of epochs of the whole training."""
         return self.config.optimizer.schedule.epochs
 
     @property
@@ -99,17 +98,17 @@ class TrainingRun:
 
     @property
     def label(self) -> str:
-        """The name of the run in a table or plot."""
+        """Name of the run in tables and plots."""
         return f"{self.group}, seed {self.config.seed}"
 
     @property
     def group(self) -> str:
-        """The name of runs that differ only in their seed: the experiment, and whether it stores."""
+        """Name shared by runs that differ only in their seed: the experiment, and whether it stores activations."""
         return f"{self.experiment}{', stored' * self.is_stored}"
 
     @property
     def stop_reason(self) -> str:
-        """Why the run ended early, according to its log; empty for other runs."""
+        """Reason why the run ended early, according to its log; empty for other runs."""
         parts = self.status.split(": ")
         return f"stopped: {parts[2]}" if parts[0] == "stopped" and len(parts) > 2 else ""
 
@@ -140,11 +139,15 @@ def read_runs(
 ) -> tuple[list[TrainingRun], list[str]]:
     """Return the runs of the experiments ``names`` that were validated at least once, and remarks on skipped runs.
 
-    The names are those that `load_changed` reads. ``paths`` are log folders of `zoo train`, and files of runs that
-    stand for such folders; each is read once. A run belongs to the experiment whose settings it was trained with,
-    except that seed, memory and meters may differ. There are no remarks on runs of the experiments ``others``. The note
-    that a file has on a run becomes a remark too. Remarks name paths as they were given. Raises ConfigError or
-    CheckpointError for a path that is neither.
+    A run belongs to the experiment with the same settings, except for seed, memory and meters. The note of a run in a
+    file is a remark too.
+
+    Args:
+    - `paths`: log folders of `zoo train`, and files of runs; each is read once.
+    - `names`: experiments, see `load_changed`.
+    - `others`: experiments whose runs are skipped without a remark.
+
+    Raises ConfigError or CheckpointError for any other path.
     """
     if not paths:
         return [], []
@@ -164,14 +167,14 @@ def read_runs(
             remarks.append(f"left out: {run.source} has no validation yet")
         else:
             runs.append(replace(run, experiment=name))
-            remarks += [f"{run.source}: {printable(run.note)}"] if run.note else []
+            remarks += [f"{run.source}: {escape(run.note)}"] if run.note else []
     return runs, remarks
 
 
 def load_changed(name: str) -> Experiment:
-    """Return an experiment by the stem of its file, which changes of its settings may follow.
+    """Return an experiment by the stem of its file, with optional changes of its settings.
 
-    The changes are a JSON object of settings and values: ``revnext_cifar10 {"network.options": {"blocks": [2, 2]}}``.
+    The changes follow as a JSON object: ``revnext_cifar10 {"network.options": {"blocks": [2, 2]}}``.
     """
     stem, _, changes = name.partition(" ")
     experiment = load_experiment(experiments_dir() / f"{stem}.json")
@@ -186,12 +189,12 @@ def load_changed(name: str) -> Experiment:
 
 
 def _settings(config: Experiment) -> str:
-    """Return the settings that tell experiments apart, as text."""
-    return json.dumps(config.model_dump(mode="json", exclude=MAY_DIFFER), sort_keys=True)  # type: ignore[arg-type]
+    """Return the settings that distinguish experiments, as text."""
+    return json.dumps(config.model_dump(mode="json", exclude=VARIABLE_SETTINGS), sort_keys=True)  # type: ignore[arg-type]
 
 
 def read_path(path: Path) -> list[TrainingRun]:
-    """Return the run of a log folder, or those of a file of runs; ConfigError or CheckpointError for anything else."""
+    """Return the run of a log folder, or the runs of a file; raises ConfigError or CheckpointError for other paths."""
     return _read_file(path) if path.is_file() else [_read_folder(path)]
 
 
@@ -204,7 +207,7 @@ def _read_folder(folder: Path) -> TrainingRun:
     angles: dict[int, dict[str, Any]] = {}
     environment = num_scored = None
     num_begun, costs, data = 0, [], ""
-    for record in records:  # an epoch or step that was run again after an interruption replaces the earlier one
+    for record in records:  # an epoch or step that was repeated after an interruption replaces the earlier one
         event = record["event"]
         if event in ("start", "resume"):
             environment = _dated(record) or environment
@@ -220,7 +223,7 @@ def _read_folder(folder: Path) -> TrainingRun:
             epoch |= {"val_loss": record.get("loss"), "val_top1": float(record["top1"])}
             num_scored = record.get("count", num_scored)
         elif event == "reconstruction":
-            errors = record["errors"].values()  # null stands for one that is not finite
+            errors = record["errors"].values()  # null: not finite
             worst = None if None in errors else max(errors, default=0.0)
             step = {"step": record["step"], "worst_relative_error": worst, "errors": record["errors"]}
             reconstructions[record["step"]] = step
@@ -228,7 +231,7 @@ def _read_folder(folder: Path) -> TrainingRun:
             angles[record["step"]] = {"step": record["step"], "degrees": record["degrees"]}
     validated = [epochs[index] for index in sorted(epochs) if "val_top1" in epochs[index]]
     return TrainingRun(
-        source=printable(folder),
+        source=escape(folder),
         config=config,
         status=_status(folder, len(validated), config.optimizer.schedule.epochs),
         environment=environment,
@@ -251,23 +254,23 @@ def _dated(record: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a log, after checking that they have the `NEEDED_KEYS`."""
+    """Return the records of a log, after checking that they have the `REQUIRED_KEYS`."""
     try:
         records: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for record in records:
-            for key in NEEDED_KEYS.get(record["event"], ()):
+            for key in REQUIRED_KEYS.get(record["event"], ()):
                 record[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"--runs: no metrics of a training run can be read ({error})",
+            f"--runs: the metrics of a training run cannot be read ({error})",
             path,
-            "give folders that `zoo train --log-dir` wrote, or files of curves that `zoo reproduce` made of them",
+            "give folders that `zoo train --log-dir` wrote, or PAPER_runs.json files that `zoo reproduce` wrote",
         ) from error
     return records
 
 
 def _evenly_spread(records: Mapping[int, dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return at most so many evenly spaced records, keyed by step, including the first and the last."""
+    """Return at most ``most`` evenly spaced records in order of their steps, including the first and the last."""
     steps, count = sorted(records), min(len(records), most)
     return [records[steps[round(index * (len(steps) - 1) / max(1, count - 1))]] for index in range(count)]
 
@@ -286,15 +289,15 @@ def _read_file(path: Path) -> list[TrainingRun]:
         return [_from_json(path, run, content) for run in content["runs"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"--runs: no training runs can be read ({type(error).__name__}: {error})",
+            f"--runs: training runs cannot be read ({type(error).__name__}: {error})",
             path,
-            "give log folders of `zoo train`, or files of curves that `zoo reproduce` made of them",
+            "give log folders of `zoo train`, or PAPER_runs.json files that `zoo reproduce` wrote",
         ) from error
 
 
 def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> TrainingRun:
     """Return a run of a file; entries shared by all runs may be in the ``content`` of the file."""
-    source = f"{printable(path)}: {printable(run['label'])}, seed {int(run['seed'])}"
+    source = f"{escape(path)}: {escape(run['label'])}, seed {int(run['seed'])}"
     for epoch in run["epochs"]:
         float(epoch["val_top1"]), int(epoch["epoch"])
     counts = (run.get(key, content.get(key)) for key in ("num_training_images", "num_validation_images"))
@@ -316,9 +319,9 @@ def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> Trai
 
 
 def environment_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
-    """Return the versions and the machine of the runs; where they differ, the values of all, separated by commas.
+    """Return versions and machine of the runs; different values are joined by commas.
 
-    Empty where none was recorded.
+    Empty if none was recorded.
     """
     values: dict[str, list[Any]] = {}
     for run in runs:
@@ -329,7 +332,7 @@ def environment_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
 
 
 def data_of(runs: Sequence[TrainingRun]) -> str:
-    """Return the digests of the images of all runs; empty where they differ or were not recorded."""
+    """Return the digests of the images of all runs; empty if they differ or were not recorded."""
     digests = {run.data for run in runs}
     return digests.pop() if len(digests) == 1 else ""
 
@@ -362,7 +365,7 @@ def groups_of(runs: Sequence[TrainingRun]) -> list[list[TrainingRun]]:
 
 
 def _panels(runs: Sequence[TrainingRun]) -> list[Panel]:
-    """Return the panels of top-1 and of the training loss over the epochs, the latter where it was recorded."""
+    """Return the panels of top-1 and, if recorded, of the training loss over the epochs."""
     top1, losses = [], []
     for run in runs:
         top1.append(run.line([epoch["epoch"] for epoch in run.epochs], run.top1, run.stop_reason))

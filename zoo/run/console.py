@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from zoo.errors import printable
+from zoo.errors import escape
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of the record."""
         first, *others = super().format(record).split("\n")
-        return "\n".join([printable(first), *(f"{INDENT}{printable(line)}" for line in others)])
+        return "\n".join([escape(first), *(f"{INDENT}{escape(line)}" for line in others)])
 
 
 class ConsoleHandler(logging.Handler):

@@ -1,4 +1,4 @@
-"""Measures what the conversion from relu to leaky_relu costs in accuracy."""
+"""Measures the accuracy lost by the conversion from relu to leaky_relu."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo.data.folder import OnBadImage
 from zoo.data.loader import build_train_loader
 from zoo.data.location import DataPath
 from zoo.engine.reestimate import reestimate_statistics
-from zoo.errors import ConfigError, DataError, printable
+from zoo.errors import ConfigError, DataError, escape
 from zoo.run.scoring import LoadedNetwork, score
 
 
@@ -37,15 +37,16 @@ def measure_accuracy(
     With ``reestimate`` the running statistics of the result are recomputed on that many batches of DATA/train. Raises
     ConfigError for weights without a classifier, and DataError for images that cannot be used.
     """
-    source, before_state = conversion.source_spec, conversion.source.state_dict
-    path = printable(conversion.source.path)
+    source = conversion.source_spec
+    path = escape(conversion.source.path)
     if ARCHITECTURES[source.arch].task == "segmentation":
         raise ConfigError(
-            f"{path}: --data measures the accuracy of classification, and {source.arch} segments; leave it out, and "
-            "score both files with zoo validate --task segmentation"
+            f"--data measures the accuracy of classification, and {source.arch} is a segmentation network",
+            path,
+            "leave out --data, and score both files with zoo validate --task segmentation",
         )
     if source.num_classes == 0:
-        raise ConfigError(f"{path}: has no classifier, so there is no accuracy to measure; leave out --data")
+        raise ConfigError("the weights have no classifier whose accuracy can be measured", path, "leave out --data")
     images = prepare_images(source, scale, crop)
     settings = {
         "network": source.for_experiment().model_dump(),
@@ -61,18 +62,18 @@ def measure_accuracy(
         return {**result.scores(), "standard_errors": result.standard_errors(), "count": result.count}
 
     assert conversion.spec is not None
-    slope = conversion.spec.activation_param
-    before = build_with_weights(before_state, source.arch, activation="relu", **source.options)
-    after = build_with_weights(conversion.state_dict, source.arch, activation_param=slope, **source.options)
+    before = build_with_weights(conversion.source.state_dict, source)
+    after = build_with_weights(conversion.state_dict, conversion.spec)
     measured: dict[str, Any] = {"before": accuracy(before), "converted": accuracy(after)}
     if not reestimate:
         return conversion, measured
     num_batches = reestimate_statistics(after, build_train_loader(data, experiment, **loading), reestimate)
     if num_batches == 0:
-        raise DataError(f"{data}/train: gives no batch of {batch_size} images; give more, or a smaller --batch-size")
+        what = f"there are fewer than {batch_size} images, which make a batch"
+        raise DataError(what, f"{data}/train", "give more, or a smaller --batch-size")
     measured["reestimated"] = accuracy(after)
     state_dict = state_dict_like(after.cpu(), conversion.state_dict)
     compared = compare_outputs(before.cpu().double(), after.cpu().double()) if compare_with_source else {}
-    reason = f"{conversion.report.reason}; running statistics estimated again on {num_batches} batches"
+    reason = f"{conversion.report.reason}; running statistics re-estimated on {num_batches} batches"
     report = replace(conversion.report, reason=reason, **compared)
     return replace(conversion, state_dict=state_dict, report=report), measured

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from zoo.config import Experiment
-from zoo.errors import ConfigError, printable
+from zoo.errors import ConfigError, escape
 from zoo.files import write_bytes
 from zoo.run.predictions import cut_line
 
@@ -72,7 +72,7 @@ def palette_for(num_classes: int, names: Sequence[str] | None = None, layout: st
     For the 65 classes of the layout "vistas" it has the published colors, and the names of the data set unless
     ``names`` is given. Other networks get `distinct_colors`; classes without a name are named by their index.
     """
-    names = [] if names is None else list(map(printable, names))
+    names = [] if names is None else list(map(escape, names))
     if layout == "vistas" and num_classes == len(VISTAS_COLORS):
         colors = np.array([list(bytes.fromhex(color)) for color in VISTAS_COLORS.values()], dtype=np.uint8)
         return Palette(colors, names or list(VISTAS_COLORS))
@@ -101,8 +101,9 @@ def check_kind(kind: str, num_classes: int) -> None:
     if num_classes > limits.get(kind, num_classes):
         other = "ids, prob or overlay" if kind == "palette" else "prob or overlay"
         raise ConfigError(
-            f"the network has {num_classes:,} classes, but PNG files of kind {kind} can hold {limits[kind]:,}; "
-            f"--output: give {other}"
+            f"the network has {num_classes:,} classes, but PNG files of kind {kind} can hold {limits[kind]:,}",
+            "--output",
+            f"give {other}",
         )
 
 

@@ -15,7 +15,7 @@ from zoo.data.location import DataPath
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
 from zoo.engine.consistency import differing_keys
 from zoo.engine.process import Process
-from zoo.errors import ConfigError, ZooError, listed, printable
+from zoo.errors import ConfigError, ZooError, escape, join_names
 from zoo.files import write_json
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def check_log_dir(folder: Path, data: DataPath) -> None:
     parts = [os.path.realpath(data / part) for part in ("train", "val")]
     if place == Path(os.path.realpath(data)) or any(place.is_relative_to(part) for part in parts):
         raise ConfigError(
-            f"the log folder is inside the data {printable(data)}, where files of the run would mix with images",
+            f"the log folder is inside the data {escape(data)}, where files of the run would mix with images",
             folder,
             "give another --log-dir",
         )
@@ -101,7 +101,7 @@ def check_unused(folder: Path) -> None:
     checkpoints = [name for name in (CHECKPOINT, PREVIOUS, BEST) if (folder / name).exists()]
     if checkpoints:
         raise ConfigError(
-            f"the folder holds an earlier run ({listed(checkpoints)})",
+            f"the folder holds an earlier run ({join_names(checkpoints)})",
             folder,
             "continue it with --resume auto, replace it with --overwrite, or give another --log-dir",
         )
@@ -130,6 +130,6 @@ def write_settings(folder: Path, config: Experiment) -> None:
             changed = differing_keys(dict(leaves(before)), dict(leaves(settings)))
             if not changed:
                 return
-            logger.info("%s: rewritten, changed: %s", printable(path), listed(changed))
+            logger.info("%s: rewritten, changed: %s", escape(path), join_names(changed))
     with writable(folder):
         write_json(path, settings)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.data.prepare.real_labels import read_real_labels, real_labels_of
-from zoo.errors import DataError, brief, printable
+from zoo.errors import DataError, escape, truncate
 from zoo.run.predictions import read_predictions
 from zoo.tables import Cell, markdown_table
 from zoo.tasks.classification import LABELS, TOPS
@@ -68,7 +68,7 @@ class Scored:
         rows: list[list[Cell]] = []
         for index, file in enumerate(self.files):
             numbers = [*self.scores(index).values(), *self.standard_errors(index).values()]
-            rows.append([f"{FILE_LABELS[index]}: {printable(file)}", labels, *numbers, self.count])
+            rows.append([f"{FILE_LABELS[index]}: {escape(file)}", labels, *numbers, self.count])
         labels_shown = [LABELS[name] for name in self.hits]
         headers = [*(f"{label} %" for label in labels_shown), *(f"± {label}" for label in labels_shown)]
         parts = [markdown_table(["predictions", "labels", *headers, "images"], rows)]
@@ -104,7 +104,7 @@ def score_files(files: Sequence[Path], real: Path | None = None) -> Scored:
     num_seen = 1 + max(number for content in contents for line in content.values() for number in line.classes)
     labeled = [path for path in paths if truths[path]]
     if not labeled:
-        raise DataError(f"no image of {printable(files[0])} has a label; --real: give predictions for more images")
+        raise DataError(f"no image of {escape(files[0])} has a label", "--real", "give predictions for more images")
     hits = {
         name: [[_is_hit(content[path], truths[path], top) for path in labeled] for content in contents]
         for name, top in TOPS.items()
@@ -123,20 +123,24 @@ def _check_same_images(files: Sequence[Path], contents: Sequence[Mapping[str, Pr
     for index, other in ((0, second), (1, first)):
         if more := sorted(contents[index].keys() - other.keys()):
             raise DataError(
-                f"the files have different images: {len(more):,} of {printable(files[index])} are missing in "
-                f"{printable(files[1 - index])}, the first is {brief(more[0])}; predictions: score both networks on "
-                "the same folder"
+                f"the files have different images: {len(more):,} of {escape(files[index])} are missing in "
+                f"{escape(files[1 - index])}, the first is {truncate(more[0])}",
+                "predictions",
+                "score both networks on the same folder",
             )
     for path in sorted(first):
         one, two = first[path], second[path]
         if one.target != two.target:
             raise DataError(
-                f"the files have different true classes: {brief(path)} has class {one.target} in "
-                f"{printable(files[0])} and class {two.target} in {printable(files[1])}; predictions: the networks "
-                "number their classes differently and cannot be compared"
+                f"the files have different true classes: {truncate(path)} has class {one.target} in "
+                f"{escape(files[0])} and class {two.target} in {escape(files[1])}",
+                "predictions",
+                "the networks number their classes differently and cannot be compared",
             )
         if len(one.classes) != len(two.classes):
             raise DataError(
-                f"{printable(files[0])} has {len(one.classes)} classes per image, and {printable(files[1])} has "
-                f"{len(two.classes)}; predictions: write both files with zoo validate"
+                f"{escape(files[0])} has {len(one.classes)} classes per image, and {escape(files[1])} has "
+                f"{len(two.classes)}",
+                "predictions",
+                "write both files with zoo validate",
             )

@@ -41,7 +41,7 @@ class Line:
     - `label`: entry of the legend.
     - `x`, `y`: coordinates; a single point is drawn as a marker.
     - `is_theory`: the curve follows from a formula, not from a measurement.
-    - `group`: curves of the same group share color and marker; "" for a group of its own.
+    - `group`: curves of the same group share color and marker; "" for its own group.
     - `note`: text next to the last point.
     """
 

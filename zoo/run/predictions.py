@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from zoo.errors import DataError, brief, printable
+from zoo.errors import DataError, truncate
 from zoo.files import write_bytes, write_text
 from zoo.tasks.prediction import DEFAULT_TOP, Prediction
 
@@ -55,12 +55,12 @@ def read_predictions(path: Path) -> dict[str, Prediction]:
                 raise DataError(f"the column {missing[0]} is missing", path, _REMEDY)
             name, target = header.index("path"), header.index("target")
             for cells in reader:
-                line = f"{printable(path)}, line {reader.line_num}"
+                line = f"{path}, line {reader.line_num}"
                 numbers = [cells[place] for place in (target, *places)] if len(cells) == len(header) else [""]
                 if not all(map(str.isdecimal, numbers)):
-                    raise DataError(f"the line does not have a path, a target and classes; {line}: {_REMEDY}")
+                    raise DataError("the line does not have a path, a target and classes", line, _REMEDY)
                 if cells[name] in found:
-                    raise DataError(f"{brief(cells[name])} is repeated; {line}: {_REMEDY}")
+                    raise DataError(f"{truncate(cells[name])} is repeated", line, _REMEDY)
                 true_class, *classes = map(int, numbers)
                 found[cells[name]] = Prediction(cells[name], true_class, tuple(classes), ())
     except (OSError, csv.Error, ValueError) as error:

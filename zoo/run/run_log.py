@@ -171,8 +171,8 @@ class RunLog:
         written.
 
         Args:
-        - `images`: for "train" and "val", the number of images and classes and a digest of the names, which tell a
-          part of a data set from all of it.
+        - `images`: for "train" and "val", the number of images and classes and a digest of the names, which identify
+          the data set or the part of it.
         """
         if not self._is_main:
             return

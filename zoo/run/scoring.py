@@ -22,7 +22,8 @@ from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint,
 from zoo.engine.process import Process
 from zoo.engine.task import EvalProtocol, Result, Task
 from zoo.engine.validation import validate
-from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
+from zoo.errors import ConfigError, WeightsError, escape, join_names, nearest
+from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
 from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
@@ -43,8 +44,8 @@ class LoadedNetwork:
     - `title`: name of the network in tables.
     - `model`: the network, (N, 3, h, w) -> logits (N, classes), or (N, classes, h, w) for segmentation.
     - `experiment`: settings that the weights were trained with; defaults for a bare architecture.
-    - `weights`: file or published name of the weights; None for weights from elsewhere.
-    - `class_names`: names of the outputs in order, made `printable`; None if unknown.
+    - `weights`: file or published name of the weights; None for weights of another package.
+    - `class_names`: names of the outputs in order, escaped by `escape`; None if unknown.
     """
 
     title: str
@@ -93,7 +94,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     """
     name = os.fspath(name)
     file = find_experiment(name)
-    title = printable(name if file is None else file.stem)
+    title = escape(name if file is None else file.stem)
     if file is not None:
         experiment = load_experiment(file)
         weights = _published(title) if weights is None else weights
@@ -105,7 +106,8 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     elif weights is None:
         _check_known(name)
         if is_external(name):
-            raise WeightsError(f"there are no published weights of {printable(name)}; give a file, --weights FILE")
+            what = f"there are no published weights of {escape(name)}"
+            raise WeightsError(what, remedy="give a file, --weights FILE")
         return replace(load_network(registry.only_variant(name)), title=title)
     else:
         _check_known(name)
@@ -120,7 +122,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
             stored.path,
             f"give weights of a whole {experiment.network.arch}; zoo train --weights can start from this file",
         )
-    # Files of other packages do not tell which tensors belong to the classifier; all of them fit.
+    # Files of other packages do not specify which tensors belong to the classifier; all of them fit.
     if report.classifier != "loaded" and not (report.classifier == "none" and is_external(network.arch)):
         raise WeightsError(
             "the classifier of the file does not fit the network",
@@ -140,13 +142,13 @@ def _experiment_of(stored: StoredWeights) -> Experiment:
             stored.path,
             "name the network or its experiment, and give the file as --weights",
         )
-    return parse_stored_experiment(stored.content, printable(stored.path)) or _experiment_from(spec)
+    return parse_stored_experiment(stored.content, escape(stored.path)) or _experiment_from(spec)
 
 
 def _experiment_of_architecture(name: str, stored: StoredWeights) -> Experiment:
     """Return the experiment for weights of the architecture ``name``, with defaults for unknown settings."""
     if stored.spec is not None and is_described(name):
-        check_same_network(stored.spec, {"arch": name}, printable(stored.path), "the command")
+        check_same_network(stored.spec, {"arch": name}, escape(stored.path), "the command")
         return _experiment_of(stored)
     if is_external(name):
         return parse_experiment({"network": {"arch": name}}, f"the network {name}")
@@ -178,8 +180,8 @@ def _check_known(name: str) -> None:
     known = {*registry.list_models(), *experiment_names()}
     if name not in known and not is_external(name) and os.sep not in name:
         raise ConfigError(
-            f"there is no network, experiment or file called {printable(name)}; the nearest names are "
-            f"{', '.join(nearest(name, sorted(known)))} (zoo list shows all networks)"
+            f"there is no network, experiment or file called {escape(name)}",
+            remedy=f"the nearest names are {', '.join(nearest(name, sorted(known)))} (zoo list shows all networks)",
         )
 
 
@@ -187,7 +189,7 @@ def _published(title: str) -> str:
     """Return the name of an experiment's published weights, which equals the name of the experiment."""
     if title not in registry.published():
         raise WeightsError(
-            f"there are no published weights of {title}; command line: give the weights to score, --weights FILE"
+            f"there are no published weights of {title}", "command line", "give the weights to score, --weights FILE"
         )
     return title
 
@@ -240,7 +242,7 @@ def score(
     process, protocol, settings = process or single_process(), _resolve_protocol(network, protocol), network.experiment
     task = network.task
     if is_external(settings.network.arch) and isinstance(protocol, CropProtocol):
-        model = registry.build_on_meta(settings.network).eval()
+        model = build_on_meta(settings.network).eval()
         check_logits(model, settings.network.arch, settings.network.num_classes, protocol.crop, "the crop")
     loader = task.build_val_loader(
         parse_data_path(data),
@@ -295,5 +297,6 @@ def _resolve_protocol(network: LoadedNetwork, protocol: EvalProtocol | str | Non
     if not isinstance(protocol, str):
         raise ConfigError(f"protocol {protocol.name} is not for {network.experiment.task}, the task of {network.title}")
     if protocol not in known:
-        raise ConfigError(f"{printable(protocol)!r} is not a published protocol; those are {listed(known)}")
+        what = f"{escape(protocol)!r} is not a published protocol"
+        raise ConfigError(what, remedy=f"those are {join_names(known)}")
     return known[protocol]

@@ -19,7 +19,7 @@ class SeedRun:
     - `seed`: the seed.
     - `log_dir`: the log folder.
     - `scores`: scores of the last validation by name, percent; None for a failed run.
-    - `fault`: why the run failed.
+    - `fault`: reason for the failure.
     """
 
     seed: int

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zoo.data.folder import Batch
 from zoo.data.reading import read_image
-from zoo.errors import printable
+from zoo.errors import escape
 from zoo.run.label_images import Palette, overlay_with_legend, write_png
 from zoo.tables import Cell, markdown_table
 from zoo.tasks.confusion import ConfusionMatrix
@@ -70,7 +70,7 @@ def _side_by_side(images: Mapping[str, Image.Image]) -> Image.Image:
     row = Image.new("RGB", (width, height + TITLE_PX), "white")
     draw, font, left = ImageDraw.Draw(row), ImageFont.load_default(LETTER_PX), 0
     for title, image in images.items():
-        draw.text((left + 2, TITLE_PX // 2), printable(title), fill="black", font=font, anchor="lm")
+        draw.text((left + 2, TITLE_PX // 2), escape(title), fill="black", font=font, anchor="lm")
         row.paste(image, (left, TITLE_PX))
         left += image.width
     return row

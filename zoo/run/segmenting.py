@@ -28,7 +28,7 @@ from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process, open_process
 from zoo.engine.reporting import peak_memory_bytes
 from zoo.engine.validation import is_memory_full
-from zoo.errors import ConfigError, DataError, listed, printable
+from zoo.errors import ConfigError, DataError, escape, join_names
 from zoo.files import write_json
 from zoo.limits import MAX_SIDE
 from zoo.models.deeplab import DeepLab
@@ -236,7 +236,7 @@ def segment_images(
     - `settings_file`: file with the settings and inputs of existing files, or None. ConfigError is raised if they
       differ, so that files of other settings are not kept silently.
     - `overwrite`: segment all images and replace existing files. Files of other settings are removed first, of all
-      kinds, so that none of them is taken for finished after an interruption.
+      kinds, so that none of them counts as complete after an interruption.
 
     Raises DataError if there are no images, if two images would have the same files, or if files would be written among
     the images; ConfigError for a classifier, and if processes have different arguments.
@@ -250,7 +250,7 @@ def segment_images(
     images = process.on_main(lambda: _plan(source, output))
     if settings_file is not None:
         folder = source if os.path.isdir(source) else source.parent
-        facts = {**settings, "weights": weights_digest(network.model), "images": printable(os.path.realpath(folder))}
+        facts = {**settings, "weights": weights_digest(network.model), "images": escape(os.path.realpath(folder))}
         read = {os.path.realpath(path) for path, _ in images}
         possible = [path for _, name in images for path in output.possible_paths(name)]
         others = [path for path in possible if os.path.realpath(path) not in read]
@@ -272,7 +272,7 @@ def segment_images(
                     segments = _segment(forward, image, network.experiment, views, process.device, longest_side, output)
                     _write(output, name, image, segments)
             except DataError as error:
-                faults.append(f"{error}" if printable(path) in str(error) else f"{error}; {printable(path)}")
+                faults.append(f"{error}" if escape(path) in str(error) else f"{error}; {escape(path)}")
                 logger.warning("%s", faults[-1])
             progress.advance(1)
     written = len(own) - skipped - len(faults)
@@ -291,15 +291,16 @@ def check_segments(network: LoadedNetwork) -> None:
     """Raise ConfigError if the network is not a segmentation network."""
     if network.experiment.task != "segmentation":
         raise ConfigError(
-            f"{network.title} classifies whole images; zoo segment: give a segmentation network (deeplab_*), or use "
-            "zoo predict"
+            f"{network.title} classifies whole images",
+            "zoo segment",
+            "give a segmentation network (deeplab_*), or use zoo predict",
         )
 
 
 def _plan(source: Path, output: Output) -> list[tuple[Path, str]]:
     """Return (file, name) of all images. Raises DataError if files would collide with each other or with images."""
     if not os.path.exists(source):
-        raise DataError(f"there is no image or folder {printable(source)}; IN: give an image or a folder")
+        raise DataError(f"there is no image or folder {escape(source)}", "IN", "give an image or a folder")
     paths = find_images(source) if os.path.isdir(source) else [source]
     root = source if os.path.isdir(source) else source.parent
     images = [(path, os.path.splitext(os.path.relpath(path, root))[0]) for path in paths]
@@ -309,18 +310,18 @@ def _plan(source: Path, output: Output) -> list[tuple[Path, str]]:
         for file in output.paths(name):
             if (other := owners.setdefault(file, path)) != path:
                 raise DataError(
-                    f"the files of {printable(other)} and of {printable(path)} would have the same name, "
-                    f"{printable(file)}; rename one of the two images"
+                    f"the files of {escape(other)} and of {escape(path)} would have the same name, {escape(file)}",
+                    remedy="rename one of the two images",
                 )
             if os.path.realpath(file) in inputs:
-                raise DataError(
-                    f"{printable(file)} is one of the images and would be overwritten; OUT: give another folder"
-                )
+                what = f"{escape(file)} is one of the images and would be overwritten"
+                raise DataError(what, "OUT", "give another folder")
     folders = {os.path.realpath(file.parent) for file in owners}
     if os.path.isdir(source) and any(_is_within(folder, os.path.realpath(source)) for folder in folders):
         raise DataError(
-            f"the files would lie among the images in {printable(source)}, and the next call would segment them; OUT: "
-            "give a folder outside of IN"
+            f"the files would lie among the images in {escape(source)}, and the next call would segment them",
+            "OUT",
+            "give a folder outside of IN",
         )
     return images
 
@@ -334,7 +335,7 @@ def _is_done(output: Output, path: Path, name: str) -> bool:
             return True
     except DataError:  # the image itself is unreadable; segmenting it reports this
         return False
-    logger.warning("the files of an image are damaged or have another size and are rewritten; %s", printable(path))
+    logger.warning("the files of an image are damaged or have another size and are rewritten; %s", escape(path))
     return False
 
 
@@ -342,7 +343,7 @@ def written_size(path: Path) -> tuple[int, int] | None:
     """Return (width, height) of the image or the arrays in an output file; None if it cannot be read."""
     try:
         if path.suffix == SUFFIXES["prob"]:
-            with naming(printable(path), "an archive"), np.load(io.BytesIO(read_bytes(path))) as content:
+            with naming(escape(path), "an archive"), np.load(io.BytesIO(read_bytes(path))) as content:
                 height, width = content["classes"].shape
                 return (width, height) if content["probability"].shape == (height, width) else None
         return read_as(path, _verified_size, "an image")
@@ -369,7 +370,8 @@ def _update_settings(file: Path, facts: Mapping[str, Any], replaced: Sequence[Pa
         before = json.loads(read_text(file, "the settings")) if os.path.exists(file) else facts
     except (DataError, ValueError, RecursionError) as error:
         if replaced is None:
-            raise ConfigError(f"{printable(file)} cannot be read: {error}; remove it, or give another OUT") from error
+            what = f"{escape(file)} cannot be read: {error}"
+            raise ConfigError(what, remedy="remove it, or give another OUT") from error
         before = None
     if before != facts:
         before = before if isinstance(before, dict) else {}
@@ -380,8 +382,9 @@ def _update_settings(file: Path, facts: Mapping[str, Any], replaced: Sequence[Pa
         ]
         if replaced is None:
             raise ConfigError(
-                f"{printable(file.parent)} has files of other settings ({listed(changes)}): give --overwrite to "
-                "replace them, or another OUT"
+                f"the folder has files of other settings ({join_names(changes)})",
+                file.parent,
+                "give --overwrite to replace them, or another OUT",
             )
         for path in replaced:
             if os.path.isfile(path):
@@ -464,5 +467,6 @@ def _naming_full_memory(device: torch.device) -> Iterator[None]:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         raise DataError(
-            f"the memory of {device} is full; give --tile PX to compute in tiles, or smaller --longest-side or --scales"
+            f"the memory of {device} is full",
+            remedy="give --tile PX to compute in tiles, or smaller --longest-side or --scales",
         ) from error

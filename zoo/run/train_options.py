@@ -1,4 +1,4 @@
-"""Options of a training run, beside the settings of its experiment."""
+"""Options of a training run, in addition to the settings of its experiment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How a run is carried out. The fields are options of ``zoo train`` and arguments of `zoo.train`."""
+    """Execution of a training run. The fields are options of ``zoo train`` and arguments of `zoo.train`."""
 
     workers: int = 0
     """Worker processes that read images, per process of the run; 0 reads them in the process itself."""

@@ -34,10 +34,11 @@ from zoo.engine.process import Process, open_process
 from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
-from zoo.errors import ConfigError, DataError, NonFiniteLossError, listed, nearest, printable
+from zoo.errors import ConfigError, DataError, NonFiniteLossError, escape, join_names, nearest
 from zoo.files import write_json
+from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
-from zoo.registry import INPUTS, build_on_meta
+from zoo.registry import INPUTS
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import check_log_dir, check_unused, log_folder, writable
 from zoo.run.run_log import RunLog, buffered_records, read_validation
@@ -145,7 +146,7 @@ def train_experiment(
         )
         epochs = config.optimizer.schedule.epochs
         if state.epoch >= epochs:
-            log.message(f"all {epochs} epochs are done; {printable(log_dir)}: nothing to train")
+            log.message(f"all {epochs} epochs are done; {escape(log_dir)}: nothing to train")
         else:
             log.message(_begin_summary(state, num_parameters, loaders, data, log_dir))
             log.begin(state.step, process.device, process.world_size, images)
@@ -160,7 +161,7 @@ def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dic
     Raises ConfigError for an invalid or repeated seed.
     """
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"a seed is repeated ({listed(seeds)}); command line: give each seed once")
+        raise ConfigError(f"a seed is repeated ({join_names(seeds)})", "command line", "give each seed once")
     settings = config.model_dump(mode="json")
     return {
         log_dir.with_name(f"{log_dir.name}-seed{seed}"): parse_experiment({**settings, "seed": seed}, f"seed {seed}")
@@ -169,20 +170,20 @@ def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dic
 
 
 def default_experiment(arch: str, data: DataPath) -> Experiment:
-    """Return the experiment that trains an architecture to tell the classes of ``data``/val.
+    """Return the experiment that trains an architecture on the classes of ``data``/val.
 
     The network is the one that `get` returns. SGD with Nesterov momentum takes batches of 64 images; the rate rises to
     0.025 in half an epoch, and falls along a cosine to 0 after 30 epochs. Raises ConfigError for an unknown
-    architecture, and for one that segments, since no folder tells how its labels are stored; DataError for a folder
-    without classes.
+    architecture, and for a segmentation network, because a folder does not specify the layout of its label maps;
+    DataError for a folder without classes.
     """
     images = INPUTS["imagenet"]
     if not is_external(arch):
         known = architecture(arch)
         if known.task == "segmentation":
             raise ConfigError(
-                f"{arch} segments, and no folder tells how its label maps are stored; write an experiment file, for "
-                "instance from what zoo show quickstart_scenes.json prints"
+                f"{arch} is a segmentation network, and a folder does not specify the layout of its label maps",
+                remedy="write an experiment file, for example from the output of zoo show quickstart_scenes.json",
             )
         images = INPUTS[known.input]
     network = {"arch": arch, "num_classes": len(open_source(data / "val").classes)}
@@ -201,9 +202,9 @@ def experiment_for(name: str, data: DataPath, epochs: int | None = None) -> Expe
     is_file = find_experiment(name) is not None or (Path(name).exists() and not Path(name).is_dir())
     if not is_file and name not in ARCHITECTURES and not is_external(name):
         raise ConfigError(
-            f"there is no experiment, experiment file or architecture called {printable(name)}; the nearest "
-            f"experiments are {', '.join(nearest(name, experiment_names()))}, the nearest architectures "
-            f"{', '.join(nearest(name, ARCHITECTURES))}"
+            f"there is no experiment, experiment file or architecture called {escape(name)}",
+            remedy=f"the nearest experiments are {', '.join(nearest(name, experiment_names()))}, the nearest "
+            f"architectures {', '.join(nearest(name, ARCHITECTURES))}",
         )
     config = load_experiment(name) if is_file else default_experiment(name, data)
     if epochs is not None:
@@ -327,10 +328,10 @@ def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, dat
     layers = "" if is_external(network.arch) else f", {network.norm} norms with {network.activation}"
     lines = [
         f"training {network.arch}: {num_parameters:,} parameters{layers}, {network.num_classes} classes",
-        f"images      {num_train:,} to train on, {num_val:,} to validate on; {printable(data)}",
+        f"images      {num_train:,} to train on, {num_val:,} to validate on; {escape(data)}",
         f"schedule    {optimizer.schedule.epochs} epochs of {len(loaders[0])} steps, batch {optimizer.batch_size}",
         f"device      {process.device}, {processes}",
-        f"log folder  {printable(log_dir)}",
+        f"log folder  {escape(log_dir)}",
     ]
     return "\n".join(lines)
 
@@ -340,8 +341,8 @@ def _end_summary(state: TrainState, data: DataPath, log_dir: Path) -> str:
     best, images = str(log_dir / BEST), str(data)
     after = "" if state.best_epoch is None else f" after epoch {state.best_epoch + 1}"
     label = next(iter(state.task.labels.values()))
-    lines = [f"best {label} {state.best_score:.2f} %{after}; {printable(best)}"]
-    if printable(best + images) == best + images:  # escaped paths would not exist
+    lines = [f"best {label} {state.best_score:.2f} %{after}; {escape(best)}"]
+    if escape(best + images) == best + images:  # escaped paths would not exist
         commands = state.task.next_commands(shlex.quote(best), shlex.quote(images))
         lines += [f"{purpose:<11} {command}" for purpose, command in commands.items()]
     return "\n".join(lines)

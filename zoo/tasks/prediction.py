@@ -15,7 +15,7 @@ from zoo.data.location import DataPath
 from zoo.data.reading import read_bytes
 from zoo.data.seeding import random_of_torch
 from zoo.data.transforms import Transform, prepare
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, escape
 
 DEFAULT_TOP = 5
 BATCH_SIZE = 16
@@ -90,7 +90,7 @@ def predict(
         for path in paths[start : start + BATCH_SIZE]:
             try:
                 encoded = read_bytes(path)
-                images.append(prepare(encoded, printable(path), transform, "pil", random_of_torch()).finished())
+                images.append(prepare(encoded, escape(path), transform, "pil", random_of_torch()).finished())
                 names.append(str(path))
             except DataError as error:
                 faults.append(str(error))

@@ -40,7 +40,7 @@ class SegmentationResult(Result):
     """Result of a validation, see `ConfusionMatrix`.
 
     Scores have no standard errors: the pixels of an image are not independent, and the confusion matrix of all images
-    does not tell the variance between images.
+    does not determine the variance between images.
 
     Args:
     - `miou`: mean over the classes of intersection over union, percent.
@@ -111,7 +111,8 @@ class SegmentationTask(Task):
         if batch_size is not None:
             raise ConfigError(
                 f"batch_size = {batch_size}: {self.config.network.arch} is a segmentation network, and images of "
-                "different sizes are scored one at a time; remove the batch size"
+                "different sizes are scored one at a time",
+                remedy="remove the batch size",
             )
         return build_segmentation_val_loader(data, self.config, limit=limit, world_size=world_size, **share)
 
@@ -164,8 +165,9 @@ class SegmentationTask(Task):
         confusion = self._confusion(reading)
         if confusion.pixels == 0:
             raise DataError(
-                f"all pixels of {reading.count} label maps are ignored, none has a class; validation data: use label "
-                "maps with classes, and describe their values in segmentation.layout"
+                f"all pixels of {reading.count} label maps are ignored, none has a class",
+                "validation data",
+                "use label maps with classes, and describe their values in segmentation.layout",
             )
         scores: dict[str, Any] = self.scores(reading)
         return SegmentationResult(

@@ -72,7 +72,7 @@ class PairedTest:
 
     @property
     def detectable(self) -> float:
-        """Difference, in percentage points, that the test would detect with probability `POWER`.
+        """Smallest difference, in percentage points, that the test detects with probability `POWER`.
 
         About 2.8 standard errors, given as many images on which the two disagree. At least 6 images, the fewest with
         which the test can be significant, when all of them are in one group.
@@ -93,7 +93,7 @@ class PairedTest:
 
 
 def paired_test(first: Sequence[bool], second: Sequence[bool]) -> PairedTest:
-    """Return the paired test for two lists that tell for each image, in the same order, whether it is right."""
+    """Return the paired test of two lists of hits, with one entry per image in the same order."""
     pairs = list(zip(first, second, strict=True))
     only_first = sum(one and not other for one, other in pairs)
     return PairedTest(len(pairs), only_first, sum(other and not one for one, other in pairs))

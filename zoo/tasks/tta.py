@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.errors import ConfigError, DataError, WeightsError, listed
+from zoo.errors import ConfigError, DataError, WeightsError, join_names
 from zoo.limits import MAX_PIXELS, MAX_SIDE, is_number, is_whole
 from zoo.ops.upsampling import upsample_strips
 
@@ -53,12 +53,16 @@ class TestTimeAugmentation:
     def __post_init__(self) -> None:
         scales = self.scales
         if not scales or not all(is_number(scale, 0, MAX_SCALE) and scale > 0 for scale in scales):
-            raise ConfigError(f"scales = {listed(scales)}: give one or more numbers above 0 and up to {MAX_SCALE:g}")
+            raise ConfigError(
+                f"scales = {join_names(scales)}: give one or more numbers above 0 and up to {MAX_SCALE:g}"
+            )
         if twice := sorted({scale for scale in scales if scales.count(scale) > 1}):
-            raise ConfigError(f"scales = {listed(scales)}: {listed(twice)} is repeated; give each scale once")
+            what = f"scales = {join_names(scales)}: {join_names(twice)} is repeated"
+            raise ConfigError(what, remedy="give each scale once")
         if self.count > MAX_VIEWS:
             raise ConfigError(
-                f"scales: {self.count} views of each image are too many; give scales for at most {MAX_VIEWS}"
+                f"scales: {self.count} views of each image are too many",
+                remedy=f"give scales for at most {MAX_VIEWS}",
             )
         if self.fusion not in FUSIONS:
             raise ConfigError(f"fusion = {self.fusion!r} is not one of {', '.join(FUSIONS)}")
@@ -133,8 +137,8 @@ def _maps(forward: Callable[[Tensor], Tensor], image: Tensor, views: TestTimeAug
             logits = _tiled(forward, scaled.flip(-1) if flipped else scaled, views.tile)
             if not bool(logits.isfinite().all()):
                 raise WeightsError(
-                    "the network's logits are not finite: its weights are damaged, or half precision overflows; use "
-                    "other weights or single precision"
+                    "the network's logits are not finite: its weights are damaged, or half precision overflows",
+                    remedy="use other weights or single precision",
                 )
             yield logits.flip(-1) if flipped else logits
 
@@ -146,7 +150,9 @@ def _scaled(image: Tensor, scale: float) -> Tensor:
     if height * width > MAX_PIXELS:
         raise DataError(
             f"an image of {image.shape[-1]} x {image.shape[-2]} px at scale {scale:g} has {width} x {height} px, more "
-            f"than {MAX_PIXELS:,}; scales: give a smaller one, or downscale the image first"
+            f"than {MAX_PIXELS:,}",
+            "scales",
+            "give a smaller one, or downscale the image first",
         )
     return F.interpolate(image, size=(height, width), mode="bilinear", align_corners=False)
 
@@ -191,8 +197,8 @@ def _starts(side: int, tile: int, tile_cells: int) -> tuple[list[int], int]:
     stride, rest = divmod(tile, tile_cells)
     if rest:
         raise ConfigError(
-            f"tile = {tile} px: the network maps it to {tile_cells} cells, so the maps of tiles would not be aligned; "
-            "give a multiple of the network's output stride"
+            f"tile = {tile} px: the network maps it to {tile_cells} cells, so the maps of tiles would not be aligned",
+            remedy="give a multiple of the network's output stride",
         )
     last = math.ceil((side - tile) / stride) * stride
     step = max(stride, (tile - tile // OVERLAP_DIVISOR) // stride * stride)

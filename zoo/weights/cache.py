@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from filelock import FileLock
 
-from zoo.errors import ConfigError, WeightsError, brief, hide_password, printable
+from zoo.errors import ConfigError, WeightsError, escape, hide_password, truncate
 from zoo.files import cache_dir, is_offline, open_regular
 from zoo.weights.download import DownloadError, Sleep, download
 from zoo.weights.published import SUFFIX, entry_of, published
@@ -40,10 +40,13 @@ def weights_path(name: str) -> Path:
 def published_name(path_or_name: str | os.PathLike[str]) -> str | None:
     """Return the argument if it is the name of published weights and no such file exists here, otherwise None.
 
-    Raises WeightsError for an argument of another type.
+    Raises TypeError for an argument of another type.
     """
     if not isinstance(path_or_name, (str, os.PathLike)):
-        raise WeightsError(f"weights must be a path or the name of published weights, got {brief(repr(path_or_name))}")
+        raise TypeError(
+            "weights must be the path of a weights file or a published name, not a "
+            f"{type(path_or_name).__name__}; load a state dict with model.load_state_dict(...)"
+        )
     text = os.fspath(path_or_name)
     return text if text in published() and not Path(text).exists() else None
 
@@ -118,7 +121,7 @@ def _download_verified(name: str, url: str, path: Path, sleep: Sleep) -> None:
         if not was_resumed:
             break
         logger.warning("%s: the resumed file has the wrong md5 %s; downloading it anew", name, md5)
-    raise DownloadError(f"{size:,} bytes were received, but {_mismatch(name, md5)}; {brief(hide_password(url))}")
+    raise DownloadError(f"{size:,} bytes were received, but {_mismatch(name, md5)}; {truncate(hide_password(url))}")
 
 
 def _url_of(name: str) -> str:
@@ -133,7 +136,7 @@ def _url_of(name: str) -> str:
 
 def _by_hand(name: str, path: Path) -> str:
     """Return how to download the weights with a browser."""
-    return f"open {entry_of(name).page} in a browser and save the file (md5 {entry_of(name).md5}) as {printable(path)}"
+    return f"open {entry_of(name).page} in a browser and save the file (md5 {entry_of(name).md5}) as {escape(path)}"
 
 
 def _mismatch(name: str, md5: str) -> str:

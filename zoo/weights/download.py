@@ -13,7 +13,7 @@ import requests
 import urllib3
 from tqdm import tqdm
 
-from zoo.errors import WeightsError, brief, hide_password
+from zoo.errors import WeightsError, hide_password, truncate
 
 logger = logging.getLogger("zoo")
 
@@ -109,7 +109,7 @@ def _open(session: requests.Session, url: str, offset: int) -> requests.Response
         status = response.status_code
         if status not in (200, 206) and not (status == 416 and offset):
             response.close()
-            answer = f"the server answered {status} {brief(response.reason or '')}".strip()
+            answer = f"the server answered {status} {truncate(response.reason or '')}".strip()
             if status in (408, 429) or status >= 500:
                 raise _RetryableError(answer)
             raise _error(answer, url)
@@ -120,7 +120,7 @@ def _open(session: requests.Session, url: str, offset: int) -> requests.Response
         address = page.target(response.url)
         if not address or not may_confirm:
             break
-    title = f" ('{brief(page.title)}')" if page.title else ""
+    title = f" ('{truncate(page.title)}')" if page.title else ""
     raise _error(f"the server sent a web page instead of the file{title}", url)
 
 
@@ -172,11 +172,11 @@ def _error(reason: str, url: str) -> DownloadError:
 
 def _shown(url: str) -> str:
     """Return a URL for messages: without user name and password, shortened, and with escaped control characters."""
-    return brief(hide_password(url))
+    return truncate(hide_password(url))
 
 
 def _root_cause(error: BaseException) -> str:
     """Return the text of the exception that started the chain: requests wraps those of urllib3 and of the system."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
-    return brief(str(error) or type(error).__name__)
+    return truncate(str(error) or type(error).__name__)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.architectures import ARCHITECTURES
-from zoo.errors import WeightsError, listed
+from zoo.errors import WeightsError, join_names
 from zoo.layers.norm import InPlaceABN
 from zoo.models import Network
 
@@ -245,7 +245,7 @@ def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
     """Raise WeightsError for tensors that a network cannot hold, such as sparse or quantized ones."""
     odd = [f"{key} ({kind})" for key, tensor in of_file.items() if (kind := _odd_kind(tensor))]
     if odd:
-        what = f"the file holds tensors that no network supports ({len(odd)}): {listed(odd, MAX_KEYS)}"
+        what = f"the file holds tensors that no network supports ({len(odd)}): {join_names(odd, MAX_KEYS)}"
         remedy = "save dense tensors of floating point or integer dtypes; the network was not changed"
         raise WeightsError(what, source, remedy)
 
@@ -300,7 +300,7 @@ def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor],
     if not any(differences.values()):
         return
     lines = [f"{source}: does not fit {model_name}, which was not changed:"]
-    lines += [f"  {kind} ({len(keys)}): {listed(keys, MAX_KEYS)}" for kind, keys in differences.items() if keys]
+    lines += [f"  {kind} ({len(keys)}): {join_names(keys, MAX_KEYS)}" for kind, keys in differences.items() if keys]
     raise WeightsError("\n".join([*lines, f"  {_advice(of_file, of_network, source)}"]))
 
 
@@ -372,6 +372,6 @@ def _log(
     if report.negative_scales:
         logger.warning(
             "%s: %d scales in %d in-place norms are negative and are used as |scale| + eps; networks trained before "
-            "2018-01-16 used the sign: pass signed_scale=True for those",
+            "2018-01-16 used the sign: build the network with norm='standard' for those",
             report.source, sum(report.negative_scales.values()), len(report.negative_scales),
         )  # fmt: skip

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from zoo.config import Experiment, PublishedWeights, experiments_dir, find_experiment, load_experiment
-from zoo.errors import ConfigError, brief, nearest, printable
+from zoo.errors import ConfigError, escape, nearest, truncate
 from zoo.spec import NetworkSpec
 
 SUFFIX = ".pth.tar"
@@ -71,13 +71,13 @@ def read_checksums(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot be read ({brief(error)})", path, "take the published list") from None
+        raise ConfigError(f"cannot be read ({truncate(error)})", path, "take the published list") from None
     checksums: dict[str, str] = {}
     for place, line in enumerate(lines, start=1):
         match = CHECKSUM.fullmatch(line)
         if match is None or match["name"] in checksums:
             raise ConfigError(
-                f"{printable(path)}:{place}: {brief(line)} is not 32 hexadecimal digits and the name of a {SUFFIX} "
+                f"{escape(path)}:{place}: {truncate(line)} is not 32 hexadecimal digits and the name of a {SUFFIX} "
                 "file that no other line has; take the published list"
             )
         checksums[match["name"]] = match["md5"]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.errors import WeightsError, brief, listed, printable
+from zoo.errors import WeightsError, escape, join_names, truncate
 from zoo.weights.cache import open_published, open_weights, weights_path
 
 logger = logging.getLogger("zoo")
@@ -118,7 +118,7 @@ def extract_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) ->
     content = _join_parts(content)
     _check_is_state_dict(content, path)
     _refuse_repeated_values(content, path)
-    return published_keys({key: tensor.detach() for key, tensor in content.items()}, printable(path))
+    return published_keys({key: tensor.detach() for key, tensor in content.items()}, escape(path))
 
 
 def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tensor]:
@@ -131,7 +131,7 @@ def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tens
     for key, tensor in state_dict.items():
         new_key = WRAPPED_NORM.sub(r"\g<norm>\g<leaf>", key.removeprefix(prefix))
         if new_key in renamed:
-            what = f"the file holds {brief(new_key)} twice, with and without the old .bn level ({brief(key)})"
+            what = f"the file holds {truncate(new_key)} twice, with and without the old .bn level ({truncate(key)})"
             raise WeightsError(what, source, "save model.state_dict() again")
         renamed[new_key] = tensor
     return renamed
@@ -174,14 +174,14 @@ def _check_archive(archive: zipfile.ZipFile) -> None:
     entries = archive.infolist()
     for entry in entries:
         if entry.external_attr & DIRECTORY:  # torch reads nothing and returns uninitialized memory
-            raise zipfile.BadZipFile(f"{brief(entry.filename)} is a directory")
+            raise zipfile.BadZipFile(f"{truncate(entry.filename)} is a directory")
         if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
             raise Oversized(
-                f"its entry {brief(entry.filename)} is compressed, and unpacks to {entry.file_size:,} bytes"
+                f"its entry {truncate(entry.filename)} is compressed, and unpacks to {entry.file_size:,} bytes"
             )
     # torch.serialization.set_crc32_options(False) writes 0 as the checksum of every entry.
     if any(entry.CRC for entry in entries) and (damaged := archive.testzip()) is not None:
-        raise zipfile.BadZipFile(f"wrong checksum of {brief(damaged)}")
+        raise zipfile.BadZipFile(f"wrong checksum of {truncate(damaged)}")
 
 
 def _check_pickle(pickled: IO[bytes]) -> None:
@@ -192,9 +192,9 @@ def _check_pickle(pickled: IO[bytes]) -> None:
     """
     names = {str(argument) for opcode, argument, _ in pickletools.genops(pickled) if opcode.name == "GLOBAL"}
     if REBUILDS_DTYPE in names and (dtypes := sorted(filter(_is_dtype, names))):
-        raise UnsupportedDtype(listed(name.replace(" ", ".") for name in dtypes))
+        raise UnsupportedDtype(join_names(name.replace(" ", ".") for name in dtypes))
     if allocating := next(filter(ALLOCATES.fullmatch, names), None):
-        raise Oversized(f"it calls {brief(allocating)}, which can allocate any amount")
+        raise Oversized(f"it calls {truncate(allocating)}, which can allocate any amount")
 
 
 def _is_dtype(name: str) -> bool:
@@ -273,7 +273,7 @@ class _NumberType:
 
     def to_dtype(self) -> np.dtype[Any]:
         if not NUMBER_TYPE.fullmatch(self._name) or self._order not in ("<", ">", "=", "|"):
-            raise ValueError(f"{brief(self._name)} is not a numeric dtype")
+            raise ValueError(f"{truncate(self._name)} is not a numeric dtype")
         order: Any = self._order  # one of the literals of numpy
         return np.dtype(self._name).newbyteorder(order)
 
@@ -331,14 +331,14 @@ def _load_error(path: Path, error: Exception) -> WeightsError:
         return WeightsError(what, path, "save them as float32, float16 or bfloat16")
     if refused := REFUSED.search(message):
         what = (
-            f"the file was refused and none of it was run: it calls {brief(refused[1])}, and a weights file may hold "
-            "only tensors, plain Python values and numpy scalars"
+            f"the file was refused and none of it was run: it calls {truncate(refused[1])}, and a weights file may "
+            "hold only tensors, plain Python values and numpy scalars"
         )
         return WeightsError(what, path, "ask its author to save model.state_dict() with torch.save")
     if isinstance(error, pickle.UnpicklingError):
         message = message.partition("\n\n")[2] or message  # drops the advice to load without weights_only
     reason = next(iter(message.splitlines()), "").split(". ")[0]
-    what = f"the file is not a weights file, or it is damaged or truncated ({type(error).__name__}: {brief(reason)})"
+    what = f"the file is not a weights file, or it is damaged or truncated ({type(error).__name__}: {truncate(reason)})"
     return WeightsError(what, path, "download it again")
 
 
@@ -357,7 +357,7 @@ def _check_is_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) 
         if not (isinstance(key, str) and isinstance(value, Tensor))
     ]
     if foreign:
-        what = f"the file holds no state dict: these entries are not tensors: {listed(foreign)}"
+        what = f"the file holds no state dict: these entries are not tensors: {join_names(foreign)}"
         raise WeightsError(what, path, 'save model.state_dict(), or a dict with it under "state_dict"')
 
 
@@ -365,6 +365,6 @@ def _refuse_repeated_values(state_dict: dict[str, Tensor], path: str | os.PathLi
     """Raise WeightsError for tensors that repeat values with a stride of 0: a copy could have any size."""
     plain = {key: value for key, value in state_dict.items() if value.layout == torch.strided and not value.is_nested}
     if repeated := [key for key, tensor in plain.items() if tensor.nbytes > tensor.untyped_storage().nbytes()]:
-        what = f"the file holds tensors with more values than it stores: {listed(repeated)}"
+        what = f"the file holds tensors with more values than it stores: {join_names(repeated)}"
         remedy = "save contiguous tensors: {key: value.contiguous() for key, value in model.state_dict().items()}"
         raise WeightsError(what, path, remedy)

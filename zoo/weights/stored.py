@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.architectures import ARCHITECTURES, architecture, has_same_tensors
-from zoo.errors import ConfigError, WeightsError, printable, shorten_repr
+from zoo.architectures import ARCHITECTURES, architecture, has_same_tensors, is_external
+from zoo.errors import ConfigError, WeightsError, escape, shorten_repr
 from zoo.models import Network
 from zoo.models.build import build_on_meta, depth_of
 from zoo.models.deeplab import DeepLab
@@ -48,7 +48,7 @@ class StoredWeights:
         Raises WeightsError if the tensors do not match the spec or its number of classes, because a small file must not
         request a large network.
         """
-        source, spec = printable(self.path), self.spec
+        source, spec = escape(self.path), self.spec
         if spec is None:
             return None
         check_same_network(spec, {}, source)  # raises for folded networks
@@ -62,21 +62,49 @@ class StoredWeights:
         try:
             check_fits_spec(self.state_dict, spec, source)
         except ConfigError as error:
-            raise WeightsError(f"{source}: network: {error}; {REMEDY}") from error
+            raise WeightsError(f"{source}: {error}; {REMEDY}") from error
         return spec
 
-    def warn_of_assumptions(self, spec: NetworkSpec, given: Iterable[str], arch: str | None = None) -> None:
-        """Warn about the assumed norm and activation of a file without spec, except for settings in ``given``.
+    def merged(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of the file's network, changed by ``wanted``; only ``wanted`` if the file has no spec.
 
-        ``arch`` is the architecture of the file, by default that of ``spec``.
+        Raises WeightsError as `checked_spec` does, and if ``wanted`` contradicts the file, see `check_same_network`.
+        """
+        stored = self.checked_spec()
+        if stored is None:
+            return dict(wanted)
+        check_same_network(stored, wanted, escape(self.path), "the arguments")
+        return merge(stored.model_dump(), wanted)
+
+    def merged_as_body(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a DeepLab whose body has these weights: norm, activation and stem are the file's.
+
+        ``wanted`` are the settings of the DeepLab, which win. Raises errors as `merged` does, and ConfigError if
+        ``wanted`` is another network.
+        """
+        arch = wanted["arch"]
+        if is_external(arch) or architecture(arch).family != "deeplab":
+            raise ConfigError(f"{arch}: body_weights are for the body of a deeplab_* network; give weights=PATH")
+        stored = self.checked_spec()
+        if stored is None:
+            return dict(wanted)
+        check_same_network(stored, settings_of_body(wanted, stored), escape(self.path), "the arguments")
+        of_body = {key: getattr(stored, key) for key in ("norm", "activation", "activation_param")}
+        stem = {key: value for key, value in stored.options.items() if key == "input_3x3"}
+        return merge(of_body, stem, wanted)
+
+    def warn_of_assumptions(self, spec: NetworkSpec, given: Collection[str]) -> None:
+        """Warn about the norm and activation that ``spec`` assumes for a file without spec, except those in ``given``.
+
+        Nothing is assumed of external networks.
         """
         assumed = [key for key in ("norm", "activation") if key not in given]
-        if self.spec is None and assumed:
+        if self.spec is None and assumed and not spec.is_external:
             settings = ", ".join(f"{key}={getattr(spec, key)!r}" for key in assumed)
             logger.warning(
                 "%s does not describe its network: assuming %s with %s; if it was trained with other settings, name "
                 "its experiment, or pass %s to zoo.get or --%s to zoo convert",
-                printable(self.path), arch or spec.arch, settings, " and ".join(f"{key}=" for key in assumed),
+                escape(self.path), spec.arch, settings, " and ".join(f"{key}=" for key in assumed),
                 " and --".join(assumed),
             )  # fmt: skip
 
@@ -91,7 +119,7 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
     path = Path(path_or_name) if name is None else weights_path(name)
     content = read_checkpoint(path) if name is None else read_published(name)
     state_dict = extract_state_dict(content, path)
-    spec = parse_stored_spec(content, printable(path)) if name is None else published_spec(name)
+    spec = parse_stored_spec(content, escape(path)) if name is None else published_spec(name)
     return StoredWeights(path, state_dict, spec, content)
 
 
@@ -119,8 +147,8 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
     if built_as is not None and stored.spec is not None:
         if built_as.is_external:
             return _load_external(model, built_as, stored, stored.spec, asked_by)
-        check_same_network(stored.spec, _compared(built_as), printable(stored.path), asked_by)
-    return load_state_dict(model, stored.state_dict, source=printable(stored.path))
+        check_same_network(stored.spec, _compared(built_as), escape(stored.path), asked_by)
+    return load_state_dict(model, stored.state_dict, source=escape(stored.path))
 
 
 def _compared(spec: NetworkSpec) -> dict[str, Any]:
@@ -135,7 +163,7 @@ def _load_external(
 
     If the numbers of classes differ, the classifier is determined as the tensors whose shapes differ.
     """
-    source = printable(stored.path)
+    source = escape(stored.path)
     check_same_network(spec, {"arch": built_as.arch}, source, asked_by)
     if spec.num_classes == built_as.num_classes:
         return replace(load_state_dict(model, stored.state_dict, source=source), classifier="loaded")
@@ -160,7 +188,7 @@ def load_body(model: DeepLab, stored: StoredWeights, asked_by: str = ASKED_BY_NE
     The file's classifier is dropped; head and cls keep their values. A `wider_resnet*_a2` accepts the weights of the
     plain form. Raises WeightsError as `load_weights` does, also for a file of another body.
     """
-    source, built_as = printable(stored.path), model.built_as
+    source, built_as = escape(stored.path), model.built_as
     if built_as is not None and stored.spec is not None:
         check_same_network(stored.spec, settings_of_body(_compared(built_as), stored.spec), source, asked_by)
     report = load_state_dict(model.body, stored.state_dict, source=source)

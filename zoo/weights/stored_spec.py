@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 from zoo.architectures import ARCHITECTURES, has_same_tensors, is_external
 from zoo.config import Experiment, parse_experiment
-from zoo.errors import ConfigError, WeightsError, listed, nearest, shorten_repr
+from zoo.errors import ConfigError, WeightsError, join_names, nearest, shorten_repr
 from zoo.section import check_extent, parse_section
 from zoo.spec import STORED_ALONE, WITH_PARAMETER, NetworkSpec, read_earlier_form
 
@@ -65,9 +65,9 @@ def parse_network(network: Mapping[str, Any], source: str) -> NetworkSpec:
     is_own = not is_external(arch)
     missing = [key for key in (*REQUIRED_OF_ALL, *(REQUIRED if is_own else ())) if key not in network]
     if missing:
-        raise WeightsError(f"{source}: network: lacks {listed(missing)}; {REMEDY}")
+        raise WeightsError(f"{source}: network: lacks {join_names(missing)}; {REMEDY}")
     if is_own and isinstance(content["arch"], str) and arch not in ARCHITECTURES:
-        near = listed(nearest(arch[:MAX_SHOWN_NAME], ARCHITECTURES))
+        near = join_names(nearest(arch[:MAX_SHOWN_NAME], ARCHITECTURES))
         raise WeightsError(
             f"{source}: network.arch = {shorten_repr(arch)}: this version has no such network, the nearest names are "
             f"{near}; {REMEDY}"
@@ -132,8 +132,8 @@ def check_same_network(
             "or give the file that it was made from"
         )
     wanted = _flat(wanted)
-    if "arch" in wanted and any(map(is_external, (spec.arch, wanted["arch"]))):
-        wanted = {"arch": wanted["arch"]}
+    if any(map(is_external, (spec.arch, wanted.get("arch", spec.arch)))):
+        wanted = {"arch": wanted.get("arch", spec.arch)}
     stored = {**_default_options(spec.arch), **_flat(spec.model_dump())}
     differences = [
         (key, stored.get(key), value)

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, escape
 from zoo.files import open_regular
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ MAX_MEMBER_BYTES = 1 << 28  # the largest member that is read has 150 MB
 
 def check_md5(file: Path, expected: str) -> None:
     """Raise DataError unless ``file`` can be read and has the md5 ``expected``."""
-    logger.info("checking the md5 of %s", printable(file))
+    logger.info("checking the md5 of %s", escape(file))
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with os.fdopen(open_regular(file), "rb") as opened:

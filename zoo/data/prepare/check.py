@@ -18,7 +18,7 @@ from zoo.data.location import DataPath, require_local
 from zoo.data.prepare.output import ShowProgress
 from zoo.data.reading import decode_as, load_rgb, read_many
 from zoo.data.remote import Unreachable
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, escape
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 
@@ -144,7 +144,7 @@ def _check_class_folders(dataset: ImageFolder, split: Split, workers: int, show_
         one_hot[dataset.source.targets[index]] = 1
         try:
             encoded = dataset.source.read(index)
-            return _Content(decode_as(encoded, printable(dataset.file_name(index)), load_rgb, "an image").size, one_hot)
+            return _Content(decode_as(encoded, escape(dataset.file_name(index)), load_rgb, "an image").size, one_hot)
         except Unreachable:  # every image of the shard would wait and fail in the same way
             raise
         except DataError as error:

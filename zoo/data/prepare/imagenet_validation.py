@@ -13,7 +13,7 @@ from zoo.data.prepare.output import ShowProgress, check_free, complete_folder
 from zoo.errors import DataError
 
 IMAGE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
-TRUTH = "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
+GROUND_TRUTH = "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ def _wnids_of_images(devkit: Path, release: ImageNetRelease) -> list[str]:
     """Return the wnid of each validation image, in the order of their numbers."""
     known = ilsvrc2012_wnids()
     wnid_of = {str(number): wnid for number, wnid in enumerate(known, start=1)}
-    numbers = read_all(devkit, [TRUTH])[TRUTH].decode("ascii", errors="replace").split()
+    numbers = read_all(devkit, [GROUND_TRUTH])[GROUND_TRUTH].decode("ascii", errors="replace").split()
     wnids = [wnid_of.get(number, "") for number in numbers]
     if Counter(wnids) != dict.fromkeys(known, release.per_class):
-        what = f"{TRUTH} does not list {release.per_class} images of each class"
+        what = f"{GROUND_TRUTH} does not list {release.per_class} images of each class"
         raise DataError(what, devkit, DOWNLOAD_AGAIN)
     return wnids
 

@@ -23,20 +23,21 @@ from torch import Tensor
 from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
 from zoo.data.reading import naming
 from zoo.data.scan import check_filled
-from zoo.errors import DataError, ZooError, brief, listed, printable
+from zoo.data.seeding import windowed_permutation
+from zoo.errors import DataError, ZooError, escape, join_names, truncate
 from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_list_of
 
 logger = logging.getLogger(__name__)
 
 SPLITS = {"train": ("train",), "val": ("val", "validation")}  # Hugging Face's names
 # The number of a file and the number of files, followed by a hash in older data sets.
-OF_SEVERAL = re.compile(r"-\d{5}-of-(\d{5})(?:-\w+)?\.parquet")
+NUMBERED_FILE = re.compile(r"-\d{5}-of-(\d{5})(?:-\w+)?\.parquet")
 CACHE_BYTES = 256 * 2**20  # size of the images of row groups that are kept in memory
 MAX_GROUP_BYTES = 2**30
 BATCH_ROWS = 64  # decompressed at a time
 MAX_OTHER_NAMES = 10  # class names unknown to ImageNet; Hugging Face has one, "crane2"
-OF_WORDNET = {"crane bird": "crane", "maillot tank suit": "maillot, tank suit"}  # torchvision's own names
-REMEDY = "download it again, or create it anew"
+WORDNET_NAMES = {"crane bird": "crane", "maillot tank suit": "maillot, tank suit"}  # torchvision's own names
+REMEDY = "download it again, or recreate it"
 
 
 class _Group(NamedTuple):
@@ -84,7 +85,7 @@ class ParquetImages:
 
     def read(self, index: int) -> bytes:
         """Return the encoded image ``index``; Unreadable if the row has none."""
-        with naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
+        with naming(escape(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
             group = int(np.searchsorted(self._ends, index, side="right"))
             image = self._load(group)[index - int(self._ends[group])]  # counted from the end of the group
             if not image.is_valid:
@@ -95,17 +96,15 @@ class ParquetImages:
             return bytes(encoded)
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
-        """Return a random permutation of the images, (n,) int64, that decompresses each row group once.
+        """Return a random order of the images, (n,) int64, that decompresses each row group once.
 
-        Row groups are shuffled, and then the images within each ``window`` of consecutive row groups, by default as
-        many as fit into `CACHE_BYTES`.
+        It needs ``window`` row groups at a time, by default as many as fit into `CACHE_BYTES`.
         """
         largest = max(1, *(group.num_bytes for group in self._groups))
         window = window or max(1, CACHE_BYTES // largest)
         rows = torch.from_numpy(np.diff(self._ends, prepend=0))
-        windows = torch.randperm(len(rows), generator=generator).repeat_interleave(rows) // window
-        shuffled = torch.randperm(len(windows), generator=generator)
-        return shuffled[windows[shuffled].argsort(stable=True)]
+        groups = torch.arange(len(rows)).repeat_interleave(rows)
+        return windowed_permutation(groups, len(rows), window, generator)
 
     def _load(self, number: int) -> Any:
         """Return the images of a row group, a pyarrow array, and evict the least recently used row groups."""
@@ -135,7 +134,7 @@ def parquet_files(root: Path) -> list[Path]:
     found = [files for files in found if files]
     firsts = [path for files in found for path in (_first_of_sets(files) or files[:1])]
     if len(firsts) > 1:
-        what = f"there are several sets of Parquet files: {listed(firsts)}"
+        what = f"there are several sets of Parquet files: {join_names(firsts)}"
         raise DataError(what, root.parent, "keep one of them, as they may hold the same images")
     return found[0] if found else []
 
@@ -147,7 +146,7 @@ def as_imagenet_wnids(names: Sequence[str]) -> Sequence[str]:
     ImageNet are in another order, or if two classes have the same name.
     """
     if len(names) == NUM_CLASSES:
-        known = [OF_WORDNET.get(name, name) for name in imagenet_names()]
+        known = [WORDNET_NAMES.get(name, name) for name in imagenet_names()]
         first = [name.split(",")[0].strip() for name in names]
         others = [first[number] for number in range(len(names)) if known[number] not in (first[number], names[number])]
         if len(others) <= MAX_OTHER_NAMES and set(known).isdisjoint(others):
@@ -155,7 +154,7 @@ def as_imagenet_wnids(names: Sequence[str]) -> Sequence[str]:
         if sum(name in known for name in first) > NUM_CLASSES // 2:
             raise DataError("the names of the classes are ImageNet's, but are not in the order of their wnids")
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise DataError(f"several classes have the same name: {listed(twice)}")
+        raise DataError(f"several classes have the same name: {join_names(twice)}")
     return names
 
 
@@ -222,7 +221,7 @@ def _read_file(path: Path, groups: list[_Group], targets: list[int], names: list
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:  # pyarrow raises OSError, ValueError, KeyError, NotImplementedError and more
-        reason = brief(" ".join(str(error).split())) or type(error).__name__
+        reason = truncate(" ".join(str(error).split())) or type(error).__name__
         raise DataError(f"the Parquet file cannot be read: {reason}", path, REMEDY) from error
     return classes
 
@@ -237,9 +236,11 @@ def _check_columns(schema: Any) -> None:
     if image is not None and types.is_struct(image) and image.get_field_index("bytes") >= 0:
         content = image.field("bytes").type
     if content is None or not (types.is_binary(content) or types.is_large_binary(content)):
-        raise DataError(f"column image is {brief(image)}, not a struct of bytes and path; columns: {listed(kinds)}")
+        raise DataError(
+            f"column image is {truncate(image)}, not a struct of bytes and path; columns: {join_names(kinds)}"
+        )
     if label is None or not types.is_integer(label):
-        raise DataError(f"column label is {brief(label)}, not whole numbers; columns: {listed(kinds)}")
+        raise DataError(f"column label is {truncate(label)}, not whole numbers; columns: {join_names(kinds)}")
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> list[str] | None:
@@ -273,7 +274,7 @@ def _first_of_sets(files: Sequence[Path]) -> list[Path]:
     firsts: dict[tuple[str, str, int], Path] = {}
     seen: Counter[str] = Counter()
     for path in files:
-        if match := OF_SEVERAL.search(path.name):
+        if match := NUMBERED_FILE.search(path.name):
             part = path.name[: match.end(1)]
             firsts.setdefault((path.name[: match.start()], match[1], seen[part]), path)
             seen[part] += 1
@@ -282,9 +283,9 @@ def _first_of_sets(files: Sequence[Path]) -> list[Path]:
 
 def _warn_of_missing(files: Sequence[Path]) -> None:
     """Log a warning if numbered files are missing."""
-    matches = [match for path in files if (match := OF_SEVERAL.search(path.name))]
+    matches = [match for path in files if (match := NUMBERED_FILE.search(path.name))]
     if matches and len(matches) != int(matches[0][1]):
         logger.warning(
             "%d of %d Parquet files are missing; %s: download them unless they are intentionally missing",
-            int(matches[0][1]) - len(matches), int(matches[0][1]), printable(files[0].parent),
+            int(matches[0][1]) - len(matches), int(matches[0][1]), escape(files[0].parent),
         )  # fmt: skip

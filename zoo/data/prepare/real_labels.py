@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from zoo.data.imagenet import NUM_CLASSES, imagenet_wnids
 from zoo.data.prepare.validation_set import NUM_IMAGES, validation_number
 from zoo.data.reading import read_bytes
-from zoo.errors import DataError, brief
+from zoo.errors import DataError, truncate
 
 _REMEDY = "give real.json of https://github.com/google-research/reassessed-imagenet"
 _CONTENT = TypeAdapter(list[list[Annotated[int, Field(ge=0, lt=NUM_CLASSES)]]])
@@ -31,7 +31,7 @@ def read_real_labels(path: Path) -> list[frozenset[int]]:
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join([" ", *(f"[{index}]" for index in first["loc"])]).rstrip()
-        what = f"these are not the labels of ImageNet-ReaL: {brief(first['msg'])}{place}"
+        what = f"these are not the labels of ImageNet-ReaL: {truncate(first['msg'])}{place}"
         raise DataError(what, path, _REMEDY) from error
     if len(labels) != NUM_IMAGES:
         what = f"there are labels of {len(labels):,} images, not of the {NUM_IMAGES:,} of ImageNet's validation set"
@@ -51,11 +51,11 @@ def real_labels_of(targets: Mapping[str, int | None], labels: Sequence[frozenset
         number = validation_number(os.fsencode(path))
         if number is None or not 1 <= number <= len(labels):
             names = f"ILSVRC2012_val_00000001 to ILSVRC2012_val_{NUM_IMAGES:08}"
-            what = f"{brief(path)} is not an image of ImageNet's validation set, {names}"
+            what = f"{truncate(path)} is not an image of ImageNet's validation set, {names}"
             raise DataError(what, "predictions", "ImageNet-ReaL has labels for these images only")
         folder = os.path.basename(os.path.dirname(path))
         if wnids.get(folder, target) != target:
-            what = f"{brief(path)} was scored as class {target}, but {folder} is class {wnids[folder]} of ImageNet"
+            what = f"{truncate(path)} was scored as class {target}, but {folder} is class {wnids[folder]} of ImageNet"
             remedy = "give those of a network whose outputs are the classes of ImageNet in their order"
             raise DataError(what, "predictions", remedy)
         found[path] = labels[number - 1]

@@ -29,19 +29,19 @@ from zoo.errors import VerificationError
 SCENES_NAME = "fashion-scenes"
 SCENE_CLASSES = ("ground", *CLASSES)
 NUM_SCENES = {"train": 1200, "val": 200}
-NUM_ALONE = {"train": 400, "val": 100}  # per class: all images of the sample
+NUM_GARMENTS = {"train": 400, "val": 100}  # per class: all images of the sample
 SIDE_PX = 96
 GARMENT_PX = (38, 48)
 MAX_GARMENTS = 5
-ALONE = "garments"  # the folder of the garments alone
-ALONE_PX = 48
-TRIES = 4  # random positions per garment, of which the one that occludes least is used
+GARMENTS_DIR = "garments"  # folder of the images of single garments
+GARMENT_SIDE_PX = 48
+NUM_POSITIONS = 4  # random positions per garment, of which the one that occludes least is used
 PIXELS_SHA256 = "c2f96f9b014cbf21d298cba3055777499c69d31cd5e744dc23b867650ff4e952"
 
-DARKEN = 110  # largest value of the ground
-SILHOUETTE = 24  # gray values above it belong to the garment, those below to its soft edges
-DARKEST = 80  # value of black parts of a garment, so that they keep its color
-PALEST = 160  # smallest value of a color, so that textures are visible in all channels
+MAX_GROUND_VALUE = 110  # largest value of the ground
+SILHOUETTE_THRESHOLD = 24  # gray values above it belong to the garment, those below to its soft edges
+MIN_GARMENT_VALUE = 80  # value of black parts of a garment, so that they keep its color
+MIN_COLOR_VALUE = 160  # smallest value of a color, so that textures are visible in all channels
 
 # Colors of the classes in the label maps, which are palette images.
 PALETTE = (
@@ -63,7 +63,7 @@ def unpack_scenes(cache: Path | None = None) -> Path:
     The layout is "folders" of `zoo.data.label_maps`, with classes.txt. Its folder garments/ has class folders in train/
     and val/, with images of 48 x 48 px of one garment each. Raises DataError if the folder cannot be written.
     """
-    return cached_folder(SCENES_NAME, _build, f"{PIXELS_SHA256} of {NUM_SCENES} and {NUM_ALONE}".encode(), cache)
+    return cached_folder(SCENES_NAME, _build, f"{PIXELS_SHA256} of {NUM_SCENES} and {NUM_GARMENTS}".encode(), cache)
 
 
 def scenes(split: str) -> Iterator[Scene]:
@@ -72,20 +72,21 @@ def scenes(split: str) -> Iterator[Scene]:
         garments = archive[split]
     silhouettes: dict[tuple[int, int], np.ndarray] = {}
     for index in range(NUM_SCENES[split]):
-        yield _compose(garments, index % len(garments), silhouettes, _Dice(f"{split} {index}"))
+        yield _compose(garments, index % len(garments), silhouettes, _HashRng(f"{split} {index}"))
 
 
-def garments_alone(split: str) -> Iterator[tuple[int, np.ndarray]]:
+def single_garments(split: str) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the class, from 0, and an image (48, 48, 3) uint8 of each garment of ``split``, in order."""
     with np.load(ARCHIVE, allow_pickle=False) as archive:
         garments = archive[split]
     for number, of_class in enumerate(garments):
-        for index, garment in enumerate(of_class[: NUM_ALONE[split]]):
-            dice = _Dice(f"{split} {number} {index} alone")
-            image, classes = _ground(dice, ALONE_PX), np.zeros((ALONE_PX, ALONE_PX), dtype=np.uint8)
-            side = dice.between(GARMENT_PX[0], ALONE_PX)
-            place = dice.between(0, ALONE_PX - side), dice.between(0, ALONE_PX - side)
-            _paint(image, classes, garment, _silhouette(garment), number + 1, side, *place, _color(dice))
+        for index, garment in enumerate(of_class[: NUM_GARMENTS[split]]):
+            rng = _HashRng(f"{split} {number} {index} alone")
+            image = _ground(rng, GARMENT_SIDE_PX)
+            classes = np.zeros((GARMENT_SIDE_PX, GARMENT_SIDE_PX), dtype=np.uint8)
+            side = rng.between(GARMENT_PX[0], GARMENT_SIDE_PX)
+            place = rng.between(0, GARMENT_SIDE_PX - side), rng.between(0, GARMENT_SIDE_PX - side)
+            _paint(image, classes, garment, _silhouette(garment), number + 1, side, *place, _color(rng))
             yield number, image.astype(np.uint8)
 
 
@@ -101,11 +102,11 @@ def _build(tree: Path) -> None:
             label_map.putpalette([value for color in PALETTE for value in color])
             label_map.save(tree / split / "labels" / f"{index:04}.png")
         for name in CLASSES:
-            (tree / ALONE / split / name).mkdir(parents=True)
-        for position, (number, image) in enumerate(garments_alone(split)):
+            (tree / GARMENTS_DIR / split / name).mkdir(parents=True)
+        for position, (number, image) in enumerate(single_garments(split)):
             digest.update(image.tobytes())
-            file = f"{position % NUM_ALONE[split]:03}.png"  # sorted by class, equally many of each
-            Image.fromarray(image).save(tree / ALONE / split / CLASSES[number] / file)
+            file = f"{position % NUM_GARMENTS[split]:03}.png"  # sorted by class, equally many of each
+            Image.fromarray(image).save(tree / GARMENTS_DIR / split / CLASSES[number] / file)
     if digest.hexdigest() != PIXELS_SHA256:
         what = f"the pixels of the scenes are wrong: sha256 {digest.hexdigest()}, expected {PIXELS_SHA256}"
         raise VerificationError(what, "zoo/data/prepare/scenes.py", "reinstall zoo")
@@ -113,7 +114,7 @@ def _build(tree: Path) -> None:
     shutil.copyfile(LICENSE, tree / LICENSE.name)
 
 
-class _Dice:
+class _HashRng:
     """A generator of random integers, seeded by a text."""
 
     def __init__(self, text: str) -> None:
@@ -141,33 +142,33 @@ class _Dice:
         return self._bytes[self._used - count : self._used]
 
 
-def _compose(garments: np.ndarray, number: int, silhouettes: dict[tuple[int, int], np.ndarray], dice: _Dice) -> Scene:
+def _compose(garments: np.ndarray, number: int, silhouettes: dict[tuple[int, int], np.ndarray], rng: _HashRng) -> Scene:
     """Return a random scene of the ``garments`` (class, image, 28, 28) of class ``number``."""
-    image, classes = _ground(dice, SIDE_PX), np.zeros((SIDE_PX, SIDE_PX), dtype=np.uint8)
-    for _ in range(max(dice.between(1, MAX_GARMENTS), dice.between(1, MAX_GARMENTS))):
-        key = number, dice.below(garments.shape[1])
+    image, classes = _ground(rng, SIDE_PX), np.zeros((SIDE_PX, SIDE_PX), dtype=np.uint8)
+    for _ in range(max(rng.between(1, MAX_GARMENTS), rng.between(1, MAX_GARMENTS))):
+        key = number, rng.below(garments.shape[1])
         if key not in silhouettes:
             silhouettes[key] = _silhouette(garments[key])
-        side = dice.between(*GARMENT_PX)
-        places = [(dice.between(0, SIDE_PX - side), dice.between(0, SIDE_PX - side)) for _ in range(TRIES)]
+        side = rng.between(*GARMENT_PX)
+        places = [(rng.between(0, SIDE_PX - side), rng.between(0, SIDE_PX - side)) for _ in range(NUM_POSITIONS)]
         top, left = min(
             places, key=lambda place: np.count_nonzero(classes[place[0] : place[0] + side, place[1] : place[1] + side])
         )
-        _paint(image, classes, garments[key], silhouettes[key], key[0] + 1, side, top, left, _color(dice))
+        _paint(image, classes, garments[key], silhouettes[key], key[0] + 1, side, top, left, _color(rng))
     return Scene(image.astype(np.uint8), classes)
 
 
-def _color(dice: _Dice) -> np.ndarray:
-    """Return a random pale color: three numbers from `PALEST` to 255."""
-    return PALEST + dice.array(3) * (255 - PALEST) // 255
+def _color(rng: _HashRng) -> np.ndarray:
+    """Return a random pale color: three numbers from `MIN_COLOR_VALUE` to 255."""
+    return MIN_COLOR_VALUE + rng.array(3) * (255 - MIN_COLOR_VALUE) // 255
 
 
-def _ground(dice: _Dice, side: int) -> np.ndarray:
+def _ground(rng: _HashRng, side: int) -> np.ndarray:
     """Return a ground (side, side, 3), int64, of soft patches in two dark colors, with per-pixel noise."""
-    first, second = dice.array(2, 3)
-    patches = _scaled(dice.array(*[dice.between(3, 12)] * 2), side)[..., None]
-    noise = dice.array(side, side, 1) * dice.between(0, 48) // 255
-    return np.clip((first * patches + second * (255 - patches)) // 255 + noise - 16, 0, 255) * DARKEN // 255
+    first, second = rng.array(2, 3)
+    patches = _scaled(rng.array(*[rng.between(3, 12)] * 2), side)[..., None]
+    noise = rng.array(side, side, 1) * rng.between(0, 48) // 255
+    return np.clip((first * patches + second * (255 - patches)) // 255 + noise - 16, 0, 255) * MAX_GROUND_VALUE // 255
 
 
 def _paint(
@@ -185,14 +186,14 @@ def _paint(
     part = tuple(slice(max(0, -start), min(side, len(image) - start)) for start in (top, left))
     place = tuple(slice(max(0, start), min(len(image), start + side)) for start in (top, left))
     covered = _scaled(silhouette * 255, side)[part] >= 128
-    shade = DARKEST + _scaled(garment.astype(np.int64), side)[part] * (255 - DARKEST) // 255
+    shade = MIN_GARMENT_VALUE + _scaled(garment.astype(np.int64), side)[part] * (255 - MIN_GARMENT_VALUE) // 255
     image[place][covered] = (shade[..., None] * color // 255)[covered]
     classes[place][covered] = number
 
 
 def _silhouette(garment: np.ndarray) -> np.ndarray:
     """Return the mask of a garment (28, 28), 0 or 1: all pixels not connected to the border by dark pixels."""
-    dark = np.pad(garment <= SILHOUETTE, 1, constant_values=True)
+    dark = np.pad(garment <= SILHOUETTE_THRESHOLD, 1, constant_values=True)
     outside = np.zeros_like(dark)
     outside[0, 0] = True
     while True:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zoo.data.imagenet import NUM_CLASSES
 from zoo.data.scan import Scan, scan_folder
-from zoo.errors import DataError, listed
+from zoo.errors import DataError, join_names
 
 NUM_IMAGES = 50_000
 CLASS_NAME = re.compile(r"n\d{8}")
@@ -88,7 +88,7 @@ def _difference(scan: Scan) -> str | None:
         return f"it has {sizes[0]:,} images in {sizes[1]:,} classes, not {NUM_IMAGES:,} in {NUM_CLASSES:,}"
     strange = [name for name in scan.classes if not CLASS_NAME.fullmatch(name)]
     if strange:
-        return f"class folders are not named like n01440764: {listed(strange, 3)}"
+        return f"class folders are not named like n01440764: {join_names(strange, 3)}"
     if set(Counter(scan.targets).values()) != {NUM_IMAGES // NUM_CLASSES}:
         return f"not every class has {NUM_IMAGES // NUM_CLASSES} images"
     if set(map(validation_number, scan.names)) != set(range(1, NUM_IMAGES + 1)):

@@ -17,7 +17,7 @@ from zoo.data.prepare.parquet import ParquetImages, parquet_files
 from zoo.data.reading import EXTENSIONS, extension_of, naming
 from zoo.data.shards import CLASSES, COVERS_LABELS, SUFFIX, ImagePosition, checksum, index_content, padded, shard_files
 from zoo.data.source import Source
-from zoo.errors import printable
+from zoo.errors import escape
 
 
 def open_shardable(root: Path, allow_empty_classes: bool = False) -> Source:
@@ -67,7 +67,7 @@ def _write_shard(file: io.BufferedWriter, source: Source, chosen: Sequence[int],
             name = os.fsdecode(source.names[index])
             extension = os.path.splitext(name)[1].lower()
             if extension not in EXTENSIONS:  # rows of Parquet files may have no file name
-                with naming(printable(os.path.join(source.root, name)), "an image"):
+                with naming(escape(os.path.join(source.root, name)), "an image"):
                     extension = extension_of(encoded)
             _add(tar, key + extension, encoded)
             # The content of the last member is at the end of the file, padded to whole blocks.

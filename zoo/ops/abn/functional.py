@@ -12,13 +12,7 @@ from torch import Tensor
 from zoo.ops.abn.autograd import ActivatedBatchNorm, EagerBatchNorm, TrainingBatchNorm
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import NormSettings
-from zoo.ops.abn.statistics import (
-    Statistics,
-    check_input,
-    check_num_values,
-    take_statistics,
-    values_per_channel,
-)
+from zoo.ops.abn.statistics import Statistics, check_input, check_num_values, take_statistics
 from zoo.ops.context import can_work_in_place, is_eager
 from zoo.torch_internals import is_alias_of
 
@@ -79,10 +73,8 @@ def inplace_abn(
     known = isinstance(momentum, (int, float)) and (num_batches is None or num_batches.dtype == torch.int64)
     if forward_ is not None and running_mean is not None and running_var is not None and known and is_eager():
         check_input(x, [weight, bias, running_mean, running_var])
-        num_values = values_per_channel(x)
-        check_num_values(x, num_values)
         tracking = running_mean, running_var, num_batches, momentum
-        return TrainingBatchNorm.apply(x, shortcut, weight, bias, settings, *tracking, num_values, forward_)
+        return TrainingBatchNorm.apply(x, shortcut, weight, bias, settings, *tracking, check_num_values(x), forward_)
     statistics = take_statistics(x, weight, bias, running_mean, running_var, training, momentum, num_batches, group)
     return normalize(x, statistics, settings, inplace, shortcut)
 

@@ -132,6 +132,12 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def new_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two uninitialized vectors with a value per channel of x, in the accumulation dtype."""
+    dtype = accumulate_dtype(x.dtype)
+    return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)
+
+
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
+from zoo.ops.abn.kernels import Means, NormSettings, new_vectors
 
 backward = None
 track_statistics = None
@@ -25,7 +25,7 @@ def unavailable_reason() -> None:
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance, shape (C,)."""
-    return _vector(x), _vector(x)
+    return new_vectors(x)
 
 
 def apply(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> Tensor:
@@ -41,7 +41,7 @@ def backward_reduce(
     z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the two sums, shape (C,)."""
-    return _vector(z), _vector(z)
+    return new_vectors(z)
 
 
 def backward_apply(
@@ -49,7 +49,3 @@ def backward_apply(
 ) -> tuple[Tensor, Tensor | None]:
     """Return dL/dx and, with a shortcut, dL/dshortcut."""
     return torch.empty_like(z), None if shortcut is None else torch.empty_like(z)
-
-
-def _vector(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[1], dtype=accumulate_dtype(x.dtype))

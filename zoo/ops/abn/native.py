@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
+from zoo.ops.abn.kernels import Means, NormSettings, new_vectors
 from zoo.ops.operators import TAGS
 from zoo.torch_internals import has_kernel
 
@@ -207,25 +207,20 @@ def new_like(x: Tensor) -> Tensor:
     return torch.empty_like(x) if native else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _new_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
-    first, second = (x.new_empty(x.shape[1], dtype=accumulate_dtype(x.dtype)) for _ in range(2))
-    return first, second
-
-
 if _reason is None:  # the fake kernels, for torch.compile and meta tensors
     _register = torch.library.register_fake
-    _register("zoo::abn_statistics", _new_vectors)
+    _register("zoo::abn_statistics", new_vectors)
     _register("zoo::abn_apply", lambda x, *_: new_like(x))
     _register("zoo::abn_apply_", lambda *_: None)
-    _register("zoo::abn_backward_reduce", lambda z, *_: _new_vectors(z))
+    _register("zoo::abn_backward_reduce", lambda z, *_: new_vectors(z))
     _register("zoo::abn_backward_apply", lambda z, *_: new_like(z))
     _register("zoo::abn_backward_apply_shortcut", lambda z, *_: (new_like(z), new_like(z)))
-    _register("zoo::abn_backward", lambda z, *_: (new_like(z), *_new_vectors(z)))
-    _register("zoo::abn_track_statistics", lambda x, *_: _new_vectors(x))
-    _register("zoo::abn_train_", lambda x, *_: _new_vectors(x)[1])
+    _register("zoo::abn_backward", lambda z, *_: (new_like(z), *new_vectors(z)))
+    _register("zoo::abn_track_statistics", lambda x, *_: new_vectors(x))
+    _register("zoo::abn_train_", lambda x, *_: new_vectors(x)[1])
     _register("zoo::norm_act", lambda x, *_: new_like(x))
     _register("zoo::norm_act_into", lambda *_: None)
-    _register("zoo::norm_act_backward", lambda x, *_: (new_like(x), *_new_vectors(x)))
+    _register("zoo::norm_act_backward", lambda x, *_: (new_like(x), *new_vectors(x)))
     _register("zoo::line", lambda x, *_: new_like(x))
     _register("zoo::max_pool2d_into", lambda *_: None)
     _register("zoo::max_pool2d_backward_into", lambda *_: None)

@@ -91,14 +91,15 @@ def check_input(x: Tensor, vectors: list[Tensor | None]) -> None:
             )
 
 
-def check_num_values(x: Tensor, num_values: int | None = None) -> None:
-    """Raise ValueError for fewer than two values per channel; ``num_values`` defaults to that of x."""
+def check_num_values(x: Tensor, num_values: int | None = None) -> int:
+    """Return the number of values per channel, by default that of x; raise ValueError if it is less than two."""
     num_values = values_per_channel(x) if num_values is None else num_values
     if num_values < 2:
         raise ValueError(
             f"batch statistics need more than 1 value per channel, got {num_values} with an input of shape "
             f"{tuple(x.shape)}; use a larger batch, or evaluation mode"
         )
+    return num_values
 
 
 def values_per_channel(x: Tensor) -> int:

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype, laid_out
+from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype, laid_out, new_vectors
+from zoo.ops.context import is_intercepted
 from zoo.ops.operators import operator
-from zoo.torch_internals import are_transforms_active, num_dispatch_modes
 
 TILE = 2048
 WARPS = 4
@@ -130,12 +130,11 @@ def backward_apply(
 
 
 def _function_or_operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the operator, or in plain eager mode the function behind it, which avoids the dispatcher.
+    """Return the operator where it has to be seen (`is_intercepted`), otherwise the function behind it.
 
-    torch.compile, transforms and dispatch modes need the operator.
+    The function avoids the dispatcher.
     """
-    watched = torch.compiler.is_compiling() or num_dispatch_modes() > 0 or are_transforms_active()
-    return getattr(torch.ops.zoo_triton, name).default if watched else function
+    return getattr(torch.ops.zoo_triton, name).default if is_intercepted() else function
 
 
 # The last arguments of the operators: the shortcut and the fields of NormSettings.
@@ -143,31 +142,26 @@ SETTINGS = "Tensor? shortcut, Tensor? weight, Tensor? bias, float eps, str activ
 _operator = functools.partial(operator, torch.library.Library("zoo_triton", "FRAGMENT"))
 
 
-def _two_vectors(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    dtype = accumulate_dtype(x.dtype)
-    return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)
-
-
 def _like_shortcut(z: Tensor, shortcut: Tensor | None) -> Tensor:
     """Return an uninitialized tensor for the gradient of the shortcut, empty without a shortcut."""
     return z.new_empty(0) if shortcut is None else torch.empty_like(z)
 
 
-@_operator("statistics(Tensor x) -> (Tensor, Tensor)", _two_vectors)
+@_operator("statistics(Tensor x) -> (Tensor, Tensor)", new_vectors)
 def _run_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    mean, var = _two_vectors(x)
+    mean, var = new_vectors(x)
     _launch_statistics(x, mean, var)
     return mean, var
 
 
 @_operator(
     "track_statistics(Tensor x, Tensor(a!) running_mean, Tensor(b!) running_var, float momentum) -> (Tensor, Tensor)",
-    _two_vectors,
+    lambda x, *_: new_vectors(x),
 )
 def _run_track_statistics(
     x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
 ) -> tuple[Tensor, Tensor]:
-    mean, var = _two_vectors(x)
+    mean, var = new_vectors(x)
     _launch_statistics(x, mean, var, running=(running_mean, running_var), momentum=momentum)
     return mean, var
 
