@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -558,6 +559,99 @@ def test_the_limit_of_compilations_of_a_function_is_raised_and_restored():
 def test_the_compiler_is_not_imported_before_it_is_needed():
     command = "import sys, zoo.torch_internals; sys.exit('torch._dynamo' in sys.modules)"
     subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=True)
+
+
+# Graphs
+
+
+def _joint_graph(partition: Callable[..., Any]) -> None:
+    """Trace and partition forward and backward of a module with an in-place norm of running statistics and dropout."""
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+    backend = internals.aot_backend(lambda graph, inputs: internals.boxed(graph), partition)
+    torch.compile(model, backend=backend)(torch.randn(2, 3, 5, 5)).sum().backward()
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_joint_graphs_tell_forward_from_backward_and_are_split_between_them():
+    seen = []
+
+    def partition(joint: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
+        nodes = list(joint.graph.nodes)
+        forward = [node for node in nodes if internals.is_forward_node(node)]
+        (tangent,) = filter(internals.is_tangent_node, nodes)
+        backward = nodes[1 + nodes.index(forward[-1]) : -1]
+            writes = torch.ops.aten.copy_.default  # of running statistics, at the end of forward
+        calls = [node for node in backward if node.op == "call_function" and node.target is not writes]
+        assert all(node.meta[key] == value for node in calls for key, value in internals.BACKWARD_TAG.items())
+        (norm,) = (node for node in forward if node.target is internals.BATCH_NORM)
+        assert [bool(each) for each in norm.args[5:6]] == [True]
+        assert isinstance(norm.target, internals.OperatorOverload)
+        first, second = internals.default_partition(joint, inputs, **options)
+        assert norm.name in {node.name for node in first.graph.nodes}
+        assert tangent.name in {node.name for node in second.graph.nodes}
+        seen.append(norm)
+        return first, second
+
+    _joint_graph(partition)
+    assert len(seen) == 1
+
+
+@pytest.mark.slow
+def test_backward_is_traced_without_autocast():
+    graphs = []
+
+    def run(graph: Any, inputs: Any) -> Any:
+        graphs.append([node.target for node in graph.graph.nodes])
+        return internals.boxed(graph)
+
+    torch.compiler.reset()
+    function = torch.compile(
+        lambda x, y: (x @ y).sum(), backend=internals.aot_backend(run, internals.default_partition)
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        out = function(torch.randn(3, 3, requires_grad=True), torch.randn(3, 3))
+    out.backward()
+    assert internals.CAST in graphs[0]
+    torch.compiler.reset()
+
+
+def test_a_boxed_graph_frees_its_inputs():
+    graph = internals.boxed(torch.fx.symbolic_trace(lambda x: (x + 1,)))
+    inputs = [torch.ones(2)]
+    assert torch.equal(graph(inputs)[0], torch.full((2,), 2.0))
+    assert inputs == []
+
+
+def test_the_hint_of_a_number_is_the_number():
+    assert internals.size_hint(7) == 7
+
+
+def test_a_compiled_module_can_be_called_uncompiled_and_be_restored():
+    module = nn.Linear(2, 2)
+    module.compile(backend=lambda graph, inputs: pytest.fail("compiled"))
+    assert internals.is_compiled(module)
+    x = torch.ones(1, 2)
+    expected = nn.functional.linear(x, module.weight, module.bias)
+    assert torch.equal(internals.call_uncompiled(module, x), expected)
+    internals.set_uncompiled(module)
+    assert not internals.is_compiled(module)
+    assert torch.equal(module(x), expected)
+
+
+@pytest.mark.slow
+def test_a_restart_of_tracing_is_told_from_other_errors():
+    assert issubclass(torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.RestartAnalysis)
+    assert internals.restarts_tracing(torch._dynamo.exc.TensorifyScalarRestartAnalysis())
+    assert not internals.restarts_tracing(RuntimeError())
+
+
+def test_a_norm_of_the_batch_has_the_bits_of_a_training_norm():
+    x, weight, bias = torch.randn(4, 3, 5, 5), torch.randn(3), torch.randn(3)
+    ours = internals.BATCH_NORM_OF_BATCH(x, weight, bias, True, 0.1, 1e-5)
+    truth = torch.ops.aten.native_batch_norm(x, weight, bias, None, None, True, 0.1, 1e-5)
+    assert all(map(torch.equal, ours, truth))
 
 
 # No other file

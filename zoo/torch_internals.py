@@ -286,6 +286,9 @@ def inductor_partitioner(partition: Callable[..., tuple[Any, Any]], *sources: st
         def uuid(self) -> Any:
             return get_hash_for_files(sources, key)
 
+        def __reduce__(self) -> Any:  # for cache keys
+            return functools.partial(inductor_partitioner, key=key), (partition, *sources)
+
     return Partitioner()
 
 
@@ -304,6 +307,19 @@ def recompile_limit(limit: int, accumulated: int) -> AbstractContextManager[Any]
 
 
 # Graphs
+
+#: The class of operators such as `torch.ops.aten.add.Tensor`.
+OperatorOverload: Any = torch._ops.OpOverload
+
+#: The operator for `Tensor.to` that always copies: (x, dtype=...) -> a copy.
+CAST = torch.ops.aten._to_copy.default
+
+#: Batch norms of functionalized graphs: (x, weight, bias, running mean, running var, training, momentum, eps) -> (out,
+#: mean, invstd, new running mean, new running var).
+BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
+
+#: The same without running statistics: (x, weight, bias, training, momentum, eps) -> (out, mean, invstd).
+BATCH_NORM_OF_BATCH = torch.ops.aten._native_batch_norm_legit.no_stats
 
 #: The entries of a node's ``meta`` by which torch's partitioners and compilers recognize a node of backward.
 BACKWARD_TAG = {"partitioner_tag": "is_backward", "autograd_backward": True}

@@ -15,16 +15,7 @@ anyway or are smaller. Backward recomputes it with the same kernels, so that gra
 - ``memory_report``, ``memory_use``: what a network holds between forward and backward.
 """
 
-from typing import Any
-
+from zoo.remat.capture import inductor_options
 from zoo.remat.rematerializer import Rematerializer
 
 __all__ = ["Rematerializer", "inductor_options"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "inductor_options":  # imported late, as FX takes time to import
-        from zoo.remat.capture import inductor_options
-
-        return inductor_options
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,7 +22,7 @@ from zoo.remat.budget import Budget
 from zoo.remat.joint_graph import Node, is_node, partition
 from zoo.remat.operations import IN_PLACE, LINE_DTYPES, line_is_exact
 from zoo.remat.rematerializer import Rematerializer
-from zoo.torch_internals import aot_backend, boxed, inductor_partitioner, restarts_tracing, schema_of
+from zoo.torch_internals import OperatorOverload, aot_backend, boxed, inductor_partitioner, restarts_tracing, schema_of
 
 logger = logging.getLogger("zoo")
 
@@ -73,7 +73,7 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
     Args:
     - `budget`: the budget of `zoo.lean`; a limit in bytes holds for each graph.
     """
-    rule = partial(partition, budget=Budget.parse(budget), has_lines=False)
+    rule = partial(partition, budget=Budget.parse(budget), is_eager=False)
     sources = (joint_graph.__file__, operations.__file__)
     return {"custom_partitioner_fn": inductor_partitioner(rule, *sources, key=repr(budget))}
 
@@ -132,7 +132,7 @@ def _may_overwrite(source: Node, node: Node) -> bool:
 def _is_fresh(node: Node) -> bool:
     """Return whether the memory of an output belongs to no other tensor."""
     maker = node.args[0] if node.target is operator.getitem else node
-    if not is_node(maker) or not isinstance(maker.target, torch._ops.OpOverload):
+    if not is_node(maker) or not isinstance(maker.target, OperatorOverload):
         return False
     schema = schema_of(maker.target)
     if maker.target in IN_PLACE.values():

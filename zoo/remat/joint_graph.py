@@ -34,6 +34,10 @@ from zoo.remat.operations import (
 )
 from zoo.torch_internals import (
     BACKWARD_TAG,
+    BATCH_NORM,
+    BATCH_NORM_OF_BATCH,
+    CAST,
+    OperatorOverload,
     default_partition,
     is_forward_node,
     is_tangent_node,
@@ -43,16 +47,10 @@ from zoo.torch_internals import (
 
 aten = torch.ops.aten
 Node = Any  # torch.fx.Node, whose type stubs differ between versions of torch
-CAST = aten._to_copy.default
 MAX_DEPTH = 4  # recomputed nodes that backward reads in a chain: bounds the peak memory of one recomputation
 MIN_BYTES = 2**16  # smaller tensors are saved
 MIN_RATIO = 4  # as are tensors that are smaller than their largest input by this factor
 
-#: Batch norms of functionalized graphs, in training: (x, weight, bias, running mean, running var, training, momentum,
-#: eps) -> (out, mean, invstd, new running mean, new running var).
-BATCH_NORM = aten._native_batch_norm_legit_functional.default
-#: The same without running statistics: (x, weight, bias, training, momentum, eps) -> (out, mean, invstd).
-BATCH_NORM_OF_BATCH = aten._native_batch_norm_legit.no_stats
 #: Cheap operations that only graphs have, or whose results are not saved in eager training.
 OF_GRAPHS = {
     aten.full.default, aten.full_like.default, aten.zeros.default, aten.zeros_like.default, aten.ones.default,
@@ -76,7 +74,7 @@ def partition(
     *,
     num_fwd_outputs: int,
     budget: Budget | None = None,
-    has_lines: bool = True,
+    is_eager: bool = True,
     cached_casts: Sequence[bool] = (),
     **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -86,15 +84,17 @@ def partition(
     - `joint`: changed in place.
     - `num_fwd_outputs`: number of the outputs that belong to forward; they come first.
     - `budget`: the limit on recomputing convolutions and matrix products. By default none is recomputed.
-    - `has_lines`: whether batch norms are recomputed from their saved statistics, by `apply_line`, where that is exact.
+    - `is_eager`: whether the graphs run operation by operation, so that they may call functions of this package: batch
+      norms are recomputed from their saved statistics where that is exact, and dropout masks are saved as bits.
     - `cached_casts`: for each input of forward, whether eager autocast casts it once for all its uses. Empty: none.
     - `options`: those of torch's default partitioner.
     """
     options.pop("compiler", None)  # Inductor names itself to its own partitioner
-    _share_casts(joint.graph, num_fwd_outputs, cached_casts)
-    _scale_masks(joint.graph)
+    if is_eager:
+        _share_casts(joint.graph, num_fwd_outputs, cached_casts)
+        _scale_masks(joint.graph)
     joint.graph.eliminate_dead_code()
-    rewriting = _Rewriting(joint.graph, num_fwd_outputs, budget or Budget(), has_lines)
+    rewriting = _Rewriting(joint.graph, num_fwd_outputs, budget or Budget(), is_eager)
     rewriting.run()
     joint.graph.eliminate_dead_code()
     joint.graph.lint()
@@ -113,8 +113,8 @@ def saved_bytes(forward: fx.GraphModule, num_fwd_outputs: int) -> int:
 class _Rewriting:
     """Gives the backward nodes of a joint graph clones of the forward nodes that are not saved."""
 
-    def __init__(self, graph: Any, num_fwd_outputs: int, budget: Budget, has_lines: bool) -> None:
-        self._graph, self._budget, self._has_lines = graph, budget, has_lines
+    def __init__(self, graph: Any, num_fwd_outputs: int, budget: Budget, is_eager: bool) -> None:
+        self._graph, self._budget, self._is_eager = graph, budget, is_eager
         self._flops_per_byte = budget.flops_per_byte
         nodes = list(graph.nodes)
         # As torch's default partitioner: everything up to the last node that was traced in forward belongs to it.
@@ -125,7 +125,7 @@ class _Rewriting:
         outputs = graph.output_node().args[0]
         assert isinstance(outputs, (list, tuple))
         self._returned = {node for node in outputs[num_fwd_outputs:] if is_node(node)} & self._is_forward
-        self._unpacked = dict(self._pack_masks())
+        self._unpacked = dict(self._pack_masks()) if is_eager else {}
         self._needed = {
             self._current(source)
             for node in self._backward
@@ -242,7 +242,7 @@ class _Rewriting:
         operation = node.target
         if operation is operator.getitem or operation is mask_of:
             return True
-        if not isinstance(operation, torch._ops.OpOverload) or schema_of(operation).is_mutable:
+        if not isinstance(operation, OperatorOverload) or schema_of(operation).is_mutable:
             return False
         if schema_of(operation).name in OF_INDUCTOR:
             return True
@@ -299,7 +299,7 @@ class _Rewriting:
         value = source.meta["val"]
         at = self._at(x, user)
         outputs = {node.args[1]: node for node in norm.users if node.target is operator.getitem}
-        if not (self._has_lines and {1, 2} <= outputs.keys() and _has_exact_line(norm)):
+        if not (self._is_eager and {1, 2} <= outputs.keys() and _has_exact_line(norm)):
             again = self._call(
                 user, BATCH_NORM_OF_BATCH, (at, weight, bias, True, momentum, eps), {}, norm.meta["val"][:3]
             )
@@ -314,7 +314,7 @@ class _Rewriting:
     def _match_norm(self, source: Node) -> tuple[Node | None, Node | None, bool]:
         """Return a batch norm whose output ``source`` is, or is after a sum with a shortcut or a ReLU or both."""
         norm = _norm_of(source)
-        if norm is not None or not self._has_lines:
+        if norm is not None or not self._is_eager:
             return norm, None, False
         node, shortcut, is_rectified = source, None, False
         if node.target is RELU and self._is_passed_through(node.args[0]):

@@ -15,6 +15,7 @@ from torch import nn
 from zoo.errors import ConfigError
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
+from zoo.remat.capture import backend
 from zoo.torch_internals import (
     are_transforms_active,
     call_uncompiled,
@@ -170,8 +171,6 @@ def _make_lean(module: Any, settings: _Settings) -> Any:
     if not isinstance(module, _Lean):
         module.__class__ = _lean_class(original)
     if settings.capture:
-        from zoo.remat.capture import backend  # here, as it imports FX
-
         module.compile(backend=functools.partial(backend, options={"budget": settings.budget}))
     return module
 

@@ -1,0 +1,253 @@
+"""Captured lean training has the bits of plain training and holds what `zoo.lean` holds."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+from tests.remat.programs import network
+from zoo.errors import ConfigError
+from zoo.remat import capture, inductor_options, joint_graph
+from zoo.remat.lean import StepsAside, is_lean, lean
+from zoo.remat.memory_use import measure_memory
+
+pytestmark = [
+    pytest.mark.slow,  # compiles
+    pytest.mark.filterwarnings("ignore:.torch.jit.script.*:DeprecationWarning"),  # torch 2.11's own compiler
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # torch's own, after a graph break
+]
+
+
+@pytest.fixture(autouse=True)
+def no_graphs() -> Iterator[None]:
+    """Forget the graphs of other tests."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joint_graph, "MIN_BYTES", 0)
+
+
+class Convolutions(nn.Module):
+    """Two convolutions and what the subclasses do between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm, self.frozen = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.group, self.instance = nn.GroupNorm(2, 8), nn.InstanceNorm2d(8, affine=True, track_running_stats=True)
+        self.register_buffer("offset", torch.rand(1, 8, 12, 12))
+        self.frozen.eval()
+
+    def train(self, mode: bool = True) -> Convolutions:
+        super().train(mode)
+        self.frozen.eval()
+        return self
+
+
+class WithDropout(Convolutions):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.second(F.dropout(F.gelu(self.first(x)), 0.3)))
+        return self.second(F.dropout2d(y.relu(), 0.2))
+
+
+class WithWrittenBuffer(Convolutions):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        z = F.relu(y + self.offset)
+        self.offset.add_(1)
+        return self.second(z) + y.pow(2) + self.offset
+
+
+class WithWrites(Convolutions):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y[:, :4].mul_(2)
+        y = y.relu_()
+        z = y.flatten(1)
+        return self.second((z * z.sigmoid()).view_as(y)) + y.tanh()
+
+
+class WithNorms(Convolutions):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.instance(self.group(F.silu(self.frozen(self.first(x))))))
+
+
+class WithSharedNorm(Convolutions):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm(self.first(x)) + self.first(x))
+        z = self.norm(self.second(F.max_pool2d(y, 3, 1, 1)))
+        return F.relu(F.relu(z) + z)
+
+
+class WithBranch(Convolutions):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.first(x))
+        if y.sum() > 0:
+            y = y * 2
+        return self.second(F.silu(y))
+
+
+class WithTiedWeights(Convolutions):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        for _ in range(4):
+            y = y + F.gelu(self.second(y))
+        return y + F.conv2d(x.repeat(1, 3, 1, 1)[:, :8], self.second.weight, padding=1)
+
+
+PROGRAMS: dict[str, Any] = {cls.__name__: cls for cls in Convolutions.__subclasses__()} | {"residual": network}
+
+
+def run(
+    module: nn.Module, call: Any, autocast: bool = False, sizes: tuple[int, ...] = (4, 4, 4)
+) -> list[Tensor | None]:
+    """Return outputs and gradients of training steps with momentum, then parameters, buffers and the random state."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    results: list[Tensor | None] = []
+    for index, size in enumerate(sizes):
+        generator = torch.Generator().manual_seed(index)
+        x = torch.randn(size, 3, 12, 12, generator=generator).requires_grad_()
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            output = call(x)
+        output.float().square().mean().backward()
+        results += [output.detach(), x.grad, *(None if p.grad is None else p.grad.clone() for p in module.parameters())]
+        optimizer.step()
+    return [*results, *module.parameters(), *module.buffers(), torch.random.get_rng_state()]
+
+
+def assert_same_bits(found: list[Tensor | None], expected: list[Tensor | None]) -> None:
+    assert len(found) == len(expected)
+    for ours, truth in zip(found, expected, strict=True):
+        assert (ours is None) == (truth is None)
+        assert ours is None or truth is None or torch.equal(ours, truth)
+
+
+def held(module: nn.Module, x: Tensor) -> int:
+    return measure_memory(lambda: module(x).square().mean(), module.parameters()).held
+
+
+@pytest.mark.usefixtures("everything_is_large")
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_steps_have_the_bits_of_plain_training(name: str, autocast: bool) -> None:
+    plain, captured = PROGRAMS[name](), PROGRAMS[name]()
+    expected = run(plain, plain, autocast)
+    with warnings.catch_warnings(action="error", category=capture.NotCaptured):
+        found = run(captured, torch.compile(captured, backend=capture.backend), autocast)
+    assert_same_bits(found, expected)
+
+
+@pytest.mark.usefixtures("everything_is_large")
+@pytest.mark.parametrize("name", ["WithDropout", "residual"])
+def test_batches_of_all_sizes_share_a_graph_of_dynamic_shape(name: str) -> None:
+    plain, captured, sizes = PROGRAMS[name](), PROGRAMS[name](), (2, 3, 5)
+    with warnings.catch_warnings(action="error", category=capture.NotCaptured):
+        found = run(captured, torch.compile(captured, backend=capture.backend, dynamic=True), sizes=sizes)
+    assert_same_bits(found, run(plain, plain, sizes=sizes))
+
+
+def test_a_resnet_holds_what_it_holds_in_eager_lean_training() -> None:
+    models = [torchvision.models.resnet18(weights=None) for _ in range(3)]
+    x = torch.randn(2, 3, 96, 96)
+    plain, eager, captured = models[0], lean(models[1]), lean(models[2], capture=True)
+    assert held(captured, x) == pytest.approx(held(eager, x), rel=0.01)
+    assert held(captured, x) < 0.5 * held(plain, x)
+
+
+@pytest.mark.parametrize("budget", [0.3, 2_400_000])
+def test_a_budget_limits_what_is_held_from_the_first_step_on(budget: float) -> None:
+    plain, model = (torchvision.models.resnet18(weights=None) for _ in range(2))
+    x = torch.randn(2, 3, 96, 96)
+    limit = budget if isinstance(budget, int) else budget * held(plain, x)
+    model.load_state_dict(plain.state_dict())
+    assert held(lean(model, budget, capture=True), x) < 1.15 * limit  # parameters' and norms' vectors are held as well
+
+
+def test_copies_are_captured_and_evaluation_is_not() -> None:
+    model = lean(network(), capture=True)
+    x = torch.randn(2, 3, 12, 12)
+    plain = network()
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        with torch.no_grad():
+            assert torch.equal(each.eval()(x), plain.eval()(x))
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+        assert is_lean(each)
+        assert torch.equal(each.train()(x), copy.deepcopy(plain.train())(x))
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 1
+        torch._dynamo.reset()
+
+
+def test_it_can_be_undone() -> None:
+    model = lean(lean(network(), capture=True), enabled=False)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    model(torch.randn(2, 3, 12, 12))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    assert type(model) is nn.Sequential
+
+
+def test_captured_training_is_exact() -> None:
+    with pytest.raises(ConfigError, match="exact=False has no meaning"):
+        lean(network(), exact=False, capture=True)
+
+
+def test_a_graph_that_cannot_be_captured_runs_in_eager_lean_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("no rule\nmore")
+
+    monkeypatch.setattr(capture, "partition", fail)
+    plain, model = (torchvision.models.resnet18(weights=None) for _ in range(2))
+    model.load_state_dict(plain.state_dict())
+    compiled = torch.compile(model, backend=capture.backend)
+    x = torch.randn(2, 3, 96, 96)
+    with pytest.warns(capture.NotCaptured, match=r"runs in eager zoo.lean \(NotImplementedError: no rule\)"):
+        output = compiled(x)
+    assert torch.equal(output, plain(x))
+    assert held(compiled, x) < 0.5 * held(plain, x)
+
+
+def test_the_backend_has_a_name() -> None:
+    (entry,) = entry_points(group="torch_dynamo_backends", name="zoo_lean")
+    assert entry.load() is capture.backend
+    model = network()
+    assert torch.equal(
+        torch.compile(model, backend="zoo_lean")(torch.ones(2, 3, 12, 12)), network()(torch.ones(2, 3, 12, 12))
+    )
+
+
+def test_inductor_saves_as_little() -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.SiLU(), nn.Conv2d(32, 32, 3, padding=1)]
+        return nn.Sequential(*layers, nn.BatchNorm2d(32), nn.ReLU(), nn.Dropout(0.2), nn.Conv2d(32, 8, 1))
+
+    plain, compiled, eager = model(), model(), lean(model())
+    function = torch.compile(compiled, options=inductor_options())
+    x = torch.randn(4, 3, 64, 64)
+    for ours, truth in zip(run(compiled, function), run(plain, torch.compile(plain)), strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-3, atol=1e-5)
+    assert held(function, x) < 1.1 * held(eager, x)
+
+
+def test_a_lean_network_in_a_compiled_one_steps_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.remat.lean._has_warned", False)
+    model = nn.Sequential(lean(network()))
+    with pytest.warns(StepsAside, match='backend="zoo_lean"'):
+        torch.compile(model, backend="eager")(torch.ones(2, 3, 12, 12))
