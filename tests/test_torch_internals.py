@@ -582,7 +582,7 @@ def test_joint_graphs_tell_forward_from_backward_and_are_split_between_them():
         forward = [node for node in nodes if internals.is_forward_node(node)]
         (tangent,) = filter(internals.is_tangent_node, nodes)
         backward = nodes[1 + nodes.index(forward[-1]) : -1]
-            writes = torch.ops.aten.copy_.default  # of running statistics, at the end of forward
+        writes = torch.ops.aten.copy_.default  # of running statistics, at the end of forward
         calls = [node for node in backward if node.op == "call_function" and node.target is not writes]
         assert all(node.meta[key] == value for node in calls for key, value in internals.BACKWARD_TAG.items())
         (norm,) = (node for node in forward if node.target is internals.BATCH_NORM)
