@@ -264,7 +264,6 @@ def test_impossible_networks_of_experiments_name_the_json_path(network, message)
     [
         ({"weight": None}, r"unexpected keyword argument 'weight' for resnet18.*the nearest argument is 'weights'"),
         ({"input_3x3": True}, r"'input_3x3' for resnet18, whose options are dilation, keep_outputs, memory"),
-        ({"classes": 3}, r"'classes' for resnet18.*the nearest argument is 'num_classes'"),
     ],
 )
 def test_an_unknown_argument_is_a_type_error_even_if_its_value_is_none(arguments, message):

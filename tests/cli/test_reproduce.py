@@ -250,7 +250,7 @@ def test_a_foreign_file_is_not_overwritten(
 ) -> None:
     (tmp_path / "imagenet.json").write_text(text)
     assert main(["reproduce", "imagenet", "--data", str(data), "--out", str(tmp_path)]) == 2
-    assert "no report of zoo reproduce" in capsys.readouterr().err
+    assert "is not a report of zoo reproduce" in capsys.readouterr().err
     assert (tmp_path / "imagenet.json").read_text() == text
 
 
