@@ -19,6 +19,7 @@ from zoo.cli import main
 from zoo.remat import recipes
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import count_memory
+from zoo.spec import NetworkSpec
 
 
 def records(path: Path) -> dict[tuple[str, str, str], float]:
@@ -81,7 +82,7 @@ def test_other_bits_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert main([*command, "--threads", "1", "--out", str(tmp_path / "lean")]) == 0
     assert records(tmp_path / "lean.json")["resnet18", "lean", "same bits"] == 0
     notes = json.loads((tmp_path / "lean.json").read_text())["notes"]
-    assert "resnet18: the bits differ; plain training is deterministic" in notes
+    assert "resnet18, lean: the bits differ; plain training is deterministic" in notes
 
 
 def test_an_error_without_words_is_told_by_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def test_an_error_without_words_is_told_by_its_kind(tmp_path: Path, monkeypatch:
     command = ["benchmark", "lean", "--models", "resnet18", "--batch", "2", "--size", "64", "--rounds", "0"]
     assert main([*command, "--threads", "1", "--out", str(tmp_path / "lean")]) == 0
     assert records(tmp_path / "lean.json")["resnet18", "lean", "trains"] == 0
-    assert "resnet18 fails: AssertionError" in json.loads((tmp_path / "lean.json").read_text())["notes"]
+    assert "resnet18, lean, fails: AssertionError" in json.loads((tmp_path / "lean.json").read_text())["notes"]
 
 
 class UNet(nn.Module):
@@ -136,3 +137,20 @@ def test_the_peak_of_a_u_net_is_above_what_it_holds_by_the_gradients_of_its_wide
     found = count_memory(lambda: model(images).square().mean(), model.parameters())
     assert found.held < 0.4 * plain.held
     assert found.peak_without_gradients < 0.65 * plain.peak_without_gradients
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+def test_captured_training_and_inductor_are_measured_beside_eager_lean_training() -> None:
+    torch._dynamo.reset()
+    results = Results("lean", "", torch.device("cpu"), {})
+    setup = Setup(NetworkSpec(arch="resnet18"), 2, 64, structure=(1, 1, 1, 1))
+    lean_networks.measure_lean_network(results, setup, rounds=1, capture=True)
+    lean_networks.summarize_networks(results)
+    found = {(each.provider, each.metric): each.median for each in results.records}
+    assert found["lean captured", "same bits"] == found["lean captured", "with the same bits"] == 1
+    assert ("Inductor, lean rule", "same bits") not in found
+    assert found["lean captured", "held ratio"] < 0.75  # Inductor also holds copies of the weights
+    for provider in ("lean captured", "Inductor, lean rule"):
+        assert found[provider, "step ratio"] > 0
+        assert found[provider, "first step"] > 0

@@ -19,12 +19,12 @@ from zoo.benchmark.network_setup import Setup, loss_of_any
 from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.strategies import EAGER
 from zoo.models.external import iter_tensors
-from zoo.remat import Rematerializer
+from zoo.remat import Rematerializer, inductor_options
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import clear_gradients, measure_memory
 from zoo.torch_internals import TorchDispatchMode
 
-PLAIN, LEAN = "plain", "lean"
+PLAIN, LEAN, CAPTURED, INDUCTOR = "plain", "lean", "lean captured", "Inductor, lean rule"
 SEED = 0
 
 
@@ -36,6 +36,7 @@ def measure_lean_network(
     budget: Any = None,
     max_bytes: int | None = None,
     exact: bool = True,
+    capture: bool = False,
 ) -> None:
     """Add held memory, peak memory and step time of a network, lean and plain.
 
@@ -46,6 +47,7 @@ def measure_lean_network(
     - `setup`: the network; networks of this package use standard batch norm.
     - `rounds`: timed steps; 0 measures memory only.
     - `budget`, `exact`: arguments of `zoo.lean`.
+    - `capture`: also measure captured lean training, and Inductor with the same rule.
     - `max_bytes`: networks whose plain training is predicted to need more are noted and skipped. A network that
       cannot run on the meta device is measured.
     """
@@ -61,38 +63,55 @@ def measure_lean_network(
         results.note(f"not measured: {name} ({describe_error(error)})")
         return
     case = replace(setup.case, shape=tuple(images.shape))
-    model = lean(copy.deepcopy(plain), budget, exact=exact)
-    try:
-        is_same = _are_equal(first, step_of(model, images))
-    except Exception as error:
-        results.add(case, LEAN, "trains", "1", [0.0])
-        results.note(f"{name} fails: {describe_error(error)}")
-        return
-    results.add(case, LEAN, "trains", "1", [1.0])
-    results.add(case, LEAN, "same bits", "1", [float(is_same)])
-    if not is_same:
-        repeats = _are_equal(first, step_of(copy.deepcopy(plain), images))
-        results.note(f"{name}: the bits differ; plain training is {'' if repeats else 'not '}deterministic")
+    models: dict[str, Any] = {PLAIN: plain, LEAN: lean(copy.deepcopy(plain), budget, exact=exact)}
+    if capture:
+        models[CAPTURED] = lean(copy.deepcopy(plain), budget, capture=True)
+        models[INDUCTOR] = torch.compile(copy.deepcopy(plain), options=inductor_options(budget))
+    for provider in [*models][1:]:
+        try:
+            begin = time.process_time()
+            is_same = _are_equal(first, step_of(models[provider], images))
+        except Exception as error:
+            results.add(case, provider, "trains", "1", [0.0])
+            results.note(f"{name}, {provider}, fails: {describe_error(error)}")
+            del models[provider]
+            continue
+        results.add(case, provider, "trains", "1", [1.0])
+        if provider != LEAN:
+            results.add(case, provider, "first step", "s of CPU time", [time.process_time() - begin])
+        if provider != INDUCTOR:  # whose kernels are others
+            results.add(case, provider, "same bits", "1", [float(is_same)])
+            if not is_same:
+                repeats = _are_equal(first, step_of(copy.deepcopy(plain), images))
+                why = f"plain training is {'' if repeats else 'not '}deterministic"
+                results.note(f"{name}, {provider}: the bits differ; {why}")
     del first
+    if len(models) == 1:
+        return
     try:
-        _add_costs(results, case, {PLAIN: plain, LEAN: model}, images, rounds)
+        _add_costs(results, case, models, images, rounds)
     except Exception as error:
         results.note(f"{name}: bytes and times not measured ({describe_error(error)})")
 
 
 def summarize_networks(results: Results) -> None:
     """Add the numbers of networks that train lean and with the same bits, and quantiles of their memory and time."""
+    for provider in (LEAN, CAPTURED, INDUCTOR):
+        _summarize(results, provider)
 
+
+def _summarize(results: Results, provider: str) -> None:
     def values(metric: str) -> list[float]:
-        found = [each for each in results.records if each.provider == LEAN and each.metric == metric]
+        found = [each for each in results.records if each.provider == provider and each.metric == metric]
         return [each.median for each in found]
 
     trained, is_same = values("trains"), values("same bits")
     if not trained:
         return
     case = Case(f"all {len(trained)} networks", (), "float32", "contiguous")
-    results.add(case, LEAN, "networks that train", "1", [int(sum(trained))])
-    results.add(case, LEAN, "with the same bits", "1", [int(sum(is_same))])
+    results.add(case, provider, "networks that train", "1", [int(sum(trained))])
+    if provider != INDUCTOR:
+        results.add(case, provider, "with the same bits", "1", [int(sum(is_same))])
     for metric, wanted in (
         ("held ratio", ("median", "90th percentile", "worst")),
         ("peak without gradients ratio", ("median", "worst")),
@@ -102,7 +121,7 @@ def summarize_networks(results: Results) -> None:
             ninth_tenth = quantiles(ratios, n=10, method="inclusive")[-1] if len(ratios) > 1 else ratios[0]
             found = {"median": median(ratios), "90th percentile": ninth_tenth, "worst": max(ratios)}
             for which in wanted:
-                results.add(case, LEAN, f"{metric}, {which}", "1", [found[which]])
+                results.add(case, provider, f"{metric}, {which}", "1", [found[which]])
 
 
 def _predicted_bytes(setup: Setup) -> int:
@@ -160,6 +179,8 @@ def measure_overhead(results: Results, rounds: int = 51) -> None:
 
 def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], images: Tensor, rounds: int) -> None:
     forwards = {name: _forward(model, images) for name, model in models.items()}
+    for name in forwards.keys() & {CAPTURED, INDUCTOR}:  # compile graphs for images without gradients
+        forwards[name]().backward()
     memory = {name: measure_memory(forwards[name], model.parameters()) for name, model in models.items()}
     for name, measured in memory.items():
         for metric, value, reference in (

@@ -285,6 +285,8 @@ class BenchmarkLean(Benchmark):
     """Budget of zoo.lean: bytes, a fraction below 1, or '40 FLOP/B'."""
     inexact: bool = False
     """Fuse norms and activations; results then agree only up to rounding."""
+    capture: bool = False
+    """Also measure captured lean training, and Inductor with the same rule. Compiling takes a minute per network."""
     rounds: WholeNumber = 7
     """Interleaved timings of each step; 0 measures memory only."""
 
@@ -309,8 +311,9 @@ class BenchmarkLean(Benchmark):
             print(f"{name} ({index + 1} of {len(names)})", file=sys.stderr, flush=True)
             setup = Setup(NetworkSpec(arch=name), self.batch, self.size, device=results.device)
             measure_lean_network(
-                results, setup, rounds=self.rounds, budget=budget, max_bytes=max_bytes, exact=not self.inexact
-            )
+                results, setup, rounds=self.rounds, budget=budget, max_bytes=max_bytes, exact=not self.inexact,
+                capture=self.capture,
+            )  # fmt: skip
             results.write(self.stem)  # keep what was measured if the next network fails
         summarize_networks(results)
         if self.rounds > 0:
