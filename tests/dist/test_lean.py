@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.dist.spawn import run_distributed
 from tests.remat.programs import Recorded, network
 from zoo.layers import InPlaceABNSync
+from zoo.remat import joint_graph
 from zoo.remat.lean import lean
 from zoo.remat.recipes import RecipeError
 
@@ -82,6 +83,16 @@ def _compare(option: str) -> tuple[bool, int]:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_replicas_have_the_bits_of_plain_ones(option: str) -> None:
     assert run_distributed(_compare, 2, option) == [(True, 0)] * 2
+
+
+def _compare_captured() -> bool:
+    joint_graph.MIN_BYTES = 0
+    expected, found = _step(network(), {}), _step(lean(network(), capture=True), {})
+    return all(map(torch.equal, expected, found))
+
+
+def test_captured_replicas_have_the_bits_of_plain_ones() -> None:
+    assert run_distributed(_compare_captured, 2) == [True] * 2
 
 
 def _compare_sync_norms() -> bool:

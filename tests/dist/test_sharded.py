@@ -69,13 +69,13 @@ def _sharded_in_ways(arch: str, norm: str, ways: list[str]) -> list[dict[str, Te
 
 
 def _check(arch: str, norm: str, ways: list[str]) -> None:
-    # Norms that are not synchronised see each half of the batch by itself, the others all of it.
+    # Norms that are not synchronized see each half of the batch by itself, the others all of it.
     halves = [slice(0, 4), slice(4, 8)]
     expected = _train(_build(arch, norm), [slice(0, 8)] if norm == "sync" else halves)
     for found in chain(*run_distributed(_sharded_in_ways, 2, arch, norm, ways)):
         assert isinstance(found, dict), found
         for key, value in expected.items():
-            if norm == "sync" or "running" not in key and "num_batches" not in key:
+            if norm == "sync" or ("running" not in key and "num_batches" not in key):
                 torch.testing.assert_close(found[key], value, rtol=1e-7, atol=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""The synchronised norm on 2 and 3 uneven processes against one process that holds the whole batch."""
+"""The synchronized norm on 2 and 3 uneven processes against one process that holds the whole batch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import zoo
 from tests.dist.spawn import run_distributed
 from tests.formula import activated_batch_norm, relative_error
-import zoo
-from zoo.torch_internals import ALL_GATHER
 from zoo.layers import ABN, InPlaceABNSync, active_group, freeze_norms, set_active_group
+from zoo.torch_internals import ALL_GATHER
 
 pytestmark = pytest.mark.dist
 
@@ -235,14 +235,14 @@ def test_frozen_norms_and_feature_networks_train_under_ddp():
     assert run_distributed(_frozen_and_features_under_ddp, 2) == [True, True]
 
 
-def test_only_the_active_processes_are_synchronised():
+def test_only_the_active_processes_are_synchronized():
     results = run_distributed(_subgroup, 3)
     assert all(consistent for consistent, _, _ in results)
     assert [active for _, active, _ in results] == [False, True, True]
     assert [round(mean, 6) for _, _, mean in results[1:]] == [0.15, 0.15]  # momentum 0.1 times the mean of 1 and 2
 
 
-def test_without_a_process_group_it_is_the_unsynchronised_layer():
+def test_without_a_process_group_it_is_the_unsynchronized_layer():
     x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
     assert (
         relative_error(InPlaceABNSync(3).double()(x.clone()), activated_batch_norm(x, torch.ones(3).double(), None))
