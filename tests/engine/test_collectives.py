@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ def _messages_of_a_step(norm: str, num_parts: int, compression: str) -> tuple[li
         train_step(state, batch)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         train_step(state, batch)
+        time.sleep(0.3)  # Gloo's threads may end their events after the step has its results
     messages = []
     for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name().startswith("gloo:"):
