@@ -102,14 +102,6 @@ def partition(
     return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
 
-def saved_bytes(forward: fx.GraphModule, num_fwd_outputs: int) -> int:
-    """Return the bytes of what a forward graph computes and returns for backward."""
-    returned = forward.graph.output_node().args[0]
-    assert isinstance(returned, (list, tuple))
-    saved = {_base(node) for node in returned[num_fwd_outputs:] if is_node(node)}
-    return sum(_bytes_of(node) for node in saved if node.op == "call_function")
-
-
 class _Rewriting:
     """Gives the backward nodes of a joint graph clones of the forward nodes that are not saved."""
 
@@ -180,8 +172,6 @@ class _Rewriting:
     def _current(self, node: Node) -> Node:
         """Return the node that is recomputed in place of ``node``: for a mask, the unpacked one."""
         return self._unpacked.get(node, node)
-
-    # ------------------------------------------------------------------------------------------ what is saved
 
     def _choose(self) -> None:
         """Choose what is saved: the least, or with a budget in bytes the cheapest choice within it."""
@@ -267,8 +257,6 @@ class _Rewriting:
                 self._saved.add(node)
             else:
                 depths[node] = depth
-
-    # ------------------------------------------------------------------------------------------ what is recomputed
 
     def _at(self, source: Node, user: Node) -> Node:
         """Return a node with the value of ``source`` that backward can read, computed before its first reader."""
