@@ -463,10 +463,10 @@ def test_a_network_that_cannot_be_built_is_a_fault_and_no_note() -> None:
     [
         pytest.param("resnet50", "reference", marks=pytest.mark.exhaustive),
         pytest.param("resnet50", "native", marks=NATIVE),
-        ("resnext50", "reference"),
+        pytest.param("resnext50", "reference", marks=pytest.mark.exhaustive),
         pytest.param("resnext50", "native", marks=[NATIVE, pytest.mark.exhaustive]),
         pytest.param("densenet121", "reference", marks=pytest.mark.exhaustive),
-        pytest.param("densenet121", "native", marks=NATIVE),
+        pytest.param("densenet121", "native", marks=[NATIVE, pytest.mark.exhaustive]),
     ],
 )
 def test_predictions_are_within_5_percent_of_real_steps(arch: str, kernels: str) -> None:

@@ -139,7 +139,7 @@ def test_the_peak_of_a_u_net_is_above_what_it_holds_by_the_gradients_of_its_wide
     assert found.peak_without_gradients < 0.65 * plain.peak_without_gradients
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 def test_captured_training_and_inductor_are_measured_beside_eager_lean_training() -> None:
     torch._dynamo.reset()

@@ -200,8 +200,7 @@ def test_a_branch_that_overwrites_its_input_or_changes_its_shape_is_refused(bran
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", [ABN, InPlaceABN])
-@pytest.mark.parametrize("measure", [measure_memory, count_memory])
+@pytest.mark.parametrize(("norm", "measure"), [(ABN, measure_memory), (InPlaceABN, count_memory)])
 def test_held_bytes_do_not_grow_with_depth(norm, measure):
     def held(number, store=False):
         net = network(norm, number)

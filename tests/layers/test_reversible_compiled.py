@@ -49,8 +49,7 @@ class Chains(nn.Module):
         return x if self.second is None else self.head(self.second(x))
 
 
-@pytest.mark.parametrize("norm", [ABN, InPlaceABN])
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(("norm", "number"), [(ABN, 1), (InPlaceABN, 2)])
 def test_the_graph_breaks_once_per_chain_and_the_gradients_are_right(norm, number):
     net = Chains(norm, number).double()
     twin = copy.deepcopy(net)

@@ -112,6 +112,9 @@ class WithTiedWeights(Convolutions):
 
 PROGRAMS: dict[str, Any] = {cls.__name__: cls for cls in Convolutions.__subclasses__()} | {"residual": network}
 
+#: Programs that the trace computes differently from eager training under autocast, unless it is corrected.
+AUTOCAST_DIFFERS = ("WithDropout", "WithSharedNorm", "WithTiedWeights")
+
 
 def run(
     module: nn.Module, call: Any, autocast: bool = False, sizes: tuple[int, ...] = (4, 4, 4)
@@ -144,8 +147,14 @@ def held(module: nn.Module, x: Tensor) -> int:
 
 
 @pytest.mark.usefixtures("everything_is_large")
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("name", "autocast"),
+    [
+        pytest.param(name, autocast, marks=[pytest.mark.exhaustive] * (autocast and name not in AUTOCAST_DIFFERS))
+        for name in PROGRAMS
+        for autocast in (False, True)
+    ],
+)
 def test_steps_have_the_bits_of_plain_training(name: str, autocast: bool) -> None:
     plain, captured = PROGRAMS[name](), PROGRAMS[name]()
     expected = run(plain, plain, autocast)
