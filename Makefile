@@ -21,8 +21,9 @@ DEPENDENCIES = $(if $(filter torch==$* torch==$(*:.0=),$(OLDEST)),$(OLDEST),torc
 quickstart: $(READY)
 	$(BIN)/python -m zoo quickstart
 
+# Tests that take over 2 s belong to test-slow; the limit is twice that, as the machine may have other work.
 test: $(TOOLS)
-	$(BIN)/python $(PYTEST) --time-limit 2
+	$(BIN)/python $(PYTEST) --time-limit 4
 
 test-slow: $(TOOLS)
 	$(BIN)/python $(PYTEST) -m "(slow or dist) and not (smoke or pages or $(ON_DEMAND))"

@@ -180,7 +180,9 @@ def test_torchvision_networks_become_standard_norms_with_shared_activations_left
     twin.train()(IMAGES).sum().backward()
 
 
-@pytest.mark.parametrize("arch", ["resnet18", "resnext50", "densenet121"])
+@pytest.mark.parametrize(
+    "arch", ["resnet18", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("resnext50", "densenet121"))]
+)
 def test_networks_of_this_package_turn_both_ways_with_the_same_gradients(arch):
     torch.manual_seed(0)
     model = scramble(zoo.get(arch, num_classes=3), positive=True).double()

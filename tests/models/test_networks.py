@@ -331,6 +331,7 @@ def test_a_wrapped_in_place_norm_does_not_overwrite_a_shortcut():
     assert torch.equal(plain(x), wrapped(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_whole_networks_export_with_a_dynamic_batch(training):
     model = zoo.get("resnet18", norm="inplace", num_classes=5).train(training)

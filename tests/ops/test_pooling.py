@@ -219,6 +219,7 @@ def test_every_number_of_16_bits_is_compared_as_torch_compares_it(back_end):
         assert torch.equal(dx, their_dx)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own check
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_opcheck_accepts_both_operators(back_end, layout):
