@@ -212,6 +212,15 @@ def test_it_can_be_undone() -> None:
     assert type(model) is nn.Sequential
 
 
+def test_a_second_call_may_leave_out_the_capture() -> None:
+    model = lean(lean(network(), capture=True))
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with warnings.catch_warnings(action="error", category=StepsAside):
+        model(torch.randn(2, 3, 12, 12))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    assert is_lean(model)
+
+
 def test_captured_training_is_exact() -> None:
     with pytest.raises(ConfigError, match="exact=False has no meaning"):
         lean(network(), exact=False, capture=True)

@@ -1,7 +1,6 @@
 """Captured lean training: torch.compile captures graphs, which run as eager kernels and save what `zoo.lean` saves.
 
-A captured graph has no dispatch mode and no hooks for saved tensors. Steps are faster than those of eager `zoo.lean`,
-with the same bits.
+A captured graph runs without a dispatch mode and without hooks for saved tensors, and has the bits of eager `zoo.lean`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch.nn import Parameter
 
 from zoo.remat import joint_graph, operations
 from zoo.remat.budget import Budget
-from zoo.remat.joint_graph import Node, is_node, partition
+from zoo.remat.joint_graph import Node, are_alike, is_node, partition
 from zoo.remat.operations import IN_PLACE, LINE_DTYPES, line_is_exact
 from zoo.remat.rematerializer import Rematerializer
 from zoo.torch_internals import OperatorOverload, aot_backend, boxed, inductor_partitioner, restarts_tracing, schema_of
@@ -117,16 +116,8 @@ def write_in_place(graph: fx.GraphModule) -> None:
 
 def _may_overwrite(source: Node, node: Node) -> bool:
     """Return whether ``node`` is all that reads a tensor, which shares its memory with no other and is alike."""
-    before, after = source.meta.get("val"), node.meta.get("val")
-    return (
-        isinstance(before, Tensor)
-        and isinstance(after, Tensor)
-        and (before.dtype, before.shape, before.stride()) == (after.dtype, after.shape, after.stride())
-        and list(source.users) == [node]
-        and list(node.all_input_nodes).count(source) == 1
-        and sum(arg is source for arg in node.args) == 1
-        and _is_fresh(source)
-    )
+    is_read_once = list(source.users) == [node] and sum(arg is source for arg in node.args) == 1
+    return is_read_once and are_alike(source, node) and _is_fresh(source)
 
 
 def _is_fresh(node: Node) -> bool:

@@ -28,7 +28,7 @@ from zoo.remat.operations import (
     apply_line,
     bits_of,
     flops_of,
-    line_is_exact,
+    has_exact_line,
     line_of,
     mask_of,
 )
@@ -309,7 +309,7 @@ class _Rewriting:
             node, is_rectified = node.args[0], True
         if node.target is ADD and not node.kwargs:
             for first, second in (node.args[:2], node.args[1::-1]):
-                is_alike = is_node(second) and _are_alike(second, node)
+                is_alike = is_node(second) and are_alike(second, node)
                 if is_alike and _norm_of(first) is not None and self._is_passed_through(first):
                     node, shortcut = first, second
                     break
@@ -460,18 +460,15 @@ def _norm_of(node: Any) -> Node | None:
 
 def _has_exact_line(norm: Node) -> bool:
     """Return whether `apply_line` recomputes a norm bit for bit."""
-    x = norm.args[0].meta["val"]
-    vectors = [node.meta["val"] for node in norm.args[1:3] if is_node(node)]
-    is_dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
-    has_one_dtype = all(vector.dtype == x.dtype for vector in vectors)
-    return x.device.type == "cpu" and is_dense and has_one_dtype and line_is_exact(x.dtype)
+    x, weight, bias = map_arg(norm.args[:3], lambda node: node.meta["val"])
+    return has_exact_line(x, weight, bias, norm.meta["val"][1])
 
 
-def _are_alike(a: Node, b: Node) -> bool:
-    first, second = a.meta.get("val"), b.meta["val"]
+def are_alike(a: Node, b: Node) -> bool:
+    """Return whether two nodes are tensors of the same dtype, shape and strides."""
+    first, second = a.meta.get("val"), b.meta.get("val")
     return (
         isinstance(first, Tensor)
-        and first.dtype == second.dtype
-        and first.shape == second.shape
-        and first.stride() == second.stride()
+        and isinstance(second, Tensor)
+        and (first.dtype, first.shape, first.stride()) == (second.dtype, second.shape, second.stride())
     )

@@ -63,7 +63,7 @@ def lean(
       compiled kernels exist (float32, float64 and half precision on the CPU). Steps are faster, mostly with SiLU.
       Results then equal those of plain training to rounding, and norms do not support double backward.
     - `capture`: True captures graphs with torch.compile and runs them with the kernels of eager training. Bits and
-      bytes are the same, steps are faster, and the first step takes some seconds. See `zoo.remat.capture`.
+      bytes are the same. There is no dispatch mode, and the first step takes some seconds. See `zoo.remat.capture`.
     - `enabled`: False undoes it.
 
     Raises ConfigError for an invalid budget or for capture without exact, and TypeError for anything but a module.
@@ -74,18 +74,19 @@ def lean(
             f"zoo.lean takes a torch.nn.Module, not {type(module).__name__} {module!r:.80}; build the network first, "
             f"as zoo.get({name!r}) does"
         )
-    if not enabled:
-        settings: _Settings | None = module.__dict__.pop(_SETTINGS, None)
-        if settings is not None and settings.capture:
-            set_uncompiled(module)
-        if _is_lean_class(type(module)):
-            module.__class__ = type(module).__bases__[1]
-        return module
     if capture and not exact:
         raise ConfigError(
             "zoo.lean: captured training is exact, so exact=False has no meaning; leave out one of the two"
         )
-    return _make_lean(module, _Settings(Budget.parse(budget), exact, capture))
+    settings = _Settings(Budget.parse(budget), exact, capture)
+    before: _Settings | None = module.__dict__.pop(_SETTINGS, None)
+    if before is not None and before.capture:
+        set_uncompiled(module)
+    if not enabled:
+        if _is_lean_class(type(module)):
+            module.__class__ = type(module).__bases__[1]
+        return module
+    return _make_lean(module, settings)
 
 
 def is_lean(module: nn.Module) -> bool:

@@ -181,10 +181,15 @@ def recipe_of_batch_norm(
     x, weight, bias, _, _, is_training = args[:6]
     if not is_training:
         return first_output, (operation, *args)
-    is_dense = _is_dense(x) and all(each is None or each.is_contiguous() for each in (weight, bias))
-    if x.device.type == "cpu" and outputs[1].dtype == x.dtype and is_dense and line_is_exact(x.dtype):
+    if has_exact_line(x, weight, bias, outputs[1]):
         return apply_line, (x, *line_of(weight, bias, outputs[1], outputs[2]), None, False)
     return first_output, (operation, x, weight, bias, None, None, True, *args[6:])
+
+
+def has_exact_line(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor) -> bool:
+    """Return whether `apply_line` recomputes a training-mode batch norm of x bit for bit, from its statistics."""
+    is_dense = _is_dense(x) and all(each is None or each.is_contiguous() for each in (weight, bias))
+    return x.device.type == "cpu" and mean.dtype == x.dtype and is_dense and line_is_exact(x.dtype)
 
 
 def _is_dense(x: Tensor) -> bool:
