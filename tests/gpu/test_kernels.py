@@ -30,6 +30,7 @@ from tests.ops.triton_cases import (
     measure_small_scales,
     run,
 )
+from tests.synchronization import no_synchronization
 from zoo.ops.abn import inplace_abn, reference, triton
 from zoo.ops.abn.backend import forced, kernels_for
 from zoo.ops.abn.kernels import NormSettings
@@ -144,11 +145,8 @@ def test_a_recorded_graph_replays_new_input_as_eager_computes_it(layout):
 def test_nothing_waits_for_the_device(layout):
     x, dz, shortcut, settings = make(Case("bfloat16", layout, shape=(4, 64, 28, 28), shortcut=True), "cuda")
     step(x, dz, shortcut, settings)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronization():
         step(x, dz, shortcut, settings)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -194,11 +192,11 @@ def run_network(function: Any, layout: str, dtype: torch.dtype, activation: str,
 def _full_precision(monkeypatch):
     """Compute float32 convolutions in float32, so that results in another order differ by roundings only."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    torch._dynamo.reset()
 
 
 def assert_compiles(layout: str, activation: str, **options: Any) -> None:
     """Check a compiled network's output and gradients against eager ones, three times for graphs that are recorded."""
+    torch._dynamo.reset()
     eager = run_network(network, layout, torch.float32, activation)
     compiled = torch.compile(network, fullgraph=True, **options)
     for _ in range(3):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tests.engine.tiny import build_net, make_config
+from tests.synchronization import no_synchronization
 from zoo.engine.process import Process, open_process
 from zoo.engine.state import TrainState, build_state
 from zoo.engine.step import StepBatch, train_step
@@ -38,11 +39,8 @@ def test_a_step_never_waits_for_the_device(amp: str, fused: bool) -> None:
         batch = StepBatch(images, torch.arange(8, device=process.device) % 2, global_size=8)
         for _ in range(2):  # the first steps compile and allocate
             train_step(state, batch)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_synchronization():
             for _ in range(3):
                 train_step(state, batch)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert state.meter.read().count == 5 * 8
         assert state.meter.read().first_bad_step is None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.synchronization import no_synchronization
 from zoo.config import parse_experiment
 from zoo.engine.meters import Meter, Reading
 from zoo.tasks import task_of
@@ -64,8 +65,5 @@ def test_the_loss_is_smoothed_in_training_and_plain_in_validation() -> None:
 def test_counting_never_waits_for_the_device() -> None:
     logits, targets = (tensor.cuda() for tensor in _logits_with_target_at_rank([0, 3], 10))
     TASK.counts(logits, targets)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronization():
         TASK.counts(logits, targets)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.synchronization import no_synchronization
 from zoo.tasks.confusion import ConfusionMatrix, confusion_counts
 
 IGNORE = 255
@@ -86,9 +87,6 @@ def test_counting_never_waits_for_the_device() -> None:
     expected = confusion_counts(labels, predictions, 5, IGNORE)
     labels, predictions = labels.cuda(), predictions.cuda()
     confusion_counts(labels, predictions, 5, IGNORE)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronization():
         counts = confusion_counts(labels, predictions, 5, IGNORE)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(counts.cpu(), expected)

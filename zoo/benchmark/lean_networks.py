@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from statistics import median, quantiles
 from typing import Any
@@ -41,7 +42,8 @@ def measure_lean_network(
     """Add held memory, peak memory and step time of a network, lean and plain.
 
     A network that cannot be built or trained plainly is noted and skipped. If outputs, gradients or buffers are not
-    bitwise equal, "same bits" is 0 and a note says whether plain training is deterministic.
+    bitwise equal, "same bits" is 0 and a note says whether plain training is deterministic. On a GPU, bits are compared
+    with deterministic algorithms; bytes and times are those of torch's default.
 
     Args:
     - `setup`: the network; networks of this package use standard batch norm.
@@ -57,7 +59,8 @@ def measure_lean_network(
             results.note(f"not measured: {name} (training takes {needed:,} bytes, more than {max_bytes:,})")
             return
         plain, images = _new(setup)
-        first = step_of(plain, images)
+        with _deterministic(images.device):
+            first = step_of(plain, images)
         plain, _ = _new(setup)
     except Exception as error:  # other packages may raise anything
         results.note(f"not measured: {name} ({describe_error(error)})")
@@ -70,7 +73,8 @@ def measure_lean_network(
     for provider in [*models][1:]:
         try:
             begin = time.process_time()
-            is_same = _are_equal(first, step_of(models[provider], images))
+            with _deterministic(images.device) if provider != INDUCTOR else nullcontext():
+                is_same = _are_equal(first, step_of(models[provider], images))
         except Exception as error:
             results.add(case, provider, "trains", "1", [0.0])
             results.note(f"{name}, {provider}, fails: {describe_error(error)}")
@@ -82,7 +86,8 @@ def measure_lean_network(
         if provider != INDUCTOR:  # whose kernels are others
             results.add(case, provider, "same bits", "1", [float(is_same)])
             if not is_same:
-                repeats = _are_equal(first, step_of(copy.deepcopy(plain), images))
+                with _deterministic(images.device):
+                    repeats = _are_equal(first, step_of(copy.deepcopy(plain), images))
                 why = f"plain training is {'' if repeats else 'not '}deterministic"
                 results.note(f"{name}, {provider}: the bits differ; {why}")
     del first
@@ -218,6 +223,21 @@ def _are_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """Let operations on a GPU use deterministic algorithms where they have one."""
+    if device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch calls cuBLAS nondeterministic
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def _forward(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:
