@@ -306,6 +306,23 @@ def test_the_profiler_reports_what_the_allocator_gives_out_and_takes_back():
     assert len({report.ptr for report in reports}) == 1
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_history_of_cuda_has_the_requested_bytes_in_order():
+    device = torch.device("cuda")
+    internals.record_cuda_history("all")
+    x = torch.empty(1000, device=device)
+    address = x.data_ptr()
+    del x
+    history = [(entry["action"], entry["addr"], entry["size"]) for entry in internals.cuda_history(device)]
+    internals.record_cuda_history(None)
+    assert history[0 if history[0][0] == "alloc" else 1] == ("alloc", address, 4000)
+    assert [entry[:2] for entry in history if entry[0].startswith("free")] == [
+        ("free_requested", address),
+        ("free_completed", address),
+    ]
+
+
 # Modules
 
 

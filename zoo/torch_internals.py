@@ -31,6 +31,7 @@ _C: Any = torch._C
 _module_hooks: Any = module_hooks
 _checkpoint: Any = torch.utils.checkpoint
 _workers: Any = signal_handling
+_cuda_memory: Any = torch.cuda.memory
 
 # Dispatch
 
@@ -144,6 +145,21 @@ def is_allocation(event: Any) -> bool:
     Its ``extra_fields`` then have ``ptr``, ``alloc_size`` (in bytes; negative for a free) and ``device``.
     """
     return event.tag == _C._profiler._EventType.Allocation
+
+
+def record_cuda_history(enabled: str | None) -> None:
+    """Clear the history of CUDA's caching allocator, and record it from now on ("all") or no longer (None)."""
+    _cuda_memory._record_memory_history(enabled, context=None, clear_history=True)
+
+
+def cuda_history(device: torch.device) -> list[dict[str, Any]]:
+    """Return the recorded history of a CUDA device's caching allocator, the oldest entry first.
+
+    Entries have an ``action`` ("alloc", "free_requested" and others), an address ``addr`` and the requested ``size``.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    history: list[dict[str, Any]] = _cuda_memory._snapshot()["device_traces"][index]
+    return history
 
 
 # Data
