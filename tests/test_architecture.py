@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
 import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+import tomllib
 
 ROOT = Path(__file__).parents[1]
 ROOMS = [
@@ -95,6 +99,43 @@ def test_remat_needs_nothing_of_networks():
         if name.split(".")[1] not in allowed
     ]
     assert outside == []
+
+
+#: Trains a lean step while the packages named by the arguments cannot be found.
+ALONE = """
+import sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+
+class Others(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in sys.argv else super().find_spec(name, path, target)
+
+sys.meta_path[:] = [BuiltinImporter, FrozenImporter, Others]
+import torch, zoo, zoo.remat
+from torch import nn
+model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 1))
+x = torch.randn(2, 3, 66, 66)
+report = zoo.memory_report(model, x)
+zoo.lean(model, 0.9)(x).sum().backward()
+zoo.lean(model, "1GB")(x).sum().backward()
+assert report.lean < report.plain
+others = sys.modules.keys() - sys.stdlib_module_names
+print("rooms:", *sorted({name.split(".")[1] for name in others if name.startswith("zoo.")}))
+"""
+
+
+@pytest.mark.slow
+def test_remat_runs_on_torch_alone():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = [re.split("[<>=]", each)[0] for each in settings]
+    hidden = ["PIL" if name == "pillow" else name for name in names if name not in ("torch", "numpy", "filelock")]
+    assert {"pydantic", "PIL", "requests", "tensorboard", "torchvision"} <= set(hidden)
+    command = [sys.executable, "-c", ALONE, *hidden]
+    without_kernels = {**os.environ, "ZOO_KERNELS": "reference"}
+    result = subprocess.run(command, cwd=ROOT, env=without_kernels, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "rooms: errors ops remat tables torch_internals"
 
 
 def test_reading_data_needs_nothing_of_preparing_it():

@@ -346,6 +346,7 @@ def test_a_pair_is_a_number_twice_or_the_two_numbers():
 
 def test_the_leaves_of_a_tree_are_in_order():
     assert internals.tree_leaves({"a": [1, (2, None)], "b": 3}) == [1, 2, None, 3]
+    assert internals.tree_map(str, {"a": [1, (2, None)], "b": 3}) == {"a": ["1", ("2", "None")], "b": "3"}
 
 
 def test_modules_hold_parameters_buffers_and_children_in_dictionaries():

@@ -199,6 +199,9 @@ pair: Callable[[Any], tuple[Any, Any]] = module_utils._pair
 #: Returns the leaves of nested lists, tuples and dicts.
 tree_leaves: Callable[[Any], list[Any]] = _pytree.tree_leaves
 
+#: Returns a copy of nested lists, tuples and dicts with a function applied to each leaf.
+tree_map: Callable[[Callable[[Any], Any], Any], Any] = _pytree.tree_map
+
 
 def forward_hooks(module: nn.Module) -> Mapping[int, Callable[..., Any]]:
     """Return the forward hooks registered on a module, in call order."""

@@ -26,6 +26,7 @@ from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError, VerificationError
 from zoo.layers import InPlaceABN
 from zoo.ops.abn import backend, native
+from zoo.remat.budget import parse_bytes
 from zoo.remat.memory_use import count_memory, measure_memory, measure_peak
 from zoo.run import plot_style
 from zoo.spec import NetworkSpec
@@ -355,13 +356,13 @@ def test_only_a_network_with_a_reversible_twin_has_its_strategies() -> None:
 
 @pytest.mark.parametrize(("text", "count"), [("16GiB", 2**34), ("1.5 MB", 1_500_000), ("7", 7), ("2kib", 2048)])
 def test_amounts_of_memory_are_read(text: str, count: int) -> None:
-    assert max_batch.parse_bytes(text) == count
+    assert parse_bytes(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "16 GiBi", "-1GB"])
 def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="16GiB"):
-        max_batch.parse_bytes(text)
+        parse_bytes(text)
 
 
 def test_one_image_more_than_the_largest_batch_does_not_fit() -> None:

@@ -180,13 +180,30 @@ def test_a_resnet_holds_what_it_holds_in_eager_lean_training() -> None:
     assert held(captured, x) < 0.5 * held(plain, x)
 
 
-@pytest.mark.parametrize("budget", [0.3, 2_400_000])
-def test_a_budget_limits_what_is_held_from_the_first_step_on(budget: float) -> None:
+def test_a_fraction_limits_what_is_held_from_the_first_step_on() -> None:
     plain, model = (torchvision.models.resnet18(weights=None) for _ in range(2))
     x = torch.randn(2, 3, 96, 96)
-    limit = budget if isinstance(budget, int) else budget * held(plain, x)
     model.load_state_dict(plain.state_dict())
-    assert held(lean(model, budget, capture=True), x) < 1.15 * limit  # parameters' and norms' vectors are held as well
+    limit = 0.3 * held(plain, x)
+    assert held(lean(model, 0.3, capture=True), x) < 1.15 * limit  # parameters' and norms' vectors are held as well
+
+
+def test_a_limit_in_bytes_bounds_the_peak() -> None:
+    model, x = torchvision.models.mobilenet_v2(weights=None), torch.randn(8, 3, 96, 96)
+    existing = x.nbytes + sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+
+    def peak(budget: Any) -> int:
+        torch._dynamo.reset()
+        captured = lean(copy.deepcopy(model), budget, capture=True)
+        return existing + measure_memory(lambda: captured(x).square().mean(), captured.parameters()).peak
+
+    most = peak(None)
+    limit = round(0.9 * most)
+    assert peak(limit) <= limit < most
+    with pytest.raises(
+        Exception, match=r"a training step takes at least \d+\.\d\d MB, more than the limit of 1\.00 MB"
+    ):
+        peak("1MB")
 
 
 def test_copies_are_captured_and_evaluation_is_not() -> None:

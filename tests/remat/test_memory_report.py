@@ -64,7 +64,7 @@ def test_the_printed_report_is_short_and_names_what_holds_most() -> None:
     lines = str(report).splitlines()
     assert repr(report) == str(report)
     assert len(lines) <= 15
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= 130
     assert f"{report.lean / 1e6:.2f} MB" in lines[0]
     assert f"({100 * report.lean / report.plain:.0f} %)" in lines[0]
     table = [line for line in lines if line.startswith("|")]
@@ -74,7 +74,17 @@ def test_the_printed_report_is_short_and_names_what_holds_most() -> None:
     assert f" {most.kind} " in table[2]
     assert f" {most.plain / 1e6:.2f} " in table[2]
     assert f" {100 * most.plain / report.plain:.2f} " in table[2]
-    assert any("aten.logcumsumexp" in line and "0.52 MB" in line and "cumulative" in line for line in lines)
+    assert "aten.logcumsumexp" in report.table()
+    advice = lines[-2]
+    assert f"lean {(report.plain - report.lean) / 1e6:.3g} MB" in advice
+    assert report.with_inplace_norms is not None
+    assert report.with_checkpoints is not None
+    map_bytes = 4 * 2 * 16 * 64**2
+    assert report.plain - report.with_inplace_norms == pytest.approx(30 * map_bytes, rel=0.01)
+    assert report.with_checkpoints == 30 * map_bytes + 2 * map_bytes  # logcumsumexp holds its input and its output
+    assert f"checkpoints {(report.plain - report.with_checkpoints) / 1e6:.3g} MB" in advice
+    assert "in-place norms" in advice
+    assert "budget" in advice
     assert "table()" in lines[-1]
 
 
@@ -86,14 +96,13 @@ def test_the_report_measures_a_budget_that_helps() -> None:
     budget, held = report.with_budget
     assert held < report.lean
     assert held == zoo.memory_report(model, torch.randn(2, 8, 64, 64), budget=budget).lean
-    assert f'zoo.lean(model, "{budget}")' in str(report)
+    assert f'budget "{budget}"' in str(report)
 
 
-@pytest.mark.parametrize("budget", [0.6, 500_000])
-def test_a_budget_of_bytes_is_met_in_the_report(budget: float | int) -> None:
+def test_a_fraction_is_met_in_the_report() -> None:
     model = nn.Sequential(*(nn.Conv2d(8, 8, 1) for _ in range(8)))
-    report = zoo.memory_report(model, torch.randn(2, 8, 64, 64), budget=budget)
-    assert report.lean <= (budget if isinstance(budget, int) else budget * report.plain)
+    report = zoo.memory_report(model, torch.randn(2, 8, 64, 64), budget=0.6)
+    assert 0.4 * report.plain < report.lean <= 0.6 * report.plain
 
 
 class Detector(nn.Module):

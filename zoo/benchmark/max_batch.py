@@ -7,7 +7,6 @@ few activations. Each distinct convolution is therefore run on a few images.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,12 +18,11 @@ from torch import Tensor, nn
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
 from zoo.benchmark.strategies import Strategy, build_all, refusals_noted
-from zoo.errors import ConfigError, VerificationError
+from zoo.errors import VerificationError
 from zoo.ops.abn import backend, reference
 from zoo.ops.pooling import memory_format_of
 from zoo.remat.memory_use import Change, StorageLog, count_memory, measure_memory, measure_peak, storages_of
 
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 TOLERANCE = 0.05
 # Convolution operators, and the indices of their arguments whose first dimension is the batch.
 CONVOLUTIONS = {torch.ops.aten.convolution.default: (0,), torch.ops.aten.convolution_backward.default: (0, 1)}
@@ -47,14 +45,6 @@ class TrainingBytes(NamedTuple):
     def total(self) -> int:
         """Peak memory in bytes."""
         return self.constant + self.step
-
-
-def parse_bytes(text: str) -> int:
-    """Return the bytes of a text such as "16GiB" or "500 MB"; raises ConfigError for any other text."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2].upper() not in UNITS:
-        raise ConfigError(f"{text!r} is not an amount of memory", remedy="write it as 16GiB or 500MB")
-    return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 class MemoryPrediction:

@@ -243,8 +243,9 @@ class BenchmarkMaxBatch(Benchmark, SetupOptions):
 
     def measure(self, results: Results) -> None:
         """Predict, and compare the predictions of ``check``; ConfigError if nothing fits."""
-        from zoo.benchmark.max_batch import check_predictions, parse_bytes, report_fits
+        from zoo.benchmark.max_batch import check_predictions, report_fits
         from zoo.benchmark.strategies import EAGER, choose_strategies
+        from zoo.remat.budget import parse_bytes
 
         if self.memory is None and self.check is None:
             raise ConfigError("nothing to do", "command line", "give --memory SIZE, --check N, or both")
@@ -282,7 +283,7 @@ class BenchmarkLean(Benchmark):
     max_memory: str | None = option(metavar="SIZE")
     """Skip networks whose plain training is predicted to need more, such as 4GiB."""
     budget: str | None = option(metavar="X")
-    """Budget of zoo.lean: bytes, a fraction below 1, or '40 FLOP/B'."""
+    """Budget of zoo.lean: peak memory such as 8GB, a fraction below 1 of the bytes held, or '40 FLOP/B'."""
     inexact: bool = False
     """Fuse norms and activations; results then agree only up to rounding."""
     capture: bool = False
@@ -293,10 +294,9 @@ class BenchmarkLean(Benchmark):
     def measure(self, results: Results) -> None:
         """Measure each network, and write the results after each."""
         from zoo.benchmark.lean_networks import measure_lean_network, measure_overhead, summarize_networks
-        from zoo.benchmark.max_batch import parse_bytes
         from zoo.benchmark.network_setup import Setup
         from zoo.models.external import list_networks, smallest_of_each_family, split_name
-        from zoo.remat.budget import Budget
+        from zoo.remat.budget import Budget, parse_bytes
         from zoo.spec import NetworkSpec
 
         found = [each for name in self.models for each in ([name] if split_name(name) is None else list_networks(name))]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from zoo.errors import ConfigError
 
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 INPUT = "input of a recipe"  # the reason to save a tensor that autograd itself does not need
 
 
@@ -42,19 +44,33 @@ class Decision(NamedTuple):
         return self.bytes if self.is_kept else 0
 
 
+class Planned(NamedTuple):
+    """A training step for which a limit on its peak was met.
+
+    Args:
+    - `step_bytes`: its peak, without what existed before forward.
+    - `input_bytes`: bytes of the inputs of forward.
+    """
+
+    step_bytes: int
+    input_bytes: int
+
+
 class Budget:
     """The limit up to which convolutions and matrix products are recomputed.
 
     Args:
-    - `flops_per_byte`: recompute operations up to this many FLOP per byte of output; raised by `observe`.
-    - `held_bytes`: limit on the bytes held between forward and backward; None for no limit.
-    - `held_share`: the same limit as a fraction of the bytes that plain training holds.
+    - `flops_per_byte`: recompute operations up to this many FLOP per byte of output; set by `observe` and by
+      `zoo.remat.planning`.
+    - `peak_bytes`: limit on the bytes that exist at any time of a training step; None for no limit.
+    - `held_share`: limit on the bytes held between forward and backward, as a fraction of those of plain training.
     """
 
     def __init__(
-        self, flops_per_byte: float = 0.0, held_bytes: int | None = None, held_share: float | None = None
+        self, flops_per_byte: float = 0.0, peak_bytes: int | None = None, held_share: float | None = None
     ) -> None:
-        self.flops_per_byte, self._held_bytes, self._held_share = flops_per_byte, held_bytes, held_share
+        self.flops_per_byte, self.peak_bytes, self._held_share = flops_per_byte, peak_bytes, held_share
+        self.planned: Planned | None = None
 
     @classmethod
     def parse(cls, value: Any) -> Budget:
@@ -65,27 +81,44 @@ class Budget:
             found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*FLOP/B\s*", value)
             if found:
                 return cls(float(found[1]))
-        elif isinstance(value, bool):
-            pass
-        elif isinstance(value, int) and value > 0:
-            return cls(held_bytes=value)
-        elif isinstance(value, float) and 0 < value < 1:
+            if value.strip().upper().endswith("B"):  # a number alone might mean either
+                with suppress(ConfigError):
+                    value = parse_bytes(value)
+        if type(value) is int and value > 0:
+            return cls(peak_bytes=value)
+        if isinstance(value, float) and 0 < value < 1:
             return cls(held_share=value)
         raise ConfigError(
-            f"budget {value!r} is invalid: pass a positive number of bytes (int), a fraction of what plain training "
-            'holds (float between 0 and 1), a cost limit such as "40 FLOP/B", or None to recompute no convolutions'
+            f"budget {value!r} is invalid: pass a limit on the peak memory of a training step (a positive int or "
+            '"8GB"), a fraction of what plain training holds (float between 0 and 1), a cost limit such as '
+            '"40 FLOP/B", or None to recompute no convolutions'
         )
 
-    def held_limit(self, plain_bytes: int) -> float:
-        """Return the limit on the bytes held, if plain training holds ``plain_bytes``; infinity without one."""
-        if self._held_bytes is not None:
-            return self._held_bytes
+    def held_limit(self, plain_bytes: int, other_bytes: int = 0) -> float:
+        """Return the limit on the bytes held between forward and backward; infinity without one.
+
+        Args:
+        - `plain_bytes`: bytes that plain training holds.
+        - `other_bytes`: bytes that a step takes beside those held.
+        """
+        if self.peak_bytes is not None:
+            return self.peak_bytes - other_bytes
         return float("inf") if self._held_share is None else self._held_share * plain_bytes
 
     @property
-    def is_limited(self) -> bool:
-        """Whether the budget limits bytes, so that forward passes have to be observed."""
-        return self._held_bytes is not None or self._held_share is not None
+    def is_observed(self) -> bool:
+        """Whether forward passes have to be observed to meet the limit."""
+        return self._held_share is not None
+
+    def check_possible(self, least_bytes: int) -> None:
+        """Raise ConfigError if a step that recomputes all it can takes more than the limit."""
+        if self.peak_bytes is not None and least_bytes > self.peak_bytes:
+            raise ConfigError(
+                f"a training step takes at least {bytes_text(least_bytes)}, more than the limit of "
+                f"{bytes_text(self.peak_bytes)}",
+                "budget of zoo.lean",
+                "raise the limit, or train with smaller batches",
+            )
 
     def observe(self, decisions: Iterable[Decision]) -> None:
         """Raise ``flops_per_byte`` if the forward pass with these decisions held more than the limit."""
@@ -102,3 +135,16 @@ class Budget:
                 return
             held -= candidates[flops_per_byte]
             self.flops_per_byte = max(self.flops_per_byte, flops_per_byte)
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of a text such as "16GiB" or "500 MB"; raises ConfigError for any other text."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].upper() not in UNITS:
+        raise ConfigError(f"{text!r} is not an amount of memory", remedy="write it as 16GiB or 500MB")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def bytes_text(count: float) -> str:
+    """Return a number of bytes as in "8.59 GB" or "312.40 MB"."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, fx
 from torch.nn import Parameter
 
+from zoo.errors import ConfigError
 from zoo.remat import joint_graph, operations
 from zoo.remat.budget import Budget
 from zoo.remat.joint_graph import Node, are_alike, is_node, partition
 from zoo.remat.operations import IN_PLACE, LINE_DTYPES, line_is_exact
+from zoo.remat.planning import plan
 from zoo.remat.rematerializer import Rematerializer
 from zoo.torch_internals import OperatorOverload, aot_backend, boxed, inductor_partitioner, restarts_tracing, schema_of
 
@@ -41,8 +43,9 @@ def backend(
     A graph that AOTAutograd cannot trace runs in eager `zoo.lean`, with one `NotCaptured` warning.
 
     Args:
-    - `options`: of torch.compile; ``{"budget": 0.4}`` is the budget of `zoo.lean`. A limit in bytes holds for each
-      graph, from the first step on.
+    - `options`: of torch.compile; ``{"budget": 0.4}`` is the budget of `zoo.lean`. A limit holds for each graph, from
+      the first step on. The peak of a graph is bounded by what it saves, its inputs and gradients, and what one
+      operation uses; the state of an optimizer is not included.
     """
     budget = Budget.parse((options or {}).get("budget"))
     for dtype in LINE_DTYPES:
@@ -50,6 +53,8 @@ def backend(
     try:
         rule = partial(partition, budget=budget, cached_casts=_cached_casts(graph, inputs))
         return aot_backend(_run_eagerly, rule)(graph, inputs)
+    except ConfigError:  # an impossible budget
+        raise
     except Exception as error:  # whatever AOTAutograd or the partitioner cannot handle
         if restarts_tracing(error):
             raise
@@ -70,7 +75,7 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
     Results equal those of other compiled training to rounding. Random numbers are drawn once.
 
     Args:
-    - `budget`: the budget of `zoo.lean`; a limit in bytes holds for each graph.
+    - `budget`: the budget of `zoo.lean`; a limit holds for each graph, see `zoo.remat.capture.backend`.
     """
     rule = partial(partition, budget=Budget.parse(budget), is_eager=False)
     sources = (joint_graph.__file__, operations.__file__)
@@ -86,7 +91,10 @@ def _cached_casts(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[bool]:
 
 def _run_rematerialized(graph: fx.GraphModule, budget: Budget, *args: Any) -> Any:
     parameters = [arg for arg in args if isinstance(arg, Parameter)]
-    with Rematerializer(budget, parameters=[*parameters, *graph.parameters(), *graph.buffers()]):
+    rematerializer = partial(Rematerializer, parameters=[*parameters, *graph.parameters(), *graph.buffers()])
+    if budget.peak_bytes is not None:
+        plan(budget, graph, rematerializer, graph, args, {})
+    with rematerializer(budget):
         return graph(*args)
 
 

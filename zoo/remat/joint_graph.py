@@ -174,15 +174,29 @@ class _Rewriting:
         return self._unpacked.get(node, node)
 
     def _choose(self) -> None:
-        """Choose what is saved: the least, or with a budget in bytes the cheapest choice within it."""
+        """Choose what is saved: the least, or with a limit on bytes the cheapest choice within it.
+
+        A limit on the peak becomes a limit on the bytes saved, less a bound on what else a step takes.
+        """
         plain_bytes = sum(map(_bytes_of, filter(_is_computed, {_base(node) for node in self._needed})))
-        limit = self._budget.held_limit(plain_bytes)
-        if self._bytes_saved_at(self._budget.flops_per_byte) > limit:
+        other_bytes = self._other_bytes()
+        limit = self._budget.held_limit(plain_bytes, other_bytes)
+        saved_bytes = self._bytes_saved_at(self._budget.flops_per_byte)
+        if saved_bytes > limit:
             prices = sorted({_price(node) for node in self._forward if _has_price(node)})
             # Bytes fall as the price rises, so their negatives are sorted.
             position = bisect_left(prices, -limit, key=lambda price: -self._bytes_saved_at(price))
             if prices:
-                self._bytes_saved_at(prices[min(position, len(prices) - 1)])
+                saved_bytes = self._bytes_saved_at(prices[min(position, len(prices) - 1)])
+        self._budget.check_possible(saved_bytes + other_bytes)
+
+    def _other_bytes(self) -> int:
+        """Return a bound on the bytes of a step beside those saved: inputs, gradients, and what one operation uses."""
+        nodes = list(self._graph.nodes)
+        outputs = [node for node in self._graph.output_node().all_input_nodes if _is_computed(node)]
+        exists = {*outputs, *(node for node in nodes if node.op == "placeholder")}
+        used = (sum(map(_bytes_of, {node, *node.all_input_nodes} - exists)) for node in self._backward)
+        return sum(map(_bytes_of, exists)) + max(used, default=0)
 
     def _bytes_saved_at(self, flops_per_byte: float) -> int:
         """Choose what is saved if recomputation may cost this much, and return its bytes."""

@@ -16,6 +16,7 @@ from zoo.errors import ConfigError
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
 from zoo.remat.capture import backend
+from zoo.remat.planning import plan
 from zoo.torch_internals import (
     are_transforms_active,
     call_uncompiled,
@@ -55,10 +56,12 @@ def lean(
 
     Args:
     - `module`: a network or a part of one, changed in place. A second call replaces the budget.
-    - `budget`: limit on recomputing convolutions and matrix products. None: never recompute them. An int: the number of
-      bytes that may be held between forward and backward. A float below 1: the same as a fraction of plain training.
-      "40 FLOP/B": recompute those that cost up to 40 FLOP per byte of output. A limit in bytes is met from the second
-      or third forward pass on, after the first ones were measured and the cheapest convolutions chosen.
+    - `budget`: limit on recomputing convolutions and matrix products. None: never recompute them. "8GB" or an int:
+      the peak memory of a training step, in bytes, with parameters, gradients and the state of the optimizer (see
+      `zoo.remat.planning`). Forward and backward then run a few times before the first step, and again before a step
+      that would exceed the limit. A float below 1: the bytes held between forward and backward, as a fraction of plain
+      training; it is met from the second or third forward pass on. "40 FLOP/B": recompute those that cost up to 40
+      FLOP per byte of output.
     - `exact`: False fuses training-mode batch norms with the ReLU, SiLU or hardswish that directly follows, where
       compiled kernels exist (float32, float64 and half precision on the CPU). Steps are faster, mostly with SiLU.
       Results then equal those of plain training to rounding, and norms do not support double backward.
@@ -66,7 +69,8 @@ def lean(
       bytes are the same. There is no dispatch mode, and the first step takes some seconds. See `zoo.remat.capture`.
     - `enabled`: False undoes it.
 
-    Raises ConfigError for an invalid budget or for capture without exact, and TypeError for anything but a module.
+    Raises ConfigError for an invalid budget or for capture without exact, and TypeError for anything but a module. The
+    first call raises ConfigError if a limit in bytes is impossible.
     """
     if not isinstance(module, nn.Module):
         name = module if isinstance(module, str) else "resnet50"
@@ -118,7 +122,7 @@ class _Lean:
             if _applies():
                 return super().__call__(*args, **kwargs)  # type: ignore[misc]
             return call_uncompiled(self, *args, **kwargs)
-        with _rematerializer_of(self):
+        with _rematerializer_of(self, super().__call__, args, kwargs):  # type: ignore[misc]
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -181,7 +185,7 @@ def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], settings:
     return _make_lean(function(*arguments), settings)
 
 
-def _rematerializer_of(module: Any) -> AbstractContextManager[Any]:
+def _rematerializer_of(module: Any, call: Any, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
     settings: _Settings | None = module.__dict__.get(_SETTINGS)
     if settings is None or not _applies():
         return nullcontext()
@@ -190,7 +194,10 @@ def _rematerializer_of(module: Any) -> AbstractContextManager[Any]:
         return nullcontext()
     own = [*module.parameters(), *module.buffers()]
     is_hooked = not settings.exact and any(forward_hooks(each) for each in module.modules())
-    return Rematerializer(settings.budget, parameters=own, exact=settings.exact, is_hooked=is_hooked)
+    rematerializer = functools.partial(Rematerializer, parameters=own, exact=settings.exact, is_hooked=is_hooked)
+    if settings.budget.peak_bytes is not None:
+        plan(settings.budget, module, rematerializer, call, args, kwargs)
+    return rematerializer(settings.budget)
 
 
 def _applies() -> bool:

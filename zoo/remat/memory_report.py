@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,17 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import truncate
-from zoo.ops.context import restored_buffers
 from zoo.remat import Rematerializer
-from zoo.remat.budget import Budget, Decision
+from zoo.remat.budget import Budget, Decision, bytes_text
+from zoo.remat.planning import plan, unchanged
 from zoo.tables import Cell, markdown_table
-from zoo.torch_internals import tree_leaves
+from zoo.torch_internals import BatchNormBase, tree_leaves
 
 MEGA = 1e6
+CONTAINERS = (nn.Sequential, nn.ModuleList)
 NUM_MODULES = 5  # rows of the printed report
-NUM_REASONS = 2  # lines of it that tell why tensors are kept
-MAX_NAME_CHARS, MAX_KIND_CHARS, MIN_NAME_CHARS, MAX_LINE_CHARS = 32, 18, 10, 100
-SMALL_SHARE = 0.01  # of what lean training holds: the printed report leaves less out
+MAX_NAME_CHARS, MAX_KIND_CHARS = 32, 18
 
 
 class ModuleMemory(NamedTuple):
@@ -69,10 +68,18 @@ class MemoryReport:
     - `modules`: the modules that hold anything, in the order in which they first save a tensor.
     - `with_budget`: a budget that lets `zoo.lean` recompute half of what convolutions and matrix products still hold,
       and the bytes held with it; None if the report was made with a budget or if none helps.
+    - `with_inplace_norms`: bytes held without the inputs of batch norms, which in-place norms overwrite; None without
+      batch norms in training mode.
+    - `with_checkpoints`: bytes held if each block is checkpointed: the inputs of blocks, and what other modules save.
+      Blocks are the items of `nn.Sequential` and `nn.ModuleList` that have submodules; None without such blocks.
+    - `peak`: bytes of a training step at its peak, if the budget limits it.
     """
 
     modules: list[ModuleMemory]
     with_budget: tuple[str, int] | None = None
+    with_inplace_norms: int | None = None
+    with_checkpoints: int | None = None
+    peak: int | None = None
 
     @property
     def plain(self) -> int:
@@ -100,12 +107,13 @@ class MemoryReport:
         return markdown_table(headers, rows)
 
     def __repr__(self) -> str:
-        """Return the totals, the modules that hold most, and what would help, in lines of at most 100 characters."""
+        """Return the totals, the modules that hold most, and what would help, in at most twelve lines."""
         if self.plain == 0:
             return "plain training holds nothing for backward: no operation saves a tensor"
         total = f"held for backward: {self.plain / MEGA:.2f} MB in plain training, {self._share(self.lean)} in lean"
         details = "print(report.table()) shows all modules, what each keeps and why"
-        return "\n".join([f"{total} training", self._largest(), *self._advice(), details])
+        peak = [] if self.peak is None else [f"peak of a lean training step: {bytes_text(self.peak)}"]
+        return "\n".join([f"{total} training", *peak, self._largest(), self._advice(), details])
 
     def _largest(self) -> str:
         """Return a table of the modules that hold most in plain training, and a row for all others."""
@@ -121,25 +129,22 @@ class MemoryReport:
         """Return megabytes and the percentages of what the whole network holds, plain and lean."""
         return [plain / MEGA, 100 * plain / self.plain, lean / MEGA, 100 * lean / max(1, self.lean)]
 
-    def _advice(self) -> Iterator[str]:
-        """Yield a line about a budget, and one for each of the main reasons why no budget helps with the rest."""
+    def _advice(self) -> str:
+        """Return a line with what each remedy would save."""
+        held = {"lean": self.lean, "in-place norms": self.with_inplace_norms, "checkpoints": self.with_checkpoints}
         if self.with_budget is not None:
-            budget, held = self.with_budget
-            yield f'zoo.lean(model, "{budget}") recomputes cheap convolutions and products too: {self._share(held)}'
-        held_by, places = Counter[tuple[str, str]](), dict[tuple[str, str], dict[str, None]]()
-        for module in self.modules:
-            for tensor in module.tensors:
-                if tensor.lean_bytes > 0 and tensor.flops_per_byte is None:
-                    cause = tensor.made_by, tensor.reason
-                    held_by[cause] += tensor.bytes
-                    places.setdefault(cause, {})[module.name or "(itself)"] = None
-        for (made_by, reason), size in held_by.most_common(NUM_REASONS):
-            if size >= SMALL_SHARE * self.lean:
-                yield _reason_line(made_by or "input", size, list(places[made_by, reason]), reason)
+            budget, held_with_budget = self.with_budget
+            held[f'budget "{budget}"'] = held_with_budget
+        saved = {name: self.plain - size for name, size in held.items() if size is not None and size < self.plain}
+        most_first = sorted(saved.items(), key=lambda item: -item[1])
+        return "would save: " + (
+            ", ".join(f"{name} {self._share(size, '.3g')}" for name, size in most_first) or "nothing"
+        )
 
-    def _share(self, held: int) -> str:
+    def _share(self, size: int, precision: str = ".2f") -> str:
         """Return megabytes and the percentage of what plain training holds."""
-        return f"{held / MEGA:.2f} MB ({100 * held / self.plain:.0f} %)"
+        megabytes = f"{size / MEGA:{precision}}" if size < 1000 * MEGA else f"{size / MEGA:.0f}"
+        return f"{megabytes} MB ({100 * size / self.plain:.0f} %)"
 
 
 def memory_report(model: nn.Module, *inputs: Any, budget: float | int | str | None = None) -> MemoryReport:
@@ -148,7 +153,9 @@ def memory_report(model: nn.Module, *inputs: Any, budget: float | int | str | No
     Runs forward passes in the network's current mode and with gradients, and restores buffers, such as running
     statistics, and the state of the random number generators afterwards. Bytes are those of distinct memory that
     autograd saves; inputs, parameters and buffers are not counted. Without a budget the first pass makes the report,
-    and a second one measures a budget that helps. With one, passes are repeated until it is met.
+    and a second one measures a budget that helps. With one, passes are repeated until it is met. A limit on the peak
+    also runs backward. With the network and its inputs on the meta device, this takes no memory and counts tensors
+    only, without the scratch memory of operations.
 
     >>> import torch, torchvision, zoo
     >>> report = zoo.memory_report(torchvision.models.resnet18(), torch.randn(2, 3, 64, 64))
@@ -168,33 +175,62 @@ def memory_report(model: nn.Module, *inputs: Any, budget: float | int | str | No
             f"memory_report takes a torch.nn.Module, not {truncate(repr(model))} of type {type(model).__name__}{advice}"
         )
     limit = Budget.parse(budget)
-    with _unchanged(model), torch.enable_grad():
-        while True:  # a budget of bytes is raised after each pass that exceeds it, up to the costliest product
+    tensors = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
+    rematerializer = partial(Rematerializer, parameters=[*model.parameters(), *model.buffers(), *tensors])
+    block_inputs = dict.fromkeys(_block_names(model), 0)
+    peak = with_budget = None
+    with unchanged(model), torch.enable_grad():
+        if limit.peak_bytes is not None:
+            peak = plan(limit, model, rematerializer, model, inputs, {})
+        while True:  # a fraction is raised after each pass that exceeds it, up to the costliest product
             flops_per_byte = limit.flops_per_byte
-            decisions = _decisions(model, inputs, limit)
+            decisions: list[Decision] = []
+            with _named(model, rematerializer(limit, log=decisions), block_inputs):
+                model(*inputs)
             if limit.flops_per_byte == flops_per_byte:
                 break
         suggested = _suggested_budget(decisions) if budget is None else None
-        with_budget = None
         if suggested is not None:
-            held = sum(decision.lean_bytes for decision in _decisions(model, inputs, Budget.parse(suggested)))
+            log: list[Decision] = []
+            with rematerializer(suggested, log=log):
+                model(*inputs)
+            held = sum(decision.lean_bytes for decision in log)
             with_budget = (suggested, held) if held < sum(decision.lean_bytes for decision in decisions) else None
-    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
+    named = dict(model.named_modules())
     by_place: dict[str, list[Decision]] = {}
     for decision in decisions:
         by_place.setdefault(decision.place, []).append(decision)
-    modules = [ModuleMemory(place, kinds[place], tensors) for place, tensors in by_place.items()]
-    return MemoryReport(modules, with_budget)
+    modules = [ModuleMemory(place, type(named[place]).__name__, decided) for place, decided in by_place.items()]
+    plain = sum(module.plain for module in modules)
+    by_norms = [each.plain for each in modules if isinstance(named[each.name], BatchNormBase)]
+    in_blocks = [each.plain for each in modules if _is_inside(each.name, block_inputs)]
+    return MemoryReport(
+        modules,
+        with_budget,
+        with_inplace_norms=plain - sum(by_norms) if by_norms and model.training else None,
+        with_checkpoints=plain - sum(in_blocks) + sum(block_inputs.values()) if block_inputs else None,
+        peak=peak,
+    )
 
 
-def _decisions(model: nn.Module, inputs: tuple[Any, ...], budget: Budget) -> list[Decision]:
-    """Return the decisions of one forward pass."""
-    log: list[Decision] = []
-    tensors = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
-    rematerializer = Rematerializer(budget, parameters=[*model.parameters(), *model.buffers(), *tensors], log=log)
-    with _named(model, rematerializer), rematerializer:
-        model(*inputs)
-    return log
+def _block_names(model: nn.Module) -> Iterator[str]:
+    """Yield the names of the blocks: the innermost items of nested containers that have submodules."""
+    blocks: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, CONTAINERS) and not _is_inside(name, blocks):
+            for item, child in module.named_children():
+                has_blocks = isinstance(child, CONTAINERS) and any(map(_has_children, child.children()))
+                if _has_children(child) and not has_blocks:
+                    blocks.append(f"{name}.{item}" if name else item)
+    yield from blocks
+
+
+def _is_inside(name: str, blocks: Iterable[str]) -> bool:
+    return any(name == block or name.startswith(f"{block}.") for block in blocks)
+
+
+def _has_children(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None
 
 
 def _suggested_budget(decisions: list[Decision]) -> str | None:
@@ -223,35 +259,24 @@ def _shown_name(module: ModuleMemory) -> tuple[str, str]:
     return _shortened(module.name or "(itself)", MAX_NAME_CHARS), _shortened(module.kind, MAX_KIND_CHARS)
 
 
-def _reason_line(made_by: str, size: int, places: list[str], reason: str) -> str:
-    """Return which operation keeps how much, where and why, with the first of the modules."""
-    before = f"{made_by} keeps {size / MEGA:.2f} MB in "
-    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-    room = MAX_LINE_CHARS - len(f"{before}{more}: {reason}")
-    return f"{before}{_shortened(places[0], max(MIN_NAME_CHARS, room))}{more}: {reason}"[:MAX_LINE_CHARS]
-
-
 def _shortened(name: str, length: int) -> str:
     """Return the end of a name, which tells siblings apart, behind "..." where it is too long."""
     return name if len(name) <= length else "..." + name[3 - length :]
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Context that restores buffers and random number generators at its end."""
-    devices = {each.device for each in model.parameters() if each.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices)), restored_buffers(model):
-        yield
+def _named(model: nn.Module, rematerializer: Rematerializer, input_bytes: dict[str, int]) -> Iterator[None]:
+    """Return a context of a rematerializer that knows the name of the running module.
 
-
-@contextmanager
-def _named(model: nn.Module, rematerializer: Rematerializer) -> Iterator[None]:
-    """Return a context in which the rematerializer knows the name of the module that runs."""
+    ``input_bytes`` receives the bytes of the inputs of the modules that it names.
+    """
     running: list[str] = [""]
 
-    def enter(name: str, *_: Any) -> None:
+    def enter(name: str, _: nn.Module, inputs: Any) -> None:
         running.append(name)
         rematerializer.place = name
+        if name in input_bytes:
+            input_bytes[name] = sum(each.nbytes for each in tree_leaves(inputs) if isinstance(each, Tensor))
 
     def leave(*_: Any) -> None:
         running.pop()
@@ -259,11 +284,11 @@ def _named(model: nn.Module, rematerializer: Rematerializer) -> Iterator[None]:
 
     handles: list[Any] = []
     for name, module in model.named_modules():
-        begin: Callable[..., None] = partial(enter, name)
-        handles.append(module.register_forward_pre_hook(begin, prepend=True))
+        handles.append(module.register_forward_pre_hook(partial(enter, name), prepend=True))
         handles.append(module.register_forward_hook(leave, always_call=True))
     try:
-        yield
+        with rematerializer:
+            yield
     finally:
         for handle in handles:
             handle.remove()

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
+from zoo.errors import ConfigError
 from zoo.remat.budget import INPUT, Budget, Decision
 from zoo.remat.fusing import FusedNorms
 from zoo.remat.operations import (
@@ -50,6 +51,7 @@ from zoo.torch_internals import (
 )
 
 MAX_DEPTH = 4  # recomputed saved tensors in a chain: bounds the work and the peak memory of one recomputation
+TIE_BREAK = 1e-6  # relative difference in price that orders operations of equal price
 NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save a tensor
 MIN_BYTES = 2**16  # smaller tensors are saved: recomputing them costs more time than the memory is worth
 
@@ -63,8 +65,8 @@ class Rematerializer(TorchDispatchMode):
     Backward raises RecipeError if an input of a recipe was overwritten since forward.
 
     Args:
-    - `budget`: the limit on recomputing convolutions and matrix products, as `Budget.parse` takes it. A budget in bytes
-      observes the decisions of each forward pass.
+    - `budget`: the limit on recomputing convolutions and matrix products, as `Budget.parse` takes it, but not a limit
+      in bytes. A fraction observes the decisions of each forward pass.
     - `depth`: recomputed saved tensors in a chain. A larger depth saves less and has a higher peak in backward.
     - `smallest_bytes`: smaller tensors are saved.
     - `parameters`: tensors that stay alive anyway, and so are free inputs of recipes.
@@ -87,7 +89,11 @@ class Rematerializer(TorchDispatchMode):
         is_hooked: bool = False,
     ) -> None:
         super().__init__()
-        self._budget = budget if isinstance(budget, Budget) else Budget.parse(budget)
+        self._budget = Budget.parse(budget)
+        if self._budget.peak_bytes is not None and self._budget.planned is None:
+            raise ConfigError(
+                "a limit on the peak memory is met by measuring steps of a module", "Rematerializer", "use zoo.lean"
+            )
         self._depth, self._smallest_bytes = depth, smallest_bytes
         self._parameters = [each.untyped_storage() for each in parameters if _is_plain(each)]
         self._log = log
@@ -105,7 +111,9 @@ class Rematerializer(TorchDispatchMode):
         # address of a storage -> the value of the clock at the last write into it
         self._writes: dict[int, int] = {}
         self._clock = 0
-        self._producers = Producers() if self._log is not None or self._budget.is_limited else None
+        self._producers = Producers() if self._log is not None or self._budget.is_observed else None
+        self._has_prices = self._budget.flops_per_byte > 0 or self._producers is not None
+        self._num_priced = 0
         self._decisions: list[Decision] = []
         self._store = Store()
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
@@ -131,7 +139,7 @@ class Rematerializer(TorchDispatchMode):
         del self._contexts, self._hooks, self._fused, self._known, self._kept, self._started_from, self._producers
         if self._log is not None:
             self._log += self._decisions
-        if self._budget.is_limited and error[0] is None:
+        if self._budget.is_observed and error[0] is None:
             self._budget.observe(self._decisions)
         del self._decisions
 
@@ -145,6 +153,7 @@ class Rematerializer(TorchDispatchMode):
         # Transforms of torch.func run operations on wrapped tensors.
         is_recorded = torch.is_grad_enabled() and not are_transforms_active()
         rule = RULES.get(operation) if is_recorded else None
+        price = None
         if rule is not None and rule.overwrites:
             return self._record_write(rule, operation, args, kwargs)
         written = _written_tensors(operation, args, kwargs)
@@ -166,10 +175,12 @@ class Rematerializer(TorchDispatchMode):
             elif operation in BATCH_NORMS:
                 if out[0].nbytes >= self._smallest_bytes and _are_plain((*args, out)):
                     self._record_batch_norm(operation, args, out)
-            elif self._budget.flops_per_byte > 0 and self._is_cheap(operation, args, out) and _are_plain((*args, out)):
-                self._record(Rule(operation, is_view=False, overwrites=False), args, kwargs, out)
+            elif self._has_prices:
+                price = self._price_of(operation, args, out)
+                if price is not None and price <= self._budget.flops_per_byte and _are_plain((*args, out)):
+                    self._record(Rule(operation, is_view=False, overwrites=False), args, kwargs, out)
             if self._producers is not None:
-                self._producers.note(operation, args, out)
+                self._producers.note(operation, args, out, price)
         return out
 
     @contextmanager
@@ -186,9 +197,16 @@ class Rematerializer(TorchDispatchMode):
         has_bytes = isinstance(out, Tensor) and out.layout is torch.strided
         return not has_bytes or out.nbytes >= self._smallest_bytes
 
-    def _is_cheap(self, operation: Operation, args: tuple[Any, ...], out: Any) -> bool:
+    def _price_of(self, operation: Operation, args: tuple[Any, ...], out: Any) -> float | None:
+        """Return FLOP per byte of output for a convolution or a matrix product, else None.
+
+        Among equals the earlier one costs slightly less, so that a limit may lie between them.
+        """
         flops = flops_of(operation, args, out)
-        return flops is not None and flops <= self._budget.flops_per_byte * out.nbytes
+        if flops is None:
+            return None
+        self._num_priced += 1
+        return float(flops / out.nbytes * (1 - TIE_BREAK + TIE_BREAK**2 * self._num_priced))
 
     def _record(self, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if any(isinstance(arg, Tensor) for arg in kwargs.values()):
@@ -546,10 +564,8 @@ class Producers:
     def __init__(self) -> None:
         self._of: dict[int, tuple[weakref.ref[Tensor], str, float | None]] = {}
 
-    def note(self, operation: Operation, args: tuple[Any, ...], out: Any) -> None:
-        """Record the outputs of an operation."""
-        flops = flops_of(operation, args, out)
-        price = None if flops is None else flops / out.nbytes
+    def note(self, operation: Operation, args: tuple[Any, ...], out: Any, price: float | None = None) -> None:
+        """Record the outputs of an operation, which costs ``price`` FLOP per byte of output."""
         for each in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(each, Tensor):
                 maker, price_of_base = str(operation).rpartition(".")[0], price

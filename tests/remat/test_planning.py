@@ -1,0 +1,211 @@
+"""A limit on the peak of a training step is met, exactly and by little recomputation, or is told to be impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+import zoo
+from tests.remat.programs import are_equal, images, network
+from tests.step import step
+from zoo.errors import ConfigError
+from zoo.remat import Rematerializer, planning
+from zoo.remat.lean import lean
+from zoo.remat.memory_use import measure_memory
+
+SIZE_PX = 64
+
+
+class Count:
+    """Counts the measured steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.number = 0
+        measure = planning._measure
+
+        def count(*args: Any) -> int:
+            self.number += 1
+            return measure(*args)
+
+        monkeypatch.setattr(planning, "_measure", count)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Count:
+    return Count(monkeypatch)
+
+
+def products(width: int = 128) -> nn.Module:
+    """Return a network whose products all have the same price."""
+    torch.manual_seed(0)
+    return nn.Sequential(*chain.from_iterable((nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)) for _ in range(12)))
+
+
+def peak(model: nn.Module, x: Tensor) -> int:
+    """Return the bytes of parameters, buffers, the input and a training step at its peak."""
+    existing = sum(each.nbytes for each in (*model.parameters(), *model.buffers(), x))
+
+    def forward() -> Tensor:
+        output = model(x)
+        forward.output = output  # type: ignore[attr-defined]
+        return F.cross_entropy(output, torch.zeros_like(output[:, 0], dtype=torch.long))
+
+    return existing + measure_memory(forward, model.parameters()).peak
+
+
+def price(model: nn.Module) -> float:
+    flops_per_byte: float = vars(model)["_zoo_lean"].budget.flops_per_byte
+    return flops_per_byte
+
+
+def assert_met(build: Callable[[], nn.Module], x: Tensor, share: float) -> None:
+    """Assert that the peak is met, at a share of the way from the least to that without a budget."""
+    most, least = (peak(lean(build(), budget), x) for budget in (None, "1000000 FLOP/B"))
+    limit = round(1.03 * (least + share * (most - least)))
+    model = lean(build(), limit)
+    found = peak(model, x)
+    assert 0.9 * limit < found <= limit
+    assert price(model) > 0
+
+
+@pytest.mark.parametrize(
+    "share", [0.5, pytest.param(0.1, marks=pytest.mark.slow), pytest.param(0.8, marks=pytest.mark.slow)]
+)
+def test_the_peak_is_close_below_the_limit(share: float) -> None:
+    assert_met(products, torch.randn(768, 128), share)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["resnet18", "efficientnet_b0", "mobilenet_v3_small", "convnext_tiny", "densenet121", "swin_t"]
+)
+def test_the_peak_of_whole_networks_is_close_below_the_limit(name: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, 96, 96)
+    build = getattr(torchvision.models, name)
+    assert_met(build, x, 0.4)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_all_bits_are_those_of_plain_training(autocast: bool, measured: Count) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.ReLU(inplace=True), network(), nn.Dropout(0.5))
+
+    class Copying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = build()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x * 1)
+
+    limit = round(0.97 * peak(lean(Copying()), images(SIZE_PX)))
+    plain, model = Copying(), Copying()
+    lean(model.inner, limit)
+    for _ in range(2):
+        assert are_equal(step(model, images(SIZE_PX), autocast), step(plain, images(SIZE_PX), autocast))
+    assert measured.number >= 2
+
+
+def test_a_generous_limit_recomputes_no_product(measured: Count) -> None:
+    model, x = lean(products(), "1GB"), torch.randn(256, 128)
+    model(x).sum().backward()
+    assert price(model) == 0
+    assert measured.number == 2
+
+
+def test_what_is_impossible_is_told_with_the_least() -> None:
+    x = torch.randn(768, 128)
+    least = peak(lean(products(), "1000000 FLOP/B"), x)
+    with pytest.raises(ConfigError, match=r"at least \d+\.\d\d MB, more than the limit of 1\.00 MB") as error:
+        lean(products(), "1MB")(x)
+    told = float(str(error.value).split("at least ")[1].split()[0])
+    assert told == pytest.approx(least / 1e6, rel=0.05)
+
+
+def test_it_is_planned_again_only_for_steps_that_need_more(measured: Count) -> None:
+    model, x = products().to("meta"), torch.randn(768, 128, device="meta")
+    most = zoo.memory_report(model, x, budget="1GB").peak
+    assert most is not None
+    optimizer = torch.optim.Adam(lean(model, round(1.05 * most)).parameters())
+    counts, prices = [], []
+    for size in (768, 768, 256):  # in the second step, the optimizer has its state
+        model(x[:size]).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        counts.append(measured.number)
+        prices.append(price(model))
+    assert counts[0] < counts[1] == counts[2]
+    assert prices[0] == 0 < prices[1] == prices[2]
+    with pytest.raises(ConfigError, match="at least"):
+        model(torch.randn(8192, 128, device="meta"))
+
+
+def test_gradients_that_exist_are_part_of_the_peak() -> None:
+    model, x = products(512), torch.randn(256, 512)
+    limit = round(1.5 * peak(lean(products(512)), x))
+    lean(model, limit)(x).sum().backward()
+    before = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    planned = vars(model)["_zoo_lean"].budget
+    planned.planned = None
+    model(x)
+    gradients = sum(each.nbytes for each in before)
+    assert planned.planned.step_bytes < limit - gradients
+    assert are_equal([each.grad for each in model.parameters() if each.grad is not None], before)
+
+
+def test_a_scalar_output_is_the_loss() -> None:
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(128, 4096)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            scores = self.layer(x)
+            return {"loss": scores.mean(), "scores": scores}
+
+    x = torch.randn(256, 128, device="meta")
+    peaks = [zoo.memory_report(each.to("meta"), x, budget="1GB").peak for each in (WithLoss(), nn.Linear(128, 4096))]
+    assert peaks[0] is not None
+    assert peaks[1] is not None
+    assert peaks[0] < peaks[1] - 4 * 256 * 4096  # no logarithm of the softmax
+
+
+def test_outputs_that_hide_their_tensors_are_told() -> None:
+    class Hiding(nn.Module):
+        def forward(self, x: Tensor) -> object:
+            return object()
+
+    with pytest.raises(ConfigError, match="no output of type object requires gradients"):
+        lean(nn.Sequential(nn.Linear(2, 2), Hiding()), "1GB")(torch.randn(1, 2))
+
+
+def test_nothing_is_measured_without_gradients(measured: Count) -> None:
+    with torch.no_grad():
+        lean(products(), "1MB")(torch.randn(256, 128))
+    assert measured.number == 0
+
+
+def test_a_context_cannot_measure() -> None:
+    with pytest.raises(ConfigError, match=r"use zoo\.lean"):
+        Rematerializer("8GB")
+
+
+@pytest.mark.slow
+def test_on_the_meta_device_the_report_takes_no_memory() -> None:
+    x = torch.randn(768, 128)
+    limit = round(0.9 * peak(lean(products()), x))
+    real = zoo.memory_report(products(), x, budget=limit)
+    found = zoo.memory_report(products().to("meta"), x.to("meta"), budget=limit)
+    assert found.peak is not None
+    assert found.peak == pytest.approx(real.peak, rel=0.06)
+    assert f"peak of a lean training step: {found.peak / 1e6:.2f} MB" in str(found)
+    with pytest.raises(ConfigError, match="at least"):
+        zoo.memory_report(products().to("meta"), x.to("meta"), budget="1MB")

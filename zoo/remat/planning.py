@@ -1,0 +1,198 @@
+"""Finds what to recompute so that the peak of a training step stays within a limit in bytes.
+
+Steps are measured before the first real one: at first with all convolutions and matrix products recomputed, then with
+the expensive ones saved, as many as fit. No step that is likely to exceed the limit runs.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from zoo.errors import ConfigError
+from zoo.ops.context import restored_buffers
+from zoo.remat.budget import Budget, Decision, Planned
+from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize
+from zoo.remat.rematerializer import Rematerializer
+from zoo.torch_internals import storage_id, tree_leaves, tree_map
+
+MARGIN = 0.02  # of the limit, for what a real step takes beyond a measured one
+CLOSE = 0.05  # of the limit: a peak that is so close below it is not improved
+MAX_STEPS = 10  # measured after the first one
+
+_optimizers: WeakSet[Optimizer] = WeakSet()
+
+
+def plan(
+    budget: Budget,
+    module: nn.Module,
+    rematerializer: Callable[..., Rematerializer],
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> int:
+    """Set ``budget.flops_per_byte`` so that a training step stays within ``budget.peak_bytes``; return its peak.
+
+    The peak is that of all memory: parameters, buffers, gradients, the state of optimizers that have made a step,
+    inputs, and everything from the start of forward to the end of backward. On CUDA, all that the process had
+    allocated before counts too. Returns immediately if the budget was planned for such a step before. Otherwise forward
+    and backward run several times. The random state, buffers and gradients are then as before.
+
+    Args:
+    - `module`: the network.
+    - `rematerializer`: returns a `Rematerializer` for a budget and a ``log`` of decisions.
+    - `call`: computes the outputs of the module from ``args`` and ``kwargs``.
+
+    Raises ConfigError if the limit is impossible.
+    """
+    assert budget.peak_bytes is not None
+    _watch_optimizers()
+    inputs = _tensors((args, kwargs))
+    existing, input_bytes = _existing_bytes(module, inputs), sum(each.nbytes for each in inputs)
+    limit = (1 - MARGIN) * budget.peak_bytes
+    planned = budget.planned
+    if planned is None or input_bytes > planned.input_bytes or existing + planned.step_bytes > limit:
+
+        def measure(price: float) -> tuple[int, list[Decision]]:
+            decisions: list[Decision] = []
+            with unchanged(module):
+                peak = _measure(module, rematerializer(Budget(price), log=decisions), call, args, kwargs)
+            return existing + peak, decisions
+
+        peak, budget.flops_per_byte = _lowest_price(budget, limit, measure)
+        planned = budget.planned = Planned(peak - existing, input_bytes)
+    return existing + planned.step_bytes
+
+
+def _lowest_price(
+    budget: Budget, limit: float, measure: Callable[[float], tuple[int, list[Decision]]]
+) -> tuple[int, float]:
+    """Return the peak of a step close to the limit, and up to which price it recomputes operations."""
+    peak, decisions = measure(float("inf"))
+    budget.check_possible(round(peak / (1 - MARGIN)))
+    sizes: Counter[float] = Counter()
+    for decision in decisions:
+        if decision.flops_per_byte is not None and not decision.is_kept:
+            sizes[decision.flops_per_byte] += decision.bytes
+    prices = [0.0, *sorted(sizes)]
+    low, high = 0, len(prices) - 1  # the peak at the price `high` is within the limit
+    is_bound = True
+    for _ in range(MAX_STEPS):
+        if low == high or peak > (1 - CLOSE) * limit:
+            break
+        # Saving an output adds its bytes to the peak at most. What was measured to be wrong is bisected.
+        middle, room = high, limit - peak
+        while is_bound and middle > low and sizes[prices[middle]] <= room:
+            room -= sizes[prices[middle]]
+            middle -= 1
+        middle = min(middle, high - 1) if is_bound else (low + high) // 2
+        found, _ = measure(prices[middle])
+        if found <= limit:
+            peak, high = found, middle
+        else:
+            low, is_bound = middle + 1, False
+    return peak, prices[high]
+
+
+def _measure(
+    module: nn.Module,
+    rematerializer: Rematerializer,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> int:
+    """Return the most bytes that forward and backward allocate at one time; no gradient is accumulated."""
+    inputs = tree_map(_leaf, (args, kwargs))
+    args, kwargs = tree_map(_clone, inputs)  # forward may overwrite its inputs
+    parameters = [each for each in module.parameters() if each.requires_grad]
+    sources = [*parameters, *(each for each in _tensors(inputs) if each.requires_grad)]
+    device = _device(module)
+    is_meta = device.type == "meta"
+    log = StorageLog() if is_meta else AllocatorLog(device)
+    gc.collect()
+    with log:
+        with rematerializer:
+            output = call(*args, **kwargs)
+        gradients = torch.autograd.grad(_loss(output), sources, allow_unused=True)
+    dense = [each for each in gradients[: len(parameters)] if each is not None and each.layout is torch.strided]
+    storages = [each.untyped_storage() for each in dense]
+    addresses = {storage_id(each) if is_meta else each.data_ptr() for each in storages}
+    memory = summarize(log.changes, len(log.changes), addresses)
+    torch.clear_autocast_cache()  # it holds casts from graphs that are gone
+    if any(each.grad is not None for each in parameters):  # gradients are added to those and freed
+        return memory.peak_without_gradients + max((each.nbytes for each in dense), default=0)
+    return memory.peak
+
+
+def _loss(output: Any) -> Tensor:
+    """Return the sum of the scalar outputs, which are losses, or if there are none the cross-entropy of the outputs."""
+    outputs = [each for each in _tensors(output) if each.requires_grad and each.numel() > 0]
+    if not outputs:
+        raise ConfigError(
+            f"no output of type {type(output).__name__} requires gradients, so that no training step can be measured",
+            "budget of zoo.lean",
+            "return tensors, or lists, tuples and dicts of them, or pass a fraction as budget",
+        )
+    scalars = [each for each in outputs if each.ndim == 0]
+    losses = [each.real.float() for each in scalars] or [_cross_entropy(each) for each in outputs]
+    return torch.stack(losses).sum()
+
+
+def _cross_entropy(output: Tensor) -> Tensor:
+    """Return the cross-entropy over the last dimension, with the first class as the target."""
+    scores = (output.abs() if output.is_complex() else output.float()).reshape(-1, output.shape[-1])
+    return F.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long, device=scores.device))
+
+
+def _leaf(value: Any) -> Any:
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+def _clone(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next((each.device for each in module.parameters()), torch.device("cpu"))
+
+
+def _existing_bytes(module: nn.Module, inputs: list[Tensor]) -> int:
+    """Return the bytes that exist before a step, those of the inputs included."""
+    device = _device(module)
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    parameters = list(module.parameters())
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    states = [optimizer.state.get(each) for optimizer in _optimizers for each in parameters]
+    tensors = (*parameters, *module.buffers(), *gradients, *_tensors(states), *inputs)
+    storages = {storage_id(storage): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
+    return sum(storages.values())
+
+
+@cache
+def _watch_optimizers() -> None:
+    """Remember all optimizers from their next step on."""
+    register_optimizer_step_post_hook(lambda optimizer, *_: _optimizers.add(optimizer))
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Return a context that restores buffers and random number generators at its end."""
+    devices = {each.device for each in module.parameters() if each.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)), restored_buffers(module):
+        yield
