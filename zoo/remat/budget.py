@@ -94,15 +94,8 @@ class Budget:
             '"40 FLOP/B", or None to recompute no convolutions'
         )
 
-    def held_limit(self, plain_bytes: int, other_bytes: int = 0) -> float:
-        """Return the limit on the bytes held between forward and backward; infinity without one.
-
-        Args:
-        - `plain_bytes`: bytes that plain training holds.
-        - `other_bytes`: bytes that a step takes beside those held.
-        """
-        if self.peak_bytes is not None:
-            return self.peak_bytes - other_bytes
+    def held_limit(self, plain_bytes: int) -> float:
+        """Return the limit on the bytes held, if plain training holds ``plain_bytes``; infinity without one."""
         return float("inf") if self._held_share is None else self._held_share * plain_bytes
 
     @property

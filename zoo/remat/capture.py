@@ -44,8 +44,8 @@ def backend(
 
     Args:
     - `options`: of torch.compile; ``{"budget": 0.4}`` is the budget of `zoo.lean`. A limit holds for each graph, from
-      the first step on. The peak of a graph is bounded by what it saves, its inputs and gradients, and what one
-      operation uses; the state of an optimizer is not included.
+      the first step on. One in bytes limits the inputs, outputs and tensors of a graph. It does not include the
+      state of an optimizer and the scratch memory of operations.
     """
     budget = Budget.parse((options or {}).get("budget"))
     for dtype in LINE_DTYPES:

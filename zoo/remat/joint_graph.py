@@ -7,9 +7,10 @@ of its first reader, and lets torch split the graph there.
 
 from __future__ import annotations
 
+import copy
 import operator
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -94,12 +95,69 @@ def partition(
         _share_casts(joint.graph, num_fwd_outputs, cached_casts)
         _scale_masks(joint.graph)
     joint.graph.eliminate_dead_code()
-    rewriting = _Rewriting(joint.graph, num_fwd_outputs, budget or Budget(), is_eager)
-    rewriting.run()
-    joint.graph.eliminate_dead_code()
+    budget = budget or Budget()
+    if budget.peak_bytes is not None:
+        budget = _budget_within(budget, partial(_rewritten, joint.graph, num_fwd_outputs, is_eager=is_eager))
+    _rewrite(joint.graph, num_fwd_outputs, budget, is_eager)
     joint.graph.lint()
     joint.recompile()
     return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+
+
+def _rewrite(graph: Any, num_fwd_outputs: int, budget: Budget, is_eager: bool) -> None:
+    _Rewriting(graph, num_fwd_outputs, budget, is_eager).run()
+    graph.eliminate_dead_code()
+
+
+def _rewritten(graph: Any, num_fwd_outputs: int, budget: Budget, is_eager: bool) -> Any:
+    """Return a rewritten copy of a joint graph."""
+    graph = copy.deepcopy(graph)
+    _rewrite(graph, num_fwd_outputs, budget, is_eager)
+    return graph
+
+
+def _budget_within(limited: Budget, rewritten: Callable[[Budget], Any]) -> Budget:
+    """Return the lowest budget in FLOP per byte with which the peak of a step stays within the limit.
+
+    Args:
+    - `rewritten`: returns a copy of the joint graph that is rewritten with a budget.
+
+    Raises ConfigError if the limit is impossible.
+    """
+    assert limited.peak_bytes is not None
+    budget = Budget()
+    graph = rewritten(budget)
+    if _peak_of(graph) <= limited.peak_bytes:
+        return budget
+    prices = sorted({_price(node) for node in graph.nodes if _has_price(node)})
+    budgets = [budget, *map(Budget, prices)]
+    # Peaks fall as the price rises, so their negatives are sorted.
+    position = bisect_left(budgets, -limited.peak_bytes, key=lambda each: -_peak_of(rewritten(each)))
+    if position == len(budgets):
+        limited.check_possible(_peak_of(rewritten(budgets[-1])))
+    return budgets[min(position, len(budgets) - 1)]
+
+
+def _peak_of(graph: Any) -> int:
+    """Return the most bytes that the tensors of a rewritten joint graph take at one time.
+
+    Inputs and outputs, such as parameters and their gradients, stay alive. The scratch memory of operations is not
+    included.
+    """
+    last_use: dict[Node, int] = {}
+    for index, node in enumerate(graph.nodes):
+        for each in (node, *node.all_input_nodes):
+            last_use[_base(each)] = index  # what an output or a view reads lives as long
+    dying: dict[int, list[Node]] = {}
+    for node, index in last_use.items():
+        dying.setdefault(index, []).append(node)
+    live = peak = sum(_bytes_of(node) for node in graph.nodes if node.op == "placeholder")
+    for index, node in enumerate(graph.nodes):
+        if _is_computed(node) and _base(node) is node:
+            live += _bytes_of(node)
+            peak = max(peak, live)
+        live -= sum(_bytes_of(each) for each in dying.get(index, ()) if _is_computed(each))
+    return peak
 
 
 class _Rewriting:
@@ -174,29 +232,15 @@ class _Rewriting:
         return self._unpacked.get(node, node)
 
     def _choose(self) -> None:
-        """Choose what is saved: the least, or with a limit on bytes the cheapest choice within it.
-
-        A limit on the peak becomes a limit on the bytes saved, less a bound on what else a step takes.
-        """
+        """Choose what is saved: the least, or with a budget in bytes the cheapest choice within it."""
         plain_bytes = sum(map(_bytes_of, filter(_is_computed, {_base(node) for node in self._needed})))
-        other_bytes = self._other_bytes()
-        limit = self._budget.held_limit(plain_bytes, other_bytes)
-        saved_bytes = self._bytes_saved_at(self._budget.flops_per_byte)
-        if saved_bytes > limit:
+        limit = self._budget.held_limit(plain_bytes)
+        if self._bytes_saved_at(self._budget.flops_per_byte) > limit:
             prices = sorted({_price(node) for node in self._forward if _has_price(node)})
             # Bytes fall as the price rises, so their negatives are sorted.
             position = bisect_left(prices, -limit, key=lambda price: -self._bytes_saved_at(price))
             if prices:
-                saved_bytes = self._bytes_saved_at(prices[min(position, len(prices) - 1)])
-        self._budget.check_possible(saved_bytes + other_bytes)
-
-    def _other_bytes(self) -> int:
-        """Return a bound on the bytes of a step beside those saved: inputs, gradients, and what one operation uses."""
-        nodes = list(self._graph.nodes)
-        outputs = [node for node in self._graph.output_node().all_input_nodes if _is_computed(node)]
-        exists = {*outputs, *(node for node in nodes if node.op == "placeholder")}
-        used = (sum(map(_bytes_of, {node, *node.all_input_nodes} - exists)) for node in self._backward)
-        return sum(map(_bytes_of, exists)) + max(used, default=0)
+                self._bytes_saved_at(prices[min(position, len(prices) - 1)])
 
     def _bytes_saved_at(self, flops_per_byte: float) -> int:
         """Choose what is saved if recomputation may cost this much, and return its bytes."""
