@@ -8,11 +8,14 @@ anyway or are smaller. Backward recomputes it with the same kernels, so that gra
 - ``recipes``: tracked tensors, recipes, and their evaluation in backward.
 - ``rematerializer``: the dispatch mode that records a forward pass and decides what is saved.
 - ``budget``: how much recomputation of convolutions and matrix products is allowed.
+- ``planning``: the budget with which the peak of a training step stays within a limit.
 - ``fusing``: norms fused with activations, for users who do not need the same bits.
 - ``lean``: `zoo.lean`, which applies all this to a module.
 - ``capture``, ``joint_graph``: the same for graphs that torch.compile captures, without a dispatch mode.
 - ``partitioning``: keeps the random numbers of Inductor's own recomputation.
 - ``memory_report``, ``memory_use``: what a network holds between forward and backward.
+
+Apart from zoo's errors, tables and internals of torch, and the kernels of ``zoo.ops``, it needs torch alone.
 """
 
 from zoo.remat.capture import inductor_options
