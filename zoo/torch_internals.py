@@ -337,6 +337,21 @@ BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 #: The same without running statistics: (x, weight, bias, training, momentum, eps) -> (out, mean, invstd).
 BATCH_NORM_OF_BATCH = torch.ops.aten._native_batch_norm_legit.no_stats
 
+#: Returns the memory format that operations give their outputs for this input.
+suggest_memory_format: Callable[[Tensor], torch.memory_format] = torch._prims_common.suggest_memory_format
+
+
+def chooses_cudnn(*args: Any) -> bool:
+    """Return whether `F.batch_norm` calls cuDNN for input, weight, bias, running statistics, training and eps."""
+    chosen = _C._select_batch_norm_backend(*args)
+    return bool(chosen == _C._BatchNormBackend.Cudnn)
+
+
+def cudnn_reserve_bytes(x: Tensor, training: bool) -> int:
+    """Return the size of the reserve that cuDNN's batch norm of an input saves for backward."""
+    return int(_C._get_cudnn_batch_norm_reserve_space_size(x, training))
+
+
 #: The entries of a node's ``meta`` by which torch's partitioners and compilers recognize a node of backward.
 BACKWARD_TAG = {"partitioner_tag": "is_backward", "autograd_backward": True}
 
