@@ -646,9 +646,22 @@ def test_the_hint_of_a_number_is_the_number():
     assert internals.size_hint(7) == 7
 
 
+@pytest.mark.slow
+def test_a_module_of_torch_is_compiled_with_its_hooks():
+    graphs = []
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    module.register_forward_hook(lambda module, args, out: out + 1)
+    internals.set_compiled(module, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    x = torch.ones(1, 2)
+    assert torch.equal(module(x), internals.call_uncompiled(module, x))
+    (graph,) = graphs
+    assert len([node for node in graph.graph.nodes if node.op == "call_function"]) == 3
+    torch.compiler.reset()
+
+
 def test_a_compiled_module_can_be_called_uncompiled_and_be_restored():
     module = nn.Linear(2, 2)
-    module.compile(backend=lambda graph, inputs: pytest.fail("compiled"))
+    internals.set_compiled(module, backend=lambda graph, inputs: pytest.fail("compiled"))
     assert internals.is_compiled(module)
     x = torch.ones(1, 2)
     expected = nn.functional.linear(x, module.weight, module.bias)

@@ -418,13 +418,25 @@ def boxed(graph: Any) -> Callable[[list[Any]], Any]:
     return run
 
 
+def set_compiled(module: Any, **options: Any) -> None:
+    """Compile a module's calls, hooks included, like `module.compile(**options)`, and also modules of torch.nn.
+
+    Without a frame of another package around them, torch 2.11 skips all frames of `nn.Sequential`, for example.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    module._compiled_call_impl = torch.compile(call, **options)
+
+
 def set_uncompiled(module: nn.Module) -> None:
-    """Undo `module.compile()`."""
+    """Undo `set_compiled`."""
     module._compiled_call_impl = None
 
 
 def call_uncompiled(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a module, its hooks included, although `module.compile()` was called."""
+    """Call a module, its hooks included, although `set_compiled` was called."""
     return module._call_impl(*args, **kwargs)
 
 
