@@ -127,3 +127,31 @@ def test_lean_training_holds_less(name: str, ratio: float, way: str) -> None:
     lean = zoo.lean(copy.deepcopy(net), **WAYS[way])
     held = [measure_memory(lambda: each(x).sum(), each.parameters()).held for each in (net, lean)]  # noqa: B023
     assert held[1] < ratio * held[0]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_replayed_cuda_graph_of_a_lean_step_has_the_bits_of_plain_training(name: str) -> None:
+    net, x = _new(name, torch.channels_last)
+    lean = zoo.lean(copy.deepcopy(net))
+
+    def step(net: nn.Module) -> list[Tensor]:
+        out = net(x)
+        gradients = torch.autograd.grad(out.square().mean(), list(net.parameters()))
+        return [out, *gradients, *net.buffers()]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(lean)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = step(lean)
+    lean.load_state_dict(net.state_dict())
+    for _ in range(2):
+        x.copy_(torch.randn_like(x))
+        state = torch.cuda.get_rng_state()
+        graph.replay()
+        torch.cuda.set_rng_state(state)
+        for found, expected in zip(recorded, step(net), strict=True):
+            assert torch.equal(found, expected)
