@@ -703,13 +703,19 @@ def test_the_choice_of_cudnn_is_that_of_eager_training(device):
             called.append(operation)
             return operation(*args, **(kwargs or {}))
 
-    for training in (True, False):
+    weight, bias, *running = vectors
+    for vectors, training in (
+        ((weight, bias, *running), True),
+        ((weight, bias, *running), False),
+        ((weight, bias, None, None), True),
+        ((None, None, *running), True),
+    ):
         called.clear()
         with Log():
             nn.functional.batch_norm(x, *vectors[2:], *vectors[:2], training)
         chosen = internals.chooses_cudnn(x, *vectors, training, 1e-5)
         assert chosen is (torch.ops.aten.cudnn_batch_norm.default in called)
-        assert chosen is (device == "cuda")
+        assert chosen is (device == "cuda" and vectors[0] is not None)
         if chosen:
             reserve = torch.ops.aten.cudnn_batch_norm(x, *vectors, training, 0.1, 1e-5)[3]
             assert internals.cudnn_reserve_bytes(x, training) == reserve.numel()

@@ -341,9 +341,23 @@ BATCH_NORM_OF_BATCH = torch.ops.aten._native_batch_norm_legit.no_stats
 suggest_memory_format: Callable[[Tensor], torch.memory_format] = torch._prims_common.suggest_memory_format
 
 
-def chooses_cudnn(*args: Any) -> bool:
-    """Return whether `F.batch_norm` calls cuDNN for input, weight, bias, running statistics, training and eps."""
-    chosen = _C._select_batch_norm_backend(*args)
+def chooses_cudnn(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    eps: float,
+) -> bool:
+    """Return whether `F.batch_norm` calls cuDNN for these arguments."""
+    if weight is None or bias is None:
+        return False
+    if training and running_mean is None and running_var is None:
+        running_mean = running_var = weight  # torch asks only whether there are two, but does not take None
+    if running_mean is None or running_var is None:
+        return False
+    chosen = _C._select_batch_norm_backend(x, weight, bias, running_mean, running_var, training, eps)
     return bool(chosen == _C._BatchNormBackend.Cudnn)
 
 
