@@ -140,8 +140,22 @@ def test_a_network_that_holds_nothing_says_so() -> None:
     assert "nothing" in str(report)
 
 
+class Replacing(nn.Module):
+    """Replaces its buffer in each forward pass."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean
+        return x * self.mean
+
+
 def test_nothing_is_changed() -> None:
-    model = lean(nn.Sequential(network(), nn.Dropout(0.5)))
+    model = lean(nn.Sequential(network(), nn.Dropout(0.5), Replacing()))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hooks = [len(module._forward_hooks) for module in model.modules()]
     example = images()

@@ -194,5 +194,11 @@ def _watch_optimizers() -> None:
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Return a context that restores buffers and random number generators at its end."""
     devices = {each.device for each in module.parameters() if each.device.type == "cuda"}
+    buffers = [(owner, name, each) for owner in module.modules() for name, each in owner.named_buffers(recurse=False)]
     with torch.random.fork_rng(devices=list(devices)), restored_buffers(module):
-        yield
+        try:
+            yield
+        finally:
+            for owner, name, buffer in buffers:
+                if getattr(owner, name, None) is not buffer:  # replaced by another tensor
+                    setattr(owner, name, buffer)
