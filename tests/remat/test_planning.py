@@ -187,6 +187,17 @@ def test_outputs_that_hide_their_tensors_are_told() -> None:
         lean(nn.Sequential(nn.Linear(2, 2), Hiding()), "1GB")(torch.randn(1, 2))
 
 
+def test_a_forward_that_overwrites_parameters_is_told() -> None:
+    class Overwriting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.weight.mul_(0.9)
+            return super().forward(x)
+
+    with pytest.raises(ConfigError, match="forward overwrites parameters"):
+        lean(Overwriting(2, 2), "1GB")(torch.randn(1, 2))
+
+
 def test_nothing_is_measured_without_gradients(measured: Count) -> None:
     with torch.no_grad():
         lean(products(), "1MB")(torch.randn(256, 128))

@@ -54,7 +54,7 @@ def plan(
     - `rematerializer`: returns a `Rematerializer` for a budget and a ``log`` of decisions.
     - `call`: computes the outputs of the module from ``args`` and ``kwargs``.
 
-    Raises ConfigError if the limit is impossible.
+    Raises ConfigError if the limit is impossible, or if forward overwrites parameters.
     """
     assert budget.peak_bytes is not None
     _watch_optimizers()
@@ -66,8 +66,15 @@ def plan(
 
         def measure(price: float) -> tuple[int, list[Decision]]:
             decisions: list[Decision] = []
+            versions = [each._version for each in module.parameters()]
             with unchanged(module):
                 peak = _measure(module, rematerializer(Budget(price), log=decisions), call, args, kwargs)
+            if versions != [each._version for each in module.parameters()]:
+                raise ConfigError(
+                    "forward overwrites parameters, so that steps cannot be measured before training",
+                    "budget of zoo.lean",
+                    "start again with a fraction or a cost limit such as 40 FLOP/B",
+                )
             return existing + peak, decisions
 
         peak, budget.flops_per_byte = _lowest_price(budget, limit, measure)
