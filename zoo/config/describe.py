@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import OPTIMIZER_PARAMS, SCHEDULE_PARAMS
+from zoo.errors import join_names
 from zoo.section import inner_section, settings_of
 from zoo.spec import NetworkSpec
 
@@ -57,8 +58,9 @@ def describe_settings(pattern: str = "*") -> list[SectionText]:
     """
     sections = list(_walk(Experiment, ""))
     for path, kinds in (("optimizer.params", OPTIMIZER_PARAMS), ("optimizer.schedule.params", SCHEDULE_PARAMS)):
-        for kind, params in kinds.items():
-            sections.append(_describe(params, path)._replace(path=f'{path} with type "{kind}"'))
+        for params in dict.fromkeys(kinds.values()):
+            types = join_names([f'"{kind}"' for kind in kinds if kinds[kind] is params])
+            sections.append(_describe(params, path)._replace(path=f"{path} with type {types}"))
     matching = [
         section._replace(settings=[s for s in section.settings if pattern in s.name or fnmatchcase(s.name, pattern)])
         for section in sections
