@@ -30,15 +30,17 @@ SAME_DTYPE = (
 # Elementwise operations with type promotion.
 PROMOTED = (
     "add", "sub", "rsub", "mul", "div", "pow", "addcmul", "addcdiv", "lerp", "maximum", "minimum", "where", "eq", "ne",
-    "gt", "ge", "lt", "le", "masked_fill", "logical_not", "bitwise_not",
+    "gt", "ge", "lt", "le", "masked_fill", "logical_not", "bitwise_not", "_prelu_kernel",
 )  # fmt: skip
 OTHERS = (
     "clone", "_to_copy", "cat", "stack", "roll", "flip", "constant_pad_nd", "reflection_pad2d", "replication_pad2d",
-    "im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
-    "upsample_bilinear2d", "upsample_nearest2d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
-    "_adaptive_avg_pool3d", "mean", "sum", "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm",
+    "im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "index", "index_select", "gather", "embedding",
+    "repeat", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "avg_pool2d", "avg_pool3d",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_softmax", "_log_softmax", "_safe_softmax", "glu", "mean", "sum", "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm",
     "native_layer_norm", "native_group_norm", "max_pool2d_with_indices", "max_pool3d_with_indices",
-    "log_sigmoid_forward",
+    "log_sigmoid_forward", "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
 )  # fmt: skip
 VIEWS = (
     "view", "_unsafe_view", "_reshape_alias", "t", "transpose", "permute", "slice", "select", "unsqueeze", "squeeze",
@@ -138,6 +140,24 @@ def writes_inside(operation: Operation) -> bool:
     if operation.namespace in ("aten", "prim") and not schema_of(operation).is_mutable:
         return False
     return not has_kernel(operation.name(), "ADInplaceOrView")
+
+
+# --------------------------------------------------------------------------------------------- fake quantization
+FAKE_QUANTIZE = aten._fused_moving_avg_obs_fq_helper.default
+
+
+def repeated_fake_quantization(args: tuple[Any, ...]) -> tuple[Operation, tuple[Any, ...]] | None:
+    """Return an operation and arguments that recompute the outputs of `FAKE_QUANTIZE`, which has updated its scale.
+
+    None if it quantizes per channel on a GPU, where whether it is enabled is unknown without synchronization.
+    """
+    x, _, is_enabled, _, _, scale, zero_point, _, low, high, axis, is_per_channel = (*args, False)[:12]
+    if not is_per_channel:
+        repeat = aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default
+        return repeat, (x, scale, zero_point, is_enabled, low, high)
+    if x.device.type != "cpu" or not is_enabled.item():
+        return None
+    return aten.fake_quantize_per_channel_affine_cachemask.default, (x, scale, zero_point, axis, low, high)
 
 
 # -------------------------------------------------------------------------------------------------------- dropout

@@ -20,6 +20,7 @@ from zoo.remat.operations import (
     BATCH_NORMS,
     CONCATENATE,
     COPIES,
+    FAKE_QUANTIZE,
     MASKS,
     RELU,
     RULES,
@@ -31,6 +32,7 @@ from zoo.remat.operations import (
     line_of_norm,
     mask_of,
     recipe_of_batch_norm,
+    repeated_fake_quantization,
     writes_inside,
     written_arguments,
 )
@@ -166,6 +168,9 @@ class Rematerializer(TorchDispatchMode):
             elif operation in BATCH_NORMS:
                 if out[0].nbytes >= self._smallest_bytes and _are_plain((*args, out)):
                     self._record_batch_norm(operation, args, out)
+            elif operation is FAKE_QUANTIZE:
+                if out[0].nbytes >= self._smallest_bytes and _are_plain((*args, *out)):
+                    self._record_fake_quantization(args, out)
             elif self._budget.flops_per_byte > 0 and self._is_cheap(operation, args, out) and _are_plain((*args, out)):
                 self._record(Rule(operation, is_view=False, overwrites=False), args, kwargs, out)
             if self._producers is not None:
@@ -241,6 +246,12 @@ class Rematerializer(TorchDispatchMode):
         own = arguments[1:] if repeat is apply_line else ()
         values = [self._value_of(each) for each in arguments[: len(arguments) - len(own)]]
         self._note(outputs[0], Recipe(repeat, (*values, *own), {}, is_view=False), 0, outputs[0]._version)
+
+    def _record_fake_quantization(self, args: tuple[Any, ...], outputs: Any) -> None:
+        with skip_autograd_and_autocast(), DisableTorchDispatch():
+            repeated = repeated_fake_quantization(args)
+        if repeated is not None:
+            self._record(Rule(repeated[0], is_view=False, overwrites=False), repeated[1], {}, outputs)
 
     def _note_norm(self, out: Tensor, operation: Operation, args: tuple[Any, ...]) -> None:
         x, weight, bias, *rest = args
