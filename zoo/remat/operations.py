@@ -46,6 +46,12 @@ VIEWS = (
     "view", "_unsafe_view", "_reshape_alias", "t", "transpose", "permute", "slice", "select", "unsqueeze", "squeeze",
     "expand", "alias", "detach", "unbind", "split", "split_with_sizes", "unfold", "diagonal",
 )  # fmt: skip
+#: Operations whose output may be larger than their inputs.
+ENLARGING = (
+    "cat", "stack", "clone", "_to_copy", "constant_pad_nd", "reflection_pad2d", "replication_pad2d", "im2col",
+    "upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d", "upsample_nearest1d",
+    "upsample_nearest2d", "upsample_nearest3d", "index", "index_select", "gather", "embedding", "repeat",
+)  # fmt: skip
 #: Operations that return the elements of their input, copied or not.
 COPIES = {aten.clone.default, aten.detach.default, aten.alias.default}
 
@@ -100,6 +106,7 @@ IN_PLACE = {
     and schema_of(rule.repeat).name.removeprefix("aten::") in (*SAME_DTYPE, "add", "sub", "mul", "div")
 }
 
+ENLARGES = {operation for name in ENLARGING for operation in _overloads(name)}
 LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
 CONCATENATE = aten.cat.default
 ADD, RELU = aten.add.Tensor, aten.relu.default

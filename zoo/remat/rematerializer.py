@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from zoo.remat.operations import (
     BATCH_NORMS,
     CONCATENATE,
     COPIES,
+    ENLARGES,
     FAKE_QUANTIZE,
     MASKS,
     RELU,
@@ -52,8 +53,24 @@ from zoo.torch_internals import (
 )
 
 MAX_DEPTH = 4  # recomputed saved tensors in a chain: bounds the work and the peak memory of one recomputation
+NOT_SMALLER = "the inputs of its recipe are not smaller"  # another
 NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save a tensor
+SWEEP = 32  # tensors noted between two searches for those that were freed
 MIN_BYTES = 2**16  # smaller tensors are saved: recomputing them costs more time than the memory is worth
+
+
+class Inputs(NamedTuple):
+    """What a recipe needs.
+
+    Args:
+    - `through`: intermediates that it recomputes.
+    - `starts`: its inputs, which are saved with it.
+    - `depth`: length of the longest chain of recomputed saved tensors that it depends on.
+    """
+
+    through: list[TrackedTensor]
+    starts: list[tuple[TrackedTensor, Tensor]]
+    depth: int
 
 
 class Rematerializer(TorchDispatchMode):
@@ -100,6 +117,7 @@ class Rematerializer(TorchDispatchMode):
         """Start recording."""
         # id of a tensor -> (weak reference to it, its version, its contents)
         self._known: dict[int, tuple[Callable[[], Tensor | None], int, TrackedTensor]] = {}
+        self._next_sweep = SWEEP
         # addresses of storages that stay alive until backward
         self._kept = {storage_id(storage) for storage in self._parameters}
         # address of a storage -> inputs of recipes in it, which autograd's own version check does not cover
@@ -204,8 +222,8 @@ class Rematerializer(TorchDispatchMode):
                 self._known[id(out)] = weakref.ref(out), out._version, values[0]
             return  # a saved tensor is copied because one of the two will be overwritten
         recipe = _recipe_of(rule, values, kwargs, args)
-        if rule.repeat is CONCATENATE:
-            recipe.parts = args[0]  # the last part is often unused otherwise, but is an input of the recipe
+        if rule.repeat in ENLARGES:
+            recipe.parts = _smaller_inputs(args, out)
         if isinstance(out, Tensor):
             self._note(out, recipe, 0, out._version)
         else:
@@ -281,6 +299,9 @@ class Rematerializer(TorchDispatchMode):
             self._note(mask, recipe, 0, mask._version + schema_of(operation).is_mutable)
 
     def _note(self, tensor: Tensor, recipe: Recipe | None, index: int, version: int) -> TrackedTensor:
+        if len(self._known) > self._next_sweep:  # forget tensors that were freed, with the parts of their recipes
+            self._known = {key: entry for key, entry in self._known.items() if entry[0]() is not None}
+            self._next_sweep = len(self._known) + SWEEP
         value = TrackedTensor(recipe, index, tensor, version, self._store, self._clock)
         self._known[id(tensor)] = value.live, version, value
         return value
@@ -372,6 +393,24 @@ class Rematerializer(TorchDispatchMode):
             return "small"
         if storage_id(storage) in self._kept:
             return "shares memory that is saved anyway"
+        found = self._search(value, own_bytes, set())
+        if isinstance(found, str):
+            stops = self._cheapest_starts(value)
+            if stops:
+                found = self._search(value, own_bytes, stops)
+        if isinstance(found, str):
+            return found
+        value.adopt(found.depth, found.through)
+        for source, start in found.starts:
+            self._start_from(source, start)
+        return None
+
+    def _search(self, value: TrackedTensor, own_bytes: int, stops: set[TrackedTensor]) -> Inputs | str:
+        """Return what a recipe needs if its inputs take fewer than ``own_bytes``, and otherwise why it is not saved.
+
+        Intermediates in ``stops`` are inputs.
+        """
+        assert value.recipe is not None, "only recipes have inputs"
         through: list[TrackedTensor] = []
         starts: list[tuple[TrackedTensor, Tensor]] = []
         costs: dict[int, int] = {}
@@ -383,7 +422,7 @@ class Rematerializer(TorchDispatchMode):
                 seen.add(source)
                 if source.kept is None and source.readers > 0:  # its own recipe is saved, so that its inputs are
                     depth = max(depth, source.depth + 1)
-                elif source.kept is None and source.recipe is not None:
+                elif source.kept is None and source.recipe is not None and source not in stops:
                     through.append(source)
                     pending.append(source.recipe)
                 else:
@@ -404,13 +443,39 @@ class Rematerializer(TorchDispatchMode):
         # Prefer the parts of a concatenation to the whole: they are often parts of the next one too (DenseNet).
         limit = own_bytes if value.recipe.operation is CONCATENATE else own_bytes - 1
         if sum(costs.values()) > limit:
-            return "the inputs of its recipe are not smaller"
+            return NOT_SMALLER
         if depth > self._depth:
             return f"it would be the end of a chain of {depth} recipes"
-        value.adopt(depth, through)
-        for source, start in starts:
-            self._start_from(source, start)
-        return None
+        return Inputs(through, starts, depth)
+
+    def _cheapest_starts(self, target: TrackedTensor) -> set[TrackedTensor]:
+        """Return the intermediates of a recipe that are alive and cost less than what they would be recomputed from."""
+        costs: dict[TrackedTensor, float] = {}
+        stops: set[TrackedTensor] = set()
+        pending = [(target, False)]
+        while pending:
+            value, has_sources = pending.pop()
+            if value in costs:
+                continue
+            if value.kept is not None or (value.readers > 0 and value is not target):
+                costs[value] = 0
+            elif value.recipe is None or has_sources:
+                through = float("inf") if value.recipe is None else sum(costs[each] for each in value.recipe.sources())
+                costs[value] = min(self._cost_of(value), through)
+                if costs[value] < through and value.recipe is not None:
+                    stops.add(value)
+            else:
+                pending.append((value, True))
+                pending += [(each, False) for each in value.recipe.sources()]
+        return stops - {target}
+
+    def _cost_of(self, value: TrackedTensor) -> float:
+        """Return the bytes that saving a tensor takes; infinity if it is freed or overwritten."""
+        tensor = value.live()
+        if tensor is None or tensor._version != value.version or self._was_written(tensor, value):
+            return float("inf")
+        memory = tensor.untyped_storage()
+        return 0 if storage_id(memory) in self._kept else memory.nbytes()
 
     def _start_from(self, value: TrackedTensor, tensor: Tensor) -> None:
         """Save an input of recipes, or a copy of it that no in-place write can reach."""
@@ -521,6 +586,13 @@ def _are_plain(args: Sequence[Any]) -> bool:
         elif isinstance(arg, (list, tuple)) and not _are_plain(arg):
             return False
     return True
+
+
+def _smaller_inputs(args: Sequence[Any], out: Tensor) -> list[Tensor]:
+    """Return the inputs whose memory is smaller than an output, or that are parts of it."""
+    inputs = [each for arg in args for each in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    tensors = [each for each in inputs if isinstance(each, Tensor)]
+    return [each for each in tensors if each.untyped_storage().nbytes() < out.nbytes]
 
 
 def _recipe_of(rule: Rule, values: Sequence[Any], kwargs: Any, args: Sequence[Any]) -> Recipe:
