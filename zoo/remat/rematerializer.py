@@ -53,6 +53,7 @@ from zoo.torch_internals import (
 )
 
 MAX_DEPTH = 4  # recomputed saved tensors in a chain: bounds the work and the peak memory of one recomputation
+RECOMPUTED = "recomputed in backward"  # the reason not to
 NOT_SMALLER = "the inputs of its recipe are not smaller"  # another
 NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save a tensor
 SWEEP = 32  # tensors noted between two searches for those that were freed
@@ -71,6 +72,22 @@ class Inputs(NamedTuple):
     through: list[TrackedTensor]
     starts: list[tuple[TrackedTensor, Tensor]]
     depth: int
+
+
+class Tie(NamedTuple):
+    """A tensor that is saved because the inputs of its recipe are not smaller.
+
+    Args:
+    - `value`: the tensor, whose recipe it no longer refers to.
+    - `recipe`: that recipe.
+    - `version`: the version that the tensor had.
+    - `position`: index of the decision.
+    """
+
+    value: TrackedTensor
+    recipe: Recipe
+    version: int
+    position: int
 
 
 class Rematerializer(TorchDispatchMode):
@@ -118,6 +135,10 @@ class Rematerializer(TorchDispatchMode):
         # id of a tensor -> (weak reference to it, its version, its contents)
         self._known: dict[int, tuple[Callable[[], Tensor | None], int, TrackedTensor]] = {}
         self._next_sweep = SWEEP
+        # address of the storage of a saved tensor -> its recipe, which is decided again if an input is saved anyway
+        self._ties: dict[int, Tie] = {}
+        # address of the storage of such an input -> those of the saved tensors
+        self._awaiting: dict[int, list[int]] = {}
         # addresses of storages that stay alive until backward
         self._kept = {storage_id(storage) for storage in self._parameters}
         # address of a storage -> inputs of recipes in it, which autograd's own version check does not cover
@@ -149,6 +170,7 @@ class Rematerializer(TorchDispatchMode):
         self._contexts.__exit__(*error)
         # Some of these refer to self: break the cycles.
         del self._contexts, self._hooks, self._fused, self._known, self._kept, self._started_from, self._producers
+        del self._ties, self._awaiting
         if self._log is not None:
             self._log += self._decisions
         if self._budget.is_limited and error[0] is None:
@@ -360,10 +382,13 @@ class Rematerializer(TorchDispatchMode):
         if value.readers == 0 and value.kept is None:
             reason = self._reason_to_keep(value, tensor)
             if reason is None:
-                self._decide(tensor, "recomputed in backward")
+                self._decide(tensor, RECOMPUTED)
             else:
                 self._decide(tensor, reason, is_kept=True)
+                tie = self._tie_of(value, tensor) if reason is NOT_SMALLER else None
                 value.keep(tensor)
+                if tie is not None:
+                    self._ties[storage_id(tensor.untyped_storage())] = tie
                 value.is_copied = tensor.nbytes < self._smallest_bytes and not isinstance(tensor, Parameter)
                 value.is_external = _is_external(tensor)
                 if value.recipes > 0:  # it was an intermediate of theirs and is an input now
@@ -379,6 +404,45 @@ class Rematerializer(TorchDispatchMode):
             self._decisions.append(Decision(made_by, new_bytes, is_kept, reason, flops_per_byte, self.place))
         if is_kept:
             self._kept.add(storage_id(storage))
+            self._ties.pop(storage_id(storage), None)  # its memory is saved for another reason too
+            for tied in self._awaiting.pop(storage_id(storage), ()):
+                self._decide_again(tied)
+
+    def _tie_of(self, value: TrackedTensor, tensor: Tensor) -> Tie:
+        """Return what is needed to decide again once one of the inputs of a recipe is saved anyway."""
+        assert value.recipe is not None, "a tensor without a recipe is saved for another reason"
+        value.recipe.parts = ()
+        pending, seen = [value.recipe], set()
+        while pending:
+            for source in pending.pop().sources():
+                if source in seen or source.kept is not None or source.readers > 0:
+                    continue
+                seen.add(source)
+                if source.recipe is not None:
+                    pending.append(source.recipe)
+                elif (start := source.live()) is not None:
+                    address = storage_id(start.untyped_storage())
+                    self._awaiting.setdefault(address, []).append(storage_id(tensor.untyped_storage()))
+        return Tie(value, value.recipe, value.version, len(self._decisions) - 1)
+
+    def _decide_again(self, address: int) -> None:
+        """Save the recipe of a tensor in place of the tensor, if its inputs are smaller now."""
+        tie = self._ties.pop(address, None)
+        if tie is None or tie.value.kept is None or tie.value.readers == 0:
+            return
+        value, kept, version = tie.value, tie.value.kept, tie.value.version
+        value.kept, value.version, value.recipe = None, tie.version, tie.recipe
+        found = self._search(value, kept.untyped_storage().nbytes(), set())
+        if isinstance(found, str) or kept._version != version or value in self._started_from.get(address, ()):
+            value.kept, value.version, value.recipe = kept, version, None
+            return
+        self._kept.discard(address)
+        value.adopt(found.depth, found.through)
+        for source, start in found.starts:
+            self._start_from(source, start)
+        if self._producers is not None:
+            decision = self._decisions[tie.position]
+            self._decisions[tie.position] = decision._replace(is_kept=False, reason=RECOMPUTED)
 
     def _reason_to_keep(self, value: TrackedTensor, tensor: Tensor) -> str | None:
         """Return why the tensor is saved; None if its recipe is, whose inputs then stay alive.
