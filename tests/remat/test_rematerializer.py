@@ -21,7 +21,16 @@ from tests.remat.programs import are_equal, assert_same, bytes_held, images, net
 from tests.step import loss_of, step
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Decision
-from zoo.remat.operations import BATCH_NORMS, IN_PLACE, RULES, apply_line, aten, line_is_exact
+from zoo.remat.operations import (
+    ATTENTIONS,
+    BATCH_NORMS,
+    IN_PLACE,
+    RULES,
+    apply_line,
+    aten,
+    flops_of,
+    line_is_exact,
+)
 from zoo.remat.recipes import RecipeError
 from zoo.torch_internals import storage_id
 
@@ -346,3 +355,86 @@ def test_only_memory_that_is_alive_counts_as_saved() -> None:
         alive = {storage_id(tensor.untyped_storage()) for tensor in tensors}
         assert rematerializer._kept - alive == set()
     loss.backward()
+
+
+def test_a_smaller_input_stays_alive_until_its_recipe_is_decided() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        small = (x * y).cumsum(0)
+        large = F.interpolate(small, scale_factor=2.0, mode="bilinear")
+        del small
+        return large * F.interpolate(large, scale_factor=0.5).mean()
+
+    log: list[Decision] = []
+    with Rematerializer(log=log, smallest_bytes=0):
+        program(X.clone().requires_grad_(), Y.clone().requires_grad_())
+    (large,) = [each for each in log if each.made_by == "aten.upsample_bilinear2d" and each.bytes]
+    assert not large.is_kept
+    assert_same(program, X, Y)
+
+
+def test_a_recipe_starts_from_a_view_or_an_intermediate_where_what_it_is_made_of_was_freed() -> None:
+    linear = nn.Linear(6, 6)
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        maps = linear(x) * 2  # the product is freed
+        return maps.unsqueeze(0).expand(3, -1, -1, -1, -1).contiguous() ** 2
+
+    log: list[Decision] = []
+    with Rematerializer(log=log, smallest_bytes=0, parameters=linear.parameters()):
+        program(X.clone().requires_grad_(), Y)
+    assert sum(each.lean_bytes for each in log) == X.nbytes + X.nbytes  # x and the maps
+    assert_same(program, X, Y)
+
+
+def quick_gelu(x: Tensor, y: Tensor) -> Tensor:
+    x = (x * y).cumsum(0)
+    return x * torch.sigmoid(1.702 * x)
+
+
+def test_a_tie_is_decided_again_once_an_input_is_saved_anyway() -> None:
+    log: list[Decision] = []
+    with Rematerializer(log=log, smallest_bytes=0):
+        quick_gelu(X.clone().requires_grad_(), Y.clone().requires_grad_())
+    (gate,) = [each for each in log if each.made_by == "aten.sigmoid"]
+    assert (gate.is_kept, gate.bytes) == (False, X.nbytes)
+    assert_same(quick_gelu, X, Y)
+
+
+def test_a_tie_that_other_recipes_start_from_stays_saved() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        x = (x * y).cumsum(0)
+        gate = torch.sigmoid(1.702 * x)
+        gated = (gate + 1) * y  # saves gate + 1, a recipe that starts from the gate
+        return x * gate * gated
+
+    assert_same(program, X, Y)
+
+
+def test_attention_is_recomputed_where_the_budget_allows_it() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        query, key = torch.randn(2, 2, 4, 64, 8, generator=torch.Generator().manual_seed(0))
+        mask = torch.zeros(64, 64).masked_fill(torch.eye(64) > 0, -torch.inf)
+        query = query * x.mean()
+        plain = F.scaled_dot_product_attention(query, key, query)
+        return F.scaled_dot_product_attention(plain * y.mean(), key, query, attn_mask=mask).square()
+
+    for budget, is_kept in ((None, True), ("1000 FLOP/B", False)):
+        log: list[Decision] = []
+        with Rematerializer(budget, log=log, smallest_bytes=0):
+            program(X.clone().requires_grad_(), Y.clone().requires_grad_())
+        outputs = [each for each in log if "attention" in each.made_by and each.bytes]
+        assert {each.is_kept for each in outputs} == {is_kept}
+        assert {each.flops_per_byte for each in outputs} == {64.0}
+    assert_same(program, X, Y, budget="1000 FLOP/B")
+
+
+def test_attention_with_dropout_has_no_price() -> None:
+    query = torch.randn(2, 4, 16, 8)
+    for operation, position in ATTENTIONS.items():
+        args = [query, query, query, *[None] * (position - 3)]
+        assert (
+            flops_of(operation, (*args, 0.0), (query, None))
+            == flops_of(operation, tuple(args), query)
+            == 4 * 2 * 4 * 16 * 16 * 8
+        )
+        assert flops_of(operation, (*args, 0.1), (query, None)) is None

@@ -37,7 +37,8 @@ OTHERS = (
     "im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "index", "index_select", "gather", "embedding",
     "repeat", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "avg_pool2d", "avg_pool3d",
-    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_softmax", "_log_softmax", "_safe_softmax", "glu", "mean", "sum", "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_softmax", "_log_softmax", "_safe_softmax", "glu", "mean", "sum",
+    "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm",
     "native_layer_norm", "native_group_norm", "max_pool2d_with_indices", "max_pool3d_with_indices",
     "log_sigmoid_forward", "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask",
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
@@ -115,8 +116,24 @@ CONVOLUTION = aten.convolution.default
 PRODUCTS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten.linear.default: 0}
 
 
-def flops_of(operation: Operation, args: tuple[Any, ...], out: Tensor) -> float | None:
-    """Return the FLOP count of a convolution or matrix product; None for anything else and for empty outputs."""
+def _attentions() -> dict[Operation, int]:
+    names = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention",
+             "fused_attention_overrideable")  # fmt: skip
+    operations = [each for name in names for each in _overloads(f"_scaled_dot_product_{name}")]
+    arguments = {each: [argument.name for argument in schema_of(each).arguments] for each in operations}
+    return {each: names.index("dropout_p") for each, names in arguments.items()}
+
+
+#: Kernels of scaled dot product attention of (query, key, value, ...) -> the position of their dropout probability.
+ATTENTIONS = _attentions()
+
+
+def flops_of(operation: Operation, args: tuple[Any, ...], out: Any) -> float | None:
+    """Return the FLOP count of a convolution, matrix product or attention without dropout.
+
+    None for anything else and for empty outputs.
+    """
+    out = first_tensor(out)
     if not isinstance(out, Tensor) or out.layout is not torch.strided or out.numel() == 0:
         return None
     if operation is CONVOLUTION:
@@ -124,7 +141,20 @@ def flops_of(operation: Operation, args: tuple[Any, ...], out: Tensor) -> float 
         return 2.0 * (x if is_transposed else out).numel() * weight[0].numel()
     if operation in PRODUCTS:
         return 2.0 * out.numel() * args[PRODUCTS[operation]].shape[-1]
+    if operation in ATTENTIONS and not any(args[ATTENTIONS[operation] :][:1]):
+        query, key = args[:2]
+        return 2.0 * query.numel() * key.shape[-2] + 2.0 * out.numel() * key.shape[-2]
     return None
+
+
+def first_tensor(out: Any) -> Any:
+    """Return the first output of an operation with several outputs, and that of any other operation."""
+    return out[0] if isinstance(out, (tuple, list)) and out else out
+
+
+def call_with_keywords(operation: Operation, names: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+    """Return the result of an operation whose arguments of these names come first in ``args``."""
+    return operation(*args[len(names) :], **dict(zip(names, args, strict=False)), **kwargs)
 
 
 @cache

@@ -29,6 +29,8 @@ from zoo.remat.operations import (
     Rule,
     apply_line,
     bits_of,
+    call_with_keywords,
+    first_tensor,
     flops_of,
     line_of_norm,
     mask_of,
@@ -233,11 +235,14 @@ class Rematerializer(TorchDispatchMode):
 
     def _is_cheap(self, operation: Operation, args: tuple[Any, ...], out: Any) -> bool:
         flops = flops_of(operation, args, out)
-        return flops is not None and flops <= self._budget.flops_per_byte * out.nbytes
+        return flops is not None and flops <= self._budget.flops_per_byte * first_tensor(out).nbytes
 
     def _record(self, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        if any(isinstance(arg, Tensor) for arg in kwargs.values()):
-            return
+        names = [name for name, arg in kwargs.items() if isinstance(arg, Tensor)]
+        if names:  # recipes have tensors among their positional arguments alone
+            args = (rule.repeat, names, *[kwargs[name] for name in names], *args)
+            kwargs = {name: arg for name, arg in kwargs.items() if name not in names}
+            rule = Rule(call_with_keywords, rule.is_view, overwrites=False)
         values = tuple([self._value_of(arg) for arg in args])
         if rule.repeat in COPIES and out.stride() == args[0].stride() and out.dtype == args[0].dtype:
             if values[0].recipe is not None:
@@ -249,7 +254,11 @@ class Rematerializer(TorchDispatchMode):
         if isinstance(out, Tensor):
             self._note(out, recipe, 0, out._version)
         else:
-            notes = [self._note(each, recipe, index, each._version) for index, each in enumerate(out)]
+            notes = [
+                self._note(each, recipe, index, each._version)
+                for index, each in enumerate(out)
+                if isinstance(each, Tensor)  # others are sizes
+            ]
             recipe.outputs = [weakref.ref(value) for value in notes]
 
     def _record_write(self, rule: Rule, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -696,7 +705,7 @@ class Producers:
     def note(self, operation: Operation, args: tuple[Any, ...], out: Any) -> None:
         """Record the outputs of an operation."""
         flops = flops_of(operation, args, out)
-        price = None if flops is None else flops / out.nbytes
+        price = None if flops is None else flops / first_tensor(out).nbytes
         for each in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(each, Tensor):
                 maker, price_of_base = str(operation).rpartition(".")[0], price
@@ -706,7 +715,7 @@ class Producers:
                 self._of[id(each)] = weakref.ref(each), maker, price_of_base
 
     def of(self, tensor: Tensor) -> tuple[str, float | None]:
-        """Return the name of the operation, and FLOP per byte of output for a convolution or a matrix product."""
+        """Return the name of the operation, and FLOP per byte of output if it is one with a price."""
         live, maker, price = self._of.get(id(tensor), (None, "", None))
         return (maker, price) if live is not None and live() is tensor else ("", None)
 
