@@ -103,6 +103,15 @@ top_saved_tensors_hooks: Callable[[bool], tuple[Callable[..., Any], Callable[...
 )
 
 
+def saves_its_output(tensor: Tensor) -> bool:
+    """Return whether the hook for saved tensors that is called with a tensor is called by the operation that made it.
+
+    Its node is then the last one of this thread. An operation that saves an input has a later node itself.
+    """
+    node: Any = tensor.grad_fn
+    return node is not None and node._sequence_nr() + 1 == _C._autograd._get_sequence_nr()
+
+
 def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]]) -> None:
     """Patch `torch.autograd.graph.disable_saved_tensors_hooks` to enter ``context()`` around each call.
 
@@ -313,6 +322,13 @@ OperatorOverload: Any = torch._ops.OpOverload
 
 #: The operator for `Tensor.to` that always copies: (x, dtype=...) -> a copy.
 CAST = torch.ops.aten._to_copy.default
+
+#: The operator of `torch.fused_moving_avg_obs_fake_quant`, which updates its scale in place: (x, observer on, enabled,
+#: running min and max, scale, zero point, averaging constant, low, high, channel axis, per channel) -> (out, mask).
+FAKE_QUANTIZE = torch.ops.aten._fused_moving_avg_obs_fq_helper.default
+
+#: What it calls without channels: (x, scale, zero point, enabled, low, high) -> (out, mask).
+FAKE_QUANTIZE_TENSOR = torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default
 
 #: Batch norms of functionalized graphs: (x, weight, bias, running mean, running var, training, momentum, eps) -> (out,
 #: mean, invstd, new running mean, new running var).

@@ -20,7 +20,7 @@ from tests.remat.hunt import Saves
 from tests.remat.programs import are_equal, assert_same, bytes_held, images, network
 from tests.step import loss_of, step
 from zoo.remat import Rematerializer
-from zoo.remat.budget import Decision
+from zoo.remat.budget import INPUT, Decision
 from zoo.remat.operations import (
     ATTENTIONS,
     BATCH_NORMS,
@@ -438,3 +438,109 @@ def test_attention_with_dropout_has_no_price() -> None:
             == 4 * 2 * 4 * 16 * 16 * 8
         )
         assert flops_of(operation, (*args, 0.1), (query, None)) is None
+
+
+class FrozenBody(nn.Module):
+    """A trained stem and head, and between them a frozen body in evaluation mode."""
+
+    def __init__(self, has_frozen_norms: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 2, 1)
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)).requires_grad_(False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4)).requires_grad_(not has_frozen_norms).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = torch.relu_(norm(conv(x)) + x)
+        return self.head(F.avg_pool2d(F.relu(F.max_pool2d(x, 2)), 2))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_frozen_norms", [True, False])
+def test_frozen_layers_give_the_same_bits(has_frozen_norms: bool, dtype: torch.dtype, layout: Any) -> None:
+    model = FrozenBody(has_frozen_norms).to(dtype, memory_format=layout)
+    x = images(16).to(dtype, memory_format=layout)
+    x[0, 0, 3] = torch.nan
+    gradients = []
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        for is_lean in (False, True):
+            with Rematerializer(smallest_bytes=0, parameters=model.parameters()) if is_lean else nullcontext():
+                out = model(x)
+            (out.float().nan_to_num() * out.float()).sum().backward()
+            gradients.append([out, *(each.grad for each in model.parameters() if each.grad is not None)])
+            model.zero_grad()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(*gradients, strict=True))
+
+
+def test_frozen_layers_hold_the_signs_of_rectified_maps_and_nothing_else() -> None:
+    model, x = FrozenBody(), images(16)
+    log: list[Decision] = []
+    with Rematerializer(smallest_bytes=0, parameters=[*model.parameters(), *model.buffers()], log=log) as recording:
+        recording._is_partly_frozen = True  # as it is from the first frozen layer on
+        out = model(x)
+    held = {each.made_by for each in log if each.is_kept and each.bytes and each.reason != INPUT}
+    assert held == {"", "aten.max_pool2d_with_indices", "aten.avg_pool2d"}  # images, indices, input of the head
+    signs = [each.bytes for each in log if each.reason == "backward reads only its signs"]
+    assert signs == [2 * 8 * 16 * 16 * 4] * 4 + [2 * 8 * 8 * 8 * 4]
+    assert sum(each.bytes for each in log if each.reason == INPUT) == sum(signs) // 32
+    out.sum().backward()
+
+
+def test_contents_that_another_operation_reads_stay() -> None:
+    frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        first = frozen(x * y)
+        once, twice = F.relu(first), F.relu(frozen(first))
+        out = frozen(once) * once + F.max_pool2d(twice, 1) * twice.exp()  # reads the two after a layer that does not
+        Saves.apply(out)
+        return frozen(out) * out
+
+    assert_same(program, X, Y)
+
+
+def test_a_tensor_that_a_frozen_layer_did_not_read_may_be_overwritten_and_others_not() -> None:
+    frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
+    for is_read in (False, True):
+        x = X.clone().requires_grad_()
+        with Rematerializer(smallest_bytes=0):
+            maps = frozen(frozen(x) * 2)
+            out = maps.tanh() * maps if is_read else frozen(maps)
+        with torch.no_grad():
+            maps.zero_()
+        with pytest.raises(RecipeError, match="modified in place") if is_read else nullcontext():
+            out.sum().backward()
+
+
+def test_double_backward_through_frozen_layers() -> None:
+    model = FrozenBody().double()
+    found = []
+    for is_lean in (False, True):
+        x = images(8).double().requires_grad_()
+        with Rematerializer(smallest_bytes=0) if is_lean else nullcontext():
+            out = model(x).square().sum()
+        (gradient,) = torch.autograd.grad(out, x, create_graph=True)
+        found.append(torch.autograd.grad(gradient.square().sum(), [x, *model.head.parameters()]))
+    assert are_equal(*found)
+
+
+def test_a_rectified_map_is_freed_when_the_network_forgets_it() -> None:
+    frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
+    gc.disable()
+    try:
+        with Rematerializer(smallest_bytes=0):
+            maps = frozen(frozen(X.clone().requires_grad_()))
+            maps = F.relu(maps)
+            reference = weakref.ref(maps.untyped_storage())
+            maps = frozen(maps)
+            out = frozen(maps)
+            assert reference() is None
+        out.sum().backward()
+    finally:
+        gc.enable()

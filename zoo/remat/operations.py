@@ -16,7 +16,7 @@ from torch import Tensor
 
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import kernels_for
-from zoo.torch_internals import DisableTorchDispatch, has_kernel, schema_of
+from zoo.torch_internals import FAKE_QUANTIZE_TENSOR, DisableTorchDispatch, has_kernel, schema_of
 
 aten = torch.ops.aten
 Operation = Any  # torch._ops.OpOverload, or a function of this package
@@ -179,10 +179,31 @@ def writes_inside(operation: Operation) -> bool:
     return not has_kernel(operation.name(), "ADInplaceOrView")
 
 
+# -------------------------------------------------------------------------------------------------- frozen layers
+#: Operations that save their input although backward reads only its shape and strides.
+READS_SHAPE = {
+    operation
+    for name in ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d",
+                 "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+    for operation in _overloads(name)
+}  # fmt: skip
+
+
+def unread_input(operation: Operation, args: tuple[Any, ...]) -> Tensor | None:
+    """Return the input that autograd saves for an operation although no gradient depends on its elements; else None.
+
+    Convolutions and evaluation-mode batch norms save their input for the gradient of the weight, frozen or not.
+    """
+    if operation is CONVOLUTION:
+        is_frozen = not args[1].requires_grad
+    elif operation in BATCH_NORMS:
+        is_frozen = not args[5] and (args[1] is None or not args[1].requires_grad)
+    else:
+        is_frozen = operation in READS_SHAPE
+    return args[0] if is_frozen and args[0].requires_grad else None
+
+
 # --------------------------------------------------------------------------------------------- fake quantization
-FAKE_QUANTIZE = aten._fused_moving_avg_obs_fq_helper.default
-
-
 def repeated_fake_quantization(args: tuple[Any, ...]) -> tuple[Operation, tuple[Any, ...]] | None:
     """Return an operation and arguments that recompute the outputs of `FAKE_QUANTIZE`, which has updated its scale.
 
@@ -190,8 +211,7 @@ def repeated_fake_quantization(args: tuple[Any, ...]) -> tuple[Operation, tuple[
     """
     x, _, is_enabled, _, _, scale, zero_point, _, low, high, axis, is_per_channel = (*args, False)[:12]
     if not is_per_channel:
-        repeat = aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default
-        return repeat, (x, scale, zero_point, is_enabled, low, high)
+        return FAKE_QUANTIZE_TENSOR, (x, scale, zero_point, is_enabled, low, high)
     if x.device.type != "cpu" or not is_enabled.item():
         return None
     return aten.fake_quantize_per_channel_affine_cachemask.default, (x, scale, zero_point, axis, low, high)

@@ -19,9 +19,9 @@ from zoo.remat.operations import (
     ADD,
     BATCH_NORMS,
     CONCATENATE,
+    CONVOLUTION,
     COPIES,
     ENLARGES,
-    FAKE_QUANTIZE,
     MASKS,
     RELU,
     RULES,
@@ -36,11 +36,13 @@ from zoo.remat.operations import (
     mask_of,
     recipe_of_batch_norm,
     repeated_fake_quantization,
+    unread_input,
     writes_inside,
     written_arguments,
 )
-from zoo.remat.recipes import Recipe, SavedHandle, Store, TrackedTensor, unmodified
+from zoo.remat.recipes import Blank, DeferredHandle, Recipe, SavedHandle, Signs, Store, TrackedTensor, unpack
 from zoo.torch_internals import (
+    FAKE_QUANTIZE,
     DisableTorchDispatch,
     TorchDispatchMode,
     are_transforms_active,
@@ -48,6 +50,7 @@ from zoo.torch_internals import (
     count_writes,
     is_wrapper,
     may_overlap,
+    saves_its_output,
     schema_of,
     skip_autograd_and_autocast,
     storage_id,
@@ -55,6 +58,7 @@ from zoo.torch_internals import (
 )
 
 MAX_DEPTH = 4  # recomputed saved tensors in a chain: bounds the work and the peak memory of one recomputation
+RELU_NODE = "ReluBackward0"  # autograd's name
 RECOMPUTED = "recomputed in backward"  # the reason not to
 NOT_SMALLER = "the inputs of its recipe are not smaller"  # another
 NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save a tensor
@@ -137,6 +141,13 @@ class Rematerializer(TorchDispatchMode):
         # id of a tensor -> (weak reference to it, its version, its contents)
         self._known: dict[int, tuple[Callable[[], Tensor | None], int, TrackedTensor]] = {}
         self._next_sweep = SWEEP
+        # Whether a layer was seen whose weights are frozen, and what it is not decided for yet: handles of tensors that
+        # the next operation saves, and of outputs of ReLUs.
+        self._is_partly_frozen = False
+        self._deferred: list[DeferredHandle] = []
+        self._rectified: list[tuple[DeferredHandle, TrackedTensor]] = []
+        # contents of which nothing is saved -> the decision
+        self._unread: dict[TrackedTensor, Decision] = {}
         # address of the storage of a saved tensor -> its recipe, which is decided again if an input is saved anyway
         self._ties: dict[int, Tie] = {}
         # address of the storage of such an input -> those of the saved tensors
@@ -151,7 +162,7 @@ class Rematerializer(TorchDispatchMode):
         self._producers = Producers() if self._log is not None or self._budget.is_limited else None
         self._decisions: list[Decision] = []
         self._store = Store()
-        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, unpack)
         self._fused = None
         if not self._exact:
             self._fused = FusedNorms(self._note_norm, self._keeps_what_is_saved, always_writes=self._is_hooked)
@@ -169,10 +180,13 @@ class Rematerializer(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         """Stop recording. What backward needs stays alive."""
+        self._settle()
+        self._settle_rectified(is_over=True)
         self._contexts.__exit__(*error)
+        self._decisions += [each for value, each in self._unread.items() if value.kept is None and value.readers == 0]
         # Some of these refer to self: break the cycles.
         del self._contexts, self._hooks, self._fused, self._known, self._kept, self._started_from, self._producers
-        del self._ties, self._awaiting
+        del self._ties, self._awaiting, self._deferred, self._rectified, self._unread
         if self._log is not None:
             self._log += self._decisions
         if self._budget.is_limited and error[0] is None:
@@ -186,6 +200,11 @@ class Rematerializer(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._fused is not None:
             self._fused.write()
+        if self._deferred:
+            with count_writes():  # what is saved shares the version counter of the tensor
+                self._settle(operation, args)
+        if operation is CONVOLUTION and not args[1].requires_grad:
+            self._is_partly_frozen = True
         # Transforms of torch.func run operations on wrapped tensors.
         is_recorded = torch.is_grad_enabled() and not are_transforms_active()
         rule = RULES.get(operation) if is_recorded else None
@@ -380,6 +399,75 @@ class Rematerializer(TorchDispatchMode):
 
     def _pack(self, tensor: Tensor) -> Any:
         """Return what autograd holds in place of a saved tensor."""
+        if self._is_partly_frozen and _is_plain(tensor) and tensor.requires_grad and self._is_large(tensor):
+            value = self._find(tensor) or self._note(tensor, None, 0, tensor._version)
+            if value.readers == 0 and value.kept is None:
+                self._settle_rectified()
+                if not saves_its_output(tensor):
+                    self._deferred.append(DeferredHandle(tensor))
+                    return self._deferred[-1]
+                node: Any = tensor.grad_fn
+                if node.name() == RELU_NODE:
+                    return self._pack_rectified(value, tensor)
+        return self._pack_now(tensor)
+
+    def _pack_rectified(self, value: TrackedTensor, tensor: Tensor) -> Any:
+        """Return what a ReLU holds in place of its output, of which it needs only the signs."""
+        reason = self._reason_to_keep(value, tensor)
+        if reason is None:
+            self._decide(tensor, RECOMPUTED)
+            return SavedHandle(value)
+        self._note_unread(value, tensor, "backward reads only its signs")
+        with DisableTorchDispatch(), torch.no_grad():
+            handle = DeferredHandle(tensor.detach())  # the output itself is freed once nothing else can save it
+        self._rectified.append((handle, value))
+        return handle
+
+    def _settle_rectified(self, is_over: bool = False) -> None:
+        """Decide on the outputs of ReLUs that no other operation can save any more, or that one has saved."""
+        undecided = []
+        for handle, value in self._rectified:
+            tensor = handle.tensor
+            if tensor is None or tensor._version != handle.version or self._was_written(tensor, value):
+                continue  # backward raises an error
+            if value.kept is not None or value.readers > 0:
+                handle.settle(SavedHandle(value))
+            elif is_over or value.live() is None:
+                signs = Signs(tensor)
+                handle.settle(signs)
+                self._decide(signs.bits, INPUT, is_kept=True)
+            else:
+                undecided.append((handle, value))
+        self._rectified = undecided
+
+    def _settle(self, operation: Operation = None, args: tuple[Any, ...] = ()) -> None:
+        """Decide on the tensors that the operation which comes next has saved."""
+        deferred, self._deferred = self._deferred, []
+        unread = None
+        if operation is not None and torch.is_grad_enabled() and self._keeps_what_is_saved():
+            unread = unread_input(operation, args)
+        # If there are several handles of this input, the earlier ones are those of other operations.
+        last = max((index for index, handle in enumerate(deferred) if handle.tensor is unread), default=None)
+        for index, handle in enumerate(deferred):
+            tensor = handle.tensor
+            assert tensor is not None, "a handle is settled once"
+            if index == last:
+                value = self._find(tensor)
+                if value is not None:
+                    self._note_unread(value, tensor, "backward reads only its shape")
+                handle.settle(Blank(tensor))
+            else:
+                handle.settle(self._pack_now(tensor))
+
+    def _note_unread(self, value: TrackedTensor, tensor: Tensor, reason: str) -> None:
+        if self._producers is not None:
+            made_by, flops_per_byte = self._producers.of(tensor)
+            new_bytes = tensor.untyped_storage().nbytes()
+            decision = Decision(made_by, new_bytes, False, reason, flops_per_byte, self.place)
+            self._unread.setdefault(value, decision)
+
+    def _pack_now(self, tensor: Tensor) -> Any:
+        """Return what autograd holds in place of a tensor, of which backward reads the elements."""
         if not _is_plain(tensor):
             return tensor if tensor.is_leaf else tensor.detach(), tensor._version
         value = self._find(tensor)
@@ -718,7 +806,3 @@ class Producers:
         """Return the name of the operation, and FLOP per byte of output if it is one with a price."""
         live, maker, price = self._of.get(id(tensor), (None, "", None))
         return (maker, price) if live is not None and live() is tensor else ("", None)
-
-
-def _unpack(packed: Any) -> Tensor:
-    return packed.unpack() if isinstance(packed, SavedHandle) else unmodified(*packed)
