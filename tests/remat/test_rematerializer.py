@@ -544,3 +544,25 @@ def test_a_rectified_map_is_freed_when_the_network_forgets_it() -> None:
         out.sum().backward()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("first_kib", "kib", "is_kept"),
+    [(1, 15, True), (1, 17, False), (3200, 49, True), (3200, 51, False), (8192, 63, True), (8192, 65, False)],
+)
+def test_what_is_small_depends_on_the_largest_output_so_far(first_kib: int, kib: int, is_kept: bool) -> None:
+    log: list[Decision] = []
+    weight = torch.ones(kib * 256, requires_grad=True)
+    with Rematerializer(log=log, parameters=[weight]):
+        torch.ones(first_kib * 256, requires_grad=True).exp()
+        (weight * 2).square()
+    (squared,) = [each for each in log if each.made_by == "aten.mul"]
+    assert squared.is_kept == is_kept
+
+
+def test_a_buffer_of_a_small_network_may_be_overwritten_between_forward_and_backward() -> None:
+    buffer, weight = torch.rand(2**13), torch.rand(2**13, requires_grad=True)
+    with Rematerializer(parameters=[buffer, weight]):
+        out = ((buffer + 1) * weight).square().sum()  # saves buffer + 1, a recipe
+    buffer.zero_()
+    out.backward()

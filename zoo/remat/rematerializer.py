@@ -63,7 +63,9 @@ RECOMPUTED = "recomputed in backward"  # the reason not to
 NOT_SMALLER = "the inputs of its recipe are not smaller"  # another
 NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save a tensor
 SWEEP = 32  # tensors noted between two searches for those that were freed
-MIN_BYTES = 2**16  # smaller tensors are saved: recomputing them costs more time than the memory is worth
+# Smaller tensors are saved, as recomputing them costs more time than the memory is worth: smaller than the largest
+# output so far by `SMALL_RATIO`, within these limits.
+MIN_BYTES, MAX_BYTES, SMALL_RATIO = 2**14, 2**16, 64
 
 
 class Inputs(NamedTuple):
@@ -108,7 +110,7 @@ class Rematerializer(TorchDispatchMode):
     - `budget`: the limit on recomputing convolutions and matrix products, as `Budget.parse` takes it. A budget in bytes
       observes the decisions of each forward pass.
     - `depth`: recomputed saved tensors in a chain. A larger depth saves less and has a higher peak in backward.
-    - `smallest_bytes`: smaller tensors are saved.
+    - `smallest_bytes`: smaller tensors are saved. None: from 16 to 64 KiB, by the largest output so far.
     - `parameters`: tensors that stay alive anyway, and so are free inputs of recipes.
     - `log`: receives all decisions; None to record none.
     - `exact`: False fuses batch norms with their activations (`zoo.remat.fusing`); results are then equal to rounding.
@@ -122,7 +124,7 @@ class Rematerializer(TorchDispatchMode):
         budget: Budget | float | int | str | None = None,
         *,
         depth: int = MAX_DEPTH,
-        smallest_bytes: int = MIN_BYTES,
+        smallest_bytes: int | None = None,
         parameters: Iterable[Tensor] = (),
         log: list[Decision] | None = None,
         exact: bool = True,
@@ -130,7 +132,9 @@ class Rematerializer(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._budget = budget if isinstance(budget, Budget) else Budget.parse(budget)
-        self._depth, self._smallest_bytes = depth, smallest_bytes
+        self._depth = depth
+        self._is_relative = smallest_bytes is None
+        self._smallest_bytes = MIN_BYTES if smallest_bytes is None else smallest_bytes
         self._parameters = [each.untyped_storage() for each in parameters if _is_plain(each)]
         self._log = log
         self._exact, self._is_hooked = exact, is_hooked
@@ -249,8 +253,13 @@ class Rematerializer(TorchDispatchMode):
 
     def _is_large(self, out: Any) -> bool:
         """Return whether an output is large enough to recompute. Smaller ones are saved and serve as inputs."""
-        has_bytes = isinstance(out, Tensor) and out.layout is torch.strided
-        return not has_bytes or out.nbytes >= self._smallest_bytes
+        if not isinstance(out, Tensor) or out.layout is not torch.strided:
+            return True
+        size = out.nbytes
+        if self._is_relative and size > SMALL_RATIO * self._smallest_bytes:
+            self._smallest_bytes = min(size // SMALL_RATIO, MAX_BYTES)
+            self._is_relative = self._smallest_bytes < MAX_BYTES
+        return size >= self._smallest_bytes
 
     def _is_cheap(self, operation: Operation, args: tuple[Any, ...], out: Any) -> bool:
         flops = flops_of(operation, args, out)
@@ -383,7 +392,8 @@ class Rematerializer(TorchDispatchMode):
 
     def _note_external(self, tensor: Tensor) -> TrackedTensor:
         """Track a tensor that no recorded operation has computed."""
-        if tensor.nbytes < self._smallest_bytes and not isinstance(tensor, Parameter):
+        limit = MAX_BYTES if self._is_relative and not tensor.requires_grad else self._smallest_bytes
+        if tensor.nbytes < limit and not isinstance(tensor, Parameter):
             copy = _copy(tensor)  # its memory may be freed or reused before backward
             value = TrackedTensor(None, 0, copy, copy._version, self._store, self._clock)
             value.live = lambda: copy
