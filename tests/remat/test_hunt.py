@@ -16,6 +16,7 @@ from tests.remat.hunt import (
     shrink,
     write,
 )
+from zoo.remat import rematerializer
 from zoo.remat.operations import RULES
 
 #: Programs that failed, by what they exercise.
@@ -180,6 +181,7 @@ def test_twenty_thousand_random_programs_train_rightly() -> None:
 @pytest.mark.slow
 def test_a_wrong_rule_is_found_and_its_program_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     silu = torch.ops.aten.silu.default
+    monkeypatch.setattr(rematerializer, "_traits", {})
     monkeypatch.setitem(RULES, silu, RULES[silu]._replace(repeat=torch.ops.aten.sigmoid.default))
     wrong = next(each for each, verdict in programs(2000, seed=0) if verdict.verdict == WRONG)
     smallest = shrink(wrong)
