@@ -32,8 +32,7 @@ class TrackedTensor:
     - `store`: caches it in backward, between its first and its last use.
     - `clock`: the rematerializer's count of in-place writes at the time.
 
-    If ``is_copied`` is True, recipes use a copy as their input. If ``is_external`` is True, no recipe uses it, because
-    memory that torch does not own may change at any time.
+    If ``is_copied`` is True, recipes use a copy as their input.
     """
 
     __slots__ = (
@@ -43,7 +42,6 @@ class TrackedTensor:
         "dtype",
         "index",
         "is_copied",
-        "is_external",
         "kept",
         "live",
         "readers",
@@ -60,7 +58,7 @@ class TrackedTensor:
         self, recipe: Recipe | None, index: int, tensor: Tensor, version: int, store: Store, clock: int
     ) -> None:
         self.recipe, self.index, self.version, self.store, self.clock = recipe, index, version, store, clock
-        self.is_copied = self.is_external = False
+        self.is_copied = False
         self.live: Callable[[], Tensor | None] = weakref.ref(tensor)
         self.stride, self.dtype = tensor.stride(), tensor.dtype
         self.kept: Tensor | None = None
@@ -95,6 +93,12 @@ class TrackedTensor:
         """Evict the tensor from the store if neither autograd nor a recipe needs it any more."""
         if self.readers == 0 and self.recipes == 0:
             self.store.drop(self)
+
+    @property
+    def is_external(self) -> bool:
+        """Whether its memory belongs to numpy, another process or the like, which may write at any time."""
+        tensor = self.live() if self.kept is None else self.kept
+        return tensor is not None and not tensor.untyped_storage().resizable()
 
     @property
     def is_worth_storing(self) -> bool:

@@ -250,7 +250,7 @@ class Rematerializer(EagerDispatchMode):
         return out
 
     def _record_batch_norm(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        if not (self._is_large(outputs[0]) and _is_plain(args[0]) and _is_plain(outputs[0])):
+        if not self._is_large(outputs[0]) or type(outputs[0]) is not Tensor:
             return
         repeat, arguments, own = recipe_of_batch_norm(traits.operation, args, outputs)
         values = self._values_of(arguments)
@@ -338,7 +338,6 @@ class Rematerializer(EagerDispatchMode):
         elif not tensor.requires_grad:  # it may be a buffer
             self._add_all_permanent()
         value = self._note(tensor, None, 0, tensor._version)
-        value.is_external = _is_external(tensor)
         if is_small:
             value.live = lambda: tensor  # a parameter that may be created for this call alone
         return value
@@ -379,7 +378,6 @@ class Rematerializer(EagerDispatchMode):
                 self._decide(tensor, reason, is_kept=True)
                 value.keep(tensor)
                 value.is_copied = tensor.nbytes < self._smallest_bytes and not _is_parameter(tensor)
-                value.is_external = _is_external(tensor)
                 if value.recipes > 0:  # it was an intermediate of theirs and is an input now
                     self._start_from(value, tensor)
         return SavedHandle(value) if value.kept is None else (value.kept, value.version)
@@ -452,7 +450,7 @@ class Rematerializer(EagerDispatchMode):
             if value.kept is not None:
                 self._release(value.kept)
             tensor = _copy(tensor)
-            value.is_copied = value.is_external = False
+            value.is_copied = False
             value.clock, value.kept = self._clock, None
         if value.kept is None:
             self._decide(tensor, INPUT, is_kept=True)
@@ -468,7 +466,7 @@ class Rematerializer(EagerDispatchMode):
             if value.kept is not None:
                 self._release(value.kept)
                 value.keep(_copy(value.kept))
-                value.is_copied = value.is_external = False
+                value.is_copied = False
                 value.clock = self._clock
 
     def _release(self, tensor: Tensor) -> None:
@@ -507,7 +505,7 @@ class Traits(NamedTuple):
         for position, name in self.written:
             arg = args[position] if position < len(args) else kwargs.get(name)
             for each in arg if isinstance(arg, (list, tuple)) else (arg,):
-                if isinstance(each, Tensor) and _is_plain(each):
+                if isinstance(each, Tensor) and each.layout is torch.strided:  # others have no storage
                     addresses.append(memory_id(each))
         return addresses
 
@@ -565,11 +563,6 @@ def _copy(tensor: Tensor) -> Tensor:
                 once = once.narrow(dim, 0, 1)
         copy = torch.empty_strided(once.shape, once.stride(), dtype=tensor.dtype, device=tensor.device)
         return copy.copy_(once).expand(tensor.shape)
-
-
-def _is_external(tensor: Tensor) -> bool:
-    """Return whether a tensor's memory belongs to numpy, another process or the like, which may write at any time."""
-    return not tensor.untyped_storage().resizable()
 
 
 def _is_plain(tensor: Tensor) -> bool:
