@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -337,6 +338,40 @@ def test_a_recipe_starts_from_a_parameter_that_was_initialized_in_place_and_tell
         norm.weight.mul_(2)
     with pytest.raises(RuntimeError, match="modified"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("kind", [nn.Parameter, torch.clone], ids=["parameter", "buffer"])
+def test_recipes_start_from_parameters_and_buffers_at_no_cost(kind: Any) -> None:
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    factor = kind(torch.randn(2, 4, 8, 8))
+    with Rematerializer(parameters=iter([*conv.parameters(), factor]), smallest_bytes=0) as recording:
+        x = conv(torch.randn(2, 3, 8, 8))
+        y = x * factor
+        loss = (x * x + y * y).sum()
+        value = recording._find(y)
+    assert value is not None
+    assert value.kept is None  # its recipe is saved, as `factor` takes no memory of its own
+    loss.backward()
+
+
+def test_a_network_is_not_walked_over_if_its_recipes_need_no_buffer() -> None:
+    model = network()
+
+    def parameters() -> Iterator[Tensor]:
+        pytest.fail("is iterated over")
+        yield from model.parameters()
+
+    with Rematerializer(parameters=parameters()):
+        model(images(64)).sum().backward()
+
+
+def test_small_tensors_and_parameters_are_saved_without_bookkeeping() -> None:
+    model = network()
+    with Rematerializer(smallest_bytes=10**9) as recording:
+        loss = model(images()).sum()
+        assert recording._known == {}
+        assert recording._kept == set()
+    loss.backward()
 
 
 def test_only_memory_that_is_alive_counts_as_saved() -> None:

@@ -157,7 +157,6 @@ def call_with_keywords(operation: Operation, names: Sequence[str], *args: Any, *
     return operation(*args[len(names) :], **dict(zip(names, args, strict=False)), **kwargs)
 
 
-@cache
 def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
     """Return the positions and names of the arguments that an operation mutates."""
     if operation in BATCH_NORMS:  # update running statistics, which their schemas do not declare
@@ -171,7 +170,6 @@ def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
     )
 
 
-@cache
 def writes_inside(operation: Operation) -> bool:
     """Return whether an operation's in-place writes increment version counters inside its kernel, if at all."""
     if operation.namespace in ("aten", "prim") and not schema_of(operation).is_mutable:

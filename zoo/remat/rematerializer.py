@@ -40,19 +40,18 @@ from zoo.remat.operations import (
     writes_inside,
     written_arguments,
 )
-from zoo.remat.recipes import Blank, DeferredHandle, Recipe, SavedHandle, Signs, Store, TrackedTensor, unpack
+from zoo.remat.recipes import Blank, DeferredHandle, Recipe, SavedHandle, Signs, Store, TrackedTensor, detached, unpack
 from zoo.torch_internals import (
     FAKE_QUANTIZE,
     DisableTorchDispatch,
-    TorchDispatchMode,
+    EagerDispatchMode,
     are_transforms_active,
     before_hooks_are_disabled,
     count_writes,
     is_wrapper,
     may_overlap,
+    memory_id,
     saves_its_output,
-    schema_of,
-    skip_autograd_and_autocast,
     storage_id,
     top_saved_tensors_hooks,
 )
@@ -98,7 +97,7 @@ class Tie(NamedTuple):
     position: int
 
 
-class Rematerializer(TorchDispatchMode):
+class Rematerializer(EagerDispatchMode):
     """A context in which autograd saves recipes in place of tensors where that takes less memory.
 
     Outputs, gradients, running statistics and random numbers are bit-identical to those without it. Backward may run
@@ -111,7 +110,8 @@ class Rematerializer(TorchDispatchMode):
       observes the decisions of each forward pass.
     - `depth`: recomputed saved tensors in a chain. A larger depth saves less and has a higher peak in backward.
     - `smallest_bytes`: smaller tensors are saved. None: from 16 to 64 KiB, by the largest output so far.
-    - `parameters`: tensors that stay alive anyway, and so are free inputs of recipes.
+    - `parameters`: parameters and buffers. They stay alive anyway, and so are free inputs of recipes. An iterator is
+      consumed only if that is necessary; every `nn.Parameter` is a free input even without it.
     - `log`: receives all decisions; None to record none.
     - `exact`: False fuses batch norms with their activations (`zoo.remat.fusing`); results are then equal to rounding.
     - `is_hooked`: whether forward hooks may read the outputs of norms; fused norms then always write them.
@@ -135,7 +135,7 @@ class Rematerializer(TorchDispatchMode):
         self._depth = depth
         self._is_relative = smallest_bytes is None
         self._smallest_bytes = MIN_BYTES if smallest_bytes is None else smallest_bytes
-        self._parameters = [each.untyped_storage() for each in parameters if _is_plain(each)]
+        self._parameters = parameters
         self._log = log
         self._exact, self._is_hooked = exact, is_hooked
         self.place = ""
@@ -157,13 +157,18 @@ class Rematerializer(TorchDispatchMode):
         # address of the storage of such an input -> those of the saved tensors
         self._awaiting: dict[int, list[int]] = {}
         # addresses of storages that stay alive until backward
-        self._kept = {storage_id(storage) for storage in self._parameters}
+        self._kept: set[int] = set()
+        # the storages of parameters and buffers, as far as they were needed
+        self._permanent: list[torch.UntypedStorage] = []
+        self._has_all_permanent = False
         # address of a storage -> inputs of recipes in it, which autograd's own version check does not cover
         self._started_from: dict[int, set[TrackedTensor]] = {}
         # address of a storage -> the value of the clock at the last write into it
         self._writes: dict[int, int] = {}
         self._clock = 0
         self._producers = Producers() if self._log is not None or self._budget.is_limited else None
+        if self._producers is not None:
+            self._add_all_permanent()
         self._decisions: list[Decision] = []
         self._store = Store()
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, unpack)
@@ -190,7 +195,7 @@ class Rematerializer(TorchDispatchMode):
         self._decisions += [each for value, each in self._unread.items() if value.kept is None and value.readers == 0]
         # Some of these refer to self: break the cycles.
         del self._contexts, self._hooks, self._fused, self._known, self._kept, self._started_from, self._producers
-        del self._ties, self._awaiting, self._deferred, self._rectified, self._unread
+        del self._ties, self._awaiting, self._deferred, self._rectified, self._unread, self._permanent
         if self._log is not None:
             self._log += self._decisions
         if self._budget.is_limited and error[0] is None:
@@ -209,35 +214,20 @@ class Rematerializer(TorchDispatchMode):
                 self._settle(operation, args)
         if operation is CONVOLUTION and not args[1].requires_grad:
             self._is_partly_frozen = True
+        traits = _traits.get(id(operation)) or _traits_of(operation)
         # Transforms of torch.func run operations on wrapped tensors.
         is_recorded = torch.is_grad_enabled() and not are_transforms_active()
-        rule = RULES.get(operation) if is_recorded else None
-        if rule is not None and rule.overwrites:
-            return self._record_write(rule, operation, args, kwargs)
-        written = _written_tensors(operation, args, kwargs)
-        for tensor in written:
-            self._copy_before_it_is_overwritten(tensor)
-        if writes_inside(operation):
-            with count_writes():
-                out = operation(*args, **kwargs)
+        if traits.is_overwriting and is_recorded:
+            out = self._record_write(traits, args, kwargs)
+        elif traits.is_writing:
+            out = self._write(traits, args, kwargs)
         else:
             out = operation(*args, **kwargs)
-        for tensor in written:
-            self._note_write(tensor)
         if is_recorded:
-            if rule is not None:
-                if (rule.is_view or self._is_large(out)) and _are_plain((*args, out)):
-                    self._record(rule, args, kwargs, out)
-            elif operation in MASKS:
-                self._record_mask(operation, out)
-            elif operation in BATCH_NORMS:
-                if out[0].nbytes >= self._smallest_bytes and _are_plain((*args, out)):
-                    self._record_batch_norm(operation, args, out)
-            elif operation is FAKE_QUANTIZE:
-                if out[0].nbytes >= self._smallest_bytes and _are_plain((*args, *out)):
-                    self._record_fake_quantization(args, out)
-            elif self._budget.flops_per_byte > 0 and self._is_cheap(operation, args, out) and _are_plain((*args, out)):
-                self._record(Rule(operation, is_view=False, overwrites=False), args, kwargs, out)
+            if traits.record is not None:
+                traits.record(self, traits, args, kwargs, out)
+            elif self._budget.flops_per_byte > 0 and self._is_cheap(operation, args, out):
+                self._record(traits, args, kwargs, out)
             if self._producers is not None:
                 self._producers.note(operation, args, out)
         return out
@@ -252,9 +242,14 @@ class Rematerializer(TorchDispatchMode):
             self._hooks.__enter__()
 
     def _is_large(self, out: Any) -> bool:
-        """Return whether an output is large enough to recompute. Smaller ones are saved and serve as inputs."""
-        if not isinstance(out, Tensor) or out.layout is not torch.strided:
-            return True
+        """Return whether an output is strided and large enough to recompute. Others are saved and serve as inputs.
+
+        No output of an operation is larger than the first.
+        """
+        if not isinstance(out, Tensor):
+            return len(out) > 0 and self._is_large(out[0])
+        if out.layout is not torch.strided:
+            return False
         size = out.nbytes
         if self._is_relative and size > SMALL_RATIO * self._smallest_bytes:
             self._smallest_bytes = min(size // SMALL_RATIO, MAX_BYTES)
@@ -265,13 +260,19 @@ class Rematerializer(TorchDispatchMode):
         flops = flops_of(operation, args, out)
         return flops is not None and flops <= self._budget.flops_per_byte * first_tensor(out).nbytes
 
-    def _record(self, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        names = [name for name, arg in kwargs.items() if isinstance(arg, Tensor)]
-        if names:  # recipes have tensors among their positional arguments alone
-            args = (rule.repeat, names, *[kwargs[name] for name in names], *args)
-            kwargs = {name: arg for name, arg in kwargs.items() if name not in names}
-            rule = Rule(call_with_keywords, rule.is_view, overwrites=False)
-        values = tuple([self._value_of(arg) for arg in args])
+    def _record(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Record an operation that writes into none of its arguments."""
+        rule = traits.rule
+        is_worthwhile = self._is_large(out) or (  # a small view may hold large memory
+            rule.is_view and (id(args[0]) in self._known or self._is_large(args[0]))
+        )
+        if not is_worthwhile:
+            return
+        if _has_tensors(kwargs):
+            rule, args, kwargs = _without_keywords(rule, args, kwargs)
+        values = self._values_of(args)
+        if values is None:
+            return
         if rule.repeat in COPIES and out.stride() == args[0].stride() and out.dtype == args[0].dtype:
             if values[0].recipe is not None:
                 self._known[id(out)] = weakref.ref(out), out._version, values[0]
@@ -289,7 +290,7 @@ class Rematerializer(TorchDispatchMode):
             ]
             recipe.outputs = [weakref.ref(value) for value in notes]
 
-    def _record_write(self, rule: Rule, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record_write(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation that overwrites its first argument, and record how to recompute the result."""
         target = args[0]
         recipe = None
@@ -298,43 +299,60 @@ class Rematerializer(TorchDispatchMode):
             before is not None
             and before.recipe is not None  # the inputs of a saved tensor may be gone
             and self._is_large(target)
-            and _are_plain(args)
             and not may_overlap(target)  # one element at several indices would be written several times
-            and not any(isinstance(arg, Tensor) for arg in kwargs.values())
+            and not _has_tensors(kwargs)
         ):
             # Look up all arguments before the write, as another one may share the memory.
-            values = tuple([self._value_of(arg) for arg in args])
-            recipe = _recipe_of(rule, values, kwargs, args)
-        self._copy_before_it_is_overwritten(target)
-        out = operation(*args, **kwargs)
-        self._note_write(target)
+            values = self._values_of(args)
+            recipe = None if values is None else _recipe_of(traits.rule, values, kwargs, args)
+        out = self._write(traits, args, kwargs)
         if recipe is None:
             self._known.pop(id(target), None)
         else:
             self._note(out, recipe, 0, out._version + 1)  # torch increments the version after this returns
-        if self._producers is not None:
-            self._producers.note(operation, args, out)
         return out
 
-    def _record_batch_norm(self, operation: Operation, args: tuple[Any, ...], outputs: Any) -> None:
-        with skip_autograd_and_autocast(), DisableTorchDispatch():
-            repeat, arguments, own = recipe_of_batch_norm(operation, args, outputs)
-        recipe = Recipe(repeat, (*map(self._value_of, arguments), *own), {}, is_view=False)
-        self._note(outputs[0], recipe, 0, outputs[0]._version)
+    def _write(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation that writes into tensors, and record which memory it writes, whichever alias they are."""
+        addresses = traits.written_memory(args, kwargs)
+        for address in addresses:
+            self._copy_before_it_is_overwritten(address)
+        if traits.writes_inside:
+            with count_writes():
+                out = traits.operation(*args, **kwargs)
+        else:
+            out = traits.operation(*args, **kwargs)
+        self._clock += 1
+        for address in addresses:
+            self._writes[address] = self._clock
+        return out
 
-    def _record_fake_quantization(self, args: tuple[Any, ...], outputs: Any) -> None:
-        with skip_autograd_and_autocast(), DisableTorchDispatch():
+    def _record_batch_norm(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        if not self._is_large(outputs[0]) or type(outputs[0]) is not Tensor:
+            return
+        repeat, arguments, own = recipe_of_batch_norm(traits.operation, args, outputs)
+        values = self._values_of(arguments)
+        if values is not None:
+            self._note(outputs[0], Recipe(repeat, (*values, *own), {}, is_view=False), 0, outputs[0]._version)
+
+    def _record_fake_quantization(
+        self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
+    ) -> None:
+        with DisableTorchDispatch():
             repeated = repeated_fake_quantization(args)
         if repeated is not None:
-            self._record(Rule(repeated[0], is_view=False, overwrites=False), repeated[1], {}, outputs)
+            operation, args = repeated
+            self._record(traits._replace(rule=Rule(operation, is_view=False, overwrites=False)), args, kwargs, outputs)
 
     def _note_norm(self, out: Tensor, operation: Operation, args: tuple[Any, ...]) -> None:
-        x, weight, bias, *rest = args
+        values = self._values_of(args[:3])
+        if values is None:
+            return
         # What is derived from the statistics is new and small: the recipe itself holds it.
-        if rest[-1] == "identity" and (line := line_of_norm(*args[:-1])) is not None:
-            recipe = Recipe(apply_line, (self._value_of(x), *line, None, False), {}, is_view=False)
+        if args[-1] == "identity" and (line := line_of_norm(*args[:-1])) is not None:
+            recipe = Recipe(apply_line, (values[0], *line, None, False), {}, is_view=False)
         else:
-            recipe = Recipe(operation, (*map(self._value_of, (x, weight, bias)), *rest), {}, is_view=False)
+            recipe = Recipe(operation, (*values, *args[3:]), {}, is_view=False)
         self._note(out, recipe, 0, out._version)
         if self._producers is not None:
             self._producers.note(torch.ops.zoo.norm_act.default, args, out)
@@ -344,16 +362,16 @@ class Rematerializer(TorchDispatchMode):
         hooks = top_saved_tensors_hooks(False)
         return hooks is not None and hooks[0] == self._pack
 
-    def _record_mask(self, operation: Operation, out: Any) -> None:
+    def _record_mask(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record that a dropout mask can be unpacked from its bits, without drawing random numbers."""
-        position = MASKS[operation]
+        position = MASKS[traits.operation]
         mask = out if position is None else out[position]
         if mask.nbytes >= self._smallest_bytes and mask.numel() > 0:
-            with DisableTorchDispatch(), torch.no_grad():
+            with DisableTorchDispatch():
                 bits = bits_of(mask)
             recipe = Recipe(mask_of, (self._note(bits, None, 0, 0), mask.shape, mask.dtype), {}, is_view=False)
             recipe.parts = (bits,)  # nothing else refers to them
-            self._note(mask, recipe, 0, mask._version + schema_of(operation).is_mutable)
+            self._note(mask, recipe, 0, mask._version + traits.is_writing)
 
     def _note(self, tensor: Tensor, recipe: Recipe | None, index: int, version: int) -> TrackedTensor:
         if len(self._known) > self._next_sweep:  # forget tensors that were freed, with the parts of their recipes
@@ -363,50 +381,74 @@ class Rematerializer(TorchDispatchMode):
         self._known[id(tensor)] = value.live, version, value
         return value
 
-    def _note_write(self, tensor: Tensor) -> None:
-        """Record an in-place write into the memory of a tensor, whichever alias it went through."""
-        if _is_plain(tensor):
-            self._clock += 1
-            self._writes[storage_id(tensor.untyped_storage())] = self._clock
-
     def _find(self, tensor: Tensor) -> TrackedTensor | None:
         """Return the current contents of a tensor; None if they were not recorded."""
-        live, version, value = self._known.get(id(tensor), (None, 0, None))
-        if live is None or live() is not tensor or version != tensor._version or self._was_written(tensor, value):
+        known = self._known.get(id(tensor))
+        if known is None:
+            return None
+        live, version, value = known
+        if live() is not tensor or version != tensor._version or self._was_written(tensor, value):
             return None
         return value
 
-    def _was_written(self, tensor: Tensor, value: TrackedTensor | None) -> bool:
+    def _was_written(self, tensor: Tensor, value: TrackedTensor) -> bool:
         """Return whether a tensor's memory was written since. Not every write increments its version."""
-        if not self._writes or value is None:
+        if not self._writes:
             return False
-        return self._writes.get(storage_id(tensor.untyped_storage()), 0) > value.clock
+        return self._writes.get(memory_id(tensor), 0) > value.clock
 
-    def _value_of(self, arg: Any) -> Any:
-        """Return the tracked tensor of a tensor, a list of them for a list, and anything else unchanged."""
-        if isinstance(arg, Tensor):
-            return self._find(arg) or self._note_external(arg)
-        if isinstance(arg, (list, tuple)) and any(isinstance(each, Tensor) for each in arg):
-            return [self._value_of(each) for each in arg]
-        return arg
+    def _values_of(self, args: Sequence[Any]) -> list[Any] | None:
+        """Return arguments with tracked tensors in place of tensors, also in lists; None if a tensor is not plain."""
+        values = []
+        for arg in args:
+            if isinstance(arg, Tensor):
+                arg = self._find(arg) or self._note_external(arg)
+                if arg is None:
+                    return None
+            elif isinstance(arg, (list, tuple)) and arg and (arg[0] is None or isinstance(arg[0], Tensor)):
+                arg = self._values_of(arg)
+                if arg is None:
+                    return None
+            values.append(arg)
+        return values
 
-    def _note_external(self, tensor: Tensor) -> TrackedTensor:
-        """Track a tensor that no recorded operation has computed."""
+    def _note_external(self, tensor: Tensor) -> TrackedTensor | None:
+        """Track a tensor that no recorded operation has computed, if it is plain."""
+        if not _is_plain(tensor):
+            return None
+        is_parameter = _is_parameter(tensor)
         limit = MAX_BYTES if self._is_relative and not tensor.requires_grad else self._smallest_bytes
-        if tensor.nbytes < limit and not isinstance(tensor, Parameter):
+        is_small = tensor.nbytes < limit
+        if is_small and not is_parameter:
             copy = _copy(tensor)  # its memory may be freed or reused before backward
             value = TrackedTensor(None, 0, copy, copy._version, self._store, self._clock)
             value.live = lambda: copy
             self._known[id(tensor)] = weakref.ref(tensor), tensor._version, value
             return value
+        if is_parameter:
+            self._add_permanent(tensor)
+        elif not tensor.requires_grad:  # it may be a buffer
+            self._add_all_permanent()
         value = self._note(tensor, None, 0, tensor._version)
-        value.is_external = _is_external(tensor)
-        if tensor.nbytes < self._smallest_bytes:
+        if is_small:
             value.live = lambda: tensor  # a parameter that may be created for this call alone
         return value
 
+    def _add_permanent(self, tensor: Tensor) -> None:
+        """Record that the memory of a tensor stays alive anyway."""
+        self._permanent.append(tensor.untyped_storage())
+        self._kept.add(memory_id(tensor))
+
+    def _add_all_permanent(self) -> None:
+        """Record that the memory of all parameters and buffers stays alive. Walks over the whole network."""
+        if not self._has_all_permanent:
+            self._has_all_permanent = True
+            self._parameters = [each for each in self._parameters if _is_plain(each)]
+            for each in self._parameters:
+                self._add_permanent(each)
+
     def _pack(self, tensor: Tensor) -> Any:
-        """Return what autograd holds in place of a saved tensor."""
+        """Return what autograd holds in place of a saved tensor: a `SavedHandle`, or a tensor and its version."""
         if self._is_partly_frozen and _is_plain(tensor) and tensor.requires_grad and self._is_large(tensor):
             value = self._find(tensor) or self._note(tensor, None, 0, tensor._version)
             if value.readers == 0 and value.kept is None:
@@ -427,7 +469,7 @@ class Rematerializer(TorchDispatchMode):
             return SavedHandle(value)
         self._note_unread(value, tensor, "backward reads only its signs")
         with DisableTorchDispatch(), torch.no_grad():
-            handle = DeferredHandle(tensor.detach())  # the output itself is freed once nothing else can save it
+            handle = DeferredHandle(detached(tensor))  # the output itself is freed once nothing else can save it
         self._rectified.append((handle, value))
         return handle
 
@@ -476,10 +518,15 @@ class Rematerializer(TorchDispatchMode):
 
     def _pack_now(self, tensor: Tensor) -> Any:
         """Return what autograd holds in place of a tensor, of which backward reads the elements."""
-        if not _is_plain(tensor):
-            return tensor if tensor.is_leaf else tensor.detach(), tensor._version
+        if self._producers is None:  # the most frequent cases, which the rest would decide in the same way
+            if type(tensor) is Parameter:
+                return tensor, tensor._version
+            if type(tensor) is Tensor and id(tensor) not in self._known and not self._is_large(tensor):
+                return detached(tensor), tensor._version
         value = self._find(tensor)
         if value is None:
+            if not _is_plain(tensor):
+                return tensor if tensor.is_leaf else tensor.detach(), tensor._version
             if tensor.is_leaf:
                 self._decide(tensor, NOT_RECOMPUTABLE, is_kept=True)
                 return tensor, tensor._version
@@ -493,24 +540,24 @@ class Rematerializer(TorchDispatchMode):
                 tie = self._tie_of(value, tensor) if reason is NOT_SMALLER else None
                 value.keep(tensor)
                 if tie is not None:
-                    self._ties[storage_id(tensor.untyped_storage())] = tie
-                value.is_copied = tensor.nbytes < self._smallest_bytes and not isinstance(tensor, Parameter)
-                value.is_external = _is_external(tensor)
+                    self._ties[memory_id(tensor)] = tie
+                value.is_copied = tensor.nbytes < self._smallest_bytes and not _is_parameter(tensor)
                 if value.recipes > 0:  # it was an intermediate of theirs and is an input now
                     self._start_from(value, tensor)
-        return SavedHandle(value)
+        is_final = value.kept is not None and memory_id(tensor) not in self._ties
+        return (value.kept, value.version) if is_final else SavedHandle(value)
 
     def _decide(self, tensor: Tensor, reason: str, is_kept: bool = False) -> None:
         """Record the decision to save the memory of a tensor, or not to."""
-        storage = tensor.untyped_storage()
         if self._producers is not None:
             made_by, flops_per_byte = self._producers.of(tensor)
-            new_bytes = 0 if storage_id(storage) in self._kept else storage.nbytes()
+            new_bytes = 0 if memory_id(tensor) in self._kept else tensor.untyped_storage().nbytes()
             self._decisions.append(Decision(made_by, new_bytes, is_kept, reason, flops_per_byte, self.place))
         if is_kept:
-            self._kept.add(storage_id(storage))
-            self._ties.pop(storage_id(storage), None)  # its memory is saved for another reason too
-            for tied in self._awaiting.pop(storage_id(storage), ()):
+            address = memory_id(tensor)
+            self._kept.add(address)
+            self._ties.pop(address, None)  # its memory is saved for another reason too
+            for tied in self._awaiting.pop(address, ()):
                 self._decide_again(tied)
 
     def _tie_of(self, value: TrackedTensor, tensor: Tensor) -> Tie:
@@ -526,8 +573,8 @@ class Rematerializer(TorchDispatchMode):
                 if source.recipe is not None:
                     pending.append(source.recipe)
                 elif (start := source.live()) is not None:
-                    address = storage_id(start.untyped_storage())
-                    self._awaiting.setdefault(address, []).append(storage_id(tensor.untyped_storage()))
+                    address = memory_id(start)
+                    self._awaiting.setdefault(address, []).append(memory_id(tensor))
         return Tie(value, value.recipe, value.version, len(self._decisions) - 1)
 
     def _decide_again(self, address: int) -> None:
@@ -540,6 +587,8 @@ class Rematerializer(TorchDispatchMode):
         found = self._search(value, kept.untyped_storage().nbytes(), set())
         if isinstance(found, str) or kept._version != version or value in self._started_from.get(address, ()):
             value.kept, value.version, value.recipe = kept, version, None
+            if found is NOT_SMALLER:
+                self._ties[address] = tie
             return
         self._kept.discard(address)
         value.adopt(found.depth, found.through)
@@ -652,31 +701,86 @@ class Rematerializer(TorchDispatchMode):
             if value.kept is not None:
                 self._release(value.kept)
             tensor = _copy(tensor)
-            value.is_copied = value.is_external = False
+            value.is_copied = False
             value.clock, value.kept = self._clock, None
         if value.kept is None:
             self._decide(tensor, INPUT, is_kept=True)
             value.keep(tensor)
-        self._started_from.setdefault(storage_id(tensor.untyped_storage()), set()).add(value)
+        self._started_from.setdefault(memory_id(tensor), set()).add(value)
 
-    def _copy_before_it_is_overwritten(self, tensor: Tensor) -> None:
-        """Copy the inputs of recipes out of memory that the next operation overwrites.
+    def _copy_before_it_is_overwritten(self, address: int) -> None:
+        """Copy the inputs of recipes out of the memory at this address, which the next operation overwrites.
 
         The write is legal: in plain training nothing would need the old contents.
         """
-        if self._started_from and _is_plain(tensor):
-            for value in self._started_from.pop(storage_id(tensor.untyped_storage()), ()):
-                if value.kept is not None:
-                    self._release(value.kept)
-                    value.keep(_copy(value.kept))
-                    value.is_copied = value.is_external = False
-                    value.clock = self._clock
+        for value in self._started_from.pop(address, ()):
+            if value.kept is not None:
+                self._release(value.kept)
+                value.keep(_copy(value.kept))
+                value.is_copied = False
+                value.clock = self._clock
 
     def _release(self, tensor: Tensor) -> None:
         """Forget that the memory of a tensor is saved: a copy replaces it, so that its address may be reused."""
-        address = storage_id(tensor.untyped_storage())
-        if all(storage_id(storage) != address for storage in self._parameters):
+        self._add_all_permanent()
+        address = memory_id(tensor)
+        if all(storage_id(storage) != address for storage in self._permanent):
             self._kept.discard(address)
+
+
+class Traits(NamedTuple):
+    """What a rematerializer needs to know about an operation, looked up once per process.
+
+    Args:
+    - `operation`: the operation. It stays alive, so that no other operation gets its id.
+    - `rule`: how its outputs are recomputed, if they are.
+    - `record`: the method that records its outputs. None if they are recomputed only within a budget, and for an
+      operation with `is_overwriting`.
+    - `is_overwriting`: whether it has a rule and writes into its first argument.
+    - `is_writing`: whether it writes into any tensor.
+    - `written`: the positions and names of the arguments that it writes into.
+    - `writes_inside`: whether its writes increment version counters inside its kernel, if at all.
+    """
+
+    operation: Operation
+    rule: Rule
+    record: Callable[..., None] | None
+    is_overwriting: bool
+    is_writing: bool
+    written: tuple[tuple[int, str], ...]
+    writes_inside: bool
+
+    def written_memory(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+        """Return the addresses of the storages that the operation writes into."""
+        addresses = []
+        for position, name in self.written:
+            arg = args[position] if position < len(args) else kwargs.get(name)
+            for each in arg if isinstance(arg, (list, tuple)) else (arg,):
+                if isinstance(each, Tensor) and each.layout is torch.strided:  # others have no storage
+                    addresses.append(memory_id(each))
+        return addresses
+
+
+_traits: dict[int, Traits] = {}  # by the id of the operation, which is hashed faster than the operation
+
+
+def _traits_of(operation: Operation) -> Traits:
+    """Return the traits of an operation, and add them to ``_traits``."""
+    record: Callable[..., None] | None = None
+    rule = RULES.get(operation)
+    if rule is not None:
+        record = None if rule.overwrites else Rematerializer._record
+    elif operation in MASKS:
+        record = Rematerializer._record_mask
+    elif operation in BATCH_NORMS:
+        record = Rematerializer._record_batch_norm
+    elif operation is FAKE_QUANTIZE:
+        record = Rematerializer._record_fake_quantization
+    rule = rule or Rule(operation, is_view=False, overwrites=False)
+    written, inside = written_arguments(operation), writes_inside(operation)
+    traits = Traits(operation, rule, record, rule.overwrites, bool(written) or inside, written, inside)
+    _traits[id(operation)] = traits
+    return traits
 
 
 class _Active(threading.local):
@@ -714,20 +818,6 @@ def _copy(tensor: Tensor) -> Tensor:
         return copy.copy_(once).expand(tensor.shape)
 
 
-def _written_tensors(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the tensors that an operation writes into."""
-    written: list[Tensor] = []
-    for position, name in written_arguments(operation):
-        arg = args[position] if position < len(args) else kwargs.get(name)
-        written += [each for each in (arg if isinstance(arg, (list, tuple)) else (arg,)) if isinstance(each, Tensor)]
-    return written
-
-
-def _is_external(tensor: Tensor) -> bool:
-    """Return whether a tensor's memory belongs to numpy, another process or the like, which may write at any time."""
-    return not tensor.untyped_storage().resizable()
-
-
 def _is_plain(tensor: Tensor) -> bool:
     """Return whether a tensor is strided, owns its memory and has a version counter.
 
@@ -746,15 +836,23 @@ def _is_wrapper(tensor: Tensor) -> bool:
     return is_lazy(tensor) or is_wrapper(tensor)
 
 
-def _are_plain(args: Sequence[Any]) -> bool:
-    """Return whether all tensors, also those in lists, are plain."""
-    for arg in args:
-        if isinstance(arg, Tensor):
-            if not _is_plain(arg):
-                return False
-        elif isinstance(arg, (list, tuple)) and not _are_plain(arg):
-            return False
-    return True
+def _is_parameter(tensor: Tensor) -> bool:
+    """Return ``isinstance(tensor, Parameter)``, which takes longer."""
+    return type(tensor) is Parameter or (type(tensor) is not Tensor and isinstance(tensor, Parameter))
+
+
+def _without_keywords(
+    rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Rule, tuple[Any, ...], dict[str, Any]]:
+    """Return the same call with all tensors among the positional arguments, as recipes need them."""
+    names = [name for name, arg in kwargs.items() if isinstance(arg, Tensor)]
+    args = (rule.repeat, names, *[kwargs[name] for name in names], *args)
+    others = {name: arg for name, arg in kwargs.items() if name not in names}
+    return Rule(call_with_keywords, rule.is_view, overwrites=False), args, others
+
+
+def _has_tensors(kwargs: dict[str, Any]) -> bool:
+    return bool(kwargs) and any(isinstance(arg, Tensor) for arg in kwargs.values())
 
 
 def _smaller_inputs(args: Sequence[Any], out: Tensor) -> list[Tensor]:
