@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from zoo.errors import ConfigError
 
+RECOMPUTED = "recomputed in backward"  # the reason to save a recipe
 INPUT = "input of a recipe"  # the reason to save a tensor that autograd itself does not need
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from zoo.remat.budget import INPUT, Budget, Decision
+from zoo.remat.budget import INPUT, RECOMPUTED, Budget, Decision
 from zoo.remat.fusing import FusedNorms
 from zoo.remat.operations import (
     ADD,
@@ -58,9 +58,8 @@ from zoo.torch_internals import (
 
 MAX_DEPTH = 4  # recomputed saved tensors in a chain: bounds the work and the peak memory of one recomputation
 RELU_NODE = "ReluBackward0"  # autograd's name
-RECOMPUTED = "recomputed in backward"  # the reason not to
-NOT_SMALLER = "the inputs of its recipe are not smaller"  # another
 NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save a tensor
+NOT_SMALLER = "the inputs of its recipe are not smaller"  # another
 SWEEP = 32  # tensors noted between two searches for those that were freed
 # Smaller tensors are saved, as recomputing them costs more time than the memory is worth: smaller than the largest
 # output so far by `SMALL_RATIO`, within these limits.
