@@ -97,6 +97,45 @@ def test_disabled_dispatch_hides_operations_from_modes():
     assert watch.seen == ["aten.ones"]
 
 
+def test_a_tensor_is_detached_below_dispatch_modes():
+    x = torch.ones(4, requires_grad=True).exp()[1:]
+    with Watch() as watch:
+        alias = internals.detach(x)
+    assert watch.seen == []
+    assert type(alias) is Tensor
+    assert not alias.requires_grad
+    assert (alias.stride(), internals.memory_id(alias)) == (x.stride(), internals.memory_id(x))
+    with torch.no_grad():
+        x.add_(1)
+    assert alias._version == x._version == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+def test_nothing_is_compiled_while_an_eager_dispatch_mode_is_active():
+    class Eager(internals.EagerDispatchMode, Watch):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    @partial(torch.compile, backend=backend)
+    def function(x: Tensor) -> Tensor:
+        return helper(x.exp())
+
+    def helper(x: Tensor) -> Tensor:
+        return x.sin()
+
+    assert not hasattr(Eager.__torch_dispatch__, "__wrapped__")
+    with Eager() as eager:
+        function(torch.ones(2))
+    assert eager.seen[-2:] == ["aten.exp", "aten.sin"]
+    assert graphs == []
+
+
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
 def test_transforms_are_active_inside_of_them_alone(transform):
     seen = []
@@ -240,6 +279,41 @@ def test_the_innermost_hooks_for_saved_tensors_are_found():
     assert internals.top_saved_tensors_hooks(True) is None
 
 
+def test_an_operation_that_saves_its_output_differs_from_the_next_that_saves_it_as_input():
+    found = []
+
+    def pack(tensor):
+        found.append((tensor.grad_fn.name(), internals.saves_its_output(tensor)))
+        return tensor
+
+    x = torch.ones(4, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        y = (2 * x).relu()
+        z = torch.relu_(y.square())
+        z.exp_()
+    relu = "ReluBackward0"
+    assert found == [(relu, True), (relu, False), (relu, True), ("ExpBackward0", True)]
+
+
+def test_fake_quantization_is_one_operation_that_calls_another():
+    calls = []
+
+    class Log(internals.TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            calls.append(operation)
+            return operation(*args, **(kwargs or {}))
+
+    x, on, limit, scale = torch.arange(4.0), torch.ones(1), torch.tensor([9.0]), torch.ones(1)
+    zero = torch.zeros(1, dtype=torch.int32)
+    with Log():
+        arguments = (on, on, -limit, limit, scale, zero, 0.01, 0, 255, -1, False, False)
+        out = torch.fused_moving_avg_obs_fake_quant(x, *arguments)
+    assert calls[-1] is internals.FAKE_QUANTIZE
+    assert scale.item() != 1
+    again, _ = internals.FAKE_QUANTIZE_TENSOR(x, scale, zero, on, 0, 255)
+    assert torch.equal(out, again)
+
+
 def test_hooks_for_saved_tensors_are_hidden_while_aot_autograd_traces_unless_that_is_ignored():
     set_tracing = torch._C._autograd._saved_tensors_hooks_set_tracing
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
@@ -257,6 +331,7 @@ def test_tensors_share_the_id_of_a_storage_if_they_share_memory():
     assert internals.storage_id(x[2:].untyped_storage()) == storage
     assert internals.storage_id(x.detach().untyped_storage()) == storage
     assert internals.storage_id(x.clone().untyped_storage()) != storage
+    assert internals.memory_id(x[2:]) == internals.memory_id(nn.Parameter(x)) == storage
     meta = [torch.empty(4, device="meta") for _ in range(2)]  # whose storages have no address
     assert len({internals.storage_id(x.untyped_storage()) for x in meta}) == 2
 
@@ -456,6 +531,14 @@ def test_both_ways_to_compile_a_module_are_seen():
     assert not internals.is_compiled(module)
     module.compile(backend="eager")
     assert internals.is_compiled(module)
+
+
+def test_a_compiled_part_of_a_module_is_found():
+    module = nn.Sequential(nn.Sequential(nn.ReLU(), nn.Linear(2, 2)), nn.ReLU())
+    module.register_module("missing", None)
+    assert not internals.has_compiled_part(module)
+    module[0][1].compile(backend="eager")
+    assert internals.has_compiled_part(module)
 
 
 def test_the_module_inside_the_wrapper_of_a_compiled_one_is_found():

@@ -38,6 +38,18 @@ _cuda_memory: Any = torch.cuda.memory
 #: A base class whose `__torch_dispatch__` is called below autograd for each operation while the mode is active.
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
 
+
+class EagerDispatchMode(TorchDispatchMode):
+    """A dispatch mode without the wrapper of `__torch_dispatch__` that hides it from torch.compile, at some cost.
+
+    torch.compile compiles nothing while the mode is active.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
 #: Returns the active dispatch modes, the innermost last.
 dispatch_modes = _python_dispatch._get_current_dispatch_mode_stack
 
@@ -104,6 +116,15 @@ top_saved_tensors_hooks: Callable[[bool], tuple[Callable[..., Any], Callable[...
 )
 
 
+def saves_its_output(tensor: Tensor) -> bool:
+    """Return whether the hook for saved tensors that is called with a tensor is called by the operation that made it.
+
+    Its node is then the last one of this thread. An operation that saves an input has a later node itself.
+    """
+    node: Any = tensor.grad_fn
+    return node is not None and node._sequence_nr() + 1 == _C._autograd._get_sequence_nr()
+
+
 def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]]) -> None:
     """Patch `torch.autograd.graph.disable_saved_tensors_hooks` to enter ``context()`` around each call.
 
@@ -123,6 +144,12 @@ def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]
 
 #: Returns an integer that identifies a storage during its lifetime. Tensors that share memory have the same one.
 storage_id: Callable[[Any], int] = operator.attrgetter("_cdata")
+
+#: Returns the `storage_id` of a tensor's storage, without creating a Python object for the storage.
+memory_id: Callable[[Tensor], int] = _C._storage_address
+
+#: Returns `Tensor.detach` of a tensor. Dispatch modes are not called.
+detach: Callable[[Tensor], Tensor] = functools.partial(Tensor._make_subclass, Tensor)
 
 #: Returns whether two tensors share a storage, even without overlap.
 is_alias_of: Callable[[Tensor, Tensor], bool] = _C._is_alias_of
@@ -245,6 +272,16 @@ def is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
+def has_compiled_part(module: nn.Module) -> bool:
+    """Return whether a module or one of its submodules was compiled; takes a third of the time of `modules()`."""
+    parts = [module]
+    for part in parts:
+        if is_compiled(part):
+            return True
+        parts += filter(None, part._modules.values())
+    return False
+
+
 def uncompiled(module: nn.Module) -> nn.Module:
     """Return the module inside the wrapper of `torch.compile(module)`, or the module itself without a wrapper."""
     return getattr(module, "_orig_mod", module)
@@ -332,6 +369,13 @@ OperatorOverload: Any = torch._ops.OpOverload
 
 #: The operator for `Tensor.to` that always copies: (x, dtype=...) -> a copy.
 CAST = torch.ops.aten._to_copy.default
+
+#: The operator of `torch.fused_moving_avg_obs_fake_quant`, which updates its scale in place: (x, observer on, enabled,
+#: running min and max, scale, zero point, averaging constant, low, high, channel axis, per channel) -> (out, mask).
+FAKE_QUANTIZE = torch.ops.aten._fused_moving_avg_obs_fq_helper.default
+
+#: What it calls without channels: (x, scale, zero point, enabled, low, high) -> (out, mask).
+FAKE_QUANTIZE_TENSOR = torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default
 
 #: Batch norms of functionalized graphs: (x, weight, bias, running mean, running var, training, momentum, eps) -> (out,
 #: mean, invstd, new running mean, new running var).

@@ -279,6 +279,7 @@ KINDS: dict[str, Operations] = {
         "conv1": lambda at: F.conv2d(at.a, at.net.w1),
         "conv_depthwise": lambda at: F.conv2d(at.a, at.net.wd, padding=1, groups=4),
         "conv_transposed": lambda at: F.conv_transpose2d(at.a, at.net.w3, at.net.b3, padding=1),
+        "conv_frozen": lambda at: F.conv2d(at.a, at.net.w3.detach(), padding=1),
         "linear": lambda at: F.linear(at.a, at.net.w1[:, :, 0, 0], at.net.b3),
         "matmul": lambda at: 0.3 * (at.a @ at.b),
         "attention": lambda at: F.scaled_dot_product_attention(at.a, at.a * 0.5, at.a),
@@ -287,6 +288,7 @@ KINDS: dict[str, Operations] = {
         "norm": lambda at: _norm(at.net, at.a, "1"),
         "norm2": lambda at: _norm(at.net, at.a, "2"),
         "norm_eval": lambda at: _norm(at.net, at.a, "1", training=False),
+        "norm_frozen": lambda at: F.batch_norm(at.a, at.net.mean1, at.net.var1, training=False),
         "norm_plain": lambda at: F.batch_norm(at.a, None, None, training=True),
         "layer_norm": lambda at: F.layer_norm(at.a, (4,), at.net.gamma, at.net.beta),
         "group_norm": lambda at: F.group_norm(at.a, 2, at.net.gamma, at.net.beta),
@@ -298,6 +300,8 @@ KINDS: dict[str, Operations] = {
         "leaky": lambda at: F.leaky_relu(at.a, 0.1), "softplus": lambda at: F.softplus(at.a),
         "elu": lambda at: F.elu(at.a), "mish": lambda at: F.mish(at.a), "softmax": lambda at: at.a.softmax(1),
         "logsigmoid": lambda at: F.logsigmoid(at.a), "glu": lambda at: F.glu(at.a, 1),
+        "quick_gelu": lambda at: at.a * (1.7 * at.a).sigmoid(), "prelu": lambda at: F.prelu(at.a, at.net.b3),
+        "log_softmax": lambda at: at.a.log_softmax(1),
     },
     "elementwise": {
         "add": lambda at: at.a + at.b, "sub": lambda at: at.a - at.b, "mul": lambda at: 0.5 * at.a * at.b,
@@ -328,6 +332,8 @@ KINDS: dict[str, Operations] = {
         "contiguous": lambda at: at.a.transpose(-1, -2).contiguous(), "clone": lambda at: at.a.clone(),
         "gather": lambda at: at.a[:, [1, 0, 3, 2]], "max": lambda at: at.a.max(1, keepdim=True)[0],
         "repeat": lambda at: at.a[:, :1].repeat(1, 4, 1, 1),
+        "enlarge": lambda at: F.interpolate(at.a.mean(1, True), size=8),
+        "index_select": lambda at: at.a.index_select(1, torch.tensor([1, 0, 1, 0])),
     },
     "view": {
         "view": lambda at: at.a.view(2, -1), "unflatten": lambda at: at.a.view(SHAPE),

@@ -18,6 +18,7 @@ from zoo.remat.operations import IN_PLACE, OTHERS, PROMOTED, RULES, SAME_DTYPE, 
 from zoo.remat.recipes import TrackedTensor
 
 X, Y = torch.randn(2, 2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+SCALES, ZEROS, ONE = torch.tensor([0.05, 0.1, 0.2, 0.3]), torch.zeros(4, dtype=torch.int32), torch.ones(1)
 
 # The arguments after the first tensor, of two tensors x and y of 2 x 4 x 6 x 6.
 Arguments = Callable[[Tensor, Tensor], tuple[Any, ...]]
@@ -91,7 +92,17 @@ ARGUMENTS: dict[str, Arguments] = {
     "squeeze.dim": lambda x, y: (0,), "squeeze.dims": lambda x, y: ([0, 1],),
     "expand.default": lambda x, y: ([3, *x.shape],), "split.Tensor": lambda x, y: (2, 1),
     "split_with_sizes.default": lambda x, y: ([1, 3], 1), "unfold.default": lambda x, y: (3, 2, 1),
-    "diagonal.default": nothing,
+    "diagonal.default": nothing, "_prelu_kernel.default": lambda x, y: (y[:1, :, :1, :1],),
+    "index_select.default": lambda x, y: (1, torch.tensor([2, 0, 2])), "repeat.default": lambda x, y: ([2, 1, 1, 1],),
+    "index.Tensor": lambda x, y: ([None, torch.tensor([2, 0, 2])],),
+    "gather.default": lambda x, y: (3, torch.tensor([2, 0, 2]).expand(2, 4, 6, 3)),
+    "_softmax.default": lambda x, y: (1, False), "_log_softmax.default": lambda x, y: (1, False),
+    "_safe_softmax.default": lambda x, y: (3,), "glu.default": lambda x, y: (1,),
+    "upsample_bicubic2d.default": lambda x, y: ([9, 7], False),
+    "fake_quantize_per_tensor_affine_cachemask.default": lambda x, y: (0.05, 3, 0, 255),
+    "fake_quantize_per_channel_affine_cachemask.default": lambda x, y: (SCALES, ZEROS, 1, 0, 255),
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": lambda x, y: (
+        SCALES[:1], ZEROS[:1], ONE, 0, 255),
 }  # fmt: skip
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Where the first argument is not a tensor of that shape.
@@ -106,6 +117,11 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "div.Tensor_mode": lambda x, y: x * aten.div.Tensor_mode(x, y, rounding_mode="floor"),
     "div.Scalar_mode": lambda x, y: x * aten.div.Scalar_mode(x, 0.3, rounding_mode="trunc"),
     "squeeze.default": lambda x, y: aten.squeeze.default(x[:1]),
+    "embedding.default": lambda x, y: aten.embedding.default(x[0, 0], torch.tensor([[5, 0], [5, 2]])),
+    "upsample_linear1d.default": lambda x, y: aten.upsample_linear1d.default(x[0], [9], False),
+    "upsample_trilinear3d.default": lambda x, y: aten.upsample_trilinear3d.default(x[None], [3, 9, 7], False),
+    "upsample_nearest1d.default": lambda x, y: aten.upsample_nearest1d.default(x[0], [9]),
+    "upsample_nearest3d.default": lambda x, y: aten.upsample_nearest3d.default(x[None], [3, 9, 7]),
     "view.dtype": lambda x, y: x * aten.view.dtype(x.detach(), INTEGERS[x.itemsize]),
 }  # fmt: skip
 IN_PLACE_CALLS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
@@ -239,6 +255,30 @@ def test_an_operation_from_elsewhere_is_kept_and_its_gradient_is_right() -> None
         tripled(X.clone().requires_grad_().exp()).square().sum()
     assert [each.is_kept for each in log if each.bytes] == [True, True]  # exp's output has to be kept for it
     assert_same(lambda x, y: tripled((x * y).exp()).tanh() * tripled(y), X, Y)
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+@pytest.mark.parametrize("is_per_channel", [True, False])
+def test_fake_quantization_is_repeated_with_the_scale_that_it_had(is_enabled: bool, is_per_channel: bool) -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        on, off = torch.ones(1), torch.tensor([float(is_enabled)])
+        lowest, highest = torch.full((2, 4 if is_per_channel else 1), torch.inf)
+        scale, zero = torch.ones_like(lowest), torch.zeros_like(lowest, dtype=torch.int32)
+        lowest, highest = lowest.clone(), -highest
+        for each in (y, 2 * y):  # the second call changes scale and zero in place
+            x = torch.fused_moving_avg_obs_fake_quant(
+                x * each, on, off, lowest, highest, scale, zero, 0.01, 0, 255, 0 if is_per_channel else -1,
+                is_per_channel, False
+            ) * y  # fmt: skip
+        return x
+
+    x, y = X.flatten(0, 1)[:4].contiguous(), Y.flatten(0, 1)[:4].contiguous()
+    log: list[Decision] = []
+    with Rematerializer(log=log, smallest_bytes=0):
+        program(x.clone().requires_grad_(), y.clone().requires_grad_())
+    outputs = [each for each in log if each.made_by == "aten._fused_moving_avg_obs_fq_helper" and each.bytes]
+    assert {each.is_kept for each in outputs} == {is_per_channel and not is_enabled}
+    assert_same(program, x, y)
 
 
 @pytest.mark.parametrize(("smaller", "larger"), [(torch.bfloat16, torch.float32), (torch.float32, torch.float64)])

@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,8 +21,17 @@ from tests.remat.hunt import Saves
 from tests.remat.programs import are_equal, assert_same, bytes_held, images, network
 from tests.step import loss_of, step
 from zoo.remat import Rematerializer
-from zoo.remat.budget import Decision
-from zoo.remat.operations import BATCH_NORMS, IN_PLACE, RULES, apply_line, aten, line_is_exact
+from zoo.remat.budget import INPUT, Decision
+from zoo.remat.operations import (
+    ATTENTIONS,
+    BATCH_NORMS,
+    IN_PLACE,
+    RULES,
+    apply_line,
+    aten,
+    flops_of,
+    line_is_exact,
+)
 from zoo.remat.recipes import RecipeError
 from zoo.torch_internals import storage_id
 
@@ -330,6 +340,40 @@ def test_a_recipe_starts_from_a_parameter_that_was_initialized_in_place_and_tell
         out.sum().backward()
 
 
+@pytest.mark.parametrize("kind", [nn.Parameter, torch.clone], ids=["parameter", "buffer"])
+def test_recipes_start_from_parameters_and_buffers_at_no_cost(kind: Any) -> None:
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    factor = kind(torch.randn(2, 4, 8, 8))
+    with Rematerializer(parameters=iter([*conv.parameters(), factor]), smallest_bytes=0) as recording:
+        x = conv(torch.randn(2, 3, 8, 8))
+        y = x * factor
+        loss = (x * x + y * y).sum()
+        value = recording._find(y)
+    assert value is not None
+    assert value.kept is None  # its recipe is saved, as `factor` takes no memory of its own
+    loss.backward()
+
+
+def test_a_network_is_not_walked_over_if_its_recipes_need_no_buffer() -> None:
+    model = network()
+
+    def parameters() -> Iterator[Tensor]:
+        pytest.fail("is iterated over")
+        yield from model.parameters()
+
+    with Rematerializer(parameters=parameters()):
+        model(images(64)).sum().backward()
+
+
+def test_small_tensors_and_parameters_are_saved_without_bookkeeping() -> None:
+    model = network()
+    with Rematerializer(smallest_bytes=10**9) as recording:
+        loss = model(images()).sum()
+        assert recording._known == {}
+        assert recording._kept == set()
+    loss.backward()
+
+
 def test_only_memory_that_is_alive_counts_as_saved() -> None:
     """Otherwise a new tensor at the address of a freed one would be taken for saved, and saved itself."""
     conv = nn.Conv2d(3, 8, 3, padding=1)
@@ -346,3 +390,214 @@ def test_only_memory_that_is_alive_counts_as_saved() -> None:
         alive = {storage_id(tensor.untyped_storage()) for tensor in tensors}
         assert rematerializer._kept - alive == set()
     loss.backward()
+
+
+def test_a_smaller_input_stays_alive_until_its_recipe_is_decided() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        small = (x * y).cumsum(0)
+        large = F.interpolate(small, scale_factor=2.0, mode="bilinear")
+        del small
+        return large * F.interpolate(large, scale_factor=0.5).mean()
+
+    log: list[Decision] = []
+    with Rematerializer(log=log, smallest_bytes=0):
+        program(X.clone().requires_grad_(), Y.clone().requires_grad_())
+    (large,) = [each for each in log if each.made_by == "aten.upsample_bilinear2d" and each.bytes]
+    assert not large.is_kept
+    assert_same(program, X, Y)
+
+
+def test_a_recipe_starts_from_a_view_or_an_intermediate_where_what_it_is_made_of_was_freed() -> None:
+    linear = nn.Linear(6, 6)
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        maps = linear(x) * 2  # the product is freed
+        return maps.unsqueeze(0).expand(3, -1, -1, -1, -1).contiguous() ** 2
+
+    log: list[Decision] = []
+    with Rematerializer(log=log, smallest_bytes=0, parameters=linear.parameters()):
+        program(X.clone().requires_grad_(), Y)
+    assert sum(each.lean_bytes for each in log) == X.nbytes + X.nbytes  # x and the maps
+    assert_same(program, X, Y)
+
+
+def quick_gelu(x: Tensor, y: Tensor) -> Tensor:
+    x = (x * y).cumsum(0)
+    return x * torch.sigmoid(1.702 * x)
+
+
+def test_a_tie_is_decided_again_once_an_input_is_saved_anyway() -> None:
+    log: list[Decision] = []
+    with Rematerializer(log=log, smallest_bytes=0):
+        quick_gelu(X.clone().requires_grad_(), Y.clone().requires_grad_())
+    (gate,) = [each for each in log if each.made_by == "aten.sigmoid"]
+    assert (gate.is_kept, gate.bytes) == (False, X.nbytes)
+    assert_same(quick_gelu, X, Y)
+
+
+def test_a_tie_that_other_recipes_start_from_stays_saved() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        x = (x * y).cumsum(0)
+        gate = torch.sigmoid(1.702 * x)
+        gated = (gate + 1) * y  # saves gate + 1, a recipe that starts from the gate
+        return x * gate * gated
+
+    assert_same(program, X, Y)
+
+
+def test_attention_is_recomputed_where_the_budget_allows_it() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        query, key = torch.randn(2, 2, 4, 64, 8, generator=torch.Generator().manual_seed(0))
+        mask = torch.zeros(64, 64).masked_fill(torch.eye(64) > 0, -torch.inf)
+        query = query * x.mean()
+        plain = F.scaled_dot_product_attention(query, key, query)
+        return F.scaled_dot_product_attention(plain * y.mean(), key, query, attn_mask=mask).square()
+
+    for budget, is_kept in ((None, True), ("1000 FLOP/B", False)):
+        log: list[Decision] = []
+        with Rematerializer(budget, log=log, smallest_bytes=0):
+            program(X.clone().requires_grad_(), Y.clone().requires_grad_())
+        outputs = [each for each in log if "attention" in each.made_by and each.bytes]
+        assert {each.is_kept for each in outputs} == {is_kept}
+        assert {each.flops_per_byte for each in outputs} == {64.0}
+    assert_same(program, X, Y, budget="1000 FLOP/B")
+
+
+def test_attention_with_dropout_has_no_price() -> None:
+    query = torch.randn(2, 4, 16, 8)
+    for operation, position in ATTENTIONS.items():
+        args = [query, query, query, *[None] * (position - 3)]
+        assert (
+            flops_of(operation, (*args, 0.0), (query, None))
+            == flops_of(operation, tuple(args), query)
+            == 4 * 2 * 4 * 16 * 16 * 8
+        )
+        assert flops_of(operation, (*args, 0.1), (query, None)) is None
+
+
+class FrozenBody(nn.Module):
+    """A trained stem and head, and between them a frozen body in evaluation mode."""
+
+    def __init__(self, has_frozen_norms: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 2, 1)
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)).requires_grad_(False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4)).requires_grad_(not has_frozen_norms).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = torch.relu_(norm(conv(x)) + x)
+        return self.head(F.avg_pool2d(F.relu(F.max_pool2d(x, 2)), 2))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_frozen_norms", [True, False])
+def test_frozen_layers_give_the_same_bits(has_frozen_norms: bool, dtype: torch.dtype, layout: Any) -> None:
+    model = FrozenBody(has_frozen_norms).to(dtype, memory_format=layout)
+    x = images(16).to(dtype, memory_format=layout)
+    x[0, 0, 3] = torch.nan
+    gradients = []
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        for is_lean in (False, True):
+            with Rematerializer(smallest_bytes=0, parameters=model.parameters()) if is_lean else nullcontext():
+                out = model(x)
+            (out.float().nan_to_num() * out.float()).sum().backward()
+            gradients.append([out, *(each.grad for each in model.parameters() if each.grad is not None)])
+            model.zero_grad()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(*gradients, strict=True))
+
+
+def test_frozen_layers_hold_the_signs_of_rectified_maps_and_nothing_else() -> None:
+    model, x = FrozenBody(), images(16)
+    log: list[Decision] = []
+    with Rematerializer(smallest_bytes=0, parameters=[*model.parameters(), *model.buffers()], log=log) as recording:
+        recording._is_partly_frozen = True  # as it is from the first frozen layer on
+        out = model(x)
+    held = {each.made_by for each in log if each.is_kept and each.bytes and each.reason != INPUT}
+    assert held == {"", "aten.max_pool2d_with_indices", "aten.avg_pool2d"}  # images, indices, input of the head
+    signs = [each.bytes for each in log if each.reason == "backward reads only its signs"]
+    assert signs == [2 * 8 * 16 * 16 * 4] * 4 + [2 * 8 * 8 * 8 * 4]
+    assert sum(each.bytes for each in log if each.reason == INPUT) == sum(signs) // 32
+    out.sum().backward()
+
+
+def test_contents_that_another_operation_reads_stay() -> None:
+    frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        first = frozen(x * y)
+        once, twice = F.relu(first), F.relu(frozen(first))
+        out = frozen(once) * once + F.max_pool2d(twice, 1) * twice.exp()  # reads the two after a layer that does not
+        Saves.apply(out)
+        return frozen(out) * out
+
+    assert_same(program, X, Y)
+
+
+def test_a_tensor_that_a_frozen_layer_did_not_read_may_be_overwritten_and_others_not() -> None:
+    frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
+    for is_read in (False, True):
+        x = X.clone().requires_grad_()
+        with Rematerializer(smallest_bytes=0):
+            maps = frozen(frozen(x) * 2)
+            out = maps.tanh() * maps if is_read else frozen(maps)
+        with torch.no_grad():
+            maps.zero_()
+        with pytest.raises(RecipeError, match="modified in place") if is_read else nullcontext():
+            out.sum().backward()
+
+
+def test_double_backward_through_frozen_layers() -> None:
+    model = FrozenBody().double()
+    found = []
+    for is_lean in (False, True):
+        x = images(8).double().requires_grad_()
+        with Rematerializer(smallest_bytes=0) if is_lean else nullcontext():
+            out = model(x).square().sum()
+        (gradient,) = torch.autograd.grad(out, x, create_graph=True)
+        found.append(torch.autograd.grad(gradient.square().sum(), [x, *model.head.parameters()]))
+    assert are_equal(*found)
+
+
+def test_a_rectified_map_is_freed_when_the_network_forgets_it() -> None:
+    frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
+    gc.disable()
+    try:
+        with Rematerializer(smallest_bytes=0):
+            maps = frozen(frozen(X.clone().requires_grad_()))
+            maps = F.relu(maps)
+            reference = weakref.ref(maps.untyped_storage())
+            maps = frozen(maps)
+            out = frozen(maps)
+            assert reference() is None
+        out.sum().backward()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("first_kib", "kib", "is_kept"),
+    [(1, 15, True), (1, 17, False), (3200, 49, True), (3200, 51, False), (8192, 63, True), (8192, 65, False)],
+)
+def test_what_is_small_depends_on_the_largest_output_so_far(first_kib: int, kib: int, is_kept: bool) -> None:
+    log: list[Decision] = []
+    weight = torch.ones(kib * 256, requires_grad=True)
+    with Rematerializer(log=log, parameters=[weight]):
+        torch.ones(first_kib * 256, requires_grad=True).exp()
+        (weight * 2).square()
+    (squared,) = [each for each in log if each.made_by == "aten.mul"]
+    assert squared.is_kept == is_kept
+
+
+def test_a_buffer_of_a_small_network_may_be_overwritten_between_forward_and_backward() -> None:
+    buffer, weight = torch.rand(2**13), torch.rand(2**13, requires_grad=True)
+    with Rematerializer(parameters=[buffer, weight]):
+        out = ((buffer + 1) * weight).square().sum()  # saves buffer + 1, a recipe
+    buffer.zero_()
+    out.backward()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from zoo.errors import ConfigError
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+RECOMPUTED = "recomputed in backward"  # the reason to save a recipe
 INPUT = "input of a recipe"  # the reason to save a tensor that autograd itself does not need
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from zoo.remat.budget import Budget
 from zoo.remat.cudnn_norm import CUDNN_BATCH_NORM
 from zoo.remat.operations import (
     ADD,
+    ATTENTIONS,
     CONVOLUTION,
     MASKS,
     PRODUCTS,
@@ -30,6 +32,7 @@ from zoo.remat.operations import (
     RULES,
     apply_line,
     bits_of,
+    first_tensor,
     flops_of,
     has_exact_line,
     line_of,
@@ -297,12 +300,12 @@ class _Rewriting:
             return False
         if schema_of(operation).name in OF_INDUCTOR:
             return True
+        if _has_price(node):
+            return 0 < _price(node) <= min(self._flops_per_byte, sys.float_info.max)
         if torch.Tag.nondeterministic_seeded in operation.tags:
             return False
         if operation in RULES or operation in OF_GRAPHS or operation in NORMS:
             return True
-        if _has_price(node):
-            return 0 < _price(node) <= self._flops_per_byte
         return torch.Tag.pointwise in operation.tags
 
     def _limit_depth(self) -> None:
@@ -487,7 +490,10 @@ def _base(node: Node) -> Node:
 
 def _bytes_of(node: Node) -> int:
     """Return the bytes of a tensor; with symbolic sizes, those of the traced example."""
-    value = node.meta.get("val")
+    return _bytes_of_value(node.meta.get("val"))
+
+
+def _bytes_of_value(value: Any) -> int:
     return size_hint(value.numel()) * value.dtype.itemsize if isinstance(value, Tensor) else 0
 
 
@@ -506,14 +512,14 @@ def _is_computed(node: Node) -> bool:
 
 
 def _has_price(node: Node) -> bool:
-    return node.target is CONVOLUTION or node.target in PRODUCTS
+    return node.target is CONVOLUTION or node.target in PRODUCTS or node.target in ATTENTIONS
 
 
 def _price(node: Node) -> float:
-    """Return the FLOP per byte of output of a convolution or matrix product."""
+    """Return the FLOP per byte of output of a convolution, matrix product or attention; infinity if it is random."""
     args = map_arg(node.args, lambda each: each.meta["val"])
     flops = flops_of(node.target, args, node.meta["val"])
-    return float("inf") if flops is None else size_hint(flops) / max(1, _bytes_of(node))
+    return float("inf") if flops is None else size_hint(flops) / max(1, _bytes_of_value(first_tensor(node.meta["val"])))
 
 
 def _norm_of(node: Any) -> Node | None:

@@ -7,6 +7,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from zoo.torch_internals import (
     are_transforms_active,
     call_uncompiled,
     forward_hooks,
-    is_compiled,
+    has_compiled_part,
     run_while_compiling,
     set_compiled,
     set_uncompiled,
@@ -190,10 +191,10 @@ def _rematerializer_of(module: Any, call: Any, args: Any, kwargs: Any) -> Abstra
     settings: _Settings | None = module.__dict__.get(_SETTINGS)
     if settings is None or not _applies():
         return nullcontext()
-    if any(map(is_compiled, module.modules())):  # inside a dispatch mode such a part would run uncompiled
+    if has_compiled_part(module):  # inside a dispatch mode such a part would run uncompiled
         _warn_that_it_steps_aside()
         return nullcontext()
-    own = [*module.parameters(), *module.buffers()]
+    own = chain(module.parameters(), module.buffers())  # not iterated over unless that is necessary
     is_hooked = not settings.exact and any(forward_hooks(each) for each in module.modules())
     rematerializer = functools.partial(Rematerializer, parameters=own, exact=settings.exact, is_hooked=is_hooked)
     if settings.budget.peak_bytes is not None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from zoo.errors import truncate
 from zoo.remat import Rematerializer
-from zoo.remat.budget import Budget, Decision, bytes_text
+from zoo.remat.budget import RECOMPUTED, Budget, Decision, bytes_text
 from zoo.remat.planning import plan, unchanged
 from zoo.tables import Cell, markdown_table
 from zoo.torch_internals import BatchNormBase, tree_leaves
@@ -57,7 +57,8 @@ class ModuleMemory(NamedTuple):
     @property
     def repeated(self) -> dict[str, int]:
         """Bytes that lean training recomputes, by the operation that computed them; the most first."""
-        return _most_first((tensor.made_by, tensor.bytes) for tensor in self.tensors if not tensor.is_kept)
+        repeated = (tensor for tensor in self.tensors if tensor.reason == RECOMPUTED)
+        return _most_first((tensor.made_by, tensor.bytes) for tensor in repeated)
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import kernels_for
-from zoo.torch_internals import DisableTorchDispatch, has_kernel, schema_of
+from zoo.torch_internals import FAKE_QUANTIZE_TENSOR, DisableTorchDispatch, has_kernel, schema_of
 
 aten = torch.ops.aten
 Operation = Any  # torch._ops.OpOverload, or a function of this package
@@ -30,19 +30,28 @@ SAME_DTYPE = (
 # Elementwise operations with type promotion.
 PROMOTED = (
     "add", "sub", "rsub", "mul", "div", "pow", "addcmul", "addcdiv", "lerp", "maximum", "minimum", "where", "eq", "ne",
-    "gt", "ge", "lt", "le", "masked_fill", "logical_not", "bitwise_not",
+    "gt", "ge", "lt", "le", "masked_fill", "logical_not", "bitwise_not", "_prelu_kernel",
 )  # fmt: skip
 OTHERS = (
     "clone", "_to_copy", "cat", "stack", "roll", "flip", "constant_pad_nd", "reflection_pad2d", "replication_pad2d",
-    "im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
-    "upsample_bilinear2d", "upsample_nearest2d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
-    "_adaptive_avg_pool3d", "mean", "sum", "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm",
+    "im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "index", "index_select", "gather", "embedding",
+    "repeat", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "avg_pool2d", "avg_pool3d",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_softmax", "_log_softmax", "_safe_softmax", "glu", "mean", "sum",
+    "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm",
     "native_layer_norm", "native_group_norm", "max_pool2d_with_indices", "max_pool3d_with_indices",
-    "log_sigmoid_forward",
+    "log_sigmoid_forward", "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
 )  # fmt: skip
 VIEWS = (
     "view", "_unsafe_view", "_reshape_alias", "t", "transpose", "permute", "slice", "select", "unsqueeze", "squeeze",
     "expand", "alias", "detach", "unbind", "split", "split_with_sizes", "unfold", "diagonal",
+)  # fmt: skip
+#: Operations whose output may be larger than their inputs.
+ENLARGING = (
+    "cat", "stack", "clone", "_to_copy", "constant_pad_nd", "reflection_pad2d", "replication_pad2d", "im2col",
+    "upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d", "upsample_nearest1d",
+    "upsample_nearest2d", "upsample_nearest3d", "index", "index_select", "gather", "embedding", "repeat",
 )  # fmt: skip
 #: Operations that return the elements of their input, copied or not.
 COPIES = {aten.clone.default, aten.detach.default, aten.alias.default}
@@ -98,6 +107,7 @@ IN_PLACE = {
     and schema_of(rule.repeat).name.removeprefix("aten::") in (*SAME_DTYPE, "add", "sub", "mul", "div")
 }
 
+ENLARGES = {operation for name in ENLARGING for operation in _overloads(name)}
 LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
 CONCATENATE = aten.cat.default
 ADD, RELU = aten.add.Tensor, aten.relu.default
@@ -106,8 +116,24 @@ CONVOLUTION = aten.convolution.default
 PRODUCTS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten.linear.default: 0}
 
 
-def flops_of(operation: Operation, args: tuple[Any, ...], out: Tensor) -> float | None:
-    """Return the FLOP count of a convolution or matrix product; None for anything else and for empty outputs."""
+def _attentions() -> dict[Operation, int]:
+    names = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention",
+             "fused_attention_overrideable")  # fmt: skip
+    operations = [each for name in names for each in _overloads(f"_scaled_dot_product_{name}")]
+    arguments = {each: [argument.name for argument in schema_of(each).arguments] for each in operations}
+    return {each: names.index("dropout_p") for each, names in arguments.items()}
+
+
+#: Kernels of scaled dot product attention of (query, key, value, ...) -> the position of their dropout probability.
+ATTENTIONS = _attentions()
+
+
+def flops_of(operation: Operation, args: tuple[Any, ...], out: Any) -> float | None:
+    """Return the FLOP count of a convolution, matrix product or attention without dropout.
+
+    None for anything else and for empty outputs.
+    """
+    out = first_tensor(out)
     if not isinstance(out, Tensor) or out.layout is not torch.strided or out.numel() == 0:
         return None
     if operation is CONVOLUTION:
@@ -115,10 +141,22 @@ def flops_of(operation: Operation, args: tuple[Any, ...], out: Tensor) -> float 
         return 2.0 * (x if is_transposed else out).numel() * weight[0].numel()
     if operation in PRODUCTS:
         return 2.0 * out.numel() * args[PRODUCTS[operation]].shape[-1]
+    if operation in ATTENTIONS and not any(args[ATTENTIONS[operation] :][:1]):
+        query, key = args[:2]
+        return 2.0 * query.numel() * key.shape[-2] + 2.0 * out.numel() * key.shape[-2]
     return None
 
 
-@cache
+def first_tensor(out: Any) -> Any:
+    """Return the first output of an operation with several outputs, and that of any other operation."""
+    return out[0] if isinstance(out, (tuple, list)) and out else out
+
+
+def call_with_keywords(operation: Operation, names: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+    """Return the result of an operation whose arguments of these names come first in ``args``."""
+    return operation(*args[len(names) :], **dict(zip(names, args, strict=False)), **kwargs)
+
+
 def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
     """Return the positions and names of the arguments that an operation mutates."""
     if operation in BATCH_NORMS:  # update running statistics, which their schemas do not declare
@@ -132,12 +170,49 @@ def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
     )
 
 
-@cache
 def writes_inside(operation: Operation) -> bool:
     """Return whether an operation's in-place writes increment version counters inside its kernel, if at all."""
     if operation.namespace in ("aten", "prim") and not schema_of(operation).is_mutable:
         return False
     return not has_kernel(operation.name(), "ADInplaceOrView")
+
+
+# -------------------------------------------------------------------------------------------------- frozen layers
+#: Operations that save their input although backward reads only its shape and strides.
+READS_SHAPE = {
+    operation
+    for name in ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d",
+                 "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+    for operation in _overloads(name)
+}  # fmt: skip
+
+
+def unread_input(operation: Operation, args: tuple[Any, ...]) -> Tensor | None:
+    """Return the input that autograd saves for an operation although no gradient depends on its elements; else None.
+
+    Convolutions and evaluation-mode batch norms save their input for the gradient of the weight, frozen or not.
+    """
+    if operation is CONVOLUTION:
+        is_frozen = not args[1].requires_grad
+    elif operation in BATCH_NORMS:
+        is_frozen = not args[5] and (args[1] is None or not args[1].requires_grad)
+    else:
+        is_frozen = operation in READS_SHAPE
+    return args[0] if is_frozen and args[0].requires_grad else None
+
+
+# --------------------------------------------------------------------------------------------- fake quantization
+def repeated_fake_quantization(args: tuple[Any, ...]) -> tuple[Operation, tuple[Any, ...]] | None:
+    """Return an operation and arguments that recompute the outputs of `FAKE_QUANTIZE`, which has updated its scale.
+
+    None if it quantizes per channel on a GPU, where whether it is enabled is unknown without synchronization.
+    """
+    x, _, is_enabled, _, _, scale, zero_point, _, low, high, axis, is_per_channel = (*args, False)[:12]
+    if not is_per_channel:
+        return FAKE_QUANTIZE_TENSOR, (x, scale, zero_point, is_enabled, low, high)
+    if x.device.type != "cpu" or not is_enabled.item():
+        return None
+    return aten.fake_quantize_per_channel_affine_cachemask.default, (x, scale, zero_point, axis, low, high)
 
 
 # -------------------------------------------------------------------------------------------------------- dropout

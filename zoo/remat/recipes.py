@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from zoo.errors import ZooError
-from zoo.remat.operations import IN_PLACE, Operation
-from zoo.torch_internals import DisableTorchDispatch, is_alias_of, skip_autograd_and_autocast
+from zoo.remat.operations import IN_PLACE, Operation, bits_of, mask_of
+from zoo.torch_internals import DisableTorchDispatch, detach, is_alias_of, skip_autograd_and_autocast
 
 MAX_STORED = 3  # capacity of the store, in units of the largest tensor stored so far
 
@@ -33,8 +32,7 @@ class TrackedTensor:
     - `store`: caches it in backward, between its first and its last use.
     - `clock`: the rematerializer's count of in-place writes at the time.
 
-    If ``is_copied`` is True, recipes use a copy as their input. If ``is_external`` is True, no recipe uses it, because
-    memory that torch does not own may change at any time.
+    If ``is_copied`` is True, recipes use a copy as their input.
     """
 
     __slots__ = (
@@ -44,7 +42,6 @@ class TrackedTensor:
         "dtype",
         "index",
         "is_copied",
-        "is_external",
         "kept",
         "live",
         "readers",
@@ -61,7 +58,7 @@ class TrackedTensor:
         self, recipe: Recipe | None, index: int, tensor: Tensor, version: int, store: Store, clock: int
     ) -> None:
         self.recipe, self.index, self.version, self.store, self.clock = recipe, index, version, store, clock
-        self.is_copied = self.is_external = False
+        self.is_copied = False
         self.live: Callable[[], Tensor | None] = weakref.ref(tensor)
         self.stride, self.dtype = tensor.stride(), tensor.dtype
         self.kept: Tensor | None = None
@@ -73,10 +70,7 @@ class TrackedTensor:
 
     def keep(self, tensor: Tensor) -> None:
         """Save the tensor itself in place of its recipe."""
-        if tensor.requires_grad:  # its graph may hold this object: a reference cycle
-            with DisableTorchDispatch(), torch.no_grad():
-                tensor = tensor.detach()
-        self.kept, self.version, self.recipe = tensor, tensor._version, None
+        self.kept, self.version, self.recipe = detached(tensor), tensor._version, None
 
     def adopt(self, depth: int, through: Sequence[TrackedTensor]) -> None:
         """Save the recipe, which recomputes the intermediates ``through``, in place of the tensor."""
@@ -101,6 +95,12 @@ class TrackedTensor:
             self.store.drop(self)
 
     @property
+    def is_external(self) -> bool:
+        """Whether its memory belongs to numpy, another process or the like, which may write at any time."""
+        tensor = self.live() if self.kept is None else self.kept
+        return tensor is not None and not tensor.untyped_storage().resizable()
+
+    @property
     def is_worth_storing(self) -> bool:
         """Whether backward will use it again: autograd saved it, or several recipes have it as an intermediate."""
         return self.readers > 0 or (self.recipes > 1 and self.recipe is not None and not self.recipe.is_view)
@@ -108,6 +108,11 @@ class TrackedTensor:
     def available(self) -> Tensor | None:
         """Return the tensor if it is saved or stored, else None; RecipeError if it was overwritten."""
         return self.store.get(self) if self.kept is None else unmodified(self.kept, self.version)
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """Return a tensor without its graph, which may hold what is saved: that would be a reference cycle."""
+    return detach(tensor) if tensor.requires_grad else tensor
 
 
 class Recipe:
@@ -129,15 +134,15 @@ class Recipe:
         self.outputs: list[weakref.ref[TrackedTensor]] = []  # if there are several; they hold the recipe
         self.parts: Sequence[Tensor] = ()
 
-    def sources(self) -> Iterator[TrackedTensor]:
-        """Yield the inputs; one that is used several times, several times."""
+    def sources(self) -> list[TrackedTensor]:
+        """Return the inputs; one that is used several times, several times."""
+        found: list[TrackedTensor] = []
         for arg in self.args:
             if type(arg) is TrackedTensor:
-                yield arg
+                found.append(arg)
             elif type(arg) is list:
-                for each in arg:
-                    if type(each) is TrackedTensor:
-                        yield each
+                found += [each for each in arg if type(each) is TrackedTensor]
+        return found
 
 
 class Store:
@@ -185,7 +190,7 @@ class Store:
 
 
 class SavedHandle:
-    """The object that autograd holds in place of a saved tensor."""
+    """The object that autograd holds in place of a tensor that backward recomputes."""
 
     __slots__ = ("value",)
 
@@ -201,21 +206,85 @@ class SavedHandle:
             value.release()
 
     def unpack(self) -> Tensor:
-        """Return the tensor, recomputed if it is neither saved nor stored; RecipeError if it cannot be recomputed."""
+        """Return the tensor, recomputed if it is not stored; RecipeError if it cannot be recomputed."""
+        if torch.is_grad_enabled():  # in a backward pass that records a graph of its own
+            with torch.no_grad():
+                return self.unpack()
         value = self.value
         tensor = value.available()
         if tensor is None:
-            with skip_autograd_and_autocast(), torch.no_grad():
+            with skip_autograd_and_autocast():
                 tensor = compute(value)
-        if value.kept is None:
-            value.waiting -= 1
-            if value.waiting > 0:
-                if value.store.get(value) is None:
-                    value.store.put(value, tensor)
-            else:  # with retain_graph=True, the next backward pass starts over
-                value.store.drop(value)
-                value.waiting = value.readers
+        if value.kept is not None:
+            return tensor
+        value.waiting -= 1
+        if value.waiting > 0:
+            if value.store.get(value) is None:
+                value.store.put(value, tensor)
+        else:  # with retain_graph=True, the next backward pass starts over
+            value.store.drop(value)
+            value.waiting = value.readers
         return tensor
+
+
+class DeferredHandle:
+    """The object that autograd holds in place of a saved tensor until it is known what backward reads of it.
+
+    Args:
+    - `tensor`: the saved tensor. Then ``packed`` is None.
+
+    ``packed`` is later what autograd would otherwise hold, and ``tensor`` is None.
+    """
+
+    __slots__ = ("packed", "tensor", "version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor: Tensor | None = tensor
+        self.version = tensor._version
+        self.packed: Any = None
+
+    def settle(self, packed: Any) -> None:
+        """Hold ``packed`` in place of the tensor."""
+        self.tensor, self.packed = None, packed
+
+    def unpack(self) -> Tensor:
+        """Return the tensor, or what stands for it; RecipeError if it was overwritten or cannot be recomputed."""
+        return unpack(self.packed) if self.tensor is None else unmodified(self.tensor, self.version)
+
+
+class Blank:
+    """Stands for a saved tensor of which backward reads only the shape and strides."""
+
+    __slots__ = ("device", "dtype", "shape", "stride")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.stride, self.dtype, self.device = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+    def unpack(self) -> Tensor:
+        """Return a tensor whose elements are not initialized."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
+class Signs:
+    """Stands for the saved output of a ReLU, of which backward reads only which elements are 0."""
+
+    __slots__ = ("bits", "blank")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.blank = Blank(tensor)
+        with DisableTorchDispatch(), torch.no_grad():
+            self.bits = bits_of(~(tensor <= 0))  # NaN counts as positive in backward
+
+    def unpack(self) -> Tensor:
+        """Return a tensor that is 0 where the output was, and else 1."""
+        blank = self.blank
+        with skip_autograd_and_autocast(), torch.no_grad():
+            return blank.unpack().copy_(mask_of(self.bits, blank.shape, blank.dtype))
+
+
+def unpack(packed: Any) -> Tensor:
+    """Return the saved tensor for what autograd holds in its place."""
+    return unmodified(*packed) if isinstance(packed, tuple) else packed.unpack()
 
 
 def unmodified(tensor: Tensor, version: int) -> Tensor:
@@ -245,26 +314,31 @@ def compute(target: TrackedTensor) -> Tensor:
     Intermediates that backward will need again are stored; the others are freed after their last use. Raises
     RecipeError if an input of the recipe was overwritten or freed.
     """
+    assert target.recipe is not None, "tensors without a recipe are saved"
+    if not target.recipe.outputs:
+        arguments = _saved_arguments(target.recipe)
+        if arguments is not None:
+            return _restored(target.recipe.operation(*arguments, **target.recipe.kwargs), target)
     tensors: dict[TrackedTensor, Tensor] = {}
-    fresh: set[TrackedTensor] = set()  # sole owners of memory allocated here: operations may run in place
     order, uses = _plan(target, tensors)
+    fresh: set[TrackedTensor] = set()  # sole owners of memory allocated here: operations may run in place
     for value in order:
         if value in tensors:
             continue  # another output of a recipe that has run
         recipe = value.recipe
         assert recipe is not None, "tensors without a recipe are saved"
-        args = tuple([_filled(arg, tensors) for arg in recipe.args])
+        args = [_filled(arg, tensors) for arg in recipe.args]
         operation = recipe.operation
+        first = recipe.args[0] if operation in IN_PLACE else None
         if (
-            recipe.args
-            and type(recipe.args[0]) is TrackedTensor
-            and recipe.args[0] in fresh
-            and uses[recipe.args[0]] == 1
+            type(first) is TrackedTensor
+            and first in fresh
+            and uses[first] == 1
+            and args[0].dtype == value.dtype
+            and _are_alike(args)
         ):
-            in_place = IN_PLACE.get(operation)
-            if in_place is not None and args[0].dtype == value.dtype and _are_alike(args):
-                operation = in_place
-                del tensors[recipe.args[0]]  # overwritten
+            operation = IN_PLACE[operation]
+            del tensors[first]  # overwritten
         outputs = operation(*args, **recipe.kwargs)
         if isinstance(outputs, Tensor):
             _take(value, outputs, target, tensors, fresh, recipe)
@@ -280,29 +354,41 @@ def compute(target: TrackedTensor) -> Tensor:
     return tensors[target]
 
 
+def _saved_arguments(recipe: Recipe) -> list[Any] | None:
+    """Return the arguments of a recipe; None if an input has to be recomputed."""
+    tensors: dict[TrackedTensor, Tensor] = {}
+    for source in recipe.sources():
+        tensor = source.available()
+        if tensor is None:
+            return None
+        tensors[source] = tensor
+    return [_filled(arg, tensors) for arg in recipe.args]
+
+
 def _plan(
     target: TrackedTensor, tensors: dict[TrackedTensor, Tensor]
-) -> tuple[list[TrackedTensor], Counter[TrackedTensor]]:
+) -> tuple[list[TrackedTensor], dict[TrackedTensor, int]]:
     """Return what to recompute in topological order, and use counts; put what is saved or stored into ``tensors``."""
     order: list[TrackedTensor] = []
-    uses: Counter[TrackedTensor] = Counter((target,))
+    uses = {target: 1}
     seen: set[TrackedTensor] = set()
-    pending: list[tuple[TrackedTensor, bool]] = [(target, False)]
+    pending = [(target, False)]
     while pending:
         value, has_sources = pending.pop()
         if has_sources:
             order.append(value)
         elif value not in seen:
             seen.add(value)
-            tensor = value.available()
-            if tensor is not None:
-                tensors[value] = tensor
-                continue
             assert value.recipe is not None, "the inputs of a recipe are saved"
             pending.append((value, True))
             for source in value.recipe.sources():
-                uses[source] += 1
-                pending.append((source, False))
+                uses[source] = uses.get(source, 0) + 1
+                if source not in tensors:
+                    tensor = source.available()
+                    if tensor is None:
+                        pending.append((source, False))
+                    else:
+                        tensors[source] = tensor
     return order, uses
 
 
@@ -314,14 +400,12 @@ def _take(
     fresh: set[TrackedTensor],
     recipe: Recipe,
 ) -> None:
-    """Restore the strides and the dtype of a recomputed tensor, and put it into ``tensors`` and the store.
+    """Put a recomputed tensor into ``tensors`` and the store.
 
-    Strides matter, as kernels may sum in another order for another layout. The dtype differs if the original operation
-    wrote in place into a tensor of another dtype. A tensor is fresh if it shares its memory with no other, whichever
-    operation computed it; the inputs of a view are fresh no longer.
+    A tensor is fresh if it shares its memory with no other, whichever operation computed it; the inputs of a view are
+    fresh no longer.
     """
-    if tensor.stride() != value.stride or tensor.dtype != value.dtype:
-        tensor = torch.empty_strided(tensor.shape, value.stride, dtype=value.dtype, device=tensor.device).copy_(tensor)
+    tensor = _restored(tensor, value)
     sharing = [source for source in recipe.sources() if source in tensors and is_alias_of(tensor, tensors[source])]
     fresh.difference_update(sharing)
     tensors[value] = tensor
@@ -329,6 +413,17 @@ def _take(
         value.store.put(value, tensor)
     elif not sharing:
         fresh.add(value)
+
+
+def _restored(tensor: Tensor, value: TrackedTensor) -> Tensor:
+    """Return a recomputed tensor with the strides and the dtype that it had in forward.
+
+    Strides matter, as kernels may sum in another order for another layout. The dtype differs if the original operation
+    wrote in place into a tensor of another dtype.
+    """
+    if tensor.stride() == value.stride and tensor.dtype == value.dtype:
+        return tensor
+    return torch.empty_strided(tensor.shape, value.stride, dtype=value.dtype, device=tensor.device).copy_(tensor)
 
 
 def _filled(arg: Any, tensors: dict[TrackedTensor, Tensor]) -> Any:
@@ -339,6 +434,6 @@ def _filled(arg: Any, tensors: dict[TrackedTensor, Tensor]) -> Any:
     return arg
 
 
-def _are_alike(args: tuple[Any, ...]) -> bool:
+def _are_alike(args: Sequence[Any]) -> bool:
     """Return whether all tensors have the same shape and dtype, and hence the output too."""
     return len({(arg.shape, arg.dtype) for arg in args if isinstance(arg, Tensor)}) == 1
