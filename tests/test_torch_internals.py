@@ -564,11 +564,15 @@ def test_the_compiler_is_not_imported_before_it_is_needed():
 # Graphs
 
 
+def _run_boxed(graph: Any, inputs: Any) -> Any:
+    return internals.boxed(graph)
+
+
 def _joint_graph(partition: Callable[..., Any]) -> None:
     """Trace and partition forward and backward of a module with an in-place norm of running statistics and dropout."""
     torch.compiler.reset()
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
-    backend = internals.aot_backend(lambda graph, inputs: internals.boxed(graph), partition)
+    backend = internals.aot_backend(_run_boxed, _run_boxed, partition)
     torch.compile(model, backend=backend)(torch.randn(2, 3, 5, 5)).sum().backward()
     torch.compiler.reset()
 
@@ -607,13 +611,31 @@ def test_backward_is_traced_without_autocast():
         return internals.boxed(graph)
 
     torch.compiler.reset()
-    function = torch.compile(
-        lambda x, y: (x @ y).sum(), backend=internals.aot_backend(run, internals.default_partition)
-    )
+    backend = internals.aot_backend(run, run, internals.default_partition)
+    function = torch.compile(lambda x, y: (x @ y).sum(), backend=backend)
     with torch.autocast("cpu", torch.bfloat16):
         out = function(torch.randn(3, 3, requires_grad=True), torch.randn(3, 3))
     out.backward()
     assert internals.CAST in graphs[0]
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_graphs_call_the_operations_of_eager_training():
+    graphs = []
+
+    def run(graph: Any, inputs: Any) -> Any:
+        graphs.append([node.target for node in graph.graph.nodes])
+        return internals.boxed(graph)
+
+    torch.compiler.reset()
+    backend = internals.aot_backend(run, run, internals.default_partition)
+    model = nn.Sequential(nn.Dropout(0.1), nn.Upsample(scale_factor=2, mode="bilinear"))
+    torch.compile(model, backend=backend)(torch.randn(1, 1, 2, 2, requires_grad=True)).sum().backward()
+    assert torch.ops.aten.bernoulli.p in graphs[0]
+    assert torch.ops.aten.upsample_bilinear2d.default in graphs[0]
+    assert torch.ops.aten.upsample_bilinear2d_backward.default in graphs[1]
+    assert torch.ops.aten.dropout.default.py_kernels  # Inductor decomposes them
     torch.compiler.reset()
 
 

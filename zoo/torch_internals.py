@@ -350,10 +350,14 @@ def size_hint(size: Any) -> Any:
     return size
 
 
-def aot_backend(run: Callable[..., Any], partition: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
-    """Return a backend of torch.compile that partitions joint graphs and hands all graphs to ``run(graph, inputs)``.
+def aot_backend(
+    run: Callable[..., Any], infer: Callable[..., Any], partition: Callable[..., tuple[Any, Any]]
+) -> Callable[..., Any]:
+    """Return a backend of torch.compile that partitions joint graphs and hands both parts to ``run(graph, inputs)``.
 
-    Operations are not decomposed, and backward is traced without autocast, as eager training runs it.
+    Graphs without backward are handed to ``infer``.
+
+    Graphs call the operations of eager training, and backward is traced without autocast, as eager training runs it.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
@@ -361,16 +365,39 @@ def aot_backend(run: Callable[..., Any], partition: Callable[..., tuple[Any, Any
     compile_graph = aot_autograd(
         fw_compiler=run,
         bw_compiler=run,
-        inference_compiler=run,
+        inference_compiler=infer,
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
 
     def backend(graph: Any, inputs: Any) -> Any:
-        with config.patch(backward_pass_autocast="off"):
+        with config.patch(backward_pass_autocast="off"), _without_decompositions():
             return compile_graph(graph, inputs)
 
     return backend
+
+
+@contextmanager
+def _without_decompositions() -> Iterator[None]:
+    """Return a context in which AOTAutograd traces operations that it would otherwise decompose in Python.
+
+    These decompositions, of dropout and interpolation for example, round differently from the operations themselves.
+    Those of batch norms remain: they make the updates of the running statistics visible.
+    """
+    keys = (_C.DispatchKey.Autograd, _C.DispatchKey.CompositeImplicitAutograd)
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if "batch_norm" not in name]
+    operators = [
+        getattr(p, name) for p in packets if isinstance(p, torch._ops.OpOverloadPacket) for name in p.overloads()
+    ]
+    removed = [(each, key, each.py_kernels.pop(key)) for each in operators for key in keys if key in each.py_kernels]
+    for each, _, _ in removed:
+        each._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for each, key, kernel in removed:
+            each.py_kernels[key] = kernel
+            each._dispatch_cache.clear()
 
 
 def boxed(graph: Any) -> Callable[[list[Any]], Any]:

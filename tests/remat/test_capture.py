@@ -110,6 +110,23 @@ class WithTiedWeights(Convolutions):
         return y + F.conv2d(x.repeat(1, 3, 1, 1)[:, :8], self.second.weight, padding=1)
 
 
+class WithProduct(Convolutions):
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = nn.Linear(12, 12, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.product(self.first(x)))
+        return self.second(y) * F.hardswish(self.product(y))
+
+
+class WithInterpolation(Convolutions):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.interpolate(F.dropout(self.first(x), 0.1), scale_factor=2.0, mode="bilinear")
+        z = F.interpolate(F.gelu(y), size=(10, 9), mode="bicubic", align_corners=True)
+        return self.second(F.interpolate(z, scale_factor=1.5, mode="nearest"))
+
+
 PROGRAMS: dict[str, Any] = {cls.__name__: cls for cls in Convolutions.__subclasses__()} | {"residual": network}
 
 #: Programs that the trace computes differently from eager training under autocast, unless it is corrected.
@@ -239,6 +256,18 @@ def test_a_graph_that_cannot_be_captured_runs_in_eager_lean_with_a_warning(monke
         output = compiled(x)
     assert torch.equal(output, plain(x))
     assert held(compiled, x) < 0.5 * held(plain, x)
+
+
+def test_a_graph_whose_strides_torch_predicts_wrongly_runs_in_eager_lean_with_a_warning() -> None:
+    class ChannelsLast(Convolutions):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.group(self.first(x.contiguous(memory_format=torch.channels_last)))
+            return F.silu(self.second(y)).flatten(2)
+
+    plain, captured = ChannelsLast(), ChannelsLast()
+    with pytest.warns(capture.NotCaptured, match="torch traces aten.native_group_norm.default with the strides"):
+        found = run(captured, torch.compile(captured, backend=capture.backend))
+    assert_same_bits(found, run(plain, plain))
 
 
 def test_the_backend_has_a_name() -> None:

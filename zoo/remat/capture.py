@@ -19,6 +19,7 @@ from torch.nn import Parameter
 from zoo.remat import joint_graph, operations
 from zoo.remat.budget import Budget
 from zoo.remat.joint_graph import Node, are_alike, is_node, partition
+from zoo.remat.layouts import check_layouts
 from zoo.remat.operations import IN_PLACE, LINE_DTYPES, line_is_exact
 from zoo.remat.rematerializer import Rematerializer
 from zoo.torch_internals import OperatorOverload, aot_backend, boxed, inductor_partitioner, restarts_tracing, schema_of
@@ -48,8 +49,8 @@ def backend(
     for dtype in LINE_DTYPES:
         line_is_exact(dtype)  # now, as it cannot be measured while torch traces
     try:
-        rule = partial(partition, budget=budget, cached_casts=_cached_casts(graph, inputs))
-        return aot_backend(_run_eagerly, rule)(graph, inputs)
+        rule = partial(_partition, budget=budget, cached_casts=_cached_casts(graph, inputs))
+        return aot_backend(_run_eagerly, _infer, rule)(graph, inputs)
     except Exception as error:  # whatever AOTAutograd or the partitioner cannot handle
         if restarts_tracing(error):
             raise
@@ -90,6 +91,16 @@ def _run_rematerialized(graph: fx.GraphModule, budget: Budget, *args: Any) -> An
         return graph(*args)
 
 
+def _partition(joint: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    check_layouts(joint)
+    return partition(joint, inputs, **options)
+
+
+def _infer(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    check_layouts(graph)
+    return _run_eagerly(graph, inputs)
+
+
 def _run_eagerly(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Return a function that runs the operations of a graph one by one."""
     write_in_place(graph)
@@ -128,4 +139,6 @@ def _is_fresh(node: Node) -> bool:
     schema = schema_of(maker.target)
     if maker.target in IN_PLACE.values():
         return True  # overwrites a fresh tensor
+    if "unsafe" in schema.name:  # as in _unsafe_view: a view, which its schema does not say
+        return False
     return not schema.is_mutable and all(each.alias_info is None for each in schema.returns)
