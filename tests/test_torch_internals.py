@@ -34,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWar
 
 ROOT = Path(__file__).parents[1]
 INTERNALS = "zoo/torch_internals.py"
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 class Watch(internals.TorchDispatchMode):
@@ -304,6 +305,23 @@ def test_the_profiler_reports_what_the_allocator_gives_out_and_takes_back():
     assert {report.alloc_size for report in reports} == {4000, -4000}
     assert {report.device.type for report in reports} == {"cpu"}
     assert len({report.ptr for report in reports}) == 1
+
+
+@pytest.mark.gpu
+@NEEDS_CUDA
+def test_the_history_of_cuda_has_the_requested_bytes_in_order():
+    device = torch.device("cuda")
+    internals.record_cuda_history("all")
+    x = torch.empty(1000, device=device)
+    address = x.data_ptr()
+    del x
+    history = [(entry["action"], entry["addr"], entry["size"]) for entry in internals.cuda_history(device)]
+    internals.record_cuda_history(None)
+    assert history[0 if history[0][0] == "alloc" else 1] == ("alloc", address, 4000)
+    assert [entry[:2] for entry in history if entry[0].startswith("free")] == [
+        ("free_requested", address),
+        ("free_completed", address),
+    ]
 
 
 # Modules
@@ -650,9 +668,22 @@ def test_the_hint_of_a_number_is_the_number():
     assert internals.size_hint(7) == 7
 
 
+@pytest.mark.slow
+def test_a_module_of_torch_is_compiled_with_its_hooks():
+    graphs = []
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    module.register_forward_hook(lambda module, args, out: out + 1)
+    internals.set_compiled(module, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    x = torch.ones(1, 2)
+    assert torch.equal(module(x), internals.call_uncompiled(module, x))
+    (graph,) = graphs
+    assert len([node for node in graph.graph.nodes if node.op == "call_function"]) == 3
+    torch.compiler.reset()
+
+
 def test_a_compiled_module_can_be_called_uncompiled_and_be_restored():
     module = nn.Linear(2, 2)
-    module.compile(backend=lambda graph, inputs: pytest.fail("compiled"))
+    internals.set_compiled(module, backend=lambda graph, inputs: pytest.fail("compiled"))
     assert internals.is_compiled(module)
     x = torch.ones(1, 2)
     expected = nn.functional.linear(x, module.weight, module.bias)
@@ -674,6 +705,42 @@ def test_a_norm_of_the_batch_has_the_bits_of_a_training_norm():
     ours = internals.BATCH_NORM_OF_BATCH(x, weight, bias, True, 0.1, 1e-5)
     truth = torch.ops.aten.native_batch_norm(x, weight, bias, None, None, True, 0.1, 1e-5)
     assert all(map(torch.equal, ours, truth))
+
+
+def test_a_memory_format_is_suggested_by_the_strides():
+    x = torch.empty(2, 3, 4, 5)
+    assert internals.suggest_memory_format(x) == torch.contiguous_format
+    last = x.contiguous(memory_format=torch.channels_last)
+    assert internals.suggest_memory_format(last) == torch.channels_last
+    assert internals.suggest_memory_format(last[:, :2]) == torch.channels_last
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])])
+def test_the_choice_of_cudnn_is_that_of_eager_training(device):
+    x, vectors = torch.randn(2, 3, 4, 5, device=device), [torch.ones(3, device=device) for _ in range(4)]
+    called = []
+
+    class Log(internals.TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            called.append(operation)
+            return operation(*args, **(kwargs or {}))
+
+    weight, bias, *running = vectors
+    for vectors, training in (
+        ((weight, bias, *running), True),
+        ((weight, bias, *running), False),
+        ((weight, bias, None, None), True),
+        ((None, None, *running), True),
+    ):
+        called.clear()
+        with Log():
+            nn.functional.batch_norm(x, *vectors[2:], *vectors[:2], training)
+        chosen = internals.chooses_cudnn(x, *vectors, training, 1e-5)
+        assert chosen is (torch.ops.aten.cudnn_batch_norm.default in called)
+        assert chosen is (device == "cuda" and vectors[0] is not None)
+        if chosen:
+            reserve = torch.ops.aten.cudnn_batch_norm(x, *vectors, training, 0.1, 1e-5)[3]
+            assert internals.cudnn_reserve_bytes(x, training) == reserve.numel()
 
 
 # No other file

@@ -31,6 +31,7 @@ _C: Any = torch._C
 _module_hooks: Any = module_hooks
 _checkpoint: Any = torch.utils.checkpoint
 _workers: Any = signal_handling
+_cuda_memory: Any = torch.cuda.memory
 
 # Dispatch
 
@@ -144,6 +145,21 @@ def is_allocation(event: Any) -> bool:
     Its ``extra_fields`` then have ``ptr``, ``alloc_size`` (in bytes; negative for a free) and ``device``.
     """
     return event.tag == _C._profiler._EventType.Allocation
+
+
+def record_cuda_history(enabled: str | None) -> None:
+    """Clear the history of CUDA's caching allocator, and record it from now on ("all") or no longer (None)."""
+    _cuda_memory._record_memory_history(enabled, context=None, clear_history=True)
+
+
+def cuda_history(device: torch.device) -> list[dict[str, Any]]:
+    """Return the recorded history of a CUDA device's caching allocator, the oldest entry first.
+
+    Entries have an ``action`` ("alloc", "free_requested" and others), an address ``addr`` and the requested ``size``.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    history: list[dict[str, Any]] = _cuda_memory._snapshot()["device_traces"][index]
+    return history
 
 
 # Data
@@ -321,6 +337,35 @@ BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 #: The same without running statistics: (x, weight, bias, training, momentum, eps) -> (out, mean, invstd).
 BATCH_NORM_OF_BATCH = torch.ops.aten._native_batch_norm_legit.no_stats
 
+#: Returns the memory format that operations give their outputs for this input.
+suggest_memory_format: Callable[[Tensor], torch.memory_format] = torch._prims_common.suggest_memory_format
+
+
+def chooses_cudnn(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    eps: float,
+) -> bool:
+    """Return whether `F.batch_norm` calls cuDNN for these arguments."""
+    if weight is None or bias is None:
+        return False
+    if training and running_mean is None and running_var is None:
+        running_mean = running_var = weight  # torch asks only whether there are two, but does not take None
+    if running_mean is None or running_var is None:
+        return False
+    chosen = _C._select_batch_norm_backend(x, weight, bias, running_mean, running_var, training, eps)
+    return bool(chosen == _C._BatchNormBackend.Cudnn)
+
+
+def cudnn_reserve_bytes(x: Tensor, training: bool) -> int:
+    """Return the size of the reserve that cuDNN's batch norm of an input saves for backward."""
+    return int(_C._get_cudnn_batch_norm_reserve_space_size(x, training))
+
+
 #: The entries of a node's ``meta`` by which torch's partitioners and compilers recognize a node of backward.
 BACKWARD_TAG = {"partitioner_tag": "is_backward", "autograd_backward": True}
 
@@ -414,13 +459,25 @@ def boxed(graph: Any) -> Callable[[list[Any]], Any]:
     return run
 
 
+def set_compiled(module: Any, **options: Any) -> None:
+    """Compile a module's calls, hooks included, like `module.compile(**options)`, and also modules of torch.nn.
+
+    Without a frame of another package around them, torch 2.11 skips all frames of `nn.Sequential`, for example.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    module._compiled_call_impl = torch.compile(call, **options)
+
+
 def set_uncompiled(module: nn.Module) -> None:
-    """Undo `module.compile()`."""
+    """Undo `set_compiled`."""
     module._compiled_call_impl = None
 
 
 def call_uncompiled(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a module, its hooks included, although `module.compile()` was called."""
+    """Call a module, its hooks included, although `set_compiled` was called."""
     return module._call_impl(*args, **kwargs)
 
 

@@ -29,12 +29,13 @@ NORMS: dict[str, Callable[[], list[nn.Module]]] = {
 }
 
 
-def net(norm: str, device: str = "cpu") -> Callable[[], Tensor]:
+def net(norm: str, device: str = "cpu", is_lean: bool = False) -> Callable[[], Tensor]:
     """Return the forward of six times convolution -> norm -> activation, and a last convolution."""
     layers: list[nn.Module] = []
     for _ in range(6):
         layers += [nn.Conv2d(CHANNELS, CHANNELS, 1, bias=False), *NORMS[norm]()]
     model = nn.Sequential(*layers, nn.Conv2d(CHANNELS, CHANNELS, 1, bias=False)).to(device)
+    model = zoo.lean(model) if is_lean else model
     x = torch.randn(4, CHANNELS, 64, 64, device=device)
     forward = lambda: model(x).square().mean()  # noqa: E731
     forward.parameters = list(model.parameters())  # type: ignore[attr-defined]
@@ -166,17 +167,18 @@ def test_the_standard_norm_takes_what_pytorchs_own_batch_norm_with_an_activation
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_caching_allocator_of_a_gpu_counts_the_same() -> None:
-    forward = net("in-place norm", "cuda")
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("is_lean", [False, True])
+def test_the_statistics_of_a_gpus_allocator_are_the_same(norm: str, is_lean: bool) -> None:
+    forward = net(norm, "cuda", is_lean)
     memory = count(measure_memory, forward)
-    torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
     loss = forward()
-    held = torch.cuda.memory_allocated() - before
+    held = torch.cuda.memory_stats()["requested_bytes.all.current"] - before
     loss.backward()
     assert memory.held == held
-    assert memory.peak == torch.cuda.max_memory_allocated() - before
+    assert memory.peak == torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
 
 
 # Measured with another counter, once: MB of the standard norm, and the share of the in-place one, both unfused.

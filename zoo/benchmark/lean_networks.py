@@ -232,7 +232,8 @@ def _deterministic(device: torch.device) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch calls cuBLAS nondeterministic
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    settings: Any = torch.utils.deterministic
+    settings.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield

@@ -202,7 +202,7 @@ def report_fits(results: Results, setup: Setup, strategies: Sequence[Strategy], 
     """Add the largest batch of each supported strategy and its memory; return whether any fits."""
     case, largest = replace(setup.case, shape=setup.image_shape), 0
     for strategy in _available(results, setup, strategies):
-        with refusals_noted(results, setup, strategy.name):
+        with refusals_noted(results, setup.case.subject, strategy.name):
             batch, taken = MemoryPrediction(setup, strategy).largest_batch(memory_bytes)
             largest = max(largest, batch)
             results.add(case, strategy.name, "largest batch", "images", [batch])
@@ -224,7 +224,7 @@ def check_predictions(results: Results, setup: Setup, strategies: Sequence[Strat
     """
     wrong = []
     for strategy in _available(results, setup, strategies):
-        with refusals_noted(results, setup, strategy.name):
+        with refusals_noted(results, setup.case.subject, strategy.name):
             for batch in batches:
                 batch_setup = replace(setup, batch=batch)
                 predicted, taken = predict_and_measure(batch_setup, strategy)

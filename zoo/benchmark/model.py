@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from zoo.benchmark.network_setup import Setup, room_for_compilations, training_step
+from zoo.benchmark.network_setup import Setup, graph_step, room_for_compilations, training_step
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import BASELINE, Strategy, build_all, refusals_noted
-from zoo.benchmark.timing import Clock, ratios, time_interleaved
+from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
 from zoo.remat.memory_use import clear_gradients, measure_memory
 
 PROFILED_STEPS = 2
@@ -74,7 +74,7 @@ def measure_strategies(
         memory = {}
         for name, model in models.items():
             print(f"{setup.case.subject}: bytes of {name}", file=sys.stderr, flush=True)
-            with refusals_noted(results, setup, name):
+            with refusals_noted(results, setup.case.subject, name):
                 memory[name] = measure_memory(forwards[name], model.parameters())
         models = {name: models[name] for name in memory}
         for name, measured in memory.items():
@@ -99,15 +99,29 @@ def add_times(
 ) -> None:
     """Add the step time of each of the ``models`` and its ratio to that of the ``baseline``.
 
+    On a GPU, the steps are also replayed from CUDA graphs, whose time is that of the kernels without the host's work.
+
     Args:
     - `forwards`: compute the losses, by the names of the models.
     - `rounds`: interleaved timings of each step, at least one.
     """
     steps = {name: training_step(forwards[name], model) for name, model in models.items()}
+    _add_interleaved(results, case, "step", steps, baseline, rounds)
+    if results.device.type == "cuda":
+        graphs = {}
+        for name, model in models.items():
+            with refusals_noted(results, f"{case.subject}, CUDA graph", name, baseline):
+                graphs[name] = graph_step(forwards[name], model)
+        _add_interleaved(results, case, "step as CUDA graph", graphs, baseline, rounds)
+
+
+def _add_interleaved(
+    results: Results, case: Case, metric: str, steps: Mapping[str, Step], baseline: str, rounds: int
+) -> None:
     seconds = time_interleaved(steps, Clock(results.device), rounds=rounds, warmup=1)
     for name, values in seconds.items():
-        results.add(case, name, "step", "ms", [1e3 * value for value in values])
-        results.add(case, name, "step ratio", "1", ratios(values, seconds[baseline]))
+        results.add(case, name, metric, "ms", [1e3 * value for value in values])
+        results.add(case, name, f"{metric} ratio", "1", ratios(values, seconds[baseline]))
 
 
 def _add_shares(

@@ -124,11 +124,11 @@ def build_all(results: Results, strategies: Sequence[Strategy], setup: Setup) ->
 
 
 @contextmanager
-def refusals_noted(results: Results, setup: Setup, name: str) -> Iterator[None]:
+def refusals_noted(results: Results, subject: str, name: str, baseline: str = BASELINE) -> Iterator[None]:
     """Context manager: note RuntimeErrors of torch instead of raising them, except for the baseline."""
     try:
         yield
     except RuntimeError as error:
-        if name == BASELINE:
+        if name == baseline:
             raise
-        results.note(f"not measured: {setup.case.subject}, {name} ({describe_error(error)})")
+        results.note(f"not measured: {subject}, {name} ({describe_error(error)})")

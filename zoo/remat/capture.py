@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import Parameter
 
-from zoo.remat import joint_graph, operations
+from zoo.remat import cudnn_norm, joint_graph, operations
 from zoo.remat.budget import Budget
 from zoo.remat.joint_graph import Node, are_alike, is_node, partition
 from zoo.remat.layouts import check_layouts
@@ -49,6 +49,7 @@ def backend(
     for dtype in LINE_DTYPES:
         line_is_exact(dtype)  # now, as it cannot be measured while torch traces
     try:
+        cudnn_norm.keep(graph)
         rule = partial(_partition, budget=budget, cached_casts=_cached_casts(graph, inputs))
         return aot_backend(_run_eagerly, _infer, rule)(graph, inputs)
     except Exception as error:  # whatever AOTAutograd or the partitioner cannot handle

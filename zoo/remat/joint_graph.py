@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
+from zoo.remat import cudnn_norm
 from zoo.remat.budget import Budget
+from zoo.remat.cudnn_norm import CUDNN_BATCH_NORM
 from zoo.remat.operations import (
     ADD,
     CONVOLUTION,
@@ -63,6 +65,7 @@ OF_INDUCTOR = {
     "prims::inductor_lookup_seed", "prims::_low_memory_max_pool_with_offsets",
     "prims::_low_memory_max_pool_offsets_to_indices",
 }  # fmt: skip
+NORMS = {BATCH_NORM, BATCH_NORM_OF_BATCH, CUDNN_BATCH_NORM}
 #: Operations of functionalized graphs that draw a mask, as in `MASKS`.
 DRAWN_MASKS = {**MASKS, aten.bernoulli.p: None}
 
@@ -227,7 +230,7 @@ class _Rewriting:
             return True
         if torch.Tag.nondeterministic_seeded in operation.tags:
             return False
-        if operation in RULES or operation in OF_GRAPHS or operation is BATCH_NORM or operation is BATCH_NORM_OF_BATCH:
+        if operation in RULES or operation in OF_GRAPHS or operation in NORMS:
             return True
         if _has_price(node):
             return 0 < _price(node) <= self._flops_per_byte
@@ -276,7 +279,13 @@ class _Rewriting:
         value = source.meta["val"]
         at = self._at(x, user)
         outputs = {node.args[1]: node for node in norm.users if node.target is operator.getitem}
-        if not (self._is_eager and {1, 2} <= outputs.keys() and _has_exact_line(norm)):
+        has_statistics = self._is_eager and {1, 2} <= outputs.keys()
+        if norm.target is CUDNN_BATCH_NORM:
+            return self._call(user, cudnn_norm.recompute, (at, weight, bias, momentum, eps), {}, value)
+        if has_statistics and norm.target is BATCH_NORM and value.is_cuda:
+            args = at, weight, bias, outputs[1], outputs[2], eps
+            return self._call(user, aten.batch_norm_elemt.default, args, {}, value)
+        if not (has_statistics and _has_exact_line(norm)):
             again = self._call(
                 user, BATCH_NORM_OF_BATCH, (at, weight, bias, True, momentum, eps), {}, norm.meta["val"][:3]
             )
@@ -426,12 +435,17 @@ def _norm_of(node: Any) -> Node | None:
     if not is_node(node) or node.target is not operator.getitem or node.args[1] != 0:
         return None
     norm = node.args[0]
-    is_training = norm.args[5] if norm.target is BATCH_NORM else norm.target is BATCH_NORM_OF_BATCH and norm.args[3]
+    if norm.target in (BATCH_NORM, CUDNN_BATCH_NORM):
+        is_training = norm.args[5]
+    else:
+        is_training = norm.target is BATCH_NORM_OF_BATCH and norm.args[3]
     return norm if is_training else None
 
 
 def _has_exact_line(norm: Node) -> bool:
     """Return whether `apply_line` recomputes a norm bit for bit."""
+    if norm.target is CUDNN_BATCH_NORM:
+        return False
     x, weight, bias = map_arg(norm.args[:3], lambda node: node.meta["val"])
     return has_exact_line(x, weight, bias, norm.meta["val"][1])
 

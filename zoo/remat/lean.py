@@ -22,6 +22,7 @@ from zoo.torch_internals import (
     forward_hooks,
     is_compiled,
     run_while_compiling,
+    set_compiled,
     set_uncompiled,
     top_saved_tensors_hooks,
 )
@@ -172,7 +173,7 @@ def _make_lean(module: Any, settings: _Settings) -> Any:
     if not isinstance(module, _Lean):
         module.__class__ = _lean_class(original)
     if settings.capture:
-        module.compile(backend=functools.partial(backend, options={"budget": settings.budget}))
+        set_compiled(module, backend=functools.partial(backend, options={"budget": settings.budget}))
     return module
 
 

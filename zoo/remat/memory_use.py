@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from zoo.torch_internals import TorchDispatchMode, is_allocation, storage_id, tree_leaves
+from zoo.torch_internals import (
+    TorchDispatchMode,
+    cuda_history,
+    is_allocation,
+    record_cuda_history,
+    storage_id,
+    tree_leaves,
+)
 
 END_OF_FORWARD = "zoo: end of forward"
 
@@ -61,16 +68,13 @@ def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], 
         forward().backward()
     clear_gradients(parameters)
     gc.collect()  # nothing older may be freed during the step
-    with _profile() as profiler:
+    with AllocatorLog(parameters[0].device) as log:
         loss = forward()
-        with record_function(END_OF_FORWARD):
-            pass
+        log.mark_end_of_forward()
         loss.backward()
     addresses = _gradient_storages(parameters, lambda storage: storage.data_ptr())
-    changes, end_of_forward = _allocator_changes(profiler, parameters[0].device)
-    assert end_of_forward > 0, "the profiler has lost the end of the forward pass"
     clear_gradients(parameters)
-    return summarize(changes, end_of_forward, addresses)
+    return summarize(log.changes, log.end_of_forward, addresses)
 
 
 def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], log: StorageLog | None = None) -> Memory:
@@ -101,11 +105,10 @@ def measure_peak(call: Callable[[], object], device: torch.device) -> int:
 
     The bytes of its result are included.
     """
-    with _profile() as profiler:
+    with AllocatorLog(device) as log:
         result = call()
-    changes, _ = _allocator_changes(profiler, device)
     del result
-    return summarize(changes, 0, set()).peak
+    return summarize(log.changes, 0, set()).peak
 
 
 def clear_gradients(parameters: Iterable[Tensor]) -> None:
@@ -192,21 +195,60 @@ def _gradient_storages(parameters: Iterable[Tensor], key: Callable[[torch.Untype
     return {key(parameter.grad.untyped_storage()) for parameter in parameters if parameter.grad is not None}
 
 
-def _profile() -> profile:
-    return profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+class AllocatorLog:
+    """While active, logs in ``changes`` what the memory allocator of a device allocates and frees, in order.
 
+    On CUDA these are the requested bytes of the caching allocator's history, which is cleared. On other devices the
+    profiler reports them.
+    """
 
-def _allocator_changes(profiler: profile, device: torch.device) -> tuple[list[Change], int]:
-    """Return what the allocator of a device reported, in order, and how many reports belong to the forward pass."""
-    assert profiler.profiler is not None
-    assert profiler.profiler.kineto_results is not None
-    events = list(_all_events(profiler.profiler.kineto_results.experimental_event_tree()))
-    end_ns = next((event.start_time_ns for event in events if event.name == END_OF_FORWARD), 0)
-    allocations = [event for event in events if is_allocation(event)]
-    reports = [report for report in allocations if report.extra_fields.device.type == device.type]
-    reports.sort(key=lambda report: report.start_time_ns)
-    changes = [Change(report.extra_fields.ptr, report.extra_fields.alloc_size) for report in reports]
-    return changes, sum(report.start_time_ns < end_ns for report in reports)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+        self.changes: list[Change] = []
+        self.end_of_forward = 0  # how many of them belong to the forward pass
+
+    def __enter__(self) -> AllocatorLog:
+        if self._device.type == "cuda":
+            record_cuda_history("all")
+        else:
+            self._profiler.__enter__()
+        return self
+
+    def mark_end_of_forward(self) -> None:
+        """Count everything logged from now on as part of the backward pass."""
+        if self._device.type == "cuda":
+            self.end_of_forward = len(self._history())
+        else:
+            with record_function(END_OF_FORWARD):
+                pass
+
+    def __exit__(self, *error: Any) -> None:
+        if self._device.type == "cuda":
+            self.changes = self._history()
+            record_cuda_history(None)
+        else:
+            self._profiler.__exit__(*error)
+            self._read_profiler()
+
+    def _history(self) -> list[Change]:
+        sizes = ((entry["action"], entry["addr"], entry["size"]) for entry in cuda_history(self._device))
+        return [
+            Change(address, size if action == "alloc" else 0)
+            for action, address, size in sizes
+            if action in ("alloc", "free_requested")
+        ]
+
+    def _read_profiler(self) -> None:
+        assert self._profiler.profiler is not None
+        assert self._profiler.profiler.kineto_results is not None
+        events = list(_all_events(self._profiler.profiler.kineto_results.experimental_event_tree()))
+        end_ns = next((event.start_time_ns for event in events if event.name == END_OF_FORWARD), 0)
+        allocations = [event for event in events if is_allocation(event)]
+        reports = [report for report in allocations if report.extra_fields.device.type == self._device.type]
+        reports.sort(key=lambda report: report.start_time_ns)
+        self.changes = [Change(report.extra_fields.ptr, report.extra_fields.alloc_size) for report in reports]
+        self.end_of_forward = sum(report.start_time_ns < end_ns for report in reports)
 
 
 def _all_events(roots: Iterable[Any]) -> Iterator[Any]:

@@ -171,19 +171,23 @@ BATCH_NORMS = {
 
 def recipe_of_batch_norm(
     operation: Operation, args: tuple[Any, ...], outputs: Any
-) -> tuple[Operation, tuple[Any, ...]]:
-    """Return a function and its arguments, tensors included, that recompute the first output of a batch norm exactly.
+) -> tuple[Operation, tuple[Any, ...], tuple[Any, ...]]:
+    """Return a function that recomputes the first output of a batch norm exactly, and its arguments.
 
-    Running statistics are not updated, and not read if the norm used those of the batch. In training on the CPU, the
-    norm is recomputed as a scale and shift from its saved mean and inverse standard deviation: one pass over x instead
-    of three.
+    The arguments come in two parts: those that the norm had, and small ones that nothing else changes. Running
+    statistics are not updated, and not read if the norm used those of the batch. In training, torch's own norms are
+    recomputed from their saved mean and inverse standard deviation, in one pass over x: on the CPU as a scale and
+    shift, on CUDA by the second of the norm's kernels. cuDNN's norms take their statistics again.
     """
     x, weight, bias, _, _, is_training = args[:6]
     if not is_training:
-        return first_output, (operation, *args)
-    if has_exact_line(x, weight, bias, outputs[1]):
-        return apply_line, (x, *line_of(weight, bias, outputs[1], outputs[2]), None, False)
-    return first_output, (operation, x, weight, bias, None, None, True, *args[6:])
+        return first_output, (operation, *args), ()
+    if operation is aten.native_batch_norm.default:
+        if has_exact_line(x, weight, bias, outputs[1]):
+            return apply_line, (x,), (*line_of(weight, bias, outputs[1], outputs[2]), None, False)
+        if x.is_cuda:
+            return aten.batch_norm_elemt.default, (x, weight, bias), (outputs[1], outputs[2], args[7])
+    return first_output, (operation, x, weight, bias, None, None, True, *args[6:]), ()
 
 
 def has_exact_line(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor) -> bool:

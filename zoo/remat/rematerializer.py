@@ -236,11 +236,9 @@ class Rematerializer(TorchDispatchMode):
 
     def _record_batch_norm(self, operation: Operation, args: tuple[Any, ...], outputs: Any) -> None:
         with skip_autograd_and_autocast(), DisableTorchDispatch():
-            repeat, arguments = recipe_of_batch_norm(operation, args, outputs)
-        # The two vectors of the line are new and small: the recipe itself holds them.
-        own = arguments[1:] if repeat is apply_line else ()
-        values = [self._value_of(each) for each in arguments[: len(arguments) - len(own)]]
-        self._note(outputs[0], Recipe(repeat, (*values, *own), {}, is_view=False), 0, outputs[0]._version)
+            repeat, arguments, own = recipe_of_batch_norm(operation, args, outputs)
+        recipe = Recipe(repeat, (*map(self._value_of, arguments), *own), {}, is_view=False)
+        self._note(outputs[0], recipe, 0, outputs[0]._version)
 
     def _note_norm(self, out: Tensor, operation: Operation, args: tuple[Any, ...]) -> None:
         x, weight, bias, *rest = args
