@@ -5,6 +5,11 @@ gradients are those of the values of the forward pass. A program is *silently wr
 the truth, and plain training has the truth or an error.
 
     python -m tests.remat.hunt --programs 20000 --seed 0
+
+With ``--captured``, torch.compile captures the programs, which takes a second each. What torch's own backend
+"aot_eager" does wrong as well is not silently wrong then.
+
+    python -m tests.remat.hunt --captured --programs 500
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import zoo
-from zoo.remat import Rematerializer
+from zoo.remat import Rematerializer, capture, joint_graph
 from zoo.remat.recipes import RecipeError
 
 SHAPE = (2, 4, 4, 4)
@@ -754,6 +760,24 @@ class Runner:
                 torch.autograd.backward([each.sin().sum() for each in found if each.requires_grad])
 
 
+class Captured(Runner):
+    """Runs a program whose forward torch.compile captures, with the backend "lean" or "aot_eager"."""
+
+    def _pass(self, net: Network, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        lean = partial(capture.backend, options={"budget": self.program.budget})
+        net.body = torch.compile(partial(self.forward, net), backend=lean if self.way == "lean" else self.way)
+        return net(given)
+
+    def run(self) -> Result:
+        torch.compiler.reset()
+        program, before = self.program, (joint_graph.MIN_BYTES, joint_graph.MAX_DEPTH)
+        joint_graph.MIN_BYTES, joint_graph.MAX_DEPTH = program.smallest_bytes, program.depth
+        try:
+            return super().run()
+        finally:
+            joint_graph.MIN_BYTES, joint_graph.MAX_DEPTH = before
+
+
 # ------------------------------------------------------------------------------------------------------------- judging
 def same(a: Result, b: Result) -> str:
     """Return "" if two results have the same bits, NaNs being equal; the name of the first tensor that differs."""
@@ -822,6 +846,24 @@ def judge(program: Program, truth: Result | None = None) -> Verdict:
     if not same(plain, truth):
         return Verdict(HIDDEN if kinds & HIDES else WRONG, wrong)
     return Verdict(OTHERWISE if same(lean, plain) else LIKE_PLAIN, wrong)
+
+
+def judge_captured(program: Program) -> Verdict:
+    """Return whether a program trains rightly when it is captured."""
+    program = replace(program, is_module=False, is_inside=False)
+    plain, lean, truth = Runner(program, "plain").run(), Captured(program, "lean").run(), Runner(program, "truth").run()
+    if truth.error is not None or plain.error is not None:
+        return Verdict(BOTH_RAISE if lean.error is not None else INVALID, _told(plain if plain.error else truth))
+    if lean.error is None and not (same(lean, truth) and same(lean, plain)):
+        return Verdict(RIGHT if not same(lean, truth) else LIKE_PLAIN, "")
+    other = Captured(program, "aot_eager").run()
+    if lean.error is not None:
+        # A graph may save an input where plain training saves an output. Code between graphs may overwrite it.
+        if lean.stage == "backward" and (_may_raise(program) or "modified by an inplace" in str(lean.error)):
+            return Verdict(ALLOWED, _told(lean))
+        return Verdict(BOTH_RAISE if other.error is not None else FAILS, _told(lean))
+    detail = same(lean, truth)
+    return Verdict(OTHERWISE if other.error is not None or same(other, truth) else WRONG, detail)
 
 
 def _told(result: Result) -> str:
@@ -944,6 +986,15 @@ def programs(count: int, seed: int) -> Iterator[tuple[Program, Verdict]]:
         yield program, verdict
 
 
+def captured_programs(count: int, seed: int) -> Iterator[tuple[Program, Verdict]]:
+    """Yield random programs and their verdicts when they are captured."""
+    for index in range(count):
+        program, truth = write(seed * 10**9 + index)
+        if truth.error is None and not {KIND_OF[step.name] for step in program.steps} & {*HIDES, "refill"}:
+            program = replace(program, backward="once" if program.backward == "double" else program.backward)
+            yield program, judge_captured(program)
+
+
 # ----------------------------------------------------------------------------------------------------------- shrinking
 def _smaller(program: Program) -> Iterator[Program]:
     """Yield programs that are a little simpler."""
@@ -990,7 +1041,7 @@ def _size(program: Program) -> tuple[int, ...]:
     return (len(program.steps), sum(len(step.to) for step in program.steps), len(program.returns))
 
 
-def shrink(program: Program, seconds: float = 20.0) -> Program:
+def shrink(program: Program, seconds: float = 20.0, judge: Callable[[Program], Verdict] = judge) -> Program:
     """Return the simplest program found that fails in the same way."""
     wanted = judge(program).reason
     seen: set[str] = set()
@@ -1047,22 +1098,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--programs", type=int, default=20000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shrink", type=int, default=40, metavar="N", help="failed programs to shrink")
+    parser.add_argument("--captured", action="store_true", help="let torch.compile capture the programs")
     options = parser.parse_args(arguments)
+    judged: Callable[[Program], Verdict] = judge_captured if options.captured else judge
     torch.set_num_threads(1)
     report, found = Report(), set()
     start, shrinking = time.monotonic(), 0.0
     shrunk: Counter[str] = Counter()
-    for program, verdict in programs(options.programs, options.seed):
+    found_programs = (captured_programs if options.captured else programs)(options.programs, options.seed)
+    for program, verdict in found_programs:
         report.add(program, verdict)
         shrunk[verdict.reason] += verdict.is_failure
         if not verdict.is_failure or shrunk[verdict.reason] > (options.shrink if verdict.verdict == WRONG else 3):
             continue
         begin = time.monotonic()
-        program = shrink(program)
+        program = shrink(program, 120.0 if options.captured else 20.0, judged)
         names = frozenset(step.name for step in program.steps)
         if names not in found:
             found.add(names)
-            verdict = judge(program)
+            verdict = judged(program)
             print(f"# {verdict.verdict}: {verdict.detail[:150]}\n{program}\n", flush=True)
         shrinking += time.monotonic() - begin
     seconds = time.monotonic() - start - shrinking

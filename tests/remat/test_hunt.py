@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,12 +12,14 @@ from tests.remat.hunt import (
     WRONG,
     Program,
     Verdict,
+    captured_programs,
     judge,
     program,
     programs,
     shrink,
     write,
 )
+from zoo.remat import joint_graph
 from zoo.remat.operations import RULES
 
 #: Programs that failed, by what they exercise.
@@ -175,6 +179,35 @@ def test_random_programs_train_rightly() -> None:
 def test_twenty_thousand_random_programs_train_rightly() -> None:
     for each, verdict in programs(20000, seed=1):
         assert not verdict.is_failure, told(each, verdict)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_random_captured_programs_train_rightly() -> None:
+    for each, verdict in captured_programs(15, seed=0):
+        assert not verdict.is_failure, f"{verdict.verdict}: {verdict.detail}\n{each}"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("default")
+def test_a_thousand_random_captured_programs_train_rightly() -> None:
+    for each, verdict in captured_programs(1000, seed=2):
+        assert not verdict.is_failure, f"{verdict.verdict}: {verdict.detail}\n{each}"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("default")
+def test_a_wrong_recomputation_of_a_captured_program_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    clone = joint_graph._Rewriting._clone
+
+    def clone_wrongly(self: Any, source: Any, user: Any) -> Any:
+        node = clone(self, source, user)
+        if node.target is torch.ops.aten.silu.default:
+            node.target = torch.ops.aten.sigmoid.default
+        return node
+
+    monkeypatch.setattr(joint_graph._Rewriting, "_clone", clone_wrongly)
+    assert any(verdict.verdict == WRONG for _, verdict in captured_programs(500, seed=3))
 
 
 @pytest.mark.slow
