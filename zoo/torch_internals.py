@@ -199,6 +199,9 @@ pair: Callable[[Any], tuple[Any, Any]] = module_utils._pair
 #: Returns the leaves of nested lists, tuples and dicts.
 tree_leaves: Callable[[Any], list[Any]] = _pytree.tree_leaves
 
+#: Returns nested lists, tuples and dicts with a function applied to the leaves.
+tree_map: Callable[[Callable[[Any], Any], Any], Any] = _pytree.tree_map
+
 
 def forward_hooks(module: nn.Module) -> Mapping[int, Callable[..., Any]]:
     """Return the forward hooks registered on a module, in call order."""
@@ -396,13 +399,12 @@ def size_hint(size: Any) -> Any:
 
 
 def aot_backend(
-    run: Callable[..., Any], infer: Callable[..., Any], partition: Callable[..., tuple[Any, Any]]
+    run: Callable[..., Any], partition: Callable[..., tuple[Any, Any]], correct: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a backend of torch.compile that partitions joint graphs and hands both parts to ``run(graph, inputs)``.
-
-    Graphs without backward are handed to ``infer``.
+    """Return a backend of torch.compile that partitions joint graphs and hands all graphs to ``run(graph, inputs)``.
 
     Graphs call the operations of eager training, and backward is traced without autocast, as eager training runs it.
+    While a graph is traced, ``correct(operation, args, kwargs, outputs)`` returns what is taken for the fake outputs.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
@@ -410,16 +412,33 @@ def aot_backend(
     compile_graph = aot_autograd(
         fw_compiler=run,
         bw_compiler=run,
-        inference_compiler=infer,
+        inference_compiler=run,
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
 
     def backend(graph: Any, inputs: Any) -> Any:
-        with config.patch(backward_pass_autocast="off"), _without_decompositions():
+        with config.patch(backward_pass_autocast="off"), _without_decompositions(), _traced_by(correct):
             return compile_graph(graph, inputs)
 
     return backend
+
+
+@contextmanager
+def _traced_by(correct: Callable[..., Any]) -> Iterator[None]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode: Any = FakeTensorMode
+    trace = mode.dispatch
+
+    def dispatch(self: Any, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return correct(operation, args, kwargs or {}, trace(self, operation, types, args, kwargs or {}))
+
+    mode.dispatch = dispatch
+    try:
+        yield
+    finally:
+        mode.dispatch = trace
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from zoo.remat import cudnn_norm, joint_graph, operations
 from zoo.remat.budget import Budget
 from zoo.remat.joint_graph import Node, are_alike, is_node, partition
-from zoo.remat.layouts import check_layouts
+from zoo.remat.layouts import with_real_strides
 from zoo.remat.operations import IN_PLACE, LINE_DTYPES, line_is_exact
 from zoo.remat.rematerializer import Rematerializer
 from zoo.torch_internals import OperatorOverload, aot_backend, boxed, inductor_partitioner, restarts_tracing, schema_of
@@ -50,8 +50,8 @@ def backend(
         line_is_exact(dtype)  # now, as it cannot be measured while torch traces
     try:
         cudnn_norm.keep(graph)
-        rule = partial(_partition, budget=budget, cached_casts=_cached_casts(graph, inputs))
-        return aot_backend(_run_eagerly, _infer, rule)(graph, inputs)
+        rule = partial(partition, budget=budget, cached_casts=_cached_casts(graph, inputs))
+        return aot_backend(_run_eagerly, rule, with_real_strides)(graph, inputs)
     except Exception as error:  # whatever AOTAutograd or the partitioner cannot handle
         if restarts_tracing(error):
             raise
@@ -92,20 +92,17 @@ def _run_rematerialized(graph: fx.GraphModule, budget: Budget, *args: Any) -> An
         return graph(*args)
 
 
-def _partition(joint: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    check_layouts(joint)
-    return partition(joint, inputs, **options)
-
-
-def _infer(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    check_layouts(graph)
-    return _run_eagerly(graph, inputs)
-
-
 def _run_eagerly(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Return a function that runs the operations of a graph one by one."""
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.bernoulli.p):
+        node.target = _draw_mask
     write_in_place(graph)
     return boxed(graph)
+
+
+def _draw_mask(x: Tensor, p: float) -> Tensor:
+    """Return a mask in the layout of x, as the in-place operation of eager training does."""
+    return torch.empty_like(x).bernoulli_(p)
 
 
 def write_in_place(graph: fx.GraphModule) -> None:

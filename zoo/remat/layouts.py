@@ -1,12 +1,13 @@
-"""Finds operations of a graph that return other strides than torch has traced."""
+"""Corrects the strides that torch predicts for outputs while it traces a graph."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch.fx.node import map_arg
+from torch import Tensor
 
 from zoo.torch_internals import (
     DisableTorchDispatch,
@@ -15,10 +16,14 @@ from zoo.torch_internals import (
     size_hint,
     skip_autograd_and_autocast,
     tree_leaves,
+    tree_map,
 )
 
 
-class _Layout(NamedTuple):
+@dataclass(frozen=True)
+class _Layout:
+    """What a kernel chooses the strides of its outputs by. Symbolic sizes have the values of the traced example."""
+
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
@@ -27,72 +32,74 @@ class _Layout(NamedTuple):
     @property
     def is_contiguous(self) -> bool:
         expected = torch.empty(self.shape, device="meta").stride()
-        return _strides_that_matter(self.shape, self.strides) == _strides_that_matter(self.shape, expected)
+        return _are_equal(self.shape, self.strides, expected)
 
     def zeros(self) -> Tensor:
         length = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
-        zeros = torch.zeros(length, dtype=self.dtype, device=self.device)
-        return zeros.as_strided(self.shape, self.strides)
+        return torch.zeros(length, dtype=self.dtype, device=self.device).as_strided(self.shape, self.strides)
 
 
-def check_layouts(graph: fx.GraphModule) -> None:
-    """Raise NotImplementedError if an operation of a graph returns other strides than torch has traced.
+def with_real_strides(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> Any:
+    """Return the fake outputs of an operation with the strides that its kernel chooses.
 
-    Eager training then copies where the graph has a view, or calls other kernels, which round differently. Operations
-    with a noncontiguous input are called on zeros, once for each layout of the inputs.
+    Eager training views, copies and calls kernels by the strides, and so must a traced graph. torch predicts some
+    wrongly if an input is noncontiguous. Such an operation is called on zeros, once for each layout of its inputs.
+
+    Raises NotImplementedError if torch is wrong about an output of symbolic size.
     """
-    called = set()
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and _chooses_strides(node.target):
-            inputs = [layout for each in node.all_input_nodes if isinstance(layout := _traced(each), _Layout)]
-            call = str((node.target, *map_arg((node.args, node.kwargs), _traced)))
-            if call not in called and not all(layout.is_contiguous for layout in inputs):
-                called.add(call)
-                _check(node)
+    inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    if not _chooses_strides(operation) or any(each.layout is not torch.strided or each.is_meta for each in inputs):
+        return outputs
+    arguments = tree_map(_layout_of, (args, kwargs))
+    if all(each.is_contiguous for each in tree_leaves(arguments) if isinstance(each, _Layout)):
+        return outputs
+    call = str((operation, arguments))
+    if call not in _real_strides:
+        _real_strides[call] = _strides_on_zeros(operation, *arguments)
+    strides = iter(_real_strides[call])
+    return tree_map(lambda output: _corrected(operation, output, next(strides, None)), outputs)
 
 
-def _check(node: Any) -> None:
-    try:
-        with DisableTorchDispatch(), skip_autograd_and_autocast():
-            args, kwargs = map_arg((node.args, node.kwargs), lambda each: _zeros_of(_traced(each)))
-            outputs = node.target(*args, **kwargs)
-    except (RuntimeError, ValueError, IndexError):  # zeros are no valid input
-        return
-    for traced, output in zip(_tensors(node.meta["val"]), _tensors(outputs), strict=False):
-        before, after = _layout_of(traced), _layout_of(output)
-        if _strides_that_matter(*before[:2]) != _strides_that_matter(*after[:2]):
-            raise NotImplementedError(
-                f"torch traces {node.target} with the strides {before.strides} of an output that has {after.strides}"
-            )
+#: Calls -> the strides of their outputs; () for operations that cannot be called on zeros.
+_real_strides: dict[str, tuple[Any, ...]] = {}
 
 
+@cache
 def _chooses_strides(operation: Any) -> bool:
-    """Return whether an operation is deterministic and returns new tensors, other than elementwise ones."""
+    """Return whether an operation is deterministic, has no side effects and returns new tensors."""
     if not isinstance(operation, OperatorOverload) or schema_of(operation).is_mutable:
         return False
-    if {torch.Tag.pointwise, torch.Tag.nondeterministic_seeded} & set(operation.tags):
-        return False
-    return all(each.alias_info is None for each in schema_of(operation).returns)
+    is_random = torch.Tag.nondeterministic_seeded in operation.tags
+    return not is_random and all(each.alias_info is None for each in schema_of(operation).returns)
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+def _strides_on_zeros(operation: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    try:
+        with DisableTorchDispatch(), skip_autograd_and_autocast():
+            args, kwargs = tree_map(lambda each: each.zeros() if isinstance(each, _Layout) else each, (args, kwargs))
+            outputs = operation(*args, **kwargs)
+    except (RuntimeError, ValueError, IndexError):
+        return ()
+    return tuple(each.stride() if isinstance(each, Tensor) else None for each in tree_leaves(outputs))
 
 
-def _traced(node: Any) -> Any:
-    """Return the traced layout of a tensor, or the number that a node stands for."""
-    value = node.meta.get("val")
-    return _layout_of(value) if isinstance(value, Tensor) else size_hint(value)
+def _corrected(operation: Any, output: Any, strides: tuple[int, ...] | None) -> Any:
+    if strides is None or not isinstance(output, Tensor):
+        return output
+    predicted = _layout_of(output)
+    if _are_equal(predicted.shape, predicted.strides, strides):
+        return output
+    if not all(type(each) is int for each in (*output.shape, *output.stride())):
+        raise NotImplementedError(f"{operation} returns the strides {strides}, of which torch predicts others")
+    return output.new_empty_strided(predicted.shape, strides)
 
 
-def _layout_of(tensor: Tensor) -> _Layout:
-    shape, strides = tuple(map(size_hint, tensor.shape)), tuple(map(size_hint, tensor.stride()))
-    return _Layout(shape, strides, tensor.dtype, tensor.device)
+def _layout_of(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return size_hint(value)
+    shape, strides = tuple(map(size_hint, value.shape)), tuple(map(size_hint, value.stride()))
+    return _Layout(shape, strides, value.dtype, value.device)
 
 
-def _zeros_of(value: Any) -> Any:
-    return value.zeros() if isinstance(value, _Layout) else value
-
-
-def _strides_that_matter(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
-    return [stride for size, stride in zip(shape, strides, strict=True) if size > 1 and 0 not in shape]
+def _are_equal(shape: tuple[int, ...], strides: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    return 0 in shape or all(size == 1 or a == b for size, a, b in zip(shape, strides, others, strict=False))
