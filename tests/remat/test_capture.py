@@ -132,8 +132,7 @@ class WithChannelsLast(Convolutions):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.group(self.first(x.contiguous(memory_format=torch.channels_last)))
-        y = F.hardswish(F.dropout(y, 0.3))
-        return self.second(self.norm(y.flatten(2).transpose(1, 2).flatten(0, 1)[..., None, None]).view_as(y))
+        return self.second(F.hardswish(F.dropout(y, 0.3))).flatten(1)
 
 
 PROGRAMS: dict[str, Any] = {cls.__name__: cls for cls in Convolutions.__subclasses__()} | {"residual": network}
@@ -196,6 +195,27 @@ def test_batches_of_all_sizes_share_a_graph_of_dynamic_shape(name: str) -> None:
     with warnings.catch_warnings(action="error", category=capture.NotCaptured):
         found = run(captured, torch.compile(captured, backend=capture.backend, dynamic=True), sizes=sizes)
     assert_same_bits(found, run(plain, plain, sizes=sizes))
+
+
+def _train(model: nn.Module) -> list[Tensor]:
+    """Train with accumulated and clipped gradients and averaged weights; return all weights and statistics."""
+    averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step, size in enumerate((4, 4, 3)):
+        for micro_step in range(2):
+            generator = torch.Generator().manual_seed(2 * step + micro_step)
+            model(torch.randn(size, 3, 12, 12, generator=generator)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        averaged.update_parameters(model)
+    return [*model.state_dict().values(), *averaged.state_dict().values()]
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_a_training_loop_has_the_bits_of_plain_training() -> None:
+    expected, found = _train(network()), _train(lean(network(), capture=True))
+    assert all(map(torch.equal, found, expected))
 
 
 def test_a_resnet_holds_what_it_holds_in_eager_lean_training() -> None:
