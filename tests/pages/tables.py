@@ -305,6 +305,32 @@ def _with_spread(record: dict[str, Any]) -> str:
     return f"{record['median']:.2f}" + (f" ({record['spread']:.2f})" if record["n"] > 1 else "")
 
 
+# --- on a GPU ---
+
+GPU_COLUMNS = ("bytes held", "peak bytes", "time of a step", "time as a CUDA graph")
+
+
+def gpu_layers() -> str:
+    """Time of a norm on a GPU, relative to standard batch norm."""
+    shapes = list(dict.fromkeys(tuple(each["shape"]) for each in records("layer_h100", "time ratio")))
+    rows = [
+        [provider, *(f"{median('layer_h100', 'time ratio', provider=provider, shape=list(s)):.2f}" for s in shapes)]
+        for provider in ("iABN triton", "compiled std-BN", "compiled iABN")
+    ]
+    return table(["", *(f"{batch} x {channels} x {side}²" for batch, channels, side, _ in shapes)], rows)
+
+
+def gpu_models() -> str:
+    """Memory and time of a step of ResNet-50 on a GPU, relative to standard batch norm."""
+    metrics = ("held ratio", "peak ratio", "step ratio", "step as CUDA graph ratio")
+    providers = [record["provider"] for record in records("model_h100", "held ratio")]
+    rows = [
+        [name, *(f"{median('model_h100', m, provider=name, subject='resnet50'):.2f}" for m in metrics)]
+        for name in providers
+    ]
+    return table(["", *GPU_COLUMNS], rows)
+
+
 # --- training runs ---
 
 CIFAR_RUNS = {  # title: file, label of the runs that reconstruct, label of those that store
@@ -502,6 +528,8 @@ def _listed(words: Sequence[str]) -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "lean_sweep": lean_sweep,
+    "gpu_layers": gpu_layers,
+    "gpu_models": gpu_models,
     "headline": headline,
     "networks": networks,
     "options": options,

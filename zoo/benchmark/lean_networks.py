@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from statistics import median, quantiles
@@ -21,12 +22,14 @@ from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.strategies import EAGER
 from zoo.models.external import iter_tensors
 from zoo.remat import Rematerializer, inductor_options
+from zoo.remat.budget import Decision
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import clear_gradients, measure_memory
 from zoo.torch_internals import TorchDispatchMode
 
 PLAIN, LEAN, CAPTURED, INDUCTOR = "plain", "lean", "lean captured", "Inductor, lean rule"
 SEED = 0
+WORST = 20
 
 
 def measure_lean_network(
@@ -38,8 +41,8 @@ def measure_lean_network(
     max_bytes: int | None = None,
     exact: bool = True,
     capture: bool = False,
-) -> None:
-    """Add held memory, peak memory and step time of a network, lean and plain.
+) -> str | None:
+    """Add held memory, peak memory and step time of a network, lean and plain; return what holds most when it is lean.
 
     A network that cannot be built or trained plainly is noted and skipped. If outputs, gradients or buffers are not
     bitwise equal, "same bits" is 0 and a note says whether plain training is deterministic. On a GPU, bits are compared
@@ -57,14 +60,14 @@ def measure_lean_network(
     try:
         if max_bytes is not None and (needed := _predicted_bytes(setup)) > max_bytes:
             results.note(f"not measured: {name} (training takes {needed:,} bytes, more than {max_bytes:,})")
-            return
+            return None
         plain, images = _new(setup)
         with _deterministic(images.device):
             first = step_of(plain, images)
         plain, _ = _new(setup)
     except Exception as error:  # other packages may raise anything
         results.note(f"not measured: {name} ({describe_error(error)})")
-        return
+        return None
     case = replace(setup.case, shape=tuple(images.shape))
     models: dict[str, Any] = {PLAIN: plain, LEAN: lean(copy.deepcopy(plain), budget, exact=exact)}
     if capture:
@@ -92,17 +95,49 @@ def measure_lean_network(
                 results.note(f"{name}, {provider}: the bits differ; {why}")
     del first
     if len(models) == 1:
-        return
+        return None
     try:
         _add_costs(results, case, models, images, rounds)
+        return _largest_holder(plain, images, budget)
     except Exception as error:
         results.note(f"{name}: bytes and times not measured ({describe_error(error)})")
+        return None
 
 
-def summarize_networks(results: Results) -> None:
-    """Add the numbers of networks that train lean and with the same bits, and quantiles of their memory and time."""
+def _largest_holder(model: nn.Module, images: Tensor, budget: Any) -> str | None:
+    """Return the operation whose outputs are most of the bytes that lean training holds, with its share of them."""
+    decisions: list[Decision] = []
+    with Rematerializer(budget, parameters=[*model.parameters(), *model.buffers()], log=decisions):
+        outputs = model(images)
+    del outputs
+    held: Counter[str] = Counter()
+    for decision in decisions:
+        held[decision.made_by] += decision.lean_bytes
+    if not held.total():
+        return None
+    operation, most = held.most_common(1)[0]
+    return f"{operation or 'inputs'} {most / held.total():.0%}"
+
+
+def summarize_networks(results: Results, holders: Mapping[str, str | None]) -> None:
+    """Add the numbers of networks that train lean and with the same bits, and quantiles of their memory and time.
+
+    A note names the `WORST` networks, which hold most of plain training's bytes, with their ``holders``, which
+    `measure_lean_network` returned.
+    """
     for provider in (LEAN, CAPTURED, INDUCTOR):
         _summarize(results, provider)
+    ratios = {
+        each.subject: each.median
+        for each in results.records
+        if (each.provider, each.metric) == (LEAN, "held ratio") and each.subject in holders
+    }
+    worst = sorted(ratios, key=ratios.__getitem__, reverse=True)[:WORST]
+    if len(ratios) > 1:
+        told = ", ".join(f"{name} {ratios[name]:.2f} ({holders[name]})" for name in worst)
+        results.note(
+            f"held ratio of the {len(worst)} that hold most, and the operation whose outputs are most of it: {told}"
+        )
 
 
 def _summarize(results: Results, provider: str) -> None:

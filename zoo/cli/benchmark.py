@@ -307,15 +307,16 @@ class BenchmarkLean(Benchmark):
         budget = None if self.budget is None else _number_or_text(self.budget)
         Budget.parse(budget)  # raises for a bad value before anything is measured
         max_bytes = None if self.max_memory is None else parse_bytes(self.max_memory)
+        holders = {}
         for index, name in enumerate(names):
             print(f"{name} ({index + 1} of {len(names)})", file=sys.stderr, flush=True)
             setup = Setup(NetworkSpec(arch=name), self.batch, self.size, device=results.device)
-            measure_lean_network(
+            holders[name] = measure_lean_network(
                 results, setup, rounds=self.rounds, budget=budget, max_bytes=max_bytes, exact=not self.inexact,
                 capture=self.capture,
             )  # fmt: skip
             results.write(self.stem)  # keep what was measured if the next network fails
-        summarize_networks(results)
+        summarize_networks(results, holders)
         if self.rounds > 0:
             measure_overhead(results)
 

@@ -76,8 +76,30 @@ class PolynomialParams(Section):
     """Exponent; 1: the rate falls linearly to 0."""
 
 
+class CosineParams(Section):
+    """Rate that falls along half a cosine from 1 to ``end_factor``, once or in several cycles of equal length."""
+
+    end_factor: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Factor of the rate at the end of each cycle."""
+    cycles: Annotated[int, Field(gt=0, le=1000)] = 1
+    """Number of cycles; the rate restarts at the beginning of each."""
+    cycle_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """What the highest rate is multiplied with at each restart."""
+
+
+class OneCycleParams(Section):
+    """Rate that rises along half a cosine and then falls along another (Smith and Topin, Super-Convergence, 2019)."""
+
+    rise: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    """Fraction of training in which the rate rises."""
+    start_factor: Annotated[float, Field(gt=0, le=1)] = 0.04
+    """Factor of the rate at the start."""
+    end_factor: Annotated[float, Field(ge=0, le=1)] = 4e-6
+    """Factor of the rate at the end."""
+
+
 class NoParams(Section):
-    """No parameters, for the constant and the cosine schedule."""
+    """No parameters."""
 
 
 SCHEDULE_PARAMS: dict[str, type[Section]] = {
@@ -86,7 +108,8 @@ SCHEDULE_PARAMS: dict[str, type[Section]] = {
     "multistep": MultistepParams,
     "exponential": ExponentialParams,
     "linear": LinearParams,
-    "cosine": NoParams,
+    "cosine": CosineParams,
+    "one-cycle": OneCycleParams,
     "triangle": TriangleParams,
     "polynomial": PolynomialParams,
 }
@@ -95,10 +118,10 @@ SCHEDULE_PARAMS: dict[str, type[Section]] = {
 class Schedule(Section):
     """Number of epochs and learning-rate schedule."""
 
-    type: Literal["constant", "step", "multistep", "exponential", "linear", "cosine", "triangle", "polynomial"] = (
-        "constant"
-    )
-    """Type of schedule; all except constant and cosine have parameters."""
+    type: Literal[
+        "constant", "step", "multistep", "exponential", "linear", "cosine", "one-cycle", "triangle", "polynomial"
+    ] = "constant"
+    """Type of schedule; all except constant have parameters."""
     mode: Literal["epoch", "step"] = "epoch"
     """Whether the rate changes once per epoch or once per step; also the unit of the parameters."""
     epochs: Annotated[int, Field(gt=0, le=MAX_EPOCHS)] = 10
@@ -107,6 +130,11 @@ class Schedule(Section):
     """Parameters of the schedule's type, see optimizer.schedule.params."""
     warmup_epochs: Annotated[float, Field(ge=0, le=MAX_EPOCHS)] = 0.0
     """Epochs of linear warmup at the start; 0: none."""
+    warmup_start: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Factor of the rate at the start of a warmup that takes the place of the schedule, as in timm and torchvision;
+    null: the warmup multiplies the schedule, and rises in each step to the fraction of it that is completed."""
+    decay_after_warmup: bool = False
+    """Whether the schedule begins after the warmup, as in torchvision, rather than with it; needs warmup_start."""
 
     @field_validator("params")
     @classmethod
@@ -121,10 +149,14 @@ class Schedule(Section):
             yield ("params", "epochs"), f"makes the rate grow more than a million times in {self.epochs} epochs"
         if self.warmup_epochs >= self.epochs:
             yield ("warmup_epochs", "epochs"), f"should be less than epochs, which is {self.epochs}"
+        if self.warmup_start is not None and not self.warmup_epochs:
+            yield ("warmup_start", "warmup_epochs"), "has no effect without warmup_epochs"
+        if self.decay_after_warmup and self.warmup_start is None:
+            yield ("decay_after_warmup", "warmup_start"), "needs warmup_start"
+        if self.type in ("triangle", "one-cycle") and self.warmup_epochs:
+            yield ("warmup_epochs", "type"), f"a {self.type} schedule rises by itself; remove the key, and set params"
         if self.type != "triangle":
             return
-        if self.warmup_epochs:
-            yield ("warmup_epochs", "type"), "a triangle rises by itself; remove the key, and set params.peak_epoch"
         if self.mode == "epoch":
             yield ("mode", "type"), 'a triangle begins and ends at a rate of 0; use mode "step"'
         if self.params["peak_epoch"] >= self.epochs:
@@ -141,11 +173,57 @@ class Schedule(Section):
         return num_changes.get(self.type, 0) * math.log10(params.get("gamma", 1.0))
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[list[Beta], Field(min_length=2, max_length=2)]
+Epsilon = Annotated[float, Field(ge=0, le=1)]
+
+
+class AdamParams(Section):
+    """Parameters of Adam, AdamW, NAdam and RAdam."""
+
+    betas: Betas = Field(default=[0.9, 0.999])
+    """Decay rates of the averages of the gradient and of its square."""
+    eps: Epsilon = 1e-8
+    """Added to the denominator."""
+
+
+class RMSpropParams(Section):
+    """Parameters of RMSprop."""
+
+    alpha: Beta = 0.99
+    """Decay rate of the average of the squared gradient."""
+    eps: Epsilon = 1e-8
+    """Added to the denominator."""
+
+
+class AdagradParams(Section):
+    """Parameters of Adagrad."""
+
+    eps: Epsilon = 1e-10
+    """Added to the denominator."""
+
+
+#: The optimizers of torch.optim, and their parameters beside rate, momentum and weight decay.
+OPTIMIZER_PARAMS: dict[str, type[Section]] = {
+    "SGD": NoParams,
+    "Adam": AdamParams,
+    "AdamW": AdamParams,
+    "NAdam": AdamParams,
+    "RAdam": AdamParams,
+    "RMSprop": RMSpropParams,
+    "Adagrad": AdagradParams,
+    "Adafactor": NoParams,
+}
+WITH_MOMENTUM = ("SGD", "RMSprop")
+TIMM = "timm:"  # the beginning of the name of an optimizer of timm
+
+
 class Optimizer(Section):
     """Optimizer, batch size and learning rate."""
 
-    type: Literal["SGD", "Adam"] = "SGD"
-    """Type of optimizer."""
+    type: str = "SGD"
+    """Type of optimizer: SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Adagrad or Adafactor of torch.optim, or an optimizer
+    of timm, if that is installed, such as timm:lamb."""
     batch_size: Annotated[int, Field(gt=0, le=MAX_BATCH)] = 256
     """Images per step, over all processes."""
     learning_rate: Rate = 0.1
@@ -153,13 +231,21 @@ class Optimizer(Section):
     classifier_lr: Annotated[float, Field(ge=-1, le=MAX_RATE)] = -1.0
     """Base learning rate of the classifier; -1: same as all other layers."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum of SGD; not used by Adam."""
+    """Momentum of SGD and RMSprop; the other optimizers of torch do not use it."""
     weight_decay: Annotated[float, Field(ge=0, le=MAX_RATE)] = 1e-4
     """Weight decay."""
     nesterov: bool = False
     """Whether SGD uses Nesterov momentum."""
+    params: dict[str, Any] = Field(default={}, validate_default=True)
+    """Parameters of the optimizer's type, see optimizer.params; for an optimizer of timm, any of its arguments."""
     clip: Annotated[float, Field(ge=0, le=MAX_STEPS)] = 1.0
-    """Maximum gradient norm; larger gradients are scaled down to it; 0: no clipping."""
+    """Gradient clipping threshold, see clip_mode; 0: no clipping."""
+    clip_mode: Literal["norm", "value", "agc"] = "norm"
+    """What is clipped: the norm of the whole gradient, each of its values, or, adaptively, the norm of the gradient of
+    each output unit, relative to the norm of its weights (agc)."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Factor of the learning rate from one layer to the one before it. Needs a network with the method group_matcher,
+    as those of timm have it."""
     schedule: Schedule = Schedule()
     """Number of epochs and learning-rate schedule."""
     decay_norms: bool = True
@@ -173,6 +259,19 @@ class Optimizer(Section):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of an exponential moving average of the weights, which is then validated instead; null: none."""
 
+    @field_validator("type")
+    @classmethod
+    def _must_be_known(cls, value: str) -> str:
+        if value not in OPTIMIZER_PARAMS and not (value.startswith(TIMM) and value != TIMM):
+            raise ValueError(f"should be one of {', '.join(OPTIMIZER_PARAMS)}, or {TIMM}NAME")
+        return value
+
+    @field_validator("params")
+    @classmethod
+    def _resolve_params(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        section = OPTIMIZER_PARAMS.get(info.data.get("type", ""))
+        return value if section is None else section.model_validate(value).model_dump()
+
     @field_validator("classifier_lr")
     @classmethod
     def _must_be_rate_or_minus_one(cls, value: float) -> float:
@@ -182,8 +281,8 @@ class Optimizer(Section):
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield problems of combinations that the optimizer rejects or ignores."""
-        if self.nesterov and self.type == "Adam":
-            yield ("nesterov", "type"), "Adam has no Nesterov momentum; remove the key, or use type SGD"
+        if self.nesterov and self.type != "SGD":
+            yield ("nesterov", "type"), f"{self.type} takes no such setting; remove the key, or use type SGD"
         elif self.nesterov and self.momentum == 0:
             yield ("nesterov", "momentum"), "needs a momentum greater than 0"
         if self.batch_size % self.accumulate_steps:

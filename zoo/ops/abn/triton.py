@@ -11,7 +11,7 @@ bits, a tile contains several channels, and the reduction per channel follows af
 
 All programs of a kernel are resident at once, as many as the registers and shared memory of the compiled code allow
 (`resident_blocks`), or run in nearly full waves (`split`). The number of splits, and with it the last bits of a sum,
-depends on the device and the version of Triton, but does not change between runs. The speed was not measured.
+depends on the device and the version of Triton, but does not change between runs.
 
 The kernels are registered as operators (zoo_triton::), which torch.compile does not trace into. A compiled network runs
 the same kernels.
