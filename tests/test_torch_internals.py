@@ -666,11 +666,19 @@ def test_the_compiler_is_not_imported_before_it_is_needed():
 # Graphs
 
 
+def _run_boxed(graph: Any, inputs: Any) -> Any:
+    return internals.boxed(graph)
+
+
+def _as_traced(operation: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
+    return outputs
+
+
 def _joint_graph(partition: Callable[..., Any]) -> None:
     """Trace and partition forward and backward of a module with an in-place norm of running statistics and dropout."""
     torch.compiler.reset()
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
-    backend = internals.aot_backend(lambda graph, inputs: internals.boxed(graph), partition)
+    backend = internals.aot_backend(_run_boxed, partition, _as_traced)
     torch.compile(model, backend=backend)(torch.randn(2, 3, 5, 5)).sum().backward()
     torch.compiler.reset()
 
@@ -709,13 +717,50 @@ def test_backward_is_traced_without_autocast():
         return internals.boxed(graph)
 
     torch.compiler.reset()
-    function = torch.compile(
-        lambda x, y: (x @ y).sum(), backend=internals.aot_backend(run, internals.default_partition)
-    )
+    backend = internals.aot_backend(run, internals.default_partition, _as_traced)
+    function = torch.compile(lambda x, y: (x @ y).sum(), backend=backend)
     with torch.autocast("cpu", torch.bfloat16):
         out = function(torch.randn(3, 3, requires_grad=True), torch.randn(3, 3))
     out.backward()
     assert internals.CAST in graphs[0]
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_graphs_call_the_operations_of_eager_training():
+    graphs = []
+
+    def run(graph: Any, inputs: Any) -> Any:
+        graphs.append([node.target for node in graph.graph.nodes])
+        return internals.boxed(graph)
+
+    torch.compiler.reset()
+    backend = internals.aot_backend(run, internals.default_partition, _as_traced)
+    model = nn.Sequential(nn.Dropout(0.1), nn.Upsample(scale_factor=2, mode="bilinear"))
+    torch.compile(model, backend=backend)(torch.randn(1, 1, 2, 2, requires_grad=True)).sum().backward()
+    assert torch.ops.aten.bernoulli.p in graphs[0]
+    assert torch.ops.aten.upsample_bilinear2d.default in graphs[0]
+    assert torch.ops.aten.upsample_bilinear2d_backward.default in graphs[1]
+    assert torch.ops.aten.dropout.default.py_kernels  # Inductor decomposes them
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_outputs_are_corrected_while_a_graph_is_traced():
+    graphs = []
+
+    def run(graph: Any, inputs: Any) -> Any:
+        graphs.append({node.target: node.meta.get("val") for node in graph.graph.nodes})
+        return internals.boxed(graph)
+
+    def transpose(operation: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
+        return outputs.new_empty_strided((2, 3), (1, 2)) if operation is torch.ops.aten.relu.default else outputs
+
+    torch.compiler.reset()
+    backend = internals.aot_backend(run, internals.default_partition, transpose)
+    with torch.no_grad():
+        torch.compile(torch.relu, backend=backend)(torch.ones(2, 3))
+    assert graphs[0][torch.ops.aten.relu.default].stride() == (1, 2)
     torch.compiler.reset()
 
 

@@ -442,10 +442,13 @@ def size_hint(size: Any) -> Any:
     return size
 
 
-def aot_backend(run: Callable[..., Any], partition: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
+def aot_backend(
+    run: Callable[..., Any], partition: Callable[..., tuple[Any, Any]], correct: Callable[..., Any]
+) -> Callable[..., Any]:
     """Return a backend of torch.compile that partitions joint graphs and hands all graphs to ``run(graph, inputs)``.
 
-    Operations are not decomposed, and backward is traced without autocast, as eager training runs it.
+    Graphs call the operations of eager training, and backward is traced without autocast, as eager training runs it.
+    While a graph is traced, ``correct(operation, args, kwargs, outputs)`` returns what is taken for the fake outputs.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
@@ -459,10 +462,50 @@ def aot_backend(run: Callable[..., Any], partition: Callable[..., tuple[Any, Any
     )
 
     def backend(graph: Any, inputs: Any) -> Any:
-        with config.patch(backward_pass_autocast="off"):
+        with config.patch(backward_pass_autocast="off"), _without_decompositions(), _traced_by(correct):
             return compile_graph(graph, inputs)
 
     return backend
+
+
+@contextmanager
+def _traced_by(correct: Callable[..., Any]) -> Iterator[None]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode: Any = FakeTensorMode
+    trace = mode.dispatch
+
+    def dispatch(self: Any, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return correct(operation, args, kwargs or {}, trace(self, operation, types, args, kwargs or {}))
+
+    mode.dispatch = dispatch
+    try:
+        yield
+    finally:
+        mode.dispatch = trace
+
+
+@contextmanager
+def _without_decompositions() -> Iterator[None]:
+    """Return a context in which AOTAutograd traces operations that it would otherwise decompose in Python.
+
+    These decompositions, of dropout and interpolation for example, round differently from the operations themselves.
+    Those of batch norms remain: they make the updates of the running statistics visible.
+    """
+    keys = (_C.DispatchKey.Autograd, _C.DispatchKey.CompositeImplicitAutograd)
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if "batch_norm" not in name]
+    operators = [
+        getattr(p, name) for p in packets if isinstance(p, torch._ops.OpOverloadPacket) for name in p.overloads()
+    ]
+    removed = [(each, key, each.py_kernels.pop(key)) for each in operators for key in keys if key in each.py_kernels]
+    for each, _, _ in removed:
+        each._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for each, key, kernel in removed:
+            each.py_kernels[key] = kernel
+            each._dispatch_cache.clear()
 
 
 def boxed(graph: Any) -> Callable[[list[Any]], Any]:

@@ -110,6 +110,31 @@ class WithTiedWeights(Convolutions):
         return y + F.conv2d(x.repeat(1, 3, 1, 1)[:, :8], self.second.weight, padding=1)
 
 
+class WithProduct(Convolutions):
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = nn.Linear(12, 12, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.product(self.first(x)))
+        return self.second(y) * F.hardswish(self.product(y))
+
+
+class WithInterpolation(Convolutions):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.interpolate(F.dropout(self.first(x), 0.1), scale_factor=2.0, mode="bilinear")
+        z = F.interpolate(F.gelu(y), size=(10, 9), mode="bicubic", align_corners=True)
+        return self.second(F.interpolate(z, scale_factor=1.5, mode="nearest"))
+
+
+class WithChannelsLast(Convolutions):
+    """Operations for which torch predicts other strides than they return."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.group(self.first(x.contiguous(memory_format=torch.channels_last)))
+        return self.second(F.hardswish(F.dropout(y, 0.3))).flatten(1)
+
+
 PROGRAMS: dict[str, Any] = {cls.__name__: cls for cls in Convolutions.__subclasses__()} | {"residual": network}
 
 #: Programs that the trace computes differently from eager training under autocast, unless it is corrected.
@@ -170,6 +195,27 @@ def test_batches_of_all_sizes_share_a_graph_of_dynamic_shape(name: str) -> None:
     with warnings.catch_warnings(action="error", category=capture.NotCaptured):
         found = run(captured, torch.compile(captured, backend=capture.backend, dynamic=True), sizes=sizes)
     assert_same_bits(found, run(plain, plain, sizes=sizes))
+
+
+def _train(model: nn.Module) -> list[Tensor]:
+    """Train with accumulated and clipped gradients and averaged weights; return all weights and statistics."""
+    averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step, size in enumerate((4, 4, 3)):
+        for micro_step in range(2):
+            generator = torch.Generator().manual_seed(2 * step + micro_step)
+            model(torch.randn(size, 3, 12, 12, generator=generator)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        averaged.update_parameters(model)
+    return [*model.state_dict().values(), *averaged.state_dict().values()]
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_a_training_loop_has_the_bits_of_plain_training() -> None:
+    expected, found = _train(network()), _train(lean(network(), capture=True))
+    assert all(map(torch.equal, found, expected))
 
 
 def test_a_resnet_holds_what_it_holds_in_eager_lean_training() -> None:

@@ -20,6 +20,7 @@ from zoo.errors import ConfigError
 from zoo.remat import cudnn_norm, joint_graph, operations
 from zoo.remat.budget import Budget
 from zoo.remat.joint_graph import Node, are_alike, is_node, partition
+from zoo.remat.layouts import with_real_strides
 from zoo.remat.operations import IN_PLACE, LINE_DTYPES, line_is_exact
 from zoo.remat.planning import plan
 from zoo.remat.rematerializer import Rematerializer
@@ -53,7 +54,7 @@ def backend(
     try:
         cudnn_norm.keep(graph)
         rule = partial(partition, budget=budget, cached_casts=_cached_casts(graph, inputs))
-        return aot_backend(_run_eagerly, rule)(graph, inputs)
+        return aot_backend(_run_eagerly, rule, with_real_strides)(graph, inputs)
     except ConfigError:  # an impossible budget
         raise
     except Exception as error:  # whatever AOTAutograd or the partitioner cannot handle
@@ -101,8 +102,15 @@ def _run_rematerialized(graph: fx.GraphModule, budget: Budget, *args: Any) -> An
 
 def _run_eagerly(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Return a function that runs the operations of a graph one by one."""
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.bernoulli.p):
+        node.target = _draw_mask
     write_in_place(graph)
     return boxed(graph)
+
+
+def _draw_mask(x: Tensor, p: float) -> Tensor:
+    """Return a mask in the layout of x, as the in-place operation of eager training does."""
+    return torch.empty_like(x).bernoulli_(p)
 
 
 def write_in_place(graph: fx.GraphModule) -> None:
@@ -137,4 +145,6 @@ def _is_fresh(node: Node) -> bool:
     schema = schema_of(maker.target)
     if maker.target in IN_PLACE.values():
         return True  # overwrites a fresh tensor
+    if "unsafe" in schema.name:  # as in _unsafe_view: a view, which its schema does not say
+        return False
     return not schema.is_mutable and all(each.alias_info is None for each in schema.returns)

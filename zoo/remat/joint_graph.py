@@ -70,9 +70,8 @@ OF_INDUCTOR = {
     "prims::_low_memory_max_pool_offsets_to_indices",
 }  # fmt: skip
 NORMS = {BATCH_NORM, BATCH_NORM_OF_BATCH, CUDNN_BATCH_NORM}
-DROPOUT = aten.native_dropout.default
-#: Masks that functionalized graphs draw. The mask is the output, or one of the outputs as in `MASKS`.
-DRAWN_MASKS = {aten.bernoulli.p: None, DROPOUT: MASKS[DROPOUT]}
+#: Operations of functionalized graphs that draw a mask, as in `MASKS`.
+DRAWN_MASKS = {**MASKS, aten.bernoulli.p: None}
 
 
 def partition(
@@ -99,7 +98,6 @@ def partition(
     options.pop("compiler", None)  # Inductor names itself to its own partitioner
     if is_eager:
         _share_casts(joint.graph, num_fwd_outputs, cached_casts)
-        _scale_masks(joint.graph)
     joint.graph.eliminate_dead_code()
     budget = budget or Budget()
     if budget.peak_bytes is not None:
@@ -201,10 +199,7 @@ class _Rewriting:
             node.kwargs = map_arg(node.kwargs, partial(self._at, user=node))
 
     def _pack_masks(self) -> Iterator[tuple[Node, Node]]:
-        """Insert nodes that pack each dropout mask into bits and unpack it; yield a node and the one to recompute.
-
-        On the CPU the output of dropout is recomputed from the unpacked mask, too.
-        """
+        """Insert nodes that pack each dropout mask into bits and unpack it; yield the mask and the unpacked one."""
         for drawn in [node for node in self._forward if node.target in DRAWN_MASKS]:
             position = DRAWN_MASKS[drawn.target]
             outputs = {0: drawn} if position is None else {node.args[1]: node for node in drawn.users}
@@ -217,12 +212,6 @@ class _Rewriting:
             bits = self._insert(mask, bits_of, (mask,), {}, value.new_empty(-(-value.numel() // 8), dtype=torch.uint8))
             unpacked = self._insert(bits, mask_of, (bits, value.shape, value.dtype), {}, value)
             yield mask, unpacked
-            if drawn.target is DROPOUT and value.device.type == "cpu" and 0 in outputs:
-                x, p = drawn.args[:2]
-                x_value = x.meta["val"]
-                noise = self._insert(unpacked, CAST, (unpacked,), {"dtype": x_value.dtype}, x_value)
-                noise = self._insert(noise, aten.div.Tensor, (noise, 1 - p), {}, x_value)
-                yield outputs[0], self._insert(noise, aten.mul.Tensor, (x, noise), {}, x_value)
 
     def _insert(self, after: Node, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
         """Insert a node of forward."""
@@ -423,23 +412,6 @@ def _share_casts(graph: Any, num_fwd_outputs: int, cached_casts: Sequence[bool])
                     if term.target is not CAST:
                         total = _computed(graph, ADD, (total, term), {}, node.meta["val"])
             graph.output_node().replace_input_with(gradient, total)
-
-
-def _scale_masks(graph: Any) -> None:
-    """Multiply the gradients of dropout by the scaled mask, as eager training does on the CPU.
-
-    AOTAutograd traces ``native_dropout``, whose backward multiplies by the mask and by the scale. In half precision
-    that rounds differently.
-    """
-    for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
-        gradient, mask, _ = node.args
-        value = gradient.meta["val"]
-        if value.device.type == "cpu" and mask.target is operator.getitem:
-            p = mask.args[0].args[1]
-            with graph.inserting_before(node):
-                noise = _computed(graph, CAST, (mask,), {"dtype": value.dtype}, value)
-                noise = _computed(graph, aten.div.Tensor, (noise, 1 - p), {}, value)
-                node.replace_all_uses_with(_computed(graph, aten.mul.Tensor, (gradient, noise), {}, value))
 
 
 def _terms(node: Node) -> Iterator[Node]:
