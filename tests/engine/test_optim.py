@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule
-from zoo.engine.optim import ENDING_TYPES, build_optimizer, lr_factor, set_lr
+from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule, parse_experiment
+from zoo.config.optimizer import OPTIMIZER_PARAMS
+from zoo.engine.optim import ENDING_TYPES, build_optimizer, clip_gradients, layers_of, lr_factor, set_lr
 from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN
 
@@ -90,6 +92,136 @@ def test_sgd_has_momentum_and_nesterov_and_adam_its_own_defaults() -> None:
     assert isinstance(adam, torch.optim.Adam)
     assert adam.defaults["betas"] == (0.9, 0.999)
     assert adam.param_groups[0]["weight_decay"] == 0.01
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_PARAMS)
+def test_each_optimizer_of_torch_takes_the_steps_of_its_own_class(name: str) -> None:
+    settings = Optimizer(type=name, learning_rate=0.01, weight_decay=0.02, momentum=0.7)
+    ours, theirs = _Net(), _Net()
+    theirs.load_state_dict(ours.state_dict())
+    optimizer = build_optimizer(ours, settings)
+    momentum = {"momentum": 0.7} if name in ("SGD", "RMSprop") else {}
+    reference = getattr(torch.optim, name)(theirs.parameters(), lr=0.01, weight_decay=0.02, **momentum)
+    for step in range(3):
+        for net, each in ((ours, optimizer), (theirs, reference)):
+            for number, parameter in enumerate(net.parameters()):
+                parameter.grad = torch.full_like(parameter, 0.1 * (number - 3) + step)
+            each.step()
+    for ours_after, theirs_after in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(ours_after, theirs_after)
+
+
+def test_params_reach_the_optimizer() -> None:
+    adam = build_optimizer(_Net(), Optimizer(type="AdamW", params={"betas": [0.8, 0.95], "eps": 1e-6}))
+    assert (adam.defaults["betas"], adam.defaults["eps"]) == ((0.8, 0.95), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"type": "Adan"}, "should be one of SGD, Adam, .*, or timm:NAME"),
+        ({"type": "SGD", "params": {"betas": [0.9, 0.99]}}, "a SGD optimizer has no params"),
+        ({"type": "AdamW", "params": {"beta": [0.9, 0.99]}}, 'the nearest known key is "betas"'),
+        ({"type": "AdamW", "params": {"betas": [0.9, 1.5]}}, "less than 1"),
+        ({"type": "AdamW", "nesterov": True}, "AdamW takes no such setting"),
+    ],
+)
+def test_settings_of_another_optimizer_are_refused(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_experiment({"optimizer": content}, "a.json")
+
+
+def test_an_optimizer_of_timm_that_cannot_be_built_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm.optim", None)
+    with pytest.raises(ConfigError, match="the optimizer lamb of timm cannot be built"):
+        build_optimizer(_Net(), Optimizer(type="timm:lamb"))
+
+
+def test_lamb_is_that_of_timm() -> None:
+    timm = pytest.importorskip("timm.optim")
+    optimizer = build_optimizer(_Net(), Optimizer(type="timm:lamb", weight_decay=0.02, params={"betas": [0.8, 0.9]}))
+    assert isinstance(optimizer, timm.Lamb)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.02
+    assert list(optimizer.param_groups[0]["betas"]) == [0.8, 0.9]
+
+
+class _Blocks(nn.Module):
+    """A stem, two blocks, a norm that belongs to the last block, and a head, as timm's transformers name them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos_embed = nn.Parameter(torch.zeros(1, 2))
+        self.blocks = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        self.norm = nn.LayerNorm(2)
+        self.head = nn.Linear(2, 3, bias=False)
+
+    def no_weight_decay(self) -> set[str]:
+        return {"pos_embed"}
+
+    def group_matcher(self, coarse: bool) -> dict[str, Any]:
+        assert not coarse
+        return {"stem": r"^pos_embed", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
+
+
+def test_rates_decay_by_layer_and_named_parameters_are_not_decayed() -> None:
+    found = _built(_Blocks(), learning_rate=0.8, layer_decay=0.5, weight_decay=0.1, decay_norms=False)
+    assert found == {
+        "pos_embed": (0.1, 0.0),
+        "blocks.0.weight": (0.2, 0.1),
+        "blocks.1.weight": (0.4, 0.1),
+        **dict.fromkeys(("norm.weight", "norm.bias"), (0.4, 0.0)),
+        "head.weight": (0.8, 0.1),
+    }
+
+
+def test_a_matcher_may_be_a_function() -> None:
+    model = _Blocks()
+    model.group_matcher = lambda coarse: lambda name: 1 if name.startswith("head") else (0, 3)  # type: ignore
+    assert set(layers_of(model).values()) == {0, 1}
+
+
+def test_a_layer_decay_of_a_network_without_layers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"_Net has no method group_matcher.*optimizer\.layer_decay"):
+        _built(_Net(), layer_decay=0.5)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18", "convnext_atto", "swin_tiny_patch4_window7_224"])
+def test_layers_are_those_of_timm(name: str) -> None:
+    timm = pytest.importorskip("timm")
+    model = timm.create_model(name)
+    ours = _built(model, learning_rate=1.0, layer_decay=0.7, weight_decay=0.05, decay_norms=False, decay_biases=False)
+    theirs = timm.optim.param_groups_layer_decay(model, 0.05, layer_decay=0.7)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    scales = {names[id(parameter)]: group["lr_scale"] for group in theirs for parameter in group["params"]}
+    assert {name: lr for name, (lr, _) in ours.items()} == pytest.approx(scales)
+
+
+@pytest.mark.parametrize("mode", ["norm", "value", "agc"])
+def test_gradients_are_clipped(mode: str) -> None:
+    weight = nn.Parameter(torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]]))
+    bias = nn.Parameter(torch.tensor([0.3, 0.4]))
+    weight.grad = torch.tensor([[6.0, 8.0], [0.0, 2.0], [0.01, 0.0]])
+    bias.grad = torch.tensor([0.0, 0.02])
+    expected = {
+        "norm": (weight.grad * 0.1 / 104.0005**0.5, bias.grad * 0.1 / 104.0005**0.5),
+        "value": (torch.tensor([[0.1, 0.1], [0.0, 0.1], [0.01, 0.0]]), torch.tensor([0.0, 0.02])),
+        "agc": (torch.tensor([[0.3, 0.4], [0.0, 1e-4], [0.01, 0.0]]), torch.tensor([0.0, 0.02])),
+    }[mode]
+    clip_gradients([weight, bias, nn.Parameter(torch.zeros(1))], 0.1, mode)
+    torch.testing.assert_close((weight.grad, bias.grad), expected)
+
+
+def test_adaptive_clipping_is_that_of_timm() -> None:
+    timm = pytest.importorskip("timm.utils")
+    ours, theirs = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+    theirs.load_state_dict(ours.state_dict())
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        a.grad = torch.randn_like(a)
+        b.grad = a.grad.clone()
+    clip_gradients(ours.parameters(), 0.05, "agc")
+    timm.adaptive_clip_grad(theirs.parameters(), 0.05)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
 
 
 EPOCHS, STEPS = 9, 7

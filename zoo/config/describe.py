@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from zoo.config.experiment import Experiment
-from zoo.config.optimizer import SCHEDULE_PARAMS
+from zoo.config.optimizer import OPTIMIZER_PARAMS, SCHEDULE_PARAMS
+from zoo.errors import join_names
 from zoo.section import inner_section, settings_of
 from zoo.spec import NetworkSpec
 
@@ -51,14 +52,15 @@ class SectionText(NamedTuple):
 
 
 def describe_settings(pattern: str = "*") -> list[SectionText]:
-    """Return the sections of an experiment file: the top level first, the parameters of each schedule last.
+    """Return the sections of an experiment file: the top level first, the parameters of optimizers and schedules last.
 
     Includes settings whose dotted name contains ``pattern`` or matches it, shell-style, and sections that have any.
     """
     sections = list(_walk(Experiment, ""))
-    for kind, params in SCHEDULE_PARAMS.items():
-        path = "optimizer.schedule.params"
-        sections.append(_describe(params, path)._replace(path=f'{path} with type "{kind}"'))
+    for path, kinds in (("optimizer.params", OPTIMIZER_PARAMS), ("optimizer.schedule.params", SCHEDULE_PARAMS)):
+        for params in dict.fromkeys(kinds.values()):
+            types = join_names([f'"{kind}"' for kind in kinds if kinds[kind] is params])
+            sections.append(_describe(params, path)._replace(path=f"{path} with type {types}"))
     matching = [
         section._replace(settings=[s for s in section.settings if pattern in s.name or fnmatchcase(s.name, pattern)])
         for section in sections

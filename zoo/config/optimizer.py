@@ -141,11 +141,57 @@ class Schedule(Section):
         return num_changes.get(self.type, 0) * math.log10(params.get("gamma", 1.0))
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[list[Beta], Field(min_length=2, max_length=2)]
+Epsilon = Annotated[float, Field(ge=0, le=1)]
+
+
+class AdamParams(Section):
+    """Parameters of Adam, AdamW, NAdam and RAdam."""
+
+    betas: Betas = Field(default=[0.9, 0.999])
+    """Decay rates of the averages of the gradient and of its square."""
+    eps: Epsilon = 1e-8
+    """Added to the denominator."""
+
+
+class RMSpropParams(Section):
+    """Parameters of RMSprop."""
+
+    alpha: Beta = 0.99
+    """Decay rate of the average of the squared gradient."""
+    eps: Epsilon = 1e-8
+    """Added to the denominator."""
+
+
+class AdagradParams(Section):
+    """Parameters of Adagrad."""
+
+    eps: Epsilon = 1e-10
+    """Added to the denominator."""
+
+
+#: The optimizers of torch.optim, and their parameters beside rate, momentum and weight decay.
+OPTIMIZER_PARAMS: dict[str, type[Section]] = {
+    "SGD": NoParams,
+    "Adam": AdamParams,
+    "AdamW": AdamParams,
+    "NAdam": AdamParams,
+    "RAdam": AdamParams,
+    "RMSprop": RMSpropParams,
+    "Adagrad": AdagradParams,
+    "Adafactor": NoParams,
+}
+WITH_MOMENTUM = ("SGD", "RMSprop")
+TIMM = "timm:"  # the beginning of the name of an optimizer of timm
+
+
 class Optimizer(Section):
     """Optimizer, batch size and learning rate."""
 
-    type: Literal["SGD", "Adam"] = "SGD"
-    """Type of optimizer."""
+    type: str = "SGD"
+    """Type of optimizer: SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Adagrad or Adafactor of torch.optim, or an optimizer
+    of timm, if that is installed, such as timm:lamb."""
     batch_size: Annotated[int, Field(gt=0, le=MAX_BATCH)] = 256
     """Images per step, over all processes."""
     learning_rate: Rate = 0.1
@@ -153,13 +199,21 @@ class Optimizer(Section):
     classifier_lr: Annotated[float, Field(ge=-1, le=MAX_RATE)] = -1.0
     """Base learning rate of the classifier; -1: same as all other layers."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum of SGD; not used by Adam."""
+    """Momentum of SGD and RMSprop; the other optimizers of torch do not use it."""
     weight_decay: Annotated[float, Field(ge=0, le=MAX_RATE)] = 1e-4
     """Weight decay."""
     nesterov: bool = False
     """Whether SGD uses Nesterov momentum."""
+    params: dict[str, Any] = Field(default={}, validate_default=True)
+    """Parameters of the optimizer's type, see optimizer.params; for an optimizer of timm, any of its arguments."""
     clip: Annotated[float, Field(ge=0, le=MAX_STEPS)] = 1.0
-    """Maximum gradient norm; larger gradients are scaled down to it; 0: no clipping."""
+    """Gradient clipping threshold, see clip_mode; 0: no clipping."""
+    clip_mode: Literal["norm", "value", "agc"] = "norm"
+    """What is clipped: the norm of the whole gradient, each of its values, or, adaptively, the norm of the gradient of
+    each output unit, relative to the norm of its weights (agc)."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Factor of the learning rate from one layer to the one before it. Needs a network with the method group_matcher,
+    as those of timm have it."""
     schedule: Schedule = Schedule()
     """Number of epochs and learning-rate schedule."""
     decay_norms: bool = True
@@ -173,6 +227,19 @@ class Optimizer(Section):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of an exponential moving average of the weights, which is then validated instead; null: none."""
 
+    @field_validator("type")
+    @classmethod
+    def _must_be_known(cls, value: str) -> str:
+        if value not in OPTIMIZER_PARAMS and not (value.startswith(TIMM) and value != TIMM):
+            raise ValueError(f"should be one of {', '.join(OPTIMIZER_PARAMS)}, or {TIMM}NAME")
+        return value
+
+    @field_validator("params")
+    @classmethod
+    def _resolve_params(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        section = OPTIMIZER_PARAMS.get(info.data.get("type", ""))
+        return value if section is None else section.model_validate(value).model_dump()
+
     @field_validator("classifier_lr")
     @classmethod
     def _must_be_rate_or_minus_one(cls, value: float) -> float:
@@ -182,8 +249,8 @@ class Optimizer(Section):
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield problems of combinations that the optimizer rejects or ignores."""
-        if self.nesterov and self.type == "Adam":
-            yield ("nesterov", "type"), "Adam has no Nesterov momentum; remove the key, or use type SGD"
+        if self.nesterov and self.type != "SGD":
+            yield ("nesterov", "type"), f"{self.type} takes no such setting; remove the key, or use type SGD"
         elif self.nesterov and self.momentum == 0:
             yield ("nesterov", "momentum"), "needs a momentum greater than 0"
         if self.batch_size % self.accumulate_steps:

@@ -12,12 +12,24 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from zoo.config.experiment import Experiment
-from zoo.config.optimizer import SCHEDULE_PARAMS
-from zoo.section import MAX_PROBLEMS, UNKNOWN_KEY, KeyPath, Problem, dotted, inner_section, problems_of, settings_of
+from zoo.config.optimizer import OPTIMIZER_PARAMS, SCHEDULE_PARAMS
+from zoo.section import (
+    MAX_PROBLEMS,
+    UNKNOWN_KEY,
+    KeyPath,
+    Problem,
+    Section,
+    dotted,
+    inner_section,
+    problems_of,
+    settings_of,
+)
 
-# The type of a schedule determines its params, so a problem of the params involves the type.
-SCHEDULE_TYPE: KeyPath = ("optimizer", "schedule", "type")
-SCHEDULE_PARAMS_PATH: KeyPath = ("optimizer", "schedule", "params")
+# Sections with a type that determines their params, so that a problem of the params involves the type.
+TYPED: dict[KeyPath, tuple[str, dict[str, type[Section]]]] = {
+    ("optimizer", "schedule"): ("schedule", SCHEDULE_PARAMS),
+    ("optimizer",): ("optimizer", OPTIMIZER_PARAMS),
+}
 
 # Names of settings in other packages -> names here.
 _SIZE = "input.crop_train (training) and input.crop_val with input.scale_val (validation)"
@@ -81,9 +93,15 @@ def _involves(problem: Problem, cuts: list[KeyPath]) -> bool:
 
 def _blamed(problem: Problem) -> tuple[KeyPath, ...]:
     """Return the smallest paths whose removal resolves ``problem``."""
-    if problem.path[:3] == SCHEDULE_PARAMS_PATH:
-        return SCHEDULE_PARAMS_PATH, SCHEDULE_TYPE
+    typed = _typed_section(problem.path)
+    if typed is not None:
+        return (*typed, "params"), (*typed, "type")
     return (problem.path[:-1] or problem.path,) if problem.involved else (problem.path,)
+
+
+def _typed_section(path: KeyPath) -> KeyPath | None:
+    """Return the section of `TYPED` whose params the path leads into, or None."""
+    return next((section for section in TYPED if path[: len(section) + 1] == (*section, "params")), None)
 
 
 def _cut(content: dict[str, Any], path: KeyPath) -> bool:
@@ -103,19 +121,25 @@ def _problems_of(error: ValidationError, content: dict[str, Any]) -> Iterator[Pr
     for index, problem in enumerate(problems_of(error)):
         if problem.message == UNKNOWN_KEY and index < MAX_PROBLEMS:  # no more are printed, and suggestions take time
             problem = replace(problem, message=_unknown_key(problem.path, content))
-        if problem.path[:3] == SCHEDULE_PARAMS_PATH and not problem.involved:
-            problem = replace(problem, involved=(SCHEDULE_TYPE,))
+        typed = _typed_section(problem.path)
+        if typed is not None and not problem.involved:
+            problem = replace(problem, involved=((*typed, "type"),))
         yield problem
 
 
 def _unknown_key(path: KeyPath, content: dict[str, Any]) -> str:
     """Return a message for an unknown key that suggests its name here, its section, or similar keys."""
     key = str(path[-1])
-    if path[:-1] == SCHEDULE_PARAMS_PATH:
-        kind = content["optimizer"]["schedule"].get("type", "constant")
-        known = list(SCHEDULE_PARAMS[kind].model_fields)
+    typed = _typed_section(path)
+    if typed is not None:
+        what, kinds = TYPED[typed]
+        section: Any = content
+        for each in typed:
+            section = section[each]
+        kind = section.get("type", section_at(typed).model_fields["type"].default)
+        known = list(kinds[kind].model_fields)
         if not known:
-            return f"unknown key: a {kind} schedule has no params"
+            return f"unknown key: a {kind} {what} has no params"
     else:
         known = list(settings_of(section_at(path[:-1])))
     if key.lower() in SYNONYMS:
