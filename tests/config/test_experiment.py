@@ -228,7 +228,7 @@ def test_a_3x3_stem_on_a_wider_net_is_accepted_with_a_notice(caplog: pytest.LogC
     ("kind", "params", "resolved"),
     [
         ("constant", {}, {}),
-        ("cosine", {}, {}),
+        ("cosine", {}, {"end_factor": 0.0, "cycles": 1, "cycle_factor": 1.0}),
         ("step", {"step_size": 30}, {"step_size": 30, "gamma": 0.1}),
         ("multistep", {"milestones": [3, 5], "gamma": 1}, {"milestones": [3, 5], "gamma": 1.0}),
         ("exponential", {"gamma": 0.9}, {"gamma": 0.9}),
@@ -253,7 +253,7 @@ def test_schedule_params_are_completed_with_their_defaults(kind: str, params: An
         ("multistep", {"milestones": [5, 3]}, ".milestones = [5, 3]: should be in increasing order"),
         ("multistep", {"milestones": [3, 3]}, ".milestones = [3, 3]: should be in increasing order"),
         ("multistep", {"milestones": [5, True]}, ".milestones[1] = true: should be a valid integer"),
-        ("cosine", {"t_max": 3}, ".t_max = 3: unknown key: a cosine schedule has no params"),
+        ("constant", {"t_max": 3}, ".t_max = 3: unknown key: a constant schedule has no params"),
         ("linear", 5, " = 5: should be a JSON object"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -300,6 +301,56 @@ def test_warm_up_rises_in_equal_steps_to_the_schedule_and_leaves_the_rest_alone(
     warmup_steps = 1.5 * STEPS
     assert ratios == pytest.approx([min(1.0, (step + 1) / warmup_steps) for step in range(EPOCHS * STEPS)])
     assert ratios[10:] == [1.0] * (EPOCHS * STEPS - 10)
+
+
+@pytest.mark.parametrize("mode", ["epoch", "step"])
+def test_a_warm_up_before_the_schedule_is_that_of_torchvisions_reference(mode: str) -> None:
+    unit = STEPS if mode == "step" else 1
+
+    def build(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+        rise = lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=3 * unit)
+        fall = lr_scheduler.CosineAnnealingLR(optimizer, T_max=(EPOCHS - 3) * unit, eta_min=0.2 * BASE_LR)
+        return lr_scheduler.SequentialLR(optimizer, [rise, fall], milestones=[3 * unit])
+
+    warmup = {"warmup_epochs": 3.0, "warmup_start": 0.01, "decay_after_warmup": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own order of steps
+        expected = _torchs(build, mode)
+    ours = _ours(_schedule(type="cosine", mode=mode, params={"end_factor": 0.2}, **warmup))
+    assert ours == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("cycles", [1, 3])
+@pytest.mark.parametrize("mode", ["epoch", "step"])
+def test_a_cosine_with_restarts_is_that_of_timm(mode: str, cycles: int) -> None:
+    timm = pytest.importorskip("timm.scheduler")
+    unit = STEPS if mode == "step" else 1
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=BASE_LR)
+    scheduler = timm.CosineLRScheduler(
+        optimizer, t_initial=EPOCHS * unit // cycles, lr_min=0.0, cycle_decay=0.5, cycle_limit=cycles,
+        warmup_t=2 * unit, warmup_lr_init=0.1 * BASE_LR,
+    )  # fmt: skip
+    times = [step if mode == "step" else step // STEPS for step in range(EPOCHS * STEPS)]
+    expected = [scheduler._get_lr(t)[0] for t in times]
+    params = {"cycles": cycles, "cycle_factor": 0.5}
+    ours = _ours(_schedule(type="cosine", mode=mode, params=params, warmup_epochs=2.0, warmup_start=0.1))
+    assert ours == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_one_cycle_is_that_of_torch() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=BASE_LR)
+    scheduler = lr_scheduler.OneCycleLR(
+        optimizer, BASE_LR, total_steps=EPOCHS * STEPS, pct_start=0.4, div_factor=25, final_div_factor=1e4,
+        cycle_momentum=False,
+    )  # fmt: skip
+    expected = []
+    for _ in range(EPOCHS * STEPS):
+        expected.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        if len(expected) < EPOCHS * STEPS:
+            scheduler.step()
+    ours = _ours(_schedule(type="one-cycle", mode="step", params={"rise": 0.4}))
+    assert ours == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_every_group_is_set_relative_to_its_own_initial_rate() -> None:

@@ -76,8 +76,30 @@ class PolynomialParams(Section):
     """Exponent; 1: the rate falls linearly to 0."""
 
 
+class CosineParams(Section):
+    """Rate that falls along half a cosine from 1 to ``end_factor``, once or in several cycles of equal length."""
+
+    end_factor: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Factor of the rate at the end of each cycle."""
+    cycles: Annotated[int, Field(gt=0, le=1000)] = 1
+    """Number of cycles; the rate restarts at the beginning of each."""
+    cycle_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """What the highest rate is multiplied with at each restart."""
+
+
+class OneCycleParams(Section):
+    """Rate that rises along half a cosine and then falls along another (Smith and Topin, Super-Convergence, 2019)."""
+
+    rise: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    """Fraction of training in which the rate rises."""
+    start_factor: Annotated[float, Field(gt=0, le=1)] = 0.04
+    """Factor of the rate at the start."""
+    end_factor: Annotated[float, Field(ge=0, le=1)] = 4e-6
+    """Factor of the rate at the end."""
+
+
 class NoParams(Section):
-    """No parameters, for the constant and the cosine schedule."""
+    """No parameters."""
 
 
 SCHEDULE_PARAMS: dict[str, type[Section]] = {
@@ -86,7 +108,8 @@ SCHEDULE_PARAMS: dict[str, type[Section]] = {
     "multistep": MultistepParams,
     "exponential": ExponentialParams,
     "linear": LinearParams,
-    "cosine": NoParams,
+    "cosine": CosineParams,
+    "one-cycle": OneCycleParams,
     "triangle": TriangleParams,
     "polynomial": PolynomialParams,
 }
@@ -95,10 +118,10 @@ SCHEDULE_PARAMS: dict[str, type[Section]] = {
 class Schedule(Section):
     """Number of epochs and learning-rate schedule."""
 
-    type: Literal["constant", "step", "multistep", "exponential", "linear", "cosine", "triangle", "polynomial"] = (
-        "constant"
-    )
-    """Type of schedule; all except constant and cosine have parameters."""
+    type: Literal[
+        "constant", "step", "multistep", "exponential", "linear", "cosine", "one-cycle", "triangle", "polynomial"
+    ] = "constant"
+    """Type of schedule; all except constant have parameters."""
     mode: Literal["epoch", "step"] = "epoch"
     """Whether the rate changes once per epoch or once per step; also the unit of the parameters."""
     epochs: Annotated[int, Field(gt=0, le=MAX_EPOCHS)] = 10
@@ -107,6 +130,11 @@ class Schedule(Section):
     """Parameters of the schedule's type, see optimizer.schedule.params."""
     warmup_epochs: Annotated[float, Field(ge=0, le=MAX_EPOCHS)] = 0.0
     """Epochs of linear warmup at the start; 0: none."""
+    warmup_start: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Factor of the rate at the start of a warmup that takes the place of the schedule, as in timm and torchvision;
+    null: the warmup multiplies the schedule, and rises in each step to the fraction of it that is completed."""
+    decay_after_warmup: bool = False
+    """Whether the schedule begins after the warmup, as in torchvision, rather than with it; needs warmup_start."""
 
     @field_validator("params")
     @classmethod
@@ -121,10 +149,14 @@ class Schedule(Section):
             yield ("params", "epochs"), f"makes the rate grow more than a million times in {self.epochs} epochs"
         if self.warmup_epochs >= self.epochs:
             yield ("warmup_epochs", "epochs"), f"should be less than epochs, which is {self.epochs}"
+        if self.warmup_start is not None and not self.warmup_epochs:
+            yield ("warmup_start", "warmup_epochs"), "has no effect without warmup_epochs"
+        if self.decay_after_warmup and self.warmup_start is None:
+            yield ("decay_after_warmup", "warmup_start"), "needs warmup_start"
+        if self.type in ("triangle", "one-cycle") and self.warmup_epochs:
+            yield ("warmup_epochs", "type"), f"a {self.type} schedule rises by itself; remove the key, and set params"
         if self.type != "triangle":
             return
-        if self.warmup_epochs:
-            yield ("warmup_epochs", "type"), "a triangle rises by itself; remove the key, and set params.peak_epoch"
         if self.mode == "epoch":
             yield ("mode", "type"), 'a triangle begins and ends at a rate of 0; use mode "step"'
         if self.params["peak_epoch"] >= self.epochs:

@@ -21,7 +21,7 @@ from zoo.config.optimizer import TIMM, WITH_MOMENTUM
 from zoo.errors import ConfigError
 from zoo.torch_internals import NormBase
 
-ENDING_TYPES = ("cosine", "triangle", "polynomial")  # schedules that depend on the number of epochs
+ENDING_TYPES = ("cosine", "one-cycle", "triangle", "polynomial")  # schedules that depend on the number of epochs
 AGC_EPS = 1e-3
 NORMS = (NormBase, nn.GroupNorm, nn.LayerNorm)  # the norms of this package are subclasses of the first
 
@@ -178,23 +178,39 @@ def lr_factor(schedule: Schedule, epoch: int, step_in_epoch: int, steps_per_epoc
     - exponential: gamma^t
     - linear: alpha t + beta, but never below MIN_LINEAR_LR / base_lr, the end of the published decay (CVPR 2018,
       section 4.1); with the published alpha and beta alone it would fall below zero
-    - cosine: (1 + cos(pi t / t_end)) / 2, where t_end is the end of training
+    - cosine: from m at the start of each cycle to e = end_factor along half a cosine, e + (m - e) (1 + cos(pi u)) / 2,
+      where u is the completed fraction of the cycle, and m = cycle_factor^n in cycle n
+    - one-cycle: along half a cosine from start_factor to 1 in the first ``rise`` of all steps but the last, and along
+      another to end_factor at the last, as torch's OneCycleLR
     - triangle: (t + 1) / p up to 1 at p = peak_epoch * steps_per_epoch, then linearly to 0 at the last step (EURASIP
       JIVP 2023:1, section 5, interpolated as in its public code)
     - polynomial: (1 - t / t_end)^power, where t_end is the end of training (CVPR 2018, section 4.2, with mode "step")
 
     During the first ``warmup_epochs`` the factor is multiplied by the fraction of the warm-up completed by this step.
+    With ``warmup_start`` it rises linearly in t from there to 1 instead. With ``decay_after_warmup``, t and the end of
+    training then count from the end of the warm-up.
     """
     step = epoch * steps_per_epoch + step_in_epoch
-    t = epoch if schedule.mode == "epoch" else step
-    factor = _decay(schedule, t, steps_per_epoch)
+    t, t_end, unit = float(step), float(schedule.epochs * steps_per_epoch), float(steps_per_epoch)
+    if schedule.mode == "epoch":
+        t, t_end, unit = float(epoch), float(schedule.epochs), 1.0
+    warmup = schedule.warmup_epochs * unit
+    if schedule.warmup_start is not None:
+        if t < warmup:
+            return schedule.warmup_start + (1 - schedule.warmup_start) * t / warmup
+        if schedule.decay_after_warmup:
+            t, t_end = t - warmup, t_end - warmup
+    factor = _decay(schedule, t, t_end, unit)
     if schedule.type == "linear":
         factor = max(factor, MIN_LINEAR_LR / base_lr)
     warmup_steps = schedule.warmup_epochs * steps_per_epoch
-    return factor * min(1.0, (step + 1) / warmup_steps) if warmup_steps else factor
+    if warmup_steps == 0 or schedule.warmup_start is not None:
+        return factor
+    return factor * min(1.0, (step + 1) / warmup_steps)
 
 
-def _decay(schedule: Schedule, t: int, steps_per_epoch: int) -> float:
+def _decay(schedule: Schedule, t: float, t_end: float, unit: float) -> float:
+    """Return the factor without warm-up at t of t_end, where an epoch is ``unit`` long."""
     params = schedule.params
     gamma = params.get("gamma", 0.1)
     if schedule.type == "step":
@@ -205,18 +221,28 @@ def _decay(schedule: Schedule, t: int, steps_per_epoch: int) -> float:
         return _power(gamma, t)
     if schedule.type == "linear":
         return float(params["alpha"] * t + params["beta"])
-    t_end = schedule.epochs * (1 if schedule.mode == "epoch" else steps_per_epoch)
     if schedule.type == "cosine":
-        return (1 + math.cos(math.pi * t / t_end)) / 2
+        cycle, u = divmod(t * params["cycles"] / t_end, 1)
+        return _anneal(params["cycle_factor"] ** cycle, params["end_factor"], u)
+    if schedule.type == "one-cycle":
+        peak, last = params["rise"] * t_end - 1, t_end - 1
+        if t <= peak:
+            return _anneal(params["start_factor"], 1.0, t / peak)
+        return _anneal(1.0, params["end_factor"], (t - peak) / (last - peak))
     if schedule.type == "polynomial":
         return float((1 - t / t_end) ** params["power"])
     if schedule.type == "triangle":
-        epoch, peak_epoch = (t + 1) / steps_per_epoch, params["peak_epoch"]
+        epoch, peak_epoch = (t + 1) / unit, params["peak_epoch"]
         return float(min(epoch / peak_epoch, (schedule.epochs - epoch) / (schedule.epochs - peak_epoch)))
     return 1.0
 
 
-def _power(gamma: float, exponent: int) -> float:
+def _anneal(start: float, end: float, fraction: float) -> float:
+    """Return the value at a fraction of half a cosine from start to end."""
+    return end + (start - end) * (1 + math.cos(math.pi * fraction)) / 2
+
+
+def _power(gamma: float, exponent: float) -> float:
     """Return the power, or infinity on overflow; the loss of that step then ends the training."""
     try:
         return float(gamma**exponent)
