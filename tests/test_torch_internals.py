@@ -539,6 +539,8 @@ def test_a_compiled_part_of_a_module_is_found():
     assert not internals.has_compiled_part(module)
     module[0][1].compile(backend="eager")
     assert internals.has_compiled_part(module)
+    module[0][1] = torch.compile(nn.ReLU(), backend="eager")  # whose length is not defined
+    assert internals.has_compiled_part(module)
 
 
 def test_the_module_inside_the_wrapper_of_a_compiled_one_is_found():

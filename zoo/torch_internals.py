@@ -278,7 +278,7 @@ def has_compiled_part(module: nn.Module) -> bool:
     for part in parts:
         if is_compiled(part):
             return True
-        parts += filter(None, part._modules.values())
+        parts += [each for each in part._modules.values() if each is not None]
     return False
 
 

@@ -54,7 +54,7 @@ from zoo.torch_internals import (
 aten = torch.ops.aten
 Node = Any  # torch.fx.Node, whose type stubs differ between versions of torch
 MAX_DEPTH = 4  # recomputed nodes that backward reads in a chain: bounds the peak memory of one recomputation
-MIN_BYTES = 2**16  # smaller tensors are saved
+MIN_BYTES = 2**14  # smaller tensors are saved
 MIN_RATIO = 4  # as are tensors that are smaller than their largest input by this factor
 
 #: Cheap operations that only graphs have, or whose results are not saved in eager training.
