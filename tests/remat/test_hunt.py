@@ -219,7 +219,7 @@ def test_a_wrong_rule_is_found_and_its_program_made_small(monkeypatch: pytest.Mo
     smallest = shrink(wrong)
     assert judge(smallest).verdict == WRONG
     assert len(smallest.steps) <= 4
-    assert "silu" in str(smallest)
+    assert {"silu", "silu_", "autocast"} & {step.name for step in smallest.steps}  # those that call it
     monkeypatch.undo()
     assert judge(smallest).verdict == RIGHT
 

@@ -459,7 +459,7 @@ def test_attention_is_recomputed_where_the_budget_allows_it() -> None:
             program(X.clone().requires_grad_(), Y.clone().requires_grad_())
         outputs = [each for each in log if "attention" in each.made_by and each.bytes]
         assert {each.is_kept for each in outputs} == {is_kept}
-        assert {each.flops_per_byte for each in outputs} == {64.0}
+        assert [each.flops_per_byte for each in outputs] == pytest.approx([64.0] * len(outputs), rel=1e-5)
     assert_same(program, X, Y, budget="1000 FLOP/B")
 
 
