@@ -847,7 +847,9 @@ def judge(program: Program, truth: Result | None = None) -> Verdict:
     if plain.error is not None:
         # A refill could have made it wrong, if it had gone on, and so could statistics that move: torch's norm in
         # evaluation saves them, and its norm in training moves them without a version.
-        has_unseen = bool(kinds & {*HIDES, "refill"}) or any(step.name == "norm_eval" for step in program.steps)
+        has_unseen = bool(kinds & {*HIDES, "refill"}) or any(
+            step.name in ("norm_eval", "norm_frozen") for step in program.steps
+        )
         return Verdict(HIDDEN if has_unseen else WRONG, f"{wrong}; plain: {_told(plain)}")
     if not same(plain, truth):
         return Verdict(HIDDEN if kinds & HIDES else WRONG, wrong)
