@@ -331,6 +331,17 @@ def gpu_models() -> str:
     return table(["", *GPU_COLUMNS], rows)
 
 
+def gpu_lean() -> str:
+    """Memory and time of a lean step on a GPU, relative to a plain one."""
+    metrics = ("held ratio", "peak without gradients ratio", "step ratio", "step as CUDA graph ratio")
+    rows = []
+    for record in records("lean_h100", "trains"):
+        about = {"subject": record["subject"], "provider": record["provider"]}
+        ratios = [f"{median('lean_h100', metric, **about):.2f}" for metric in metrics]
+        rows.append([LEAN_NETWORKS[record["subject"]], record["provider"], *ratios])
+    return table(["", "", *GPU_COLUMNS], rows, text_columns=2)
+
+
 # --- training runs ---
 
 CIFAR_RUNS = {  # title: file, label of the runs that reconstruct, label of those that store
@@ -530,6 +541,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "lean_sweep": lean_sweep,
     "gpu_layers": gpu_layers,
     "gpu_models": gpu_models,
+    "gpu_lean": gpu_lean,
     "headline": headline,
     "networks": networks,
     "options": options,
