@@ -84,7 +84,15 @@ def test_the_peak_is_close_below_the_limit(share: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["resnet18", "efficientnet_b0", "mobilenet_v3_small", "convnext_tiny", "densenet121", "swin_t"]
+    "name",
+    [
+        "resnet18",
+        "mobilenet_v3_small",
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("efficientnet_b0", "convnext_tiny", "densenet121", "swin_t")
+        ),
+    ],
 )
 def test_the_peak_of_whole_networks_is_close_below_the_limit(name: str) -> None:
     torch.manual_seed(0)
