@@ -327,6 +327,15 @@ def test_inductor_saves_as_little() -> None:
     assert held(function, x) < 1.1 * held(eager, x)
 
 
+def test_inductor_holds_no_copies_of_weights() -> None:
+    layers = [nn.Conv2d(128, 128, 3, padding=1), nn.BatchNorm2d(128), nn.ReLU()]
+    compiled = nn.Sequential(*copy.deepcopy(layers), *copy.deepcopy(layers))
+    eager = lean(copy.deepcopy(compiled))
+    x = torch.randn(2, 128, 16, 16)
+    function = torch.compile(compiled, options=inductor_options())
+    assert held(function, x) < 1.1 * held(eager, x)
+
+
 def test_a_lean_network_in_a_compiled_one_steps_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.remat.lean._has_warned", False)
     model = nn.Sequential(lean(network()))

@@ -74,14 +74,16 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
     """Return ``options`` for torch.compile, with which Inductor's graphs save what `zoo.lean` would save.
 
     ``torch.compile(model, options=zoo.remat.inductor_options())`` fuses recomputation into backward's kernels.
-    Results equal those of other compiled training to rounding. Random numbers are drawn once.
+    Results equal those of other compiled training to rounding. Random numbers are drawn once. Without a GPU, Inductor's
+    layout optimization is off: it would hold a copy of each convolution's weights from forward to backward.
 
     Args:
     - `budget`: the budget of `zoo.lean`; a limit holds for each graph, see `zoo.remat.capture.backend`.
     """
     rule = partial(partition, budget=Budget.parse(budget), is_eager=False)
     sources = (joint_graph.__file__, operations.__file__)
-    return {"custom_partitioner_fn": inductor_partitioner(rule, *sources, key=repr(budget))}
+    options: dict[str, Any] = {"custom_partitioner_fn": inductor_partitioner(rule, *sources, key=repr(budget))}
+    return options if torch.cuda.is_available() else {**options, "layout_optimization": False}
 
 
 def _cached_casts(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[bool]:
