@@ -777,12 +777,30 @@ def test_the_hint_of_a_number_is_the_number():
     assert internals.size_hint(7) == 7
 
 
+def set_compiled(module: nn.Module, backend: Any) -> None:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return internals.call_uncompiled(module, *args, **kwargs)
+
+    internals.set_compiled(module, call, backend=backend)
+
+
+@pytest.mark.slow
+def test_any_number_of_modules_is_compiled():
+    torch.compiler.reset()
+    modules, graphs = [nn.Linear(2, 2) for _ in range(12)], []
+    for module in modules:
+        set_compiled(module, lambda graph, inputs: graphs.append(graph) or graph)
+        module(torch.ones(1, 2))
+    assert len(graphs) == len(modules)
+    torch.compiler.reset()
+
+
 @pytest.mark.slow
 def test_a_module_of_torch_is_compiled_with_its_hooks():
     graphs = []
     module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     module.register_forward_hook(lambda module, args, out: out + 1)
-    internals.set_compiled(module, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    set_compiled(module, lambda graph, inputs: graphs.append(graph) or graph)
     x = torch.ones(1, 2)
     assert torch.equal(module(x), internals.call_uncompiled(module, x))
     (graph,) = graphs
@@ -792,7 +810,7 @@ def test_a_module_of_torch_is_compiled_with_its_hooks():
 
 def test_a_compiled_module_can_be_called_uncompiled_and_be_restored():
     module = nn.Linear(2, 2)
-    internals.set_compiled(module, backend=lambda graph, inputs: pytest.fail("compiled"))
+    set_compiled(module, lambda graph, inputs: pytest.fail("compiled"))
     assert internals.is_compiled(module)
     x = torch.ones(1, 2)
     expected = nn.functional.linear(x, module.weight, module.bias)

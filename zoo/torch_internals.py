@@ -522,15 +522,13 @@ def boxed(graph: Any) -> Callable[[list[Any]], Any]:
     return run
 
 
-def set_compiled(module: Any, **options: Any) -> None:
-    """Compile a module's calls, hooks included, like `module.compile(**options)`, and also modules of torch.nn.
+def set_compiled(module: Any, call: Any, **options: Any) -> None:
+    """Compile ``call``, and call it in place of the module, as `module.compile(**options)` does for `call_uncompiled`.
 
-    Without a frame of another package around them, torch 2.11 skips all frames of `nn.Sequential`, for example.
+    ``call`` is a function of another package than torch, since torch 2.11 skips the frames of `nn.Sequential`, for
+    example, if no other frame is around them. It gets a code object of its own, by which Dynamo counts recompilations.
     """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)
-
+    call.__code__ = call.__code__.replace()
     module._compiled_call_impl = torch.compile(call, **options)
 
 

@@ -782,6 +782,7 @@ class Captured(Runner):
             return super().run()
         finally:
             joint_graph.MIN_BYTES, joint_graph.MAX_DEPTH = before
+            torch.set_grad_enabled(True)  # an error of Dynamo's own may leave it off
 
 
 # ------------------------------------------------------------------------------------------------------------- judging

@@ -327,6 +327,20 @@ def test_inductor_saves_as_little() -> None:
     assert held(function, x) < 1.1 * held(eager, x)
 
 
+def test_a_step_for_which_torch_gives_up_is_lean() -> None:
+    layers = [nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
+    plain = nn.Sequential(*copy.deepcopy(layers), *copy.deepcopy(layers))
+    eager, captured = lean(copy.deepcopy(plain)), lean(copy.deepcopy(plain), capture=True)
+    x = torch.randn(4, 16, 64, 64)
+    assert held(eager, x) < 0.8 * held(plain, x)
+    with torch.compiler.set_stance("force_eager"):
+        assert held(captured, x) == held(eager, x)
+    with torch._dynamo.config.patch(recompile_limit=1, automatic_dynamic_shapes=False):
+        for size in (24, 28):
+            captured(torch.randn(2, 16, size, size)).sum().backward()
+        assert held(captured, x) == held(eager, x)
+
+
 def test_inductor_holds_no_copies_of_weights() -> None:
     layers = [nn.Conv2d(128, 128, 3, padding=1), nn.BatchNorm2d(128), nn.ReLU()]
     compiled = nn.Sequential(*copy.deepcopy(layers), *copy.deepcopy(layers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
@@ -178,8 +178,25 @@ def _make_lean(module: Any, settings: _Settings) -> Any:
     if not isinstance(module, _Lean):
         module.__class__ = _lean_class(original)
     if settings.capture:
-        set_compiled(module, backend=functools.partial(backend, options={"budget": settings.budget}))
+        options = {"budget": settings.budget}
+        set_compiled(module, _captured_call(module), backend=functools.partial(backend, options=options))
     return module
+
+
+def _captured_call(module: nn.Module) -> Callable[..., Any]:
+    """Return a call of the module to capture, which is eager and lean where torch.compile gives up.
+
+    It does so after too many recompilations, for example.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return call_uncompiled(module, *args, **kwargs)
+        uncompiled = functools.partial(call_uncompiled, module)
+        with _rematerializer_of(module, uncompiled, args, kwargs, parts=module.children()):
+            return uncompiled(*args, **kwargs)
+
+    return call
 
 
 def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], settings: _Settings) -> Any:
@@ -187,11 +204,15 @@ def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], settings:
     return _make_lean(function(*arguments), settings)
 
 
-def _rematerializer_of(module: Any, call: Any, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
+def _rematerializer_of(
+    module: Any, call: Any, args: Any, kwargs: Any, parts: Iterable[nn.Module] | None = None
+) -> AbstractContextManager[Any]:
     settings: _Settings | None = module.__dict__.get(_SETTINGS)
     if settings is None or not _applies():
         return nullcontext()
-    if has_compiled_part(module):  # inside a dispatch mode such a part would run uncompiled
+    if any(
+        map(has_compiled_part, (module,) if parts is None else parts)
+    ):  # inside a dispatch mode such a part would run uncompiled
         _warn_that_it_steps_aside()
         return nullcontext()
     own = chain(module.parameters(), module.buffers())  # not iterated over unless that is necessary
