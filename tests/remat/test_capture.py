@@ -316,15 +316,15 @@ def test_the_backend_has_a_name() -> None:
 def test_inductor_saves_as_little() -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
-        layers = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.SiLU(), nn.Conv2d(32, 32, 3, padding=1)]
-        return nn.Sequential(*layers, nn.BatchNorm2d(32), nn.ReLU(), nn.Dropout(0.2), nn.Conv2d(32, 8, 1))
+        layers = [nn.Conv2d(3, 128, 3, padding=1), nn.BatchNorm2d(128), nn.SiLU(), nn.Conv2d(128, 128, 3, padding=1)]
+        return nn.Sequential(*layers, nn.BatchNorm2d(128), nn.ReLU(), nn.Dropout(0.2), nn.Conv2d(128, 8, 1))
 
     plain, compiled, eager = model(), model(), lean(model())
     function = torch.compile(compiled, options=inductor_options())
-    x = torch.randn(4, 3, 64, 64)
+    x = torch.randn(2, 3, 32, 32)
     for ours, truth in zip(run(compiled, function), run(plain, torch.compile(plain)), strict=True):
         torch.testing.assert_close(ours, truth, rtol=1e-3, atol=1e-5)
-    assert held(function, x) < 1.1 * held(eager, x)
+    assert held(function, x) < 1.1 * held(eager, x)  # no copies of weights either
 
 
 def test_a_step_for_which_torch_gives_up_is_lean() -> None:
@@ -339,15 +339,6 @@ def test_a_step_for_which_torch_gives_up_is_lean() -> None:
         for size in (24, 28):
             captured(torch.randn(2, 16, size, size)).sum().backward()
         assert held(captured, x) == held(eager, x)
-
-
-def test_inductor_holds_no_copies_of_weights() -> None:
-    layers = [nn.Conv2d(128, 128, 3, padding=1), nn.BatchNorm2d(128), nn.ReLU()]
-    compiled = nn.Sequential(*copy.deepcopy(layers), *copy.deepcopy(layers))
-    eager = lean(copy.deepcopy(compiled))
-    x = torch.randn(2, 128, 16, 16)
-    function = torch.compile(compiled, options=inductor_options())
-    assert held(function, x) < 1.1 * held(eager, x)
 
 
 def test_a_lean_network_in_a_compiled_one_steps_aside(monkeypatch: pytest.MonkeyPatch) -> None:
