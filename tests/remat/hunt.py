@@ -779,10 +779,10 @@ class Captured(Runner):
         program, before = self.program, (joint_graph.MIN_BYTES, joint_graph.MAX_DEPTH)
         joint_graph.MIN_BYTES, joint_graph.MAX_DEPTH = program.smallest_bytes, program.depth
         try:
-            return super().run()
+            with torch.inference_mode(False):  # an error of Dynamo's own may leave it on
+                return super().run()
         finally:
             joint_graph.MIN_BYTES, joint_graph.MAX_DEPTH = before
-            torch.set_grad_enabled(True)  # an error of Dynamo's own may leave it off
 
 
 # ------------------------------------------------------------------------------------------------------------- judging
