@@ -710,16 +710,21 @@ def test_joint_graphs_tell_forward_from_backward_and_are_split_between_them():
     assert len(seen) == 1
 
 
-@pytest.mark.slow
-def test_backward_is_traced_without_autocast():
-    graphs = []
+def _targets_of_graphs() -> tuple[Any, list[list[Any]]]:
+    """Return a backend, and the list that receives the targets of the nodes of each graph that it runs."""
+    graphs: list[list[Any]] = []
 
     def run(graph: Any, inputs: Any) -> Any:
         graphs.append([node.target for node in graph.graph.nodes])
         return internals.boxed(graph)
 
     torch.compiler.reset()
-    backend = internals.aot_backend(run, internals.default_partition, _as_traced)
+    return internals.aot_backend(run, internals.default_partition, _as_traced), graphs
+
+
+@pytest.mark.slow
+def test_backward_is_traced_without_autocast():
+    backend, graphs = _targets_of_graphs()
     function = torch.compile(lambda x, y: (x @ y).sum(), backend=backend)
     with torch.autocast("cpu", torch.bfloat16):
         out = function(torch.randn(3, 3, requires_grad=True), torch.randn(3, 3))
@@ -730,14 +735,7 @@ def test_backward_is_traced_without_autocast():
 
 @pytest.mark.slow
 def test_graphs_call_the_operations_of_eager_training():
-    graphs = []
-
-    def run(graph: Any, inputs: Any) -> Any:
-        graphs.append([node.target for node in graph.graph.nodes])
-        return internals.boxed(graph)
-
-    torch.compiler.reset()
-    backend = internals.aot_backend(run, internals.default_partition, _as_traced)
+    backend, graphs = _targets_of_graphs()
     model = nn.Sequential(nn.Dropout(0.1), nn.Upsample(scale_factor=2, mode="bilinear"))
     torch.compile(model, backend=backend)(torch.randn(1, 1, 2, 2, requires_grad=True)).sum().backward()
     assert torch.ops.aten.bernoulli.p in graphs[0]

@@ -268,12 +268,13 @@ def _deterministic(device: torch.device) -> Iterator[None]:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch calls cuBLAS nondeterministic
     settings: Any = torch.utils.deterministic
-    settings.fill_uninitialized_memory = False
+    fills, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
+        settings.fill_uninitialized_memory = fills
 
 
 def _forward(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:

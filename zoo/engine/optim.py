@@ -75,6 +75,7 @@ def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, A
     names_of: Callable[[], Iterable[str]] = getattr(model, "no_weight_decay", tuple)
     never_decayed = set(names_of())
     layers = {} if settings.layer_decay == 1 else layers_of(model)
+    last = max(layers.values(), default=0)
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():  # yields a shared parameter once
         if not parameter.requires_grad:
@@ -85,7 +86,7 @@ def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, A
         decay = 0.0 if without_decay or name in never_decayed else settings.weight_decay
         lr = settings.classifier_lr if settings.classifier_lr != -1 and "fc" in name else settings.learning_rate
         if layers:
-            lr *= settings.layer_decay ** (max(layers.values()) - layers[name])
+            lr *= settings.layer_decay ** (last - layers[name])
         empty: dict[str, Any] = {"params": [], "lr": lr, "initial_lr": lr, "weight_decay": decay}
         groups.setdefault((lr, decay), empty)["params"].append(parameter)
     return list(groups.values())
@@ -111,9 +112,11 @@ def layers_of(model: nn.Module) -> dict[str, int]:
     matcher = group_matcher(coarse=False)
     place_of = _place_by_function(matcher) if callable(matcher) else _place_by_expressions(matcher)
     places = {name: place_of(name) for name, _ in model.named_parameters()}
+    layer = 0
     order: dict[tuple[float, ...], int] = {}
     for place in sorted(set(places.values())):
-        order[place] = max(order.values(), default=-1) + (not order or place[-1] != WITH_PREVIOUS)
+        layer += bool(order) and place[-1] != WITH_PREVIOUS
+        order[place] = layer
     return {name: order[place] for name, place in places.items()}
 
 

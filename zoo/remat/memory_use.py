@@ -204,12 +204,14 @@ class AllocatorLog:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+        self._profiler: profile | None = None
+        if device.type != "cuda":
+            self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
         self.changes: list[Change] = []
         self.end_of_forward = 0  # how many of them belong to the forward pass
 
     def __enter__(self) -> AllocatorLog:
-        if self._device.type == "cuda":
+        if self._profiler is None:
             record_cuda_history("all")
         else:
             self._profiler.__enter__()
@@ -217,19 +219,19 @@ class AllocatorLog:
 
     def mark_end_of_forward(self) -> None:
         """Count everything logged from now on as part of the backward pass."""
-        if self._device.type == "cuda":
+        if self._profiler is None:
             self.end_of_forward = len(self._history())
         else:
             with record_function(END_OF_FORWARD):
                 pass
 
     def __exit__(self, *error: Any) -> None:
-        if self._device.type == "cuda":
+        if self._profiler is None:
             self.changes = self._history()
             record_cuda_history(None)
         else:
             self._profiler.__exit__(*error)
-            self._read_profiler()
+            self._read(self._profiler)
 
     def _history(self) -> list[Change]:
         sizes = ((entry["action"], entry["addr"], entry["size"]) for entry in cuda_history(self._device))
@@ -239,10 +241,10 @@ class AllocatorLog:
             if action in ("alloc", "free_requested")
         ]
 
-    def _read_profiler(self) -> None:
-        assert self._profiler.profiler is not None
-        assert self._profiler.profiler.kineto_results is not None
-        events = list(_all_events(self._profiler.profiler.kineto_results.experimental_event_tree()))
+    def _read(self, profiler: profile) -> None:
+        assert profiler.profiler is not None
+        assert profiler.profiler.kineto_results is not None
+        events = list(_all_events(profiler.profiler.kineto_results.experimental_event_tree()))
         end_ns = next((event.start_time_ns for event in events if event.name == END_OF_FORWARD), 0)
         allocations = [event for event in events if is_allocation(event)]
         reports = [report for report in allocations if report.extra_fields.device.type == self._device.type]
