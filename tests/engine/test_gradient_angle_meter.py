@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
 from zoo.config import Training
-from zoo.engine.checkpoint import CHECKPOINT
 from zoo.engine.meters import angle_between, check_meters, gradients
 from zoo.engine.process import Process
 from zoo.engine.start import start
@@ -99,18 +97,18 @@ def test_metered_steps_change_neither_weights_nor_statistics_nor_random_numbers(
 
 def test_a_resumed_run_has_the_angles_and_the_weights_of_the_straight_one(data: Path, tmp_path: Path) -> None:
     config = make_config(training={"gradient_angle_meter": 2}, checkpoint={"every_steps": 3})
-    begun = tmp_path / "begun"
-    begun.mkdir()
 
-    def keep(metrics: Any) -> None:
-        if metrics.step == 8:  # the last checkpoint that was begun is of step 6, and may still be written
-            shutil.copy(tmp_path / "straight" / CHECKPOINT, begun)
+    def stop(metrics: Any) -> None:
+        if metrics.step == 8:
+            raise InterruptedError
 
-    straight, resumed = MemoryLog(keep), MemoryLog()
+    straight, resumed, begun = MemoryLog(), MemoryLog(), tmp_path / "begun"
     ends = [run(config, data, tmp_path / "straight", straight, build=_net)]
+    with pytest.raises(InterruptedError):
+        run(config, data, begun, MemoryLog(stop), build=_net)
     ends.append(run(config, data, begun, resumed, build=_net, resume="auto"))
     first = resumed.angles[0][0]
-    assert first <= 8
+    assert 6 < first <= 8
     assert resumed.angles == [(step, degrees) for step, degrees in straight.angles if step >= first]
     assert differences(*map(_all_of, ends)) == []
 
