@@ -144,14 +144,14 @@ def _to_json(section: Section) -> dict[str, Any]:
 
 
 def _comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the fields of a comparison that differ from their defaults; a published number is its id."""
+    """Return the fields of a comparison that differ from their defaults, with id and value of the published number."""
     content = {
         field.name: getattr(comparison, field.name)
         for field in fields(comparison)
         if field.default is MISSING or getattr(comparison, field.name) != field.default
     }
     if comparison.published is not None:
-        content["published"] = comparison.published.id
+        content |= {"published": comparison.published.id, "value": comparison.published.text}
     if comparison.pending is not None:
         content["pending"] = comparison.pending._asdict()
     return content
@@ -163,7 +163,8 @@ def _from_json(content: Mapping[str, Any], numbers: Mapping[str, PublishedNumber
         pending = Verdict(**each["pending"]) if "pending" in each else None
         if each.get("published") is None or each["published"] in numbers:
             number = numbers.get(each.get("published"))
-            comparisons.append(Comparison(**{**each, "published": number, "pending": pending}))
+            facts = {key: value for key, value in each.items() if key != "value"}
+            comparisons.append(Comparison(**{**facts, "published": number, "pending": pending}))
     rest = {key: value for key, value in content.items() if key not in ("figures", "panels")}
     return Section(**rest, comparisons=comparisons, panels=[_panel(each) for each in content["panels"]])
 
