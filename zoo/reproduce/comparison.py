@@ -186,15 +186,18 @@ def judge(number: PublishedNumber, measured: Value, spread: float | None = None,
         return Verdict("not available" if number.value is None else "not run")
     if isinstance(measured, str) or (isinstance(number.value, str) and not number.is_bounded):
         return Verdict("reproduced", "equal") if measured == number.value else Verdict("off", "another one")
-    rule = RULES[number.evidence]
+    rule, (low, high) = RULES[number.evidence], accepted(number)
     margin = rule.margin * (spread or 0.0)
-    states = {_state_of(number, value) for value in (measured - margin, measured, measured + margin)}
     reason = _difference(number, measured)
     if weakness:
         return Verdict("underpowered", f"{weakness}; {reason}")
-    if len(states) > 1 or (rule.margin and spread is None):
+    is_within = low <= measured - margin and measured + margin <= high
+    is_outside = measured + margin < low or measured - margin > high
+    if not (is_within or is_outside) or (rule.margin and spread is None):
         return Verdict("underpowered", f"{reason}, {rule.spread} {number_text(spread) or 'unknown'}")
-    return Verdict(states.pop(), reason)
+    if is_within:
+        return Verdict("reproduced", reason)
+    return Verdict("better" if number.direction == ("less" if measured < low else "more") else "off", reason)
 
 
 def accepted(number: PublishedNumber) -> tuple[float, float]:
@@ -216,13 +219,6 @@ def _exponent(value: int | Decimal | str | None) -> int:
     """Return the decimal exponent of the last digit of a value."""
     exponent = Decimal(value or 0).as_tuple().exponent
     return exponent if isinstance(exponent, int) else 0
-
-
-def _state_of(number: PublishedNumber, measured: float) -> State:
-    low, high = accepted(number)
-    if low <= measured <= high:
-        return "reproduced"
-    return "better" if number.direction == ("less" if measured < low else "more") else "off"
 
 
 def _difference(number: PublishedNumber, measured: float) -> str:
