@@ -231,7 +231,7 @@ def headline() -> str:
         if is_fresh(file)
     ]  # fmt: skip
     text = table(["you have", "you call", "memory", "time"], rows, text_columns=2)
-    left_out = "Measurements that are older than the code are left out; [docs/performance.md](docs/performance.md) has them."
+    left_out = "Measurements older than the code are left out; they are in [docs/performance.md](docs/performance.md)."
     return text if len(rows) == len(files) else f"{text}\n\n{left_out}"
 
 

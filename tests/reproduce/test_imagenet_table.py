@@ -29,9 +29,9 @@ def _measured(top1: float, top5: float = 93.5, count: int = 50_000, limit: int |
         (77.04, 93.5, "within 0.1 point"),
         (77.14, 93.4, "within 0.1 point"),
         (76.944, 93.5, "within 0.1 point"),
-        (76.93, 93.5, "off: -0.11 points (top1)"),
-        (77.1, 94.0, "off: +0.50 points (top5)"),
-        (77.5, 93.0, "off: -0.50 points (top5)"),
+        (76.93, 93.5, "-0.11 points (top1)"),
+        (77.1, 94.0, "+0.50 points (top5)"),
+        (77.5, 93.0, "-0.50 points (top5)"),
     ],
 )
 def test_a_tenth_of_a_point_in_either_score_is_the_limit(top1: float, top5: float, verdict: str) -> None:

@@ -230,7 +230,8 @@ def _difference(number: PublishedNumber, measured: float) -> str:
         return f"a factor of {measured / number.number:.2g}"
     if number.unit in IN_POINTS:
         return f"{measured - number.number:+.2f} points"
-    return "equal" if measured == number.number else f"{100 * (measured / number.number - 1):+.1f} %"
+    is_equal = math.isclose(measured, number.number, rel_tol=1e-9)
+    return "equal" if is_equal else f"{100 * (measured / number.number - 1):+.1f} %"
 
 
 def unpublished(what: str, measured: Value, unit: str = "", note: str = "") -> Comparison:

@@ -91,7 +91,7 @@ class Row:
         if self.is_measured or operations is None:
             return ""
         hours = {name: number_text(float(f"{operations / rate / 3600:.2g}")) for name, (rate, _) in RATES.items()}
-        return f"{operations:.1e} operations: {hours['core']} hours on one core, {hours['H100']} on one H100"
+        return f"{operations:.1e} operations: about {hours['core']} hours on one core, {hours['H100']} on one H100"
 
 
 def rows_of(sections: Mapping[str, Iterable[Section]]) -> list[Row]:
@@ -124,7 +124,7 @@ def _row(number: PublishedNumber, found: Sequence[tuple[Comparison, Section]]) -
 
 
 def counts_by_evidence(rows: Sequence[Row]) -> list[list[Cell]]:
-    """Return the headers and a line per kind of evidence with its numbers by state, and a line with their sum.
+    """Return the headers, a line per kind of evidence with its numbers by state, and a line for all kinds.
 
     A measured number counts twice: by the paper's rule and as shipped here ("12 / 10"), unless both counts are equal.
     """
@@ -135,6 +135,8 @@ def counts_by_evidence(rows: Sequence[Row]) -> list[list[Cell]]:
                  for side in ([row.paper for row in of_kind], [row.shipped for row in of_kind])]  # fmt: skip
         pairs = [[side[state] for side in sides] for state in reversed(JUDGED)]
         cells: list[Cell] = [str(a) if a == b else f"{a} / {b}" for a, b in pairs]
+        if evidence == "all":  # different kinds of evidence have no common count
+            cells = [""] * len(pairs)
         lines.append([evidence, len(of_kind), *cells, sum(not row.is_measured for row in of_kind)])
     return lines
 

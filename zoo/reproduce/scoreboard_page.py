@@ -22,9 +22,12 @@ HEADERS = ("quantity", "published", "by the paper's rule", "as shipped here", "e
 STYLE = """
 :root{color-scheme:light dark;--green:#2a8a4a;--blue:#2a6fb0;--red:#c0392b;--orange:#c77d0a;--grey:#8886}
 body{font:15px/1.45 system-ui,sans-serif;margin:auto;max-width:90rem;padding:1rem}
-table{border-collapse:collapse;width:100%}td,th{padding:.3rem .5rem;text-align:left;vertical-align:top}
+table{border-collapse:collapse;width:100%;table-layout:fixed}
+td,th{padding:.3rem .5rem;text-align:left;vertical-align:top}
 tr{border-bottom:1px solid var(--grey)}thead th{position:sticky;top:0;background:Canvas}
-.counts{width:auto}.counts td+td{text-align:right}
+.counts{width:auto;table-layout:auto;display:block;overflow-x:auto}.counts td{overflow-wrap:normal}th:nth-child(2){width:26%}
+td{overflow-wrap:anywhere}.counts th:nth-child(2){width:auto}
+.counts td+td{text-align:right}
 form{display:flex;flex-wrap:wrap;gap:.5rem;margin:1rem 0}input{flex:1;min-width:12rem}
 .state{border-left:.4rem solid var(--grey);padding-left:.4rem}.note{opacity:.75;font-size:.85em}
 .bar{display:inline-block;width:6rem;height:.5rem;background:var(--grey);position:relative}
@@ -32,8 +35,8 @@ form{display:flex;flex-wrap:wrap;gap:.5rem;margin:1rem 0}input{flex:1;min-width:
 content:"";position:absolute;left:50%;height:100%;border-left:1px solid CanvasText}
 .finding{border-left:.3rem solid var(--orange);padding-left:.5rem;margin:.3rem 0}
 img{max-width:100%;background:#fff}button{font-size:.8em}h3{margin:1.5rem 0 .3rem}
-@media(max-width:50rem){thead{display:none}td{display:block}
-td::before{content:attr(data-head) ": ";font-size:.8em;opacity:.7}}
+@media(max-width:50rem){section thead{display:none}section td{display:block}
+section td::before{content:attr(data-head) ": ";font-size:.8em;opacity:.7}}
 """
 SCRIPT = """
 const form=document.querySelector('form'),rows=[...document.querySelectorAll('tr[data-state]')];
