@@ -44,7 +44,11 @@ def _numbers(depths: str) -> list[int]:
     return [int(depth) for depth in depths.split("-")]
 
 
-EXPERIMENTS = {key: experiment_of(key) for key in published_numbers("revnext") if key.startswith("figure12/")}
+EXPERIMENTS = {
+    key: experiment_of(key)
+    for key, number in published_numbers("revnext").items()
+    if key.startswith("figure12/") and number.value is not None
+}
 
 
 def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:

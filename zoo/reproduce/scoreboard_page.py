@@ -25,8 +25,8 @@ body{font:15px/1.45 system-ui,sans-serif;margin:auto;max-width:90rem;padding:1re
 table{border-collapse:collapse;width:100%;table-layout:fixed}
 td,th{padding:.3rem .5rem;text-align:left;vertical-align:top}
 tr{border-bottom:1px solid var(--grey)}thead th{position:sticky;top:0;background:Canvas}
-.counts{width:auto;table-layout:auto;display:block;overflow-x:auto}.counts td{overflow-wrap:normal}th:nth-child(2){width:26%}
-td{overflow-wrap:anywhere}.counts th:nth-child(2){width:auto}
+.counts{width:auto;table-layout:auto;display:block;overflow-x:auto}.counts td{overflow-wrap:normal}
+th:nth-child(2){width:26%}td{overflow-wrap:anywhere}.counts th:nth-child(2){width:auto}
 .counts td+td{text-align:right}
 form{display:flex;flex-wrap:wrap;gap:.5rem;margin:1rem 0}input{flex:1;min-width:12rem}
 .state{border-left:.4rem solid var(--grey);padding-left:.4rem}.note{opacity:.75;font-size:.85em}
