@@ -15,9 +15,9 @@ PAGE, HTML, CSV, INDEX = "REPRODUCTION.md", "reproduction.html", "reproduction.c
 TITLE = "Numbers of three papers, next to what is measured here"
 SCOPE = (
     "A row stands for a number or a statement that a paper, its authors' public code, README or blog publishes. Of the "
-    "curves of figures, it is their ends and extremes, and the points that the authors' logs contain. The training "
-    "losses and errors in Figures 3 and 4 of the RevNet paper, and the two depth curves in the folder of figures of the "
-    "RevNeXt authors, whose slope is not recorded, are not read off."
+    "curves of figures, it is their ends and extremes, and the points that the authors' logs contain. These curves are "
+    "not read off: the training losses and errors in Figures 3 and 4 of the RevNet paper, and two depth curves in the "
+    "folder of figures of the RevNeXt authors, whose slope is not recorded."
 )
 STATE_MEANINGS = {
     "reproduced": "within the tolerance of its kind of evidence",
