@@ -75,6 +75,8 @@ class BuildOptions(Section):
     """Number of image channels; `zoo.weights.load.fit_input` adapts weights."""
     drop_rate: Annotated[float, Field(ge=0, le=0.99)] = 0.0
     """Dropout rate before the classifier."""
+    global_pool: str | None = None
+    """Pooling before the classifier, see `zoo.models.base.Network.reset_classifier`."""
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield a problem if stages are selected without ``features_only``."""
@@ -242,6 +244,8 @@ def _build(spec: NetworkSpec, how: BuildOptions, factory: NormFactory | None) ->
     model.built_as = None if factory else spec
     if how.in_chans != 3:
         model.set_input_channels(how.in_chans)
+    if how.global_pool is not None:
+        model.reset_classifier(spec.num_classes, how.global_pool)
     if how.drop_rate:
         model.set_drop_rate(how.drop_rate)
     if how.features_only and hasattr(model, "bn_out"):
