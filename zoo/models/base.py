@@ -296,8 +296,8 @@ class Network(nn.Module):
         """Replace the classifier by a newly initialized one for ``num_classes`` classes; 0 removes it.
 
         Without classifier, `forward` returns pooled features (N, num_features), or with ``global_pool`` "" the last
-        feature map, as `forward_features` does. None is the network's own pooling. Raises ConfigError for another
-        pooling, which no network here has, and for a classifier of unpooled features.
+        feature map, as `forward_features` does, also after further calls without ``global_pool``. Raises ConfigError
+        for a pooling that the network does not have, and for a classifier of unpooled features.
         """
         if self.features_only:
             raise ConfigError("a network built with features_only has no classifier to reset")
@@ -308,12 +308,13 @@ class Network(nn.Module):
                 f"global_pool = {global_pool!r} with {num_classes} classes: the poolings of {type(self).__name__} are "
                 f"{own}, and '' is for 0 classes"
             )
+        is_unpooled = not hasattr(self, self.classifier_name) and isinstance(getattr(self, "global_pool", None), nn.Identity)
         for name in (self.classifier_name, "global_pool"):
             if hasattr(self, name):
                 delattr(self, name)
         like = next(self.parameters())
         self._add_classifier(num_classes)
-        if global_pool == "":
+        if num_classes == 0 and (global_pool == "" or (global_pool is None and is_unpooled)):
             self.global_pool = nn.Identity()
         if num_classes > 0:
             init_weights(getattr(self, self.classifier_name).to(like.device, like.dtype))
