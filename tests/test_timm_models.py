@@ -62,7 +62,7 @@ def test_timm_knows_the_configuration_of_the_weights(timm) -> None:
         assert (model.pretrained_cfg["mean"], model.pretrained_cfg["input_size"]) == ((0.5,) * 3, (3, 32, 32))
         with pytest.raises(RuntimeError, match="Invalid pretrained tag"):
             timm.create_model("zoo_revnet38_cifar.a1_in1k")
-        with pytest.raises(zoo.ConfigError, match="cache_dir = 'there'.*ZOO_CACHE"):
+        with pytest.raises(zoo.ConfigError, match=r"cache_dir = 'there'.*ZOO_CACHE"):
             timm.create_model("zoo_revnet38_cifar", cache_dir="there")
         with pytest.raises(zoo.WeightsError, match="revnet38_cifar has no published weights"):
             timm.create_model("zoo_revnet38_cifar", pretrained=True)

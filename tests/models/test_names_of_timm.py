@@ -14,8 +14,6 @@ import zoo
 from zoo.architectures import ARCHITECTURES
 from zoo.convert import to_torchvision
 from zoo.engine.optim import layers_of
-from zoo.convert import to_torchvision
-from zoo.engine.optim import layers_of
 from zoo.remat.lean import is_lean
 
 ROOT = Path(__file__).parents[2]
@@ -276,3 +274,17 @@ def test_torch_hub_loads_every_network() -> None:
             assert model.num_classes == 3
     named = torch.hub.load(str(ROOT), "resnext101_ipabn_lr_512", source="local", features_only=True)
     assert named.feature_info.channels() == zoo.get("resnext101", features_only=True).feature_info.channels()
+
+
+def test_torch_hub_lists_and_explains_every_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    (tmp_path / "owner_zoo_main").symlink_to(ROOT)  # where torch.hub keeps what it has downloaded
+    repository = {"github": "owner/zoo:main", "trust_repo": True}
+    names = torch.hub.list(**repository, verbose=False)
+    assert sorted(names) == sorted(zoo.list_models())
+    for name in names:
+        text = torch.hub.help(model=name, **repository)
+        assert text.startswith(f"Return the network {name}, ")
+        assert "- `num_classes`: default 1000" in text
+    assert "- memory: strategy" in text
+    assert "pretrained=True loads" in torch.hub.help(model="resnet50_ipabn-sync_lr_512", **repository)

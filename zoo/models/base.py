@@ -229,7 +229,10 @@ class Network(nn.Module):
         return self.classifier[-1] if hasattr(self, "classifier") else nn.Identity()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Apply `zoo.lean` to the network, which about halves its activation memory; ``enable=False`` removes it."""
+        """Apply `zoo.lean` to the network, which about halves its activation memory; ``enable=False`` removes it.
+
+        Calls of the network are then lean. `forward_features` and others that are called alone are not.
+        """
         lean(self, enabled=enable)
 
     def set_input_channels(self, in_chans: int) -> None:
@@ -308,7 +311,7 @@ class Network(nn.Module):
                 f"global_pool = {global_pool!r} with {num_classes} classes: the poolings of {type(self).__name__} are "
                 f"{own}, and '' is for 0 classes"
             )
-        is_unpooled = not hasattr(self, self.classifier_name) and isinstance(getattr(self, "global_pool", None), nn.Identity)
+        is_unpooled = isinstance(getattr(self, "global_pool", None), nn.Identity)
         for name in (self.classifier_name, "global_pool"):
             if hasattr(self, name):
                 delattr(self, name)
