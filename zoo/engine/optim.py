@@ -105,7 +105,7 @@ def layers_of(model: nn.Module) -> dict[str, int]:
         raise ConfigError(
             f"{type(model).__name__} has no method group_matcher, which names its layers",
             "optimizer.layer_decay",
-            "remove the key, or use a network that has the method, such as one of timm",
+            "remove the key, or use a network of this package or of timm",
         )
     matcher = group_matcher(coarse=False)
     place_of = _place_by_function(matcher) if callable(matcher) else _place_by_expressions(matcher)
