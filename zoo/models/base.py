@@ -306,10 +306,10 @@ class Network(nn.Module):
             raise ConfigError("a network built with features_only has no classifier to reset")
         parse_section(NetworkSpec, {"num_classes": num_classes}, "reset_classifier")
         if global_pool not in (None, *self.poolings) or (global_pool == "" and num_classes > 0):
-            own = join_names(map(repr, self.poolings)) if self.poolings else "none to choose"
+            known = join_names(map(repr, self.poolings)) if self.poolings else "no choice of pooling"
             raise ConfigError(
-                f"global_pool = {global_pool!r} with {num_classes} classes: the poolings of {type(self).__name__} are "
-                f"{own}, and '' is for 0 classes"
+                f"global_pool = {global_pool!r} with {num_classes} classes: {type(self).__name__} has {known}; "
+                "'' needs 0 classes"
             )
         is_unpooled = isinstance(getattr(self, "global_pool", None), nn.Identity)
         for name in (self.classifier_name, "global_pool"):
