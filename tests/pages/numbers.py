@@ -16,14 +16,14 @@ UNITS = (
 )
 NUMBER = r"\d+(?:,\d{3})*"
 NOT_IN_A_NAME = r"(?<![\w.,/-])(?<!ection )"
-# A number with decimals, or a whole one up to a word before its unit, except the number of a section; and fractions.
-FIGURE = re.compile(
-    rf"{NOT_IN_A_NAME}(?:{NUMBER}\.\d+(?![\w.]*\d)|{NUMBER}(?=(?: [a-z]+)? (?:{UNITS})\b| %))"
+# A number with decimals, or a whole one up to a word before its unit, except the number of a section.
+FIGURE = re.compile(rf"{NOT_IN_A_NAME}(?:{NUMBER}\.\d+(?![\w.]*\d)|{NUMBER}(?=(?: [a-z]+)? (?:{UNITS})\b| %))")
+# On the first page also fractions and any number, but for the years of papers.
+FIRST_PAGE = "README.md"
+FIGURE_OF_FIRST_PAGE = re.compile(
+    rf"{FIGURE.pattern}|{NOT_IN_A_NAME}(?!(?:19|20)\d\d\b){NUMBER}(?![\w.-]*[\w])"
     r"|\bhalf the\b|\b(?:a|one|two|three) (?:third|quarter|fifth|tenth|twentieth|hundredth)s?\b"
 )
-# On the first page any number, but for the years of papers.
-FIRST_PAGE = "README.md"
-FIGURE_OF_FIRST_PAGE = re.compile(rf"{FIGURE.pattern}|{NOT_IN_A_NAME}(?!(?:19|20)\d\d\b){NUMBER}(?![\w.-]*[\w])")
 COMMENT = re.compile(r"  # (.*)")
 
 
