@@ -78,7 +78,8 @@ def older_than_code(path: Path) -> str:
     name = content.get("benchmark")
     if name is None:
         return f"`{path.name}` was extracted by hand from logs and belongs to no commit"
-    kind = "paper" if name in PAPERS else "runs" if name.endswith(" runs") else {"data": "input"}.get(name, name)
+    kinds = {"data": "input", **dict.fromkeys(PAPERS, "memory predicted")}  # of a report, only predictions are tables
+    kind = "runs" if name.endswith(" runs") else kinds.get(name, name)
     commit, date = (str(_of_run(content, key) or "") for key in ("commit", "date"))
     if kind not in MEASURED_CODE or not is_stale(kind, commit):
         return ""

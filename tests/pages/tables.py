@@ -94,10 +94,11 @@ def _plain(text: str) -> str:
 def reproduction() -> str:
     """Return the published numbers by the kind of evidence, with verdicts unless they are older than the code."""
     rows = read_rows(RESULTS)
-    headers, *lines = counts_by_evidence(rows)
-    if any(row.is_stale for row in rows):
-        headers, lines = [*headers[:2], headers[-1]], [[*line[:2], line[-1]] for line in lines]
-    return table([str(header) for header in headers], [[str(cell) for cell in line] for line in lines])
+    older = {row.number.evidence for row in rows if row.is_stale}
+    headers, *lines = [[str(cell) for cell in line] for line in counts_by_evidence(rows)]
+    lines = [[*line[:2], *["older"] * (len(line) - 3), line[-1]] if line[0] in older else line for line in lines]
+    remark = "older: the code has changed since the measurement, whose verdicts the page has" if older else ""
+    return "\n\n".join(filter(None, (table(headers, lines), remark)))
 
 
 # --- golden files ---

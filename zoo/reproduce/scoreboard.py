@@ -82,7 +82,7 @@ class Row:
     @property
     def is_stale(self) -> bool:
         """Whether it was measured before the code that it measures changed."""
-        return self.is_measured and is_stale("paper", self.commit)
+        return self.is_measured and is_stale(self.number.evidence, self.commit)
 
     @property
     def cost(self) -> str:

@@ -37,16 +37,14 @@ def has_changed(commit: str, paths: tuple[str, ...]) -> bool:
 
     False if the history is not known.
     """
-    names = git("diff", "--name-only", "--no-renames", commit, "--", *paths)
+    names = git("diff", "--name-only", "--no-renames", commit, "--", *paths) if paths else None
     return any(_differs(commit, name) for name in (names or "").splitlines())
 
 
 def _differs(commit: str, name: str) -> bool:
     earlier, now = git("show", f"{commit}:{name}"), ROOT / name
-    if earlier is None or not now.exists():
-        return Path(name).suffix in (".py", ".cpp", ".h")
-    if now.suffix != ".py":
-        return now.suffix in (".cpp", ".h")
+    if earlier is None or not now.exists() or now.suffix != ".py":
+        return now.suffix in (".py", ".cpp", ".h", ".json")
     return _code(earlier) != _code(now.read_text(encoding="utf-8"))
 
 

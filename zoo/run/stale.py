@@ -9,7 +9,7 @@ from zoo.run.history import commit_dates, has_changed
 KERNELS = ("csrc", "zoo/ops")
 NETWORKS = (*KERNELS, "zoo/layers", "zoo/models", "zoo/remat")
 TRAINING = (*NETWORKS, "zoo/data", "zoo/engine", "zoo/tasks")
-# The code that is measured, by the kind of result ("benchmark" in its file).
+# The code that is measured, by the kind of result ("benchmark" in its file) or of evidence (of a published number).
 MEASURED_CODE: Mapping[str, tuple[str, ...]] = {
     "layer": ("csrc", "zoo/ops/abn", "zoo/layers/norm.py"),
     "model": NETWORKS,
@@ -19,7 +19,16 @@ MEASURED_CODE: Mapping[str, tuple[str, ...]] = {
     "input": ("zoo/data",),
     "quickstart": TRAINING,
     "runs": TRAINING,
-    "paper": (*NETWORKS, "experiments"),
+    "setting": ("experiments",),
+    "identity": (),
+    "count": ("zoo/layers", "zoo/models"),
+    "parameters": ("zoo/layers", "zoo/models"),
+    "memory predicted": NETWORKS,
+    "memory measured": NETWORKS,
+    "time measured": NETWORKS,
+    "signal-to-noise measured": ("zoo/ops", "zoo/layers", "zoo/models"),
+    "accuracy scored": TRAINING,
+    "accuracy trained": TRAINING,
 }
 
 
