@@ -296,7 +296,7 @@ def _set_pretrained_cfg(model: Any, spec: NetworkSpec, name: str, file: StoredWe
 
 def _unknown(name: str) -> ConfigError:
     """Return the error for a name that is neither a network nor a weights file."""
-    if os.sep in name or os.path.exists(name) or name.endswith((".pth", ".pt", ".tar", ".json")):
+    if os.sep in name or os.path.exists(name) or name.endswith((".pth", ".pt", ".tar", ".safetensors", ".json")):
         found = "the name is that of a folder" if os.path.isdir(name) else "there is no such file"
         remedy = "give the name of a network or the path of a weights file (zoo list shows all names)"
         return ConfigError(found, name, remedy)

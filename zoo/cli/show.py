@@ -14,7 +14,7 @@ from zoo.architectures import EXTERNAL_MEMORY, is_external
 from zoo.cli.list_networks import describe
 from zoo.cli.options import Command, argument
 from zoo.cli.settings import print_schema, print_settings
-from zoo.errors import ConfigError, escape, join_names, shorten_repr
+from zoo.errors import ConfigError, escape, join_names, shorten_repr, truncate
 
 if TYPE_CHECKING:
     from zoo.config import Experiment
@@ -215,6 +215,7 @@ def _show_file(path: Path, as_json: bool) -> None:
             "file": escape(path),
             "bytes": path.stat().st_size,
             **digests_of(path),
+            "source_md5": stored.source_md5,
             "network": None if stored.spec is None else stored.spec.model_dump(mode="json"),
             "parameters": stored.num_parameters,
             **{f"best_{name}" if key == "best_score" else key: value for key, value in asdict(progress).items()},
@@ -225,6 +226,7 @@ def _show_file(path: Path, as_json: bool) -> None:
     facts = {
         "file": f"{escape(path)}, {path.stat().st_size:,} bytes",
         **digests_of(path),
+        **({} if stored.source_md5 is None else {"md5 of source": truncate(stored.source_md5)}),
         **_facts_of_network(stored.spec),
         "parameters": f"{stored.num_parameters:,}",
         **_facts_of_progress(progress, label),
