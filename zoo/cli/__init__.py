@@ -25,6 +25,7 @@ from zoo.cli.fetch import Fetch, Verify
 from zoo.cli.list_networks import List
 from zoo.cli.options import Command, Group, add_options, parsed
 from zoo.cli.predict import Predict
+from zoo.cli.push import Push
 from zoo.cli.quickstart import Quickstart
 from zoo.cli.reproduce import REPRODUCE
 from zoo.cli.segment import Segment
@@ -47,6 +48,7 @@ COMMANDS: Mapping[str, type[Command] | Group] = {
     "validate": Validate,
     "compare": Compare,
     "convert": Convert,
+    "push": Push,
     "predict": Predict,
     "segment": Segment,
     "reproduce": REPRODUCE,

@@ -31,7 +31,7 @@ class Show(Command):
 
     name: str | None = argument("NAME", default=None)
     """Architecture, published network, PACKAGE:NAME of another package, bundled experiment (with .json if a network
-    has the same name), experiment file, checkpoint or weights file."""
+    has the same name), experiment file, checkpoint, weights file, or hf-hub:OWNER/NAME."""
     schema: bool = False
     """Print all keys of experiment files: type, default, bounds and meaning."""
     json: bool = False
@@ -52,8 +52,8 @@ class Show(Command):
             raise ConfigError("nothing to show", "command line", remedy)
         elif self.name.endswith(".json") or _is_bundled_only(self.name):
             _show_experiment(self.name, self.json)
-        elif os.path.isfile(self.name) or _is_path_only(self.name):
-            _show_file(Path(self.name), self.json)
+        elif _is_stored(self.name):
+            _show_file(self.name, self.json)
         elif is_external(self.name):
             _show_external(self.name, self.json)
         else:
@@ -69,11 +69,12 @@ def _is_bundled_only(name: str) -> bool:
     return name in experiment_names() and name not in list_models() and not os.path.exists(name)
 
 
-def _is_path_only(name: str) -> bool:
-    """Return whether ``name`` exists in the file system, but not as a network."""
+def _is_stored(name: str) -> bool:
+    """Return whether ``name`` is a file or a repository, or another path that is not the name of a network."""
     from zoo.registry import list_models
+    from zoo.weights.stored import is_stored
 
-    return os.path.lexists(name) and name not in list_models()
+    return is_stored(name) or (os.path.lexists(name) and name not in list_models())
 
 
 def _show_experiment(name: str, as_json: bool) -> None:
@@ -190,8 +191,8 @@ def _publication_json(published: Published) -> dict[str, Any]:
     }
 
 
-def _show_file(path: Path, as_json: bool) -> None:
-    """Print the content and metadata of a checkpoint or weights file, without building a network.
+def _show_file(name: str, as_json: bool) -> None:
+    """Print the content and metadata of a checkpoint, a weights file or a repository, without building a network.
 
     Raises WeightsError if it cannot be read, and ConfigError for a folder.
     """
@@ -201,11 +202,12 @@ def _show_file(path: Path, as_json: bool) -> None:
     from zoo.weights import digests_of, read_weights
     from zoo.weights.stored_spec import parse_stored_experiment
 
-    if path.is_dir():
+    if (path := Path(name)).is_dir():
         files = [path / name for name in (BEST, CHECKPOINT) if (path / name).is_file()]
         remedy = f"show a file in it: {', '.join(f'zoo show {escape(file)}' for file in files)}" if files else ""
         raise ConfigError("this is a folder", path, remedy or "give a weights file")
-    stored = read_weights(path)
+    stored = read_weights(name)
+    path = stored.path
     progress = parse_progress(stored.content)
     experiment = None if stored.spec is None else parse_stored_experiment(stored.content, escape(path))
     # Published ImageNet weights store no experiment; the default one has their labels.
