@@ -22,6 +22,7 @@ from zoo.models.external import build_external
 from zoo.section import Section, parse_section
 from zoo.spec import STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec
 from zoo.weights import StoredWeights, load_state_dict, load_stored, read_weights
+from zoo.weights.hub import is_hub_name
 from zoo.weights.published import published, published_spec
 from zoo.weights.stored import is_stored, load_body
 from zoo.weights.stored_spec import check_same_network
@@ -117,6 +118,7 @@ def get(
     """
     name, body_weights = os.fspath(name), options.pop("body_weights", None)
     is_file, is_body = is_stored(name) and not is_model(name), body_weights is not None
+    pretrained = pretrained and not is_hub_name(name)  # a repository's weights are loaded in any case
     if [pretrained, is_file or weights is not None, is_body].count(True) > 1:
         remedy = "give one of pretrained, weights, body_weights and a weights file"
         raise ConfigError("there are two sources of weights", name, remedy)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import zoo
+from tests.data.sample_images import make_folder
 from tests.hub_server import Hub
 from zoo.cli import main
 from zoo.errors import ConfigError, WeightsError
@@ -57,6 +58,7 @@ def test_a_network_is_built_and_loaded_at_any_revision(hub: Hub) -> None:
     assert_same(zoo.get(f"{NAME}@{first}"), network(0))
     assert_same(zoo.get("resnet32_cifar", norm="inplace", num_classes=3, weights=f"{NAME}@{first}"), network(0))
     assert zoo.get(NAME, num_classes=5).num_classes == 5
+    assert_same(zoo.create_model(NAME, pretrained=True), network(1))  # as it is written with timm
     with pytest.raises(WeightsError, match="norm='inplace' in the file, but norm='standard' is asked for"):
         zoo.get(NAME, norm="standard")
     assert zoo.transforms(NAME)(torch.zeros(3, 32, 32)).shape == (3, 32, 32)
@@ -70,6 +72,9 @@ def test_commands_read_a_repository(hub: Hub, capsys: pytest.CaptureFixture[str]
     assert "architecture        resnet32_cifar\n" in shown
     assert main(["convert", "inplace-to-standard", NAME, str(tmp_path / "standard.safetensors"), "--no-compare"]) == 0
     assert zoo.get(tmp_path / "standard.safetensors").built_as.norm == "standard"
+    data = make_folder(tmp_path / "data" / "val", {"a": 1, "b": 1, "c": 1}, width=32, height=32).parent
+    assert main(["validate", NAME, str(data), "-j", "0"]) == 0
+    assert "| hf-hub:me/net |" in capsys.readouterr().out
     loaded = zoo.load_network(NAME)
     assert_same(loaded.model, network())
     assert loaded.experiment.input.crop_val == 32
