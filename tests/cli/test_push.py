@@ -86,7 +86,7 @@ def test_the_license_is_given_or_that_of_published_weights(
     entry = published()["resnet34_ipabn-sync_lr_512"]
     monkeypatch.setattr(entry, "md5", md5_of(weights))
     assert push(weights, weights) == 0
-    assert "license: other\nlicense_name: ImageNet terms of access\n" in card_of(hub)
+    assert "license: other\nlicense_name: imagenet-terms-of-access\n" in card_of(hub)
     assert "- License: ImageNet terms of access\n" in card_of(hub)
     assert "| center224  |   73.27 |\n" in card_of(hub)
     assert f"Published by the authors: {entry.source}." in card_of(hub)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,9 @@ def model_card(
     """
     from huggingface_hub import ModelCardData
 
-    own = {"license": "other", "license_name": licence} if license_id is None else {"license": license_id}
+    own = {"license": license_id}
+    if license_id is None:  # the name of another license has no spaces or capitals there
+        own = {"license": "other", "license_name": re.sub(r"[^a-z0-9.]+", "-", licence.lower())}
     pipeline = PIPELINES[network.experiment.task]
     library = "timm" if spec.arch.startswith("timm:") else "zoo"
     data = ModelCardData(**own, library_name=library, pipeline_tag=pipeline, tags=[pipeline, "zoo"])
