@@ -163,7 +163,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tensors": (lambda path: write(path, {}, b""), "an empty dict"),
     "content is short": (lambda path: write(path, {"a": ENTRY}, b"\0" * 3), "damaged or truncated"),
     "content is long": (lambda path: write(path, {"a": ENTRY}, b"\0" * 8), "damaged or truncated"),
-    "header is cut": (lambda path: path.write_bytes(write(path, {"a": ENTRY}).read_bytes()[:30]), "damaged or truncated"),
+    "header is cut": (lambda path: path.write_bytes(write(path, {"a": ENTRY}).read_bytes()[:30]), "truncated"),
     "header ends after the file": (lambda path: write(path, {"a": ENTRY}, length=10**7), "damaged or truncated"),
     "header is huge": (lambda path: write(path, {"a": ENTRY}, length=2**60), "damaged or truncated"),
     "length is cut": (lambda path: path.write_bytes(b"\x10\0\0"), "damaged or truncated"),
