@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.errors import ConfigError, WeightsError, escape, join_names, truncate
+from zoo.registry import describe_images
 from zoo.run.scoring import LoadedNetwork
 from zoo.spec import NetworkSpec
 from zoo.tables import markdown_list, markdown_page, markdown_table
@@ -87,18 +88,9 @@ def hub_config(network: LoadedNetwork, spec: NetworkSpec) -> dict[str, Any]:
     timm loads its own networks from it. The architectures of other packages have a prefix that timm does not know.
     """
     package, _, own_name = spec.arch.rpartition(":")
-    is_timm, images = package == "timm", spec.preprocessing
-    assert images is not None
-    cfg: dict[str, Any] = {
-        "num_classes": spec.num_classes,
-        "mean": images.mean,
-        "std": images.std,
-        "interpolation": "bilinear",
-        "crop_mode": "center",
-    }
-    if network.experiment.task == "classification":
-        side, scale = images.crop_val, images.scale_val
-        cfg |= {"input_size": [3, side, side], "crop_pct": 1.0 if scale == -1 else side / scale}
+    is_timm = package == "timm"
+    images = {key: value for key, value in describe_images(spec).items() if key not in ("scale", "crop")}
+    cfg = {"num_classes": spec.num_classes, **images, "crop_mode": "center"}
     of_timm: Mapping[str, Any] = getattr(network.model, "pretrained_cfg", {}) if is_timm else {}
     cfg |= {key: of_timm[key] for key in OF_TIMM if of_timm.get(key) is not None}
     return {
