@@ -22,6 +22,7 @@ from tests.remat.programs import are_equal, assert_same, bytes_held, images, net
 from tests.step import loss_of, step
 from zoo.remat import Rematerializer
 from zoo.remat.budget import INPUT, Decision
+from zoo.remat.deciding import Decider
 from zoo.remat.operations import (
     ATTENTIONS,
     BATCH_NORMS,
@@ -145,7 +146,7 @@ def test_norm_sum_and_relu_are_repeated_in_one_pass(exact: bool) -> None:
     with Rematerializer(smallest_bytes=0, exact=exact) as recording:
         x, kept_shortcut = (convolution(images()) for convolution in convolutions)
         z = torch.relu_(norm(x) + kept_shortcut.relu() * kept_shortcut)
-        value = recording._find(z)
+        value = recording._tracker.find(z)
         assert value is not None
         assert value.recipe is not None
         assert value.recipe.operation is apply_line
@@ -180,17 +181,17 @@ def test_everything_that_was_held_is_freed_by_backward() -> None:
     model = network()
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     anchors: list[weakref.ref[Any]] = []
-    original = Rematerializer._decide
+    original = Decider.decide
     gc.disable()  # nothing may wait for the collector of cycles
     try:
         with pytest.MonkeyPatch.context() as patch:
 
-            def decide(self: Rematerializer, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+            def decide(self: Decider, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
                 if tensor.grad_fn is not None and tensor.untyped_storage()._cdata not in own:
                     anchors.append(weakref.ref(tensor.untyped_storage()))
                 original(self, tensor, *args, **kwargs)
 
-            patch.setattr(Rematerializer, "_decide", decide)
+            patch.setattr(Decider, "decide", decide)
             with Rematerializer(smallest_bytes=0):
                 out = model(images())
         out.sum().backward()
@@ -348,7 +349,7 @@ def test_recipes_start_from_parameters_and_buffers_at_no_cost(kind: Any) -> None
         x = conv(torch.randn(2, 3, 8, 8))
         y = x * factor
         loss = (x * x + y * y).sum()
-        value = recording._find(y)
+        value = recording._tracker.find(y)
     assert value is not None
     assert value.kept is None  # its recipe is saved, as `factor` takes no memory of its own
     loss.backward()
@@ -369,7 +370,7 @@ def test_small_tensors_and_parameters_are_saved_without_bookkeeping() -> None:
     model = network()
     with Rematerializer(smallest_bytes=10**9) as recording:
         loss = model(images()).sum()
-        assert recording._known == {}
+        assert recording._tracker.known == {}
         assert recording._kept == set()
     loss.backward()
 
@@ -517,7 +518,7 @@ def test_frozen_layers_hold_the_signs_of_rectified_maps_and_nothing_else() -> No
     model, x = FrozenBody(), images(16)
     log: list[Decision] = []
     with Rematerializer(smallest_bytes=0, parameters=[*model.parameters(), *model.buffers()], log=log) as recording:
-        recording._is_partly_frozen = True  # as it is from the first frozen layer on
+        recording._frozen.is_seen = True  # as it is from the first frozen layer on
         out = model(x)
     held = {each.made_by for each in log if each.is_kept and each.bytes and each.reason != INPUT}
     assert held == {"", "aten.max_pool2d_with_indices", "aten.avg_pool2d"}  # images, indices, input of the head
