@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
-from tests.remat.programs import network
+from tests.remat.programs import FrozenBody, images, network
 from zoo.errors import ConfigError
 from zoo.remat import capture, inductor_options, joint_graph
 from zoo.remat.lean import StepsAside, is_lean, lean
@@ -224,6 +224,25 @@ def test_a_resnet_holds_what_it_holds_in_eager_lean_training() -> None:
     plain, eager, captured = models[0], lean(models[1]), lean(models[2], capture=True)
     assert held(captured, x) == pytest.approx(held(eager, x), rel=0.01)
     assert held(captured, x) < 0.5 * held(plain, x)
+
+
+@pytest.mark.parametrize("has_frozen_norms", [True, False])
+@pytest.mark.usefixtures("everything_is_large")
+def test_frozen_layers_have_the_bits_and_hold_nothing(has_frozen_norms: bool) -> None:
+    plain, model = FrozenBody(has_frozen_norms), lean(FrozenBody(has_frozen_norms), capture=True)
+    x = images(32)
+    x[0, 0, 3] = torch.nan
+    gradients = []
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        for each in (plain, model):
+            each(x).square().nan_to_num().sum().backward()
+            gradients.append([p.grad.nan_to_num(7) for p in each.parameters() if p.grad is not None])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(map(torch.equal, *gradients))
+    if has_frozen_norms:
+        assert held(model, x) < 0.2 * held(plain, x)
 
 
 def test_a_fraction_limits_what_is_held_from_the_first_step_on() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.remat.hunt import Saves
-from tests.remat.programs import are_equal, assert_same, bytes_held, images, network
+from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held, images, network
 from tests.step import loss_of, step
 from zoo.remat import Rematerializer
 from zoo.remat.budget import INPUT, Decision
@@ -474,23 +474,6 @@ def test_attention_with_dropout_has_no_price() -> None:
             == 4 * 2 * 4 * 16 * 16 * 8
         )
         assert flops_of(operation, (*args, 0.1), (query, None)) is None
-
-
-class FrozenBody(nn.Module):
-    """A trained stem and head, and between them a frozen body in evaluation mode."""
-
-    def __init__(self, has_frozen_norms: bool = True) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 2, 1)
-        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)).requires_grad_(False)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4)).requires_grad_(not has_frozen_norms).eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = torch.relu_(norm(conv(x)) + x)
-        return self.head(F.avg_pool2d(F.relu(F.max_pool2d(x, 2)), 2))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

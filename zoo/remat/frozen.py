@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zoo.remat.budget import INPUT, RECOMPUTED, Decision
 from zoo.remat.deciding import Decider, DecisionLog
-from zoo.remat.operations import bits_of, mask_of
+from zoo.remat.operations import rectified_of, signs_of
 from zoo.remat.recipes import SavedHandle, TrackedTensor, detached, unmodified, unpack
 from zoo.remat.tracking import Tracker, is_plain
 from zoo.torch_internals import DisableTorchDispatch, saves_its_output, skip_autograd_and_autocast
@@ -158,10 +158,10 @@ class Signs:
     def __init__(self, tensor: Tensor) -> None:
         self.blank = Blank(tensor)
         with DisableTorchDispatch(), torch.no_grad():
-            self.bits = bits_of(~(tensor <= 0))  # NaN counts as positive in backward
+            self.bits = signs_of(tensor)
 
     def unpack(self) -> Tensor:
         """Return a tensor that is 0 where the output was, and else 1."""
         blank = self.blank
         with skip_autograd_and_autocast(), torch.no_grad():
-            return blank.unpack().copy_(mask_of(self.bits, blank.shape, blank.dtype))
+            return rectified_of(self.bits, blank.shape, blank.stride, blank.dtype, blank.device)

@@ -179,12 +179,10 @@ def writes_inside(operation: Operation) -> bool:
 
 # -------------------------------------------------------------------------------------------------- frozen layers
 #: Operations that save their input although backward reads only its shape and strides.
-READS_SHAPE = {
-    operation
-    for name in ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d",
-                 "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
-    for operation in _overloads(name)
-}  # fmt: skip
+POOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
+         "_adaptive_avg_pool3d")  # fmt: skip
+READS_SHAPE = {operation for name in POOLS for operation in _overloads(name)}
+POOL_BACKWARDS = {operation for name in POOLS for operation in _overloads(f"{name}_backward")}
 
 
 def unread_input(operation: Operation, args: tuple[Any, ...]) -> Tensor | None:
@@ -199,6 +197,32 @@ def unread_input(operation: Operation, args: tuple[Any, ...]) -> Tensor | None:
     else:
         is_frozen = operation in READS_SHAPE
     return args[0] if is_frozen and args[0].requires_grad else None
+
+
+def reads_only_shape(operation: Operation, args: tuple[Any, ...]) -> bool:
+    """Return whether a backward operation reads only the shape and strides of ``args[1]``, an input of forward."""
+    if operation is aten.convolution_backward.default:
+        return not args[10][1]
+    if operation is aten.native_batch_norm_backward.default:
+        return not args[7] and not args[9][1]
+    return operation in POOL_BACKWARDS
+
+
+def reads_only_signs(operation: Operation, args: tuple[Any, ...]) -> bool:
+    """Return whether a backward operation is that of a ReLU, which reads only the signs of its output ``args[1]``."""
+    return operation is aten.threshold_backward.default and args[2] == 0
+
+
+def signs_of(rectified: Tensor) -> Tensor:
+    """Return which elements of the output of a ReLU are not 0, as bits."""
+    return bits_of(~(rectified <= 0))  # NaN counts as positive in backward
+
+
+def rectified_of(
+    bits: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return a tensor with the signs that were packed by `signs_of`: 0 where the output was, and else 1."""
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(mask_of(bits, shape, dtype))
 
 
 # --------------------------------------------------------------------------------------------- fake quantization
