@@ -11,7 +11,7 @@ import copy
 import operator
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from zoo.remat.operations import (
     RULES,
     apply_line,
     bits_of,
+    break_tie,
     first_tensor,
     flops_of,
     has_exact_line,
@@ -137,7 +138,7 @@ def _budget_within(limited: Budget, rewritten: Callable[[Budget], Any]) -> Budge
     graph = rewritten(budget)
     if _peak_of(graph) <= limited.peak_bytes:
         return budget
-    prices = sorted({_price(node) for node in graph.nodes if _has_price(node)})
+    prices = sorted(_prices(graph.nodes).values())
     budgets = [budget, *map(Budget, prices)]
     # Peaks fall as the price rises, so their negatives are sorted.
     position = bisect_left(budgets, -limited.peak_bytes, key=lambda each: -_peak_of(rewritten(each)))
@@ -182,6 +183,7 @@ class _Rewriting:
         self._backward = [node for node in nodes[end:] if node.op == "call_function" and not _is_epilogue(node)]
         outputs = graph.output_node().args[0]
         assert isinstance(outputs, (list, tuple))
+        self._prices = _prices(self._forward)
         self._returned = {node for node in outputs[num_fwd_outputs:] if is_node(node)} & self._is_forward
         self._unpacked = dict(self._pack_masks()) if is_eager else {}
         self._replace_unread()
@@ -224,8 +226,8 @@ class _Rewriting:
         Where it reads only the signs of the output of a ReLU, let it read a tensor that is computed from their bits.
         """
         for node in self._backward:
-            read = node.args[1] if len(node.args) > 1 else None
-            source = _base(read) if is_node(read) else None
+            read: Any = node.args[1] if len(node.args) > 1 else None
+            source: Any = _base(read) if is_node(read) else None
             if source not in self._is_forward or not _has_static_shape(read):
                 continue
             value = read.meta["val"]
@@ -260,7 +262,7 @@ class _Rewriting:
         plain_bytes = sum(map(_bytes_of, filter(_is_computed, {_base(node) for node in self._needed})))
         limit = self._budget.held_limit(plain_bytes)
         if self._bytes_saved_at(self._budget.flops_per_byte) > limit:
-            prices = sorted({_price(node) for node in self._forward if _has_price(node)})
+            prices = sorted(self._prices.values())
             # Bytes fall as the price rises, so their negatives are sorted.
             position = bisect_left(prices, -limit, key=lambda price: -self._bytes_saved_at(price))
             if prices:
@@ -319,7 +321,7 @@ class _Rewriting:
         if schema_of(operation).name in OF_INDUCTOR:
             return True
         if _has_price(node):
-            return 0 < _price(node) <= min(self._flops_per_byte, sys.float_info.max)
+            return 0 < self._prices[node] <= min(self._flops_per_byte, sys.float_info.max)
         if torch.Tag.nondeterministic_seeded in operation.tags:
             return False
         if operation in RULES or operation in OF_GRAPHS or operation in NORMS:
@@ -527,6 +529,12 @@ def _is_computed(node: Node) -> bool:
 
 def _has_price(node: Node) -> bool:
     return node.target is CONVOLUTION or node.target in PRODUCTS or node.target in ATTENTIONS
+
+
+def _prices(nodes: Iterable[Node]) -> dict[Node, float]:
+    """Return what convolutions, matrix products and attention cost, in forward and then in backward."""
+    priced = filter(_has_price, nodes)
+    return {node: break_tie(_price(node), position) for position, node in enumerate(priced)}
 
 
 def _price(node: Node) -> float:

@@ -108,6 +108,7 @@ IN_PLACE = {
 }
 
 ENLARGES = {operation for name in ENLARGING for operation in _overloads(name)}
+TIE_BREAK = 1e-6  # relative difference in price that orders operations of equal price
 LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
 CONCATENATE = aten.cat.default
 ADD, RELU = aten.add.Tensor, aten.relu.default
@@ -145,6 +146,14 @@ def flops_of(operation: Operation, args: tuple[Any, ...], out: Any) -> float | N
         query, key = args[:2]
         return 2.0 * query.numel() * key.shape[-2] + 2.0 * out.numel() * key.shape[-2]
     return None
+
+
+def break_tie(price: float, position: int) -> float:
+    """Return a price slightly changed by the position among all priced operations.
+
+    Of operations of equal price the earlier one costs less, so that a limit may lie between them.
+    """
+    return price * (1 - TIE_BREAK + TIE_BREAK**2 * position)
 
 
 def first_tensor(out: Any) -> Any:

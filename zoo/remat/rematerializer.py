@@ -16,7 +16,7 @@ from zoo.remat.budget import Budget, Decision
 from zoo.remat.deciding import Decider, DecisionLog
 from zoo.remat.frozen import FrozenLayers
 from zoo.remat.fusing import FusedNorms
-from zoo.remat.operations import CONVOLUTION, Operation, first_tensor, flops_of, unread_input
+from zoo.remat.operations import CONVOLUTION, Operation, break_tie, first_tensor, flops_of, unread_input
 from zoo.remat.recipes import unpack
 from zoo.remat.recording import Recorder, traits_of
 from zoo.remat.tracking import KeptMemory, Tracker, is_plain
@@ -29,7 +29,6 @@ from zoo.torch_internals import (
 )
 
 MAX_DEPTH = 4  # recomputed saved tensors in a chain: bounds the work and the peak memory of one recomputation
-TIE_BREAK = 1e-6  # relative difference in price that orders operations of equal price
 
 
 class Rematerializer(EagerDispatchMode):
@@ -173,15 +172,12 @@ class Rematerializer(EagerDispatchMode):
         return hooks is not None and hooks[0] == self._pack
 
     def _price_of(self, operation: Operation, args: tuple[Any, ...], out: Any) -> float | None:
-        """Return FLOP per byte of output for a convolution or a matrix product, else None.
-
-        Among equals the earlier one costs slightly less, so that a limit may lie between them.
-        """
+        """Return FLOP per byte of output for a convolution or a matrix product, else None."""
         flops = flops_of(operation, args, out)
         if flops is None:
             return None
         self._num_priced += 1
-        return float(flops / first_tensor(out).nbytes * (1 - TIE_BREAK + TIE_BREAK**2 * self._num_priced))
+        return break_tie(flops / first_tensor(out).nbytes, self._num_priced)
 
 
 class _Active(threading.local):
