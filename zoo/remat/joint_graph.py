@@ -360,7 +360,8 @@ class _Rewriting:
             return source
         args = map_arg(source.args, lambda each: self._at(each, user))
         kwargs = map_arg(source.kwargs, lambda each: self._at(each, user))
-        return self._call(user, source.target, args, kwargs, source.meta["val"])
+        rule = RULES.get(source.target) if self._is_eager else None
+        return self._call(user, source.target if rule is None else rule.repeat, args, kwargs, source.meta["val"])
 
     def _norm(self, source: Node, user: Node) -> Node | None:
         """Return the recomputed output of a training-mode batch norm, with the sum and ReLU after it if they are all
