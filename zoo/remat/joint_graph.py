@@ -185,8 +185,8 @@ class _Rewriting:
         assert isinstance(outputs, (list, tuple))
         self._prices = _prices(self._forward)
         self._returned = {node for node in outputs[num_fwd_outputs:] if is_node(node)} & self._is_forward
-        self._unpacked = dict(self._pack_masks()) if is_eager else {}
         self._replace_unread()
+        self._unpacked = dict(self._pack_masks()) if is_eager else {}
         self._needed = {
             self._current(source)
             for node in self._backward
