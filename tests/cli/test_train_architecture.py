@@ -14,7 +14,7 @@ from zoo.cli import main
 from zoo.cli.train import Train
 from zoo.config import load_experiment, parse_experiment
 from zoo.data.location import parse_data_path
-from zoo.run.training import default_experiment, experiment_for
+from zoo.run.experiments import default_experiment, experiment_for
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +26,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_architecture_is_trained_by_its_name(
     name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def one_epoch(arch: str, folder: Path) -> zoo.config.Experiment:
+    def one_epoch(arch: str, folder: Path, sections: None = None) -> zoo.config.Experiment:
         settings = default_experiment(arch, folder).model_dump(mode="json")
         settings["optimizer"]["schedule"]["epochs"] = 1
         settings["input"] |= {"crop_train": 32, "scale_val": 32, "crop_val": 32}
         return parse_experiment(settings, "test")
 
-    monkeypatch.setattr("zoo.run.training.default_experiment", one_epoch)
+    monkeypatch.setattr("zoo.run.experiments.default_experiment", one_epoch)
     assert main(["train", name, str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
     printed = capsys.readouterr().err
     assert f"{name} is an architecture, not an experiment, and is trained with default settings" in printed

@@ -6,8 +6,12 @@ Augmentation uses Python's generator: an image needs a dozen numbers, for which 
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +30,21 @@ def random_of(*words: int) -> Random:
 def random_of_torch() -> Random:
     """Return a generator of random numbers whose seed is drawn from torch's global generator."""
     return Random(int(torch.randint(2**62, ())))
+
+
+@contextmanager
+def seeded_generators(seed: int) -> Iterator[None]:
+    """Context that seeds the global generators of random, numpy and torch (CPU), and restores their states."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the GPUs
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
 
 
 def windowed_permutation(groups: Tensor, num_groups: int, window: int, generator: torch.Generator) -> Tensor:
