@@ -116,7 +116,7 @@ class TrainTransform(Transform):
         pixels = image.tensor()
         if generator.random() < 0.5:
             pixels = pixels.flip(-1)
-        colors = draw_colors(settings.color_jitter_train, settings.lighting_train, generator)
+        colors = draw_colors(settings.color_jitter_train is True, settings.lighting_train, generator)
         drawn = Drawn(pixels, colors, Normalization(settings.mean, settings.std))
         if settings.pad_train is None and not settings.cutout_train:
             return drawn
