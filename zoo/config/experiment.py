@@ -123,6 +123,16 @@ class Input(Preprocessing):
         section = AUGMENT_PARAMS.get(info.data.get("augment_train") or "")
         return value if section is None else section.model_validate(value).model_dump()
 
+    def crop_in(self, epoch: int) -> int:
+        """Return the side of the training crop in an epoch, counted from 0."""
+        return next((side for first, side in reversed(self.sizes_train) if first <= epoch), self.crop_train)
+
+    @property
+    def all_crops(self) -> list[int]:
+        """The sides of the training crop in all epochs, without duplicates, smallest first."""
+        first = [] if self.sizes_train and self.sizes_train[0][0] == 0 else [self.crop_train]
+        return sorted({*first, *(side for _, side in self.sizes_train)})
+
     @property
     def decoder_train(self) -> Decoder:
         """Decoder of training images."""
@@ -143,7 +153,7 @@ class Input(Preprocessing):
             yield ("pad_mode_train", "pad_train"), "has no effect without pad_train; set pad_train, or remove the key"
         if self.pad_train is not None and self.scale_train != -1:
             yield from self._pad_conflicts(self.pad_train)
-        least = min([self.crop_train, *(side for _, side in self.sizes_train)])
+        least = min(self.all_crops)
         if self.cutout_train > least:
             keys = ("cutout_train", "sizes_train" if least < self.crop_train else "crop_train")
             yield keys, f"should be at most {keys[1]}, which is {least}"
@@ -408,7 +418,7 @@ class Experiment(Section):
 def check_world_size(config: Experiment, world_size: int) -> None:
     """Raise ConfigError unless ``optimizer.batch_size`` is a multiple of world size times ``accumulate_steps``.
 
-    With mixed images it also has to be a multiple of twice the world size, see `zoo.engine.mixing`.
+    With mixed images it also has to be a multiple of twice the world size, see `zoo.data.mixing`.
     """
     batch_size, accumulate_steps = config.optimizer.batch_size, config.optimizer.accumulate_steps
     if config.regularization.mixes and batch_size % (2 * world_size):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from zoo.data.folder import ImageDataset, OnBadImage, Sample
-from zoo.data.seeding import seeded_generators
+from zoo.data.seeding import seeded_global_generators
 from zoo.data.transforms import Transform, as_pixels
 from zoo.errors import DataError, join_names, shorten_repr
 
@@ -91,7 +91,7 @@ class MapDataset(ImageDataset):
         image = self[0, 0].image
         return () if image is None else tuple(image.shape)
 
-    def _draw(self, index: int, generator: Random) -> Sample:
+    def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         name = self.file_name(index)
         with seeded_generators(
             copy(generator).getrandbits(63)
@@ -105,7 +105,7 @@ class MapDataset(ImageDataset):
         image, target = item[0], self._target(item[1], name)
         if isinstance(image, Tensor) and image.is_floating_point():
             return Sample(image, target, name)
-        drawn = self.transform.draw(as_pixels(image), generator)
+        drawn = self.transform.in_epoch(epoch).draw(as_pixels(image), generator)
         return Sample(drawn.pixels, target, name, colors=drawn.colors, normalization=drawn.normalization)
 
     def _target(self, label: Any, name: str) -> int:

@@ -33,18 +33,21 @@ def random_of_torch() -> Random:
 
 
 @contextmanager
-def seeded_generators(seed: int) -> Iterator[None]:
-    """Context that seeds the global generators of random, numpy and torch (CPU), and restores their states."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the GPUs
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+def seeded_global_generators(generator: Random) -> Iterator[None]:
+    """Context in which the global generators of Python, NumPy and torch's CPU are seeded from ``generator``.
+
+    They continue afterwards as if they had not been used.
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(generator.getrandbits(64))
+        np.random.seed(generator.getrandbits(32))
+        torch.default_generator.manual_seed(generator.getrandbits(63))
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
 
 
 def windowed_permutation(groups: Tensor, num_groups: int, window: int, generator: torch.Generator) -> Tensor:

@@ -223,6 +223,12 @@ class Network(nn.Module):
             OrderedDict(avg_pool=self.classifier[0], drop=nn.Dropout(drop_rate), fc=self.get_classifier())
         )
 
+    def set_drop_path_rate(self, drop_path_rate: float) -> None:
+        """Set the stochastic depth of the residual blocks: from 0 in the first to ``drop_path_rate`` in the last."""
+        blocks: list[Any] = [module for module in self.modules() if hasattr(module, "drop_path")]
+        for index, block in enumerate(blocks):
+            block.drop_path = drop_path_rate * index / max(1, len(blocks) - 1)
+
     def select_features(self, out_indices: Sequence[int | str]) -> None:
         """Make forward return only the stages at these indices; -1 is the last, "stem" the input of the stem's pool.
 
