@@ -93,9 +93,8 @@ class MapDataset(ImageDataset):
 
     def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         name = self.file_name(index)
-        with seeded_generators(
-            copy(generator).getrandbits(63)
-        ):  # a copy: ``transform`` draws as for images of a folder
+        # A copy, so that ``transform`` draws the same numbers as for the images of a folder.
+        with seeded_global_generators(copy(generator)):
             try:
                 item = self.dataset[index]
             except OSError as error:  # also Pillow's, for a damaged file
