@@ -58,7 +58,6 @@ class Recipe(NamedTuple):
 
 
 NO_BICUBIC = "Validation images are resized bilinearly; the source resizes them bicubically."
-TRUNCATED = "The last batch of an epoch is smaller; the source drops it."
 
 V1 = Recipe(
     "imagenet_resnet50_torchvision_v1",
@@ -125,9 +124,7 @@ V2 = Recipe(
         Row("regularization.switch_probability", 0.5, "a random choice of mixup and CutMix", "vision train.py"),
     ],
     [
-        "An image is mixed with the one at the mirrored place of the batch of its process; the source mixes neighbors.",
-        "The buffers of the moving average are those of the network; the source averages them. The source copies the "
-        "weights to the average until the end of the warm-up.",
+        "The source copies the weights to the moving average until the end of the warm-up, and also averages buffers.",
     ],
 )  # fmt: skip
 
@@ -172,7 +169,6 @@ def _rsb(
     ]
     differences = [
         NO_BICUBIC,
-        TRUNCATED,
         "The paper states neither the interpolation nor the ends of the schedule: they are the defaults of timm at the "
         "time. The threshold of the targets is that of the command in ML-Decoder, which repeats A2 with timm.",
         "timm added 10 epochs at the lowest rate (--cooldown-epochs 10, the default); the paper does not mention them.",
@@ -241,7 +237,6 @@ CONVNEXT = Recipe(
     ],
     [
         NO_BICUBIC,
-        TRUNCATED,
         "The warm-up reaches the full rate with the first step after it; the source reaches it one step earlier.",
         "Scores are those of timm with the published weights; the paper states 82.1 % top-1.",
     ],
@@ -278,7 +273,6 @@ DEIT = Recipe(
     ],
     [
         NO_BICUBIC,
-        TRUNCATED,
         "The source sets the rate of epoch n in epoch n + 1, so that its first two epochs have the first rate.",
         "The source also computes a moving average of the weights (decay 0.99996), but scores the weights themselves.",
     ],
@@ -320,7 +314,7 @@ EFFICIENTNET = Recipe(
         Row("input.crop_val", 224, "224 px", "timm results"),
         Row("training.amp", "fp16", "--amp", "timm docs"),
     ],
-    [NO_BICUBIC, TRUNCATED],
+    [NO_BICUBIC],
 )
 
 MOBILENET = Recipe(
@@ -386,7 +380,7 @@ SWIN = Recipe(
         Row("input.crop_val", 224, "IMG_SIZE 224", "Swin config.py"),
         Row("training.amp", "fp16", "AMP_ENABLE True", "Swin config.py"),
     ],
-    [NO_BICUBIC, TRUNCATED],
+    [NO_BICUBIC],
 )
 
 RECIPES = [

@@ -280,8 +280,8 @@ def test_a_step_is_that_of_the_other_package(name: str, data: Path, tmp_path: Pa
         torch.testing.assert_close(step.gradients[key], parameter.grad, rtol=1e-5, atol=1e-7)
     updated = reference.model.state_dict()
     assert differences(step.before, step.weights)
-    # Targets are mixed in float32, and Adam amplifies small gradients.
-    rounding = 1e-3 * STATED[name]["optimizer.learning_rate"]
+    # Targets are mixed in float32, and Adam amplifies rounding of the smallest gradients.
+    rounding = STATED[name]["optimizer.learning_rate"] * (1e-3 if config.optimizer.type == "AdamW" else 1e-6)
     for key, weight in step.weights.items():
         torch.testing.assert_close(weight, updated[key], rtol=1e-6, atol=rounding)
     if second.average is not None:
