@@ -53,12 +53,20 @@ def test_a_folder_with_the_name_of_the_architecture_may_be_there(
     assert experiment_for("resnet18", parse_data_path(data)).network.arch == "resnet18"
 
 
-def test_the_logged_settings_have_the_epochs_of_the_command(
+def test_the_logged_settings_have_the_changes_of_the_command(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zoo.run.training.train_experiment", lambda *args: None)
-    assert main(["train", "resnet18", str(data), "--epochs", "7", "--log-dir", str(tmp_path / "log")]) == 0
-    assert "optimizer.schedule.epochs = 7\n" in capsys.readouterr().err
+    changes = ["--epochs", "7", "--batch-size", "6", "--memory", "lean"]
+    assert main(["train", "resnet18", str(data), *changes, "--log-dir", str(tmp_path / "log")]) == 0
+    printed = capsys.readouterr().err
+    for line in ("optimizer.schedule.epochs = 7", "optimizer.batch_size = 6", 'network.memory = "lean"'):
+        assert f"{line}\n" in printed
+
+
+def test_a_change_that_does_not_fit_is_an_error(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "revnet38_cifar", str(data), "--memory", "inplace", "--log-dir", str(tmp_path / "log")]) == 2
+    assert 'network.memory = "inplace"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:resnet18.a1_in1k"])

@@ -57,6 +57,9 @@ class Recipe(NamedTuple):
     differences: Sequence[str]
 
 
+ERASING = (
+    "Random erasing has the limits of timm: areas up to 1/3 and aspect ratios up to 10/3, instead of 0.33 and 3.3."
+)
 NO_BICUBIC = "Validation images are resized bilinearly; the source resizes them bicubically."
 
 V1 = Recipe(
@@ -125,6 +128,8 @@ V2 = Recipe(
     ],
     [
         "The source copies the weights to the moving average until the end of the warm-up, and also averages buffers.",
+        ERASING,
+        "The source leaves out the images of an epoch beyond the last multiple of 256.",
     ],
 )  # fmt: skip
 
@@ -346,7 +351,7 @@ MOBILENET = Recipe(
         Row("input.scale_val", 256, "--val-resize-size 256 (default)", "vision train.py"),
         Row("input.crop_val", 224, "--val-crop-size 224 (default)", "vision train.py"),
     ],
-    ["The published weights are the mean of the last three checkpoints that improved the top-1 accuracy."],
+    ["The published weights are the mean of the last three checkpoints that improved the top-1 accuracy.", ERASING],
 )  # fmt: skip
 
 SWIN = Recipe(
