@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import AutoAugmentPolicy, v2
+from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 
 from zoo.config import Input
 from zoo.config.augmentation import TIMM_POLICY
@@ -54,9 +54,8 @@ class Policy:
 
 def _augmentation(name: str, settings: Input) -> Callable[[Image.Image], Image.Image]:
     if name in POLICIES:
-        params = settings.augment_params_train
-        if "policy" in params:
-            params = {**params, "policy": AutoAugmentPolicy(params["policy"])}
+        words = {"interpolation": InterpolationMode, "policy": AutoAugmentPolicy}
+        params = {key: words.get(key, type(value))(value) for key, value in settings.augment_params_train.items()}
         transform: Callable[[Image.Image], Image.Image] = POLICIES[name](**params)
         return transform
     where = f"input.augment_train = {name}"
