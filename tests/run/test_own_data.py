@@ -231,6 +231,7 @@ NAMED = Items((X, 0), ["cat", "dog"])
         (make_module(), (Items((X, 0), ["a", "b", "c"]),), "it names 3 classes but the network has 2 outputs; Items"),
         ("resnet32_cifar", (Noise(),), r"names no classes .*; Noise: set the number of classes .* num_classes=N"),
         ("resnet32_cifar10_short", ("data", Noise()), "val is given for a folder"),
+        ("quickstart_scenes", (Noise(),), "deeplab_.* segments images; Noise: give a folder with images and label maps"),
         (nn.Conv2d(3, 2, 1), (Noise(),), r"returns the shape \(2, 2, 6, 6\) for two images of shape \(3, 6, 6\)"),
     ],
 )  # fmt: skip
@@ -239,6 +240,11 @@ def test_unusable_data_and_networks_are_refused(
 ) -> None:
     with pytest.raises(zoo.ZooError, match=words):
         zoo.train(network, *data, log_dir=tmp_path, epochs=1, batch_size=4)
+
+
+def test_a_network_of_another_type_is_a_type_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="not int"):
+        zoo.train(3, Noise(), log_dir=tmp_path)  # type: ignore[arg-type]
 
 
 def test_experiments_and_memory_that_contradict_the_network_are_refused(tmp_path: Path) -> None:

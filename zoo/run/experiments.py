@@ -137,7 +137,7 @@ def experiment_for(
     other arguments are those of `zoo.train`. Raises ConfigError, with the nearest names, for unknown names, and for two
     experiments.
     """
-    if isinstance(network, (str, os.PathLike)):
+    if not isinstance(network, (nn.Module, NetworkSpec, Experiment)):
         network = _load_if_named(os.fspath(network))
     if isinstance(network, Experiment):
         if settings is not None:

@@ -157,6 +157,8 @@ def train_experiment(
     check_world_size(config, process.world_size)
     process.on_main(lambda: check_log_dir(log_dir, data))
     task = task_of(config)
+    if isinstance(data, Datasets) and config.task == "segmentation":
+        raise ConfigError(f"{config.network.arch} segments images", data, "give a folder with images and label maps")
     with buffered_records() as earlier:
         loaders = _build_loaders(task, data, process, options)
     train_loader, val_loader = loaders
