@@ -231,7 +231,7 @@ NAMED = Items((X, 0), ["cat", "dog"])
         (make_module(), (Items((X, 0), ["a", "b", "c"]),), "it names 3 classes but the network has 2 outputs; Items"),
         ("resnet32_cifar", (Noise(),), r"names no classes .*; Noise: set the number of classes .* num_classes=N"),
         ("resnet32_cifar10_short", ("data", Noise()), "val is given for a folder"),
-        ("quickstart_scenes", (Noise(),), "deeplab_.* segments images; Noise: give a folder with images and label maps"),
+        ("quickstart_scenes", (Noise(),), "deeplab_.* segments images; Noise: give a folder"),
         (nn.Conv2d(3, 2, 1), (Noise(),), r"returns the shape \(2, 2, 6, 6\) for two images of shape \(3, 6, 6\)"),
     ],
 )  # fmt: skip
