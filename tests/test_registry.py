@@ -225,8 +225,11 @@ def test_pretrained_cfg_holds_the_published_preprocessing():
         "scale": 256,
         "crop": 224,
         "interpolation": "bilinear",
+        "input_size": (3, 224, 224),
+        "crop_pct": 0.875,
         "source": None,
     }
+    assert zoo.get("resnet18", in_chans=1).pretrained_cfg["input_size"] == (1, 224, 224)
 
 
 @pytest.mark.slow

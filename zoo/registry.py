@@ -75,6 +75,8 @@ class BuildOptions(Section):
     """Number of image channels; `zoo.weights.load.fit_input` adapts weights."""
     drop_rate: Annotated[float, Field(ge=0, le=0.99)] = 0.0
     """Dropout rate before the classifier."""
+    global_pool: str | None = None
+    """Pooling before the classifier, see `zoo.models.base.Network.reset_classifier`."""
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield a problem if stages are selected without ``features_only``."""
@@ -242,6 +244,8 @@ def _build(spec: NetworkSpec, how: BuildOptions, factory: NormFactory | None) ->
     model.built_as = None if factory else spec
     if how.in_chans != 3:
         model.set_input_channels(how.in_chans)
+    if how.global_pool is not None:
+        model.reset_classifier(spec.num_classes, how.global_pool)
     if how.drop_rate:
         model.set_drop_rate(how.drop_rate)
     if how.features_only and hasattr(model, "bn_out"):
@@ -276,22 +280,32 @@ def only_variant(name: str) -> str:
     return variants[0]
 
 
-def _set_pretrained_cfg(model: Any, spec: NetworkSpec, name: str, file: StoredWeights | None) -> None:
-    """Set the preprocessing that `zoo.transforms` reads; networks that segment take whole images, without a size."""
+def spec_of(name: str) -> NetworkSpec:
+    """Return the spec of an architecture or published variant, with its preprocessing; ConfigError for other names."""
+    return _with_preprocessing(_spec_of_name(name, None))
+
+
+def describe_images(spec: NetworkSpec, in_chans: int = 3) -> dict[str, Any]:
+    """Return the preprocessing of a spec, as `zoo.transforms` reads it, and as timm does (input_size, crop_pct).
+
+    Networks that segment take whole images: they have no sizes. Empty if the preprocessing is unknown.
+    """
     images = spec.preprocessing
-    if images is None:  # an external network, whose package may have set it
-        return
-    takes_crops = spec.is_external or architecture(spec.arch).task == "classification"
-    own_cfg = getattr(model, "pretrained_cfg", None) or {}
-    model.pretrained_cfg = {
-        **own_cfg,
-        "mean": tuple(images.mean),
-        "std": tuple(images.std),
-        "scale": images.scale_val if takes_crops else None,
-        "crop": images.crop_val if takes_crops else None,
-        "interpolation": "bilinear",
-        "source": published()[name].page if name in published() else None if file is None else os.fspath(file.path),
-    }
+    if images is None:  # an external network, whose package may know it
+        return {}
+    cfg = {"mean": tuple(images.mean), "std": tuple(images.std), "interpolation": "bilinear"}
+    if not spec.is_external and architecture(spec.arch).task != "classification":
+        return {**cfg, "scale": None, "crop": None}
+    scale, crop = images.scale_val, images.crop_val
+    crop_pct = 1.0 if scale == -1 else crop / scale
+    return {**cfg, "scale": scale, "crop": crop, "input_size": (in_chans, crop, crop), "crop_pct": crop_pct}
+
+
+def _set_pretrained_cfg(model: Any, spec: NetworkSpec, name: str, file: StoredWeights | None) -> None:
+    """Set the preprocessing of the network, and the source of its weights."""
+    if images := describe_images(spec, getattr(model, "in_chans", 3)):
+        source = published()[name].page if name in published() else None if file is None else os.fspath(file.path)
+        model.pretrained_cfg = {**(getattr(model, "pretrained_cfg", None) or {}), **images, "source": source}
 
 
 def _unknown(name: str) -> ConfigError:

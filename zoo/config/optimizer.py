@@ -248,8 +248,8 @@ class Optimizer(Section):
     """What is clipped: the norm of the whole gradient, each of its values, or, adaptively, the norm of the gradient of
     each output unit, relative to the norm of its weights (agc)."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Factor of the learning rate from one layer to the one before it. Needs a network with the method group_matcher,
-    as those of timm have it."""
+    """Factor of the learning rate from one layer to the one before it, where a layer is a block. For networks of this
+    package and of timm."""
     schedule: Schedule = Schedule()
     """Number of epochs and learning-rate schedule."""
     decay_norms: bool = True
