@@ -22,8 +22,9 @@ from zoo.models.external import build_external
 from zoo.section import Section, parse_section
 from zoo.spec import STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec
 from zoo.weights import StoredWeights, load_state_dict, load_stored, read_weights
+from zoo.weights.hub import is_hub_name
 from zoo.weights.published import published, published_spec
-from zoo.weights.stored import load_body
+from zoo.weights.stored import is_stored, load_body
 from zoo.weights.stored_spec import check_same_network
 
 CIFAR_INPUT = config.Input(
@@ -102,9 +103,10 @@ def get(
 
     Args:
     - `name`: an architecture, a published variant (which fixes norm, activation and stem), the path of a weights file
-      that describes its network, or "timm:NAME" or "torchvision:NAME".
+      that describes its network, "hf-hub:OWNER/NAME" or "hf-hub:OWNER/NAME@REVISION" for a repository on the Hugging
+      Face Hub, or "timm:NAME" or "torchvision:NAME".
     - `pretrained`: load the published weights of the variant, or of the only variant of an architecture.
-    - `weights`: path of a weights file, or a published name; loaded strictly.
+    - `weights`: path of a weights file, a published name, or "hf-hub:OWNER/NAME"; loaded strictly.
     - `norm`: "standard" (default), "inplace", "sync", or a function ``channels -> module`` with norm and activation.
     - `activation`: "leaky_relu" (default), "elu", "identity", or with standard norms "relu".
     - `num_classes`: default 1000 (CIFAR networks 10, deeplab_* 19); with 0 forward returns features instead of logits.
@@ -117,7 +119,8 @@ def get(
     unavailable or do not fit.
     """
     name, body_weights = os.fspath(name), options.pop("body_weights", None)
-    is_file, is_body = os.path.isfile(name) and not is_model(name), body_weights is not None
+    is_file, is_body = is_stored(name) and not is_model(name), body_weights is not None
+    pretrained = pretrained and not is_hub_name(name)  # a repository's weights are loaded in any case
     if [pretrained, is_file or weights is not None, is_body].count(True) > 1:
         remedy = "give one of pretrained, weights, body_weights and a weights file"
         raise ConfigError("there are two sources of weights", name, remedy)
@@ -310,7 +313,7 @@ def _set_pretrained_cfg(model: Any, spec: NetworkSpec, name: str, file: StoredWe
 
 def _unknown(name: str) -> ConfigError:
     """Return the error for a name that is neither a network nor a weights file."""
-    if os.sep in name or os.path.exists(name) or name.endswith((".pth", ".pt", ".tar", ".json")):
+    if os.sep in name or os.path.exists(name) or name.endswith((".pth", ".pt", ".tar", ".safetensors", ".json")):
         found = "the name is that of a folder" if os.path.isdir(name) else "there is no such file"
         remedy = "give the name of a network or the path of a weights file (zoo list shows all names)"
         return ConfigError(found, name, remedy)

@@ -240,7 +240,7 @@ def load_codec() -> Any:
     except ImportError as error:
         raise ConfigError(
             f'input.decoder "scaled" decodes with nvImageCodec, which cannot be imported ({error}): install it with '
-            'pip install "zoo[scaled]", or choose "torchvision"'
+            'pip install "zoo-lean[scaled]", or choose "torchvision"'
         ) from error
     return nvimgcodec
 
