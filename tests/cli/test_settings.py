@@ -20,7 +20,7 @@ def test_all_settings_are_those_of_the_schema(capsys: pytest.CaptureFixture[str]
     [
         ("input.*_val", ["scale_val", "crop_val"]),
         ("label_smoothing", ["label_smoothing"]),
-        ("warmup", ["warmup_epochs", "warmup_start", "decay_after_warmup"]),
+        ("warmup", ["ema_warmup", "warmup_epochs", "warmup_start", "decay_after_warmup"]),
         ("seed", ["seed"]),
         ("gamma", ["gamma", "gamma", "gamma"]),
     ],

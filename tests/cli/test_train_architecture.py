@@ -14,7 +14,7 @@ from zoo.cli import main
 from zoo.cli.train import Train
 from zoo.config import load_experiment, parse_experiment
 from zoo.data.location import parse_data_path
-from zoo.run.training import default_experiment, experiment_for
+from zoo.run.experiments import default_experiment, experiment_for
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +26,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_architecture_is_trained_by_its_name(
     name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def one_epoch(arch: str, folder: Path) -> zoo.config.Experiment:
+    def one_epoch(arch: str, folder: Path, sections: None = None) -> zoo.config.Experiment:
         settings = default_experiment(arch, folder).model_dump(mode="json")
         settings["optimizer"]["schedule"]["epochs"] = 1
         settings["input"] |= {"crop_train": 32, "scale_val": 32, "crop_val": 32}
         return parse_experiment(settings, "test")
 
-    monkeypatch.setattr("zoo.run.training.default_experiment", one_epoch)
+    monkeypatch.setattr("zoo.run.experiments.default_experiment", one_epoch)
     assert main(["train", name, str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
     printed = capsys.readouterr().err
     assert f"{name} is an architecture, not an experiment, and is trained with default settings" in printed
@@ -53,12 +53,20 @@ def test_a_folder_with_the_name_of_the_architecture_may_be_there(
     assert experiment_for("resnet18", parse_data_path(data)).network.arch == "resnet18"
 
 
-def test_the_logged_settings_have_the_epochs_of_the_command(
+def test_the_logged_settings_have_the_changes_of_the_command(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zoo.run.training.train_experiment", lambda *args: None)
-    assert main(["train", "resnet18", str(data), "--epochs", "7", "--log-dir", str(tmp_path / "log")]) == 0
-    assert "optimizer.schedule.epochs = 7\n" in capsys.readouterr().err
+    changes = ["--epochs", "7", "--batch-size", "6", "--memory", "lean"]
+    assert main(["train", "resnet18", str(data), *changes, "--log-dir", str(tmp_path / "log")]) == 0
+    printed = capsys.readouterr().err
+    for line in ("optimizer.schedule.epochs = 7", "optimizer.batch_size = 6", 'network.memory = "lean"'):
+        assert f"{line}\n" in printed
+
+
+def test_a_change_that_does_not_fit_is_an_error(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "revnet38_cifar", str(data), "--memory", "inplace", "--log-dir", str(tmp_path / "log")]) == 2
+    assert 'network.memory = "inplace"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:resnet18.a1_in1k"])

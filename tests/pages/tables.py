@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.pages.numbers import MARKERS
 from tests.pages.provenance import older_than_code
+from tests.pages.training_recipes import convnext_command, training_recipes
 from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS
 from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
@@ -417,6 +418,11 @@ def _final(runs: Sequence[dict[str, Any]]) -> str:
 # --- experiments ---
 
 PAPERS = {  # the first pattern that matches the name of a file
+    "imagenet_resnet50_a?": "ResNet strikes back",
+    "imagenet_convnext_*": "ConvNeXt",
+    "imagenet_deit_*": "DeiT",
+    "imagenet_swin_*": "Swin",
+    "imagenet_*": "",
     "cityscapes_*": "InPlace-ABN",
     "coco_stuff_*": "InPlace-ABN",
     "vistas_*": "InPlace-ABN",
@@ -569,6 +575,8 @@ def _listed(words: Sequence[str]) -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
+    "training_recipes": training_recipes,
+    "convnext_command": convnext_command,
     "quickstart": quickstart,
     "lean_sweep": lean_sweep,
     "gpu_layers": gpu_layers,

@@ -15,6 +15,7 @@ from tests.data.sample_images import random_image
 from tests.engine.tiny import make_images
 from zoo.config import parse_experiment
 from zoo.engine.process import open_process
+from zoo.run.training import TrainingResult
 
 SETTINGS = {
     "network": {"arch": "resnet32_cifar", "classes": 2},
@@ -24,31 +25,35 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
-    """A folder with data, and with runs/mine, which one call of `zoo.train` made; and the scores that it returned."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingResult]:
+    """A folder with data, and with runs/mine, which one call of `zoo.train` made; and what it returned."""
     root = tmp_path_factory.mktemp("public")
     make_images(root / "data", num_train=4, num_val=3)
     experiment = parse_experiment(SETTINGS, "test")
     return root, zoo.train(experiment, root / "data", log_dir=str(root / "runs" / "mine"), log_every=1)
 
 
-def test_train_returns_the_scores_of_the_last_validation(run: tuple[Path, dict[str, float]]) -> None:
-    root, scores = run
+def test_train_returns_the_scores_of_the_last_validation(run: tuple[Path, TrainingResult]) -> None:
+    root, result = run
     log_dir = root / "runs" / "mine"
     records = [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]
     (validation,) = [record for record in records if record["event"] == "validation"]
-    assert scores == {name: validation[name] for name in ("top1", "top5")}
-    assert zoo.score(zoo.load_network(log_dir / "checkpoint.pth.tar"), root / "data").top1 == scores["top1"]
+    assert result.scores == {name: validation[name] for name in ("top1", "top5")}
+    assert (result.best_score, result.best_epoch) == (validation["top1"], 0)
+    for path in (result.checkpoint, result.best_weights):
+        assert path is not None
+        assert zoo.score(zoo.load_network(path), root / "data").top1 == result.scores["top1"]
+    assert "epoch 1 validation: " in (log_dir / "training_0.log").read_text()
 
 
 def test_the_example_of_train_resumes_the_run(
-    run: tuple[Path, dict[str, float]], monkeypatch: pytest.MonkeyPatch
+    run: tuple[Path, TrainingResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(run[0])
     assert doctest.testmod(zoo.run.training) == (0, 3)
 
 
-def test_train_extends_a_run_and_takes_an_open_process(run: tuple[Path, dict[str, float]], tmp_path: Path) -> None:
+def test_train_extends_a_run_and_takes_an_open_process(run: tuple[Path, TrainingResult], tmp_path: Path) -> None:
     root, _ = run
     checkpoint = str(root / "runs" / "mine" / "checkpoint.pth.tar")
     file = root / "runs" / "mine" / "experiment.json"

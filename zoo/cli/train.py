@@ -42,6 +42,11 @@ class Train(Command, TrainOptions, ProcessOptions):
     epochs: Positive | None = None
     """Train for N epochs instead of the experiment's optimizer.schedule.epochs. With --resume, more epochs than before
     extend the run, also a finished one."""
+    batch_size: Positive | None = None
+    """Images per step, over all processes, instead of the experiment's optimizer.batch_size."""
+    memory: str | None = option(metavar="STRATEGY")
+    """What is saved for backward instead of the experiment's network.memory; "lean" halves the activation memory of any
+    network."""
     evaluate: bool = option("-e", default=False)
     """Only score the weights of --weights or --resume on DATA/val."""
     log_dir: Path | None = option(metavar="DIR")
@@ -70,11 +75,12 @@ class Train(Command, TrainOptions, ProcessOptions):
 
     def _train(self, log_dir: Path) -> int:
         from zoo.engine.process import open_process
+        from zoo.run.experiments import experiment_for
         from zoo.run.seeds import seeds_table
-        from zoo.run.training import experiment_for, train_experiment, train_seeds
+        from zoo.run.training import train_experiment, train_seeds
         from zoo.tasks import task_of
 
-        config = experiment_for(self.config, self.data, self.epochs)
+        config = experiment_for(self.config, self.data, self.epochs, self.batch_size, self.memory)
         with open_process(self.local_rank, self.dist_backend) as process:
             if not self.seeds:
                 train_experiment(config, self.data, log_dir, process, self)

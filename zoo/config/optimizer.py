@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from zoo.limits import MAX_BATCH, MAX_EPOCHS, MAX_RATE, MAX_STEPS
 from zoo.section import Section
@@ -21,11 +21,15 @@ Period = Annotated[int, Field(gt=0, le=MAX_STEPS)]
 Coefficient = Annotated[float, Field(ge=-MAX_RATE, le=MAX_RATE)]
 
 
+def _whole_if_integer(value: float) -> float:
+    return int(value) if value.is_integer() else value  # as files of earlier versions have it
+
+
 class StepParams(Section):
     """Rate times ``gamma`` every ``step_size`` epochs (or steps)."""
 
-    step_size: Period
-    """Epochs (or steps) between two changes of the rate."""
+    step_size: Annotated[float, Field(gt=0, le=MAX_STEPS), AfterValidator(_whole_if_integer)]
+    """Epochs (or steps) between two changes of the rate; may be fractional, as in timm."""
     gamma: Gamma = 0.1
     """What the rate is multiplied with at each change."""
 
@@ -251,7 +255,8 @@ class Optimizer(Section):
     decay_norms: bool = True
     """Whether weight decay applies to the scales and shifts of norms."""
     decay_biases: bool = True
-    """Whether weight decay applies to the biases of all other layers."""
+    """Whether weight decay applies to the biases of all other layers, and to all other vectors, such as the scales of
+    layers."""
     accumulate_steps: Annotated[int, Field(gt=0, le=MAX_BATCH)] = 1
     """Gradient accumulation: number of micro-batches per batch."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -43,10 +43,11 @@ def find_experiment(name: str | Path) -> Path | None:
     return bundled if bundled.is_file() else None
 
 
-def load_experiment(name: str | Path, log_notices: bool = True) -> Experiment:
+def load_experiment(name: str | Path, log_notices: bool = True, known_networks_only: bool = True) -> Experiment:
     """Return the experiment in a JSON file, given by its path, or by its name if it is bundled.
 
     Files of the original project are accepted. ``log_notices``: whether to log ignored settings and implied defaults.
+    ``known_networks_only``: whether a network of the user's own is an error.
     Raises ConfigError with every problem of the file, its key and value; for a missing file, with the bundled
     experiments that have the nearest names.
     """
@@ -65,7 +66,7 @@ def load_experiment(name: str | Path, log_notices: bool = True) -> Experiment:
         ) from None
     except (ValueError, RecursionError) as error:  # not UTF-8; numbers or nesting beyond Python's limits
         raise ConfigError(f"{escape(path)}: is not a JSON file ({error})") from None
-    return _parse(content, escape(path), known_networks_only=True, log_notices=log_notices)
+    return _parse(content, escape(path), known_networks_only, log_notices)
 
 
 def parse_experiment(content: dict[str, Any], source: str) -> Experiment:

@@ -15,6 +15,7 @@ from zoo.config import Decoder, Experiment
 from zoo.data.classes import check_num_classes
 from zoo.data.folder import Batch, ImageDataset, ImageFolder, OnBadImage, Sample, collate
 from zoo.data.location import DataPath
+from zoo.data.map_dataset import Datasets, MapDataset
 from zoo.data.pixels import load_codec
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import TrainTransform, ValTransform
@@ -77,13 +78,15 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
 
 
 def build_train_loader(
-    data: DataPath,
+    data: DataPath | Datasets,
     config: Experiment,
     *,
     on_bad_image: OnBadImage = "stop",
     **share: Any,
 ) -> Loader[TrainBatches]:
-    """Return the loader of ``data``/train for one process. Its ``batch_sampler`` holds the epoch and the position.
+    """Return the loader of ``data``/train, or of ``data.train``, for one process.
+
+    Its ``batch_sampler`` holds the epoch and the position.
 
     ``share``: rank, world_size, workers and pin_memory, as in `loader_of_crops`.
 
@@ -92,9 +95,14 @@ def build_train_loader(
     """
     if config.input.decoder_train == "scaled":
         load_codec()  # workers inherit it
+    transform = TrainTransform(config.input)
+    if isinstance(data, Datasets):
+        num_classes = config.network.num_classes
+        own = MapDataset(data.train, transform, num_classes, seed=config.seed, on_bad_image=on_bad_image)
+        return loader_of_crops(own, config, **share)
     images = ImageFolder(
         data / "train",
-        TrainTransform(config.input),
+        transform,
         decoder=config.input.decoder_train,
         seed=config.seed,
         on_bad_image=on_bad_image,
@@ -137,7 +145,7 @@ def loader_of_crops(
 
 
 def build_val_loader(
-    data: DataPath,
+    data: DataPath | Datasets,
     *,
     scale: int,
     crop: int,
@@ -152,14 +160,22 @@ def build_val_loader(
     limit: int | None = None,
     pin_memory: bool = False,
     on_bad_image: OnBadImage = "stop",
+    num_classes: int | None = None,
 ) -> Loader[ValBatches]:
-    """Return the loader of ``data``/val for one process, with ``batch_size`` images per process and batch.
+    """Return the loader of ``data``/val, or of ``data.val``, for one process, with ``batch_size`` images per batch.
 
-    ``batch_sampler.num_images`` counts the images of all processes. Raises DataError if the folder is unusable, and
-    ConfigError if the crop is larger than the scale.
+    ``batch_sampler.num_images`` counts the images of all processes. ``num_classes`` is checked for data sets, see
+    `MapDataset`. Raises DataError if the folder is unusable, and ConfigError if the crop is larger than the scale.
     """
     transform = ValTransform(scale, crop, mean, std, ten_crops)
-    images = ImageFolder(data / "val", transform, decoder=decoder, on_bad_image=on_bad_image, allow_empty_classes=True)
+    images: ImageDataset
+    if isinstance(data, Datasets):
+        assert data.val is not None
+        images = MapDataset(data.val, transform, num_classes, on_bad_image=on_bad_image)
+    else:
+        images = ImageFolder(
+            data / "val", transform, decoder=decoder, on_bad_image=on_bad_image, allow_empty_classes=True
+        )
     batches = ValBatches(len(images), batch_size, rank=rank, world_size=world_size, limit=limit)
     shape = (NUM_CROPS, 3, crop, crop) if ten_crops else (3, crop, crop)
     return Loader(images, batches, shape, workers, pin_memory)

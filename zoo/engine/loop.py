@@ -38,7 +38,7 @@ class _Run:
 
     state: TrainState
     train_loader: Loader[TrainBatches]
-    val_loader: Loader[ValBatches]
+    val_loader: Loader[ValBatches] | None
     log: Log
     log_dir: Path
     log_interval: int
@@ -54,7 +54,7 @@ class _Run:
 def train(
     state: TrainState,
     train_loader: Loader[TrainBatches],
-    val_loader: Loader[ValBatches],
+    val_loader: Loader[ValBatches] | None,
     log: Log,
     log_dir: Path,
     *,
@@ -62,14 +62,15 @@ def train(
 ) -> Result | None:
     """Train from the position of ``state`` to the end of the schedule; return the result of the last validation.
 
-    Every rank has to call it. ``state`` is updated in place. Each epoch ends with a validation and a checkpoint in
-    ``log_dir``; ``checkpoint.every_steps`` adds checkpoints within epochs. They are written in the background, and all
-    of them are complete when this returns or raises. ``log`` receives the averages every ``log_interval`` batches.
+    Every rank has to call it. ``state`` is updated in place. Each epoch ends with a validation, unless ``val_loader``
+    is None, and a checkpoint in ``log_dir``; ``checkpoint.every_steps`` adds checkpoints within epochs. They are
+    written in the background, and all of them are complete when this returns or raises. ``log`` receives the averages
+    every ``log_interval`` batches.
 
     SIGTERM and SIGINT save the state and raise TrainingInterrupted. During validation the saved state is that of the
     end of the epoch, and a resumed run starts with the validation. Raises NonFiniteLossError, DataError and
-    CheckpointError without saving; a failed write raises at the next report or save, or at the end. Returns None if
-    all epochs are done already.
+    CheckpointError without saving; a failed write raises at the next report or save, or at the end. Returns None
+    without validation, and if all epochs are done already.
     """
     result = None
     with StopSignals(state.process.control) as stop, CheckpointWriter(state.process, log_dir) as writer:
@@ -82,8 +83,9 @@ def train(
                 result = _finish_epoch(run)
         except BaseException:
             # Here, while signals are still handled: a worker that hangs would keep the process from ending.
-            for loader in (train_loader, val_loader):
-                loader.stop_workers()
+            train_loader.stop_workers()
+            if val_loader is not None:
+                val_loader.stop_workers()
             raise
     return result
 
@@ -190,7 +192,7 @@ def _report(run: _Run, reported: Reading, lr: float) -> Reading:
     return now
 
 
-def _finish_epoch(run: _Run) -> Result:
+def _finish_epoch(run: _Run) -> Result | None:
     """Validate, advance to the next epoch and save; return the result of the validation."""
     state = run.state
     # Answer a signal that arrived during the last step before a validation of several minutes.
@@ -201,14 +203,16 @@ def _finish_epoch(run: _Run) -> Result:
             f"epoch {state.epoch + 1}: {skipped} training image{'s were' if skipped > 1 else ' was'} unreadable"
         )
     try:
-        result = _validation(run)
+        result = None if run.val_loader is None else _validation(run, run.val_loader)
     except _StopInValidation as asked:
         _stop_if_asked(run, str(asked))
         raise
-    is_best = state.epoch == 0 or result.score > state.best_score
-    if is_best:
-        state.best_score, state.best_epoch = result.score, state.epoch
-    run.log.validation(state.epoch, state.step, result, is_best)
+    is_best = False
+    if result is not None:
+        is_best = state.epoch == 0 or result.score > state.best_score
+        if is_best:
+            state.best_score, state.best_epoch = result.score, state.epoch
+        run.log.validation(state.epoch, state.step, result, is_best)
     state.epoch, state.batch = state.epoch + 1, 0
     state.meter.reset()
     _save(run, is_best)
@@ -216,28 +220,28 @@ def _finish_epoch(run: _Run) -> Result:
     return result
 
 
-def _validation(run: _Run) -> Result:
+def _validation(run: _Run, loader: Loader[ValBatches]) -> Result:
     """Validate the network, or its moving average, with rank 0's running statistics."""
     state, settings = run.state, run.state.config
     broadcast_buffers(state)
-    with run.log.progress("validation", len(run.val_loader)) as advance:
+    with run.log.progress("validation", len(loader)) as advance:
         return validate(
             state.scored_model,
             state.task,
-            _val_batches(run),
+            _val_batches(run, loader),
             state.process.device,
             state.process.world_size,
-            num_images=run.val_loader.batch_sampler.num_images,
+            num_images=loader.batch_sampler.num_images,
             protocol=state.task.own_protocol,
             amp=settings.training.amp,
             advance=advance,
-            record=_class_maps(run),
+            record=_class_maps(run, len(loader)),
         )
 
 
-def _class_maps(run: _Run) -> Callable[[Batch, Tensor], None]:
+def _class_maps(run: _Run, num_batches: int) -> Callable[[Batch, Tensor], None]:
     """Return a callback that logs class maps of a few of rank 0's batches, the same in every validation."""
-    state, num_batches, seen = run.state, len(run.val_loader), count()
+    state, seen = run.state, count()
     chosen = {index * num_batches // NUM_SHOWN for index in range(NUM_SHOWN)} if state.process.is_main else set()
 
     def record(batch: Batch, logits: Tensor) -> None:
@@ -251,15 +255,15 @@ class _StopInValidation(Exception):
     """All ranks agreed to stop during validation; the text is the name of the signal."""
 
 
-def _val_batches(run: _Run) -> Iterator[Batch]:
+def _val_batches(run: _Run, loader: Loader[ValBatches]) -> Iterator[Batch]:
     """Yield this rank's validation batches; raise _StopInValidation on every rank once all agree on a signal.
 
     All ranks have to take part in equally many all-reduces, although a rank may have a batch fewer than rank 0.
     """
-    batches, world_size = run.val_loader.batch_sampler, run.state.process.world_size
+    batches, world_size = loader.batch_sampler, run.state.process.world_size
     largest_share = -(-batches.num_images // world_size)
     num_exchanges = -(-largest_share // batches.batch_size)
-    for batch in chain(run.val_loader, repeat(None, num_exchanges - len(batches))):
+    for batch in chain(loader, repeat(None, num_exchanges - len(batches))):
         if batch is not None:
             yield batch
         name = run.stop.agreed()
@@ -319,9 +323,9 @@ def _check_data(run: _Run) -> None:
             "with the same images"
         )
     state.num_images = num_images
-    class_names = escape_names(run.train_loader.dataset.classes)
+    class_names = escape_names(run.train_loader.dataset.classes) or None
     if state.class_names not in (None, class_names):
-        before, now = set(state.class_names or ()), set(class_names)
+        before, now = set(state.class_names or ()), set(class_names or ())
         missing, new = (join_names(sorted(names)) or "none" for names in (before - now, now - before))
         how = f"missing: {missing}; new: {new}" if before != now else "in another order"
         raise CheckpointError(

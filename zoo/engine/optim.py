@@ -32,7 +32,7 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
 
     Every group has its base rate as ``initial_lr``: ``learning_rate``, or ``classifier_lr``, unless that is -1, for
     parameters with "fc" in the name, times ``layer_decay`` for each layer behind it. ``decay_norms`` and
-    ``decay_biases`` turn weight decay of norms and of other biases on. The parameters that the method
+    ``decay_biases`` turn weight decay of norms and of other biases and vectors on. The parameters that the method
     ``no_weight_decay`` of the model names, as networks of timm have it, are never decayed.
 
     Raises ConfigError if no parameter requires a gradient, for an unknown optimizer or parameter of timm, and for a
@@ -82,8 +82,8 @@ def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, A
         if not parameter.requires_grad:
             continue
         is_of_norm = id(parameter) in ids_of_norms
-        is_bias = not is_of_norm and name.rpartition(".")[2] == "bias"
-        without_decay = (is_of_norm and not settings.decay_norms) or (is_bias and not settings.decay_biases)
+        is_vector = not is_of_norm and (name.rpartition(".")[2] == "bias" or parameter.ndim <= 1)
+        without_decay = (is_of_norm and not settings.decay_norms) or (is_vector and not settings.decay_biases)
         decay = 0.0 if without_decay or name in never_decayed else settings.weight_decay
         lr = settings.classifier_lr if settings.classifier_lr != -1 and "fc" in name else settings.learning_rate
         if layers:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from zoo.config import Experiment
 from zoo.data.loader import Loader
 from zoo.data.location import DataPath
+from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.meters import Reading
 
@@ -112,7 +113,7 @@ class Task(ABC):
         return self.labels
 
     @abstractmethod
-    def build_train_loader(self, data: DataPath, **share: Any) -> Loader[TrainBatches]:
+    def build_train_loader(self, data: DataPath | Datasets, **share: Any) -> Loader[TrainBatches]:
         """Return this rank's loader of training images; DataError for unsuitable data.
 
         ``share``: rank, world_size, workers, pin_memory and on_bad_image, as in `zoo.data.loader`.
@@ -121,7 +122,7 @@ class Task(ABC):
     @abstractmethod
     def build_val_loader(
         self,
-        data: DataPath,
+        data: DataPath | Datasets,
         protocol: Any,
         *,
         batch_size: int | None = None,

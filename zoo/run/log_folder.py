@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from zoo.config import Experiment, leaves, load_experiment
 from zoo.data.location import DataPath
+from zoo.data.map_dataset import Datasets
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
 from zoo.engine.consistency import differing_keys
 from zoo.engine.process import Process
@@ -54,7 +55,7 @@ def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bo
         yield
 
 
-def check_log_dir(folder: Path, data: DataPath) -> None:
+def check_log_dir(folder: Path, data: DataPath | Datasets) -> None:
     """Raise ConfigError if the log folder lies inside ``data``, or is not UTF-8, which TensorBoard needs."""
     try:
         os.fspath(folder).encode()
@@ -62,6 +63,8 @@ def check_log_dir(folder: Path, data: DataPath) -> None:
         raise ConfigError(
             "the name of the log folder is not UTF-8, which TensorBoard needs", folder, "give another --log-dir"
         ) from None
+    if isinstance(data, Datasets):
+        return
     place = Path(os.path.realpath(folder))  # unlike Path.resolve, accepts cyclic links
     parts = [os.path.realpath(data / part) for part in ("train", "val")]
     if place == Path(os.path.realpath(data)) or any(place.is_relative_to(part) for part in parts):
@@ -123,7 +126,7 @@ def write_settings(folder: Path, config: Experiment) -> None:
     path, settings = folder / SETTINGS_FILE, config.model_dump(mode="json")
     if path.exists():
         try:
-            before = load_experiment(path).model_dump(mode="json")
+            before = load_experiment(path, known_networks_only=False).model_dump(mode="json")
         except ZooError as error:
             logger.warning("rewritten: %s", error)
         else:

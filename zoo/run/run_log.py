@@ -142,7 +142,11 @@ class RunLog:
         if earlier is not None:
             earlier.setTarget(self._text)
             earlier.flush()
-        logging.getLogger("zoo").addHandler(self._text)
+        zoo_logger = logging.getLogger("zoo")
+        self._level = zoo_logger.level
+        if zoo_logger.getEffectiveLevel() > logging.INFO:  # outside of the command line nothing else has set it
+            zoo_logger.setLevel(logging.INFO)
+        zoo_logger.addHandler(self._text)
 
     def __enter__(self) -> RunLog:
         return self
@@ -161,7 +165,9 @@ class RunLog:
             self._write(self._board.close)
         if self._num_lost:
             logger.warning("%d records of this run are missing in %s", self._num_lost, self._log_dir)
-        logging.getLogger("zoo").removeHandler(self._text)
+        zoo_logger = logging.getLogger("zoo")
+        zoo_logger.removeHandler(self._text)
+        zoo_logger.setLevel(self._level)
         self._text.close()
 
     def begin(self, step: int, device: torch.device, world_size: int, images: Mapping[str, Mapping[str, Any]]) -> None:

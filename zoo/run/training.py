@@ -2,103 +2,146 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zoo.architectures import ARCHITECTURES, architecture, is_external
-from zoo.config import (
-    Experiment,
-    check_world_size,
-    differences,
-    experiment_names,
-    find_experiment,
-    load_experiment,
-    parse_experiment,
-)
+from torch import nn
+from torch.utils.data import Dataset
+
+from zoo.architectures import ARCHITECTURES, LEAN, is_external
+from zoo.config import Experiment, check_world_size, parse_experiment
 from zoo.data.classes import check_same_classes
-from zoo.data.folder import open_source
 from zoo.data.loader import Loader
 from zoo.data.location import DataPath, parse_data_path
+from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine import loop
-from zoo.engine.checkpoint import BEST
+from zoo.engine.checkpoint import BEST, CHECKPOINT
 from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint, sizes_digest
 from zoo.engine.process import Process, open_process
 from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
-from zoo.errors import ConfigError, DataError, NonFiniteLossError, escape, join_names, nearest
+from zoo.errors import ConfigError, DataError, NonFiniteLossError, escape, join_names
 from zoo.files import write_json
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
-from zoo.registry import INPUTS
+from zoo.registry import build_from_config
+from zoo.remat.lean import is_lean, lean
 from zoo.run.environment import describe_environment
+from zoo.run.experiments import experiment_for
 from zoo.run.log_folder import check_log_dir, check_unused, log_folder, writable
 from zoo.run.run_log import RunLog, buffered_records, read_validation
 from zoo.run.seeds import SeedRun, seeds_json
 from zoo.run.train_options import TrainOptions
+from zoo.spec import NetworkSpec
 from zoo.tasks import task_of
 
 logger = logging.getLogger(__name__)
 
 
-Loaders = tuple[Loader[TrainBatches], Loader[ValBatches]]
+Loaders = tuple[Loader[TrainBatches], Loader[ValBatches] | None]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The network of a finished run, its scores and its files.
+
+    Args:
+    - `model`: the network that was validated last: the one that was trained, or the moving average of its weights. It
+      is in evaluation mode, on the device of the run.
+    - `scores`: scores of the last validation by name, percent; empty without validation.
+    - `best_score`: the best top-1 accuracy, or mIoU of a segmentation, percent; None without validation.
+    - `best_epoch`: its epoch, from 0; None without validation.
+    - `checkpoint`: the last checkpoint, to resume from.
+    - `best_weights`: the weights with the best score; None without validation. `zoo.load_weights` loads them.
+    """
+
+    model: nn.Module
+    scores: Mapping[str, float]
+    best_score: float | None
+    best_epoch: int | None
+    checkpoint: Path
+    best_weights: Path | None
 
 
 def train(
-    experiment: Experiment | str | os.PathLike[str],
-    data: str | os.PathLike[str],
+    network: nn.Module | NetworkSpec | Experiment | str | os.PathLike[str],
+    data: Dataset[Any] | str | os.PathLike[str],
+    val: Dataset[Any] | None = None,
     *,
     log_dir: str | os.PathLike[str],
+    experiment: Experiment | Mapping[str, Any] | str | os.PathLike[str] | None = None,
     epochs: int | None = None,
+    batch_size: int | None = None,
+    memory: str | None = None,
     process: Process | None = None,
     **options: Any,
-) -> dict[str, float]:
-    """Train on ``data``/train, validate on ``data``/val after each epoch, and return the scores of the last validation.
+) -> TrainingResult:
+    """Train a network on a data set or a folder, and return it with its scores.
 
-    Writes checkpoints, settings and logs to ``log_dir``. Under torchrun each process calls this function, and all of
-    them get the same scores.
+    Writes checkpoints, settings and logs to ``log_dir``, and validates after each epoch. Under torchrun each process
+    calls this function, and all of them get the same result.
 
     >>> import zoo
-    >>> scores = zoo.train("runs/mine/experiment.json", "data", log_dir="runs/mine", resume="auto")
-    >>> print(sorted(scores))
-    ['top1', 'top5']
+    >>> result = zoo.train("runs/mine/experiment.json", "data", log_dir="runs/mine", resume="auto")
+    >>> print(sorted(result.scores), result.best_weights)
+    ['top1', 'top5'] runs/mine/model_best.pth.tar
 
     Args:
-    - `experiment`: settings, the path of an experiment file, the name of a bundled experiment, or an architecture,
-      which is trained with default settings and the number of classes of ``data``.
+    - `network`: a module that returns logits (N, classes), which is trained in place; a `NetworkSpec`; the name of an
+      architecture; or an experiment: its settings, its name or the path of its file.
     - `data`: folder with train/ and val/ with a folder per class, or with shards, also by URL; for segmentation a
-      folder as ``segmentation.layout`` says.
+      folder as ``segmentation.layout`` says. Or a map-style data set of (image, label): floating-point tensors are
+      inputs of the network, and other images are transformed as the section ``input`` says; see `MapDataset`.
+    - `val`: data set to validate on, like ``data``; without it, a run on a data set has no validation.
     - `log_dir`: folder of the run, which is created.
+    - `experiment`: settings, unless ``network`` is an experiment: an experiment, whose network is replaced, or sections
+      of an experiment file, which replace those of the default experiment. The default is `DEFAULT_OPTIMIZER`: SGD with
+      Nesterov momentum takes batches of 64 images; the rate rises to 0.025 in half an epoch, and falls along a cosine
+      to 0 after 30 epochs.
     - `epochs`: number of epochs instead of the experiment's; a resumed run with more epochs than before is extended.
+    - `batch_size`: images per step, over all processes, instead of the experiment's.
+    - `memory`: ``network.memory`` instead of the experiment's, such as "lean"; a module can only become "lean".
     - `process`: this process, if `zoo.engine.process.open_process` is open already.
     - `options`: ``workers``, ``log_every``, ``on_bad_image``, ``resume``, ``weights``, ``overwrite``, ``log_hist`` and
       ``allow_world_size_change``; see `TrainOptions`.
 
-    Raises TypeError for unknown options; ConfigError, DataError, WeightsError and CheckpointError for files and
+    Raises TypeError for unknown options; ConfigError, DataError, WeightsError and CheckpointError for files, data and
     settings that do not fit; NonFiniteLossError; and TrainingInterrupted after a signal, once the state is saved.
     """
-    train_options, folder = TrainOptions(**options), parse_data_path(data)
-    if not isinstance(experiment, Experiment):
-        experiment = experiment_for(os.fspath(experiment), folder, epochs)
-    elif epochs is not None:
-        experiment = with_epochs(experiment, epochs)
+    train_options = TrainOptions(**options)
+    images = parse_data_path(data) if isinstance(data, (str, os.PathLike)) else Datasets(data, val)
+    if val is not None and not isinstance(images, Datasets):
+        raise DataError("val is given for a folder, which has the images to validate on in val/", images)
+    module = network if isinstance(network, nn.Module) else None
+    if module is not None and memory not in (None, LEAN):
+        what = f"memory = {memory!r}: a network that is built already can only become {LEAN!r}"
+        raise ConfigError(what, type(network).__name__, "build it with this strategy, zoo.get(NAME, memory=...)")
+    config = experiment_for(network, images, settings=experiment, epochs=epochs, batch_size=batch_size, memory=memory)
     with open_process() if process is None else nullcontext(process) as process:
-        train_experiment(experiment, folder, Path(log_dir), process, train_options)
-        return _last_scores(experiment, Path(log_dir), process)
+        state = train_experiment(config, images, Path(log_dir), process, train_options, module)
+        return _result(state, Path(log_dir))
 
 
 def train_experiment(
-    config: Experiment, data: DataPath, log_dir: Path, process: Process, options: TrainOptions | None = None
+    config: Experiment,
+    data: DataPath | Datasets,
+    log_dir: Path,
+    process: Process,
+    options: TrainOptions | None = None,
+    module: nn.Module | None = None,
 ) -> TrainState:
     """Train on ``data``/train, validate on ``data``/val after each epoch, and return the state at the end.
+
+    ``module`` is the network to train, if it is built already; by default that of the settings.
 
     `zoo.engine.loop.train` calls `zoo.engine.step.train_step` for each step, which calls the network's forward. All
     processes of a run must call this function, inside `zoo.engine.process.open_process`. Checkpoints, settings and logs
@@ -114,23 +157,28 @@ def train_experiment(
     check_world_size(config, process.world_size)
     process.on_main(lambda: check_log_dir(log_dir, data))
     task = task_of(config)
+    if isinstance(data, Datasets) and config.task == "segmentation":
+        raise ConfigError(f"{config.network.arch} segments images", data, "give a folder with images and label maps")
     with buffered_records() as earlier:
         loaders = _build_loaders(task, data, process, options)
     train_loader, val_loader = loaders
+    of_splits: dict[str, Loader[Any]] = {"train": train_loader}
+    if val_loader is not None:
+        of_splits["val"] = val_loader
     images = {
-        "train": dataset_fingerprint(train_loader.dataset, train_loader.batch_sampler.num_images),
-        "val": dataset_fingerprint(val_loader.dataset, val_loader.batch_sampler.num_images),
+        split: dataset_fingerprint(loader.dataset, loader.batch_sampler.num_images)
+        for split, loader in of_splits.items()
     }
     check_same_on_all_ranks(
         process,
         lambda: {
-            "train": {**images["train"], "sizes": sizes_digest(train_loader.dataset)},
-            "val": {**images["val"], "sizes": sizes_digest(val_loader.dataset)},
+            split: {**images[split], "sizes": sizes_digest(loader.dataset)} for split, loader in of_splits.items()
         },
         "copy the same DATA to every machine",
         DataError,
     )
-    num_parameters = _count_parameters(config)
+    num_parameters = _count_parameters(config) if module is None else _size(module)
+    build = build_from_config if module is None else partial(_prepared, module)
     with (
         log_folder(log_dir, process, continues=_continues(log_dir, options.resume), overwrite=options.overwrite),
         RunLog(log_dir, process.rank, config, histograms=options.log_hist, earlier=earlier) as log,
@@ -143,6 +191,7 @@ def train_experiment(
             resume=options.resume,
             weights=options.weights,
             allow_world_size_change=options.allow_world_size_change,
+            build=build,
         )
         epochs = config.optimizer.schedule.epochs
         if state.epoch >= epochs:
@@ -167,65 +216,6 @@ def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dic
         log_dir.with_name(f"{log_dir.name}-seed{seed}"): parse_experiment({**settings, "seed": seed}, f"seed {seed}")
         for seed in seeds
     }
-
-
-def default_experiment(arch: str, data: DataPath) -> Experiment:
-    """Return the experiment that trains an architecture on the classes of ``data``/val.
-
-    The network is the one that `get` returns. SGD with Nesterov momentum takes batches of 64 images; the rate rises to
-    0.025 in half an epoch, and falls along a cosine to 0 after 30 epochs. Raises ConfigError for an unknown
-    architecture, and for a segmentation network, because a folder does not specify the layout of its label maps;
-    DataError for a folder without classes.
-    """
-    images = INPUTS["imagenet"]
-    if not is_external(arch):
-        known = architecture(arch)
-        if known.task == "segmentation":
-            raise ConfigError(
-                f"{arch} is a segmentation network, and a folder does not specify the layout of its label maps",
-                remedy="write an experiment file, for example from the output of zoo show quickstart_scenes.json",
-            )
-        images = INPUTS[known.input]
-    network = {"arch": arch, "num_classes": len(open_source(data / "val").classes)}
-    schedule = {"type": "cosine", "mode": "step", "epochs": 30, "warmup_epochs": 0.5}
-    optimizer = {"batch_size": 64, "learning_rate": 0.025, "nesterov": True, "schedule": schedule}
-    content = {"network": network, "optimizer": optimizer, "input": images.model_dump()}
-    return parse_experiment(content, f"the default recipe of {arch}")
-
-
-def experiment_for(name: str, data: DataPath, epochs: int | None = None) -> Experiment:
-    """Return the experiment with this name or path; for an architecture, the default experiment, which is logged.
-
-    The default experiment has the number of classes of ``data``. ``epochs`` replaces the number of epochs. Raises
-    ConfigError, with the nearest names, for unknown names.
-    """
-    is_file = find_experiment(name) is not None or (Path(name).exists() and not Path(name).is_dir())
-    if not is_file and name not in ARCHITECTURES and not is_external(name):
-        raise ConfigError(
-            f"there is no experiment, experiment file or architecture called {escape(name)}",
-            remedy=f"the nearest experiments are {', '.join(nearest(name, experiment_names()))}, the nearest "
-            f"architectures {', '.join(nearest(name, ARCHITECTURES))}",
-        )
-    config = load_experiment(name) if is_file else default_experiment(name, data)
-    if epochs is not None:
-        config = with_epochs(config, epochs)
-    if is_file:
-        return config
-    settings = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in differences(config).items())
-    logger.info(
-        "%s is an architecture, not an experiment, and is trained with default settings. experiment.json in the log "
-        "folder will hold all of them; zoo train accepts an edited copy of that file. Settings that differ from the "
-        "defaults of experiment files:%s",
-        name, settings,
-    )  # fmt: skip
-    return config
-
-
-def with_epochs(config: Experiment, epochs: int) -> Experiment:
-    """Return the settings with another number of epochs. Raises ConfigError if the schedule does not allow it."""
-    settings = config.model_dump(mode="json")
-    settings["optimizer"]["schedule"]["epochs"] = epochs
-    return parse_experiment(settings, f"{epochs} epochs")
 
 
 def train_seeds(
@@ -264,6 +254,23 @@ def train_seeds(
     return runs
 
 
+def _result(state: TrainState, log_dir: Path) -> TrainingResult:
+    validates = state.best_epoch is not None
+    return TrainingResult(
+        model=state.scored_model.eval(),
+        scores=_last_scores(state.config, log_dir, state.process) if validates else {},
+        best_score=state.best_score if validates else None,
+        best_epoch=state.best_epoch,
+        checkpoint=log_dir / CHECKPOINT,
+        best_weights=log_dir / BEST if validates else None,
+    )
+
+
+def _prepared(module: nn.Module, network: NetworkSpec) -> nn.Module:
+    """Return ``module``, lean if the settings say so."""
+    return lean(module) if network.memory == LEAN and not is_lean(module) else module
+
+
 def _last_scores(config: Experiment, log_dir: Path, process: Process) -> dict[str, float]:
     """Return the scores of the validation after the last epoch, by name."""
     last_epoch = config.optimizer.schedule.epochs - 1
@@ -291,11 +298,14 @@ def _check_settings_agree(config: Experiment, process: Process, options: TrainOp
     )
 
 
-def _build_loaders(task: Task, data: DataPath, process: Process, options: TrainOptions) -> Loaders:
+def _build_loaders(task: Task, data: DataPath | Datasets, process: Process, options: TrainOptions) -> Loaders:
     """Return the loaders for training and validation. Raises DataError unless both have the same classes."""
     share: dict[str, Any] = {"rank": process.rank, "world_size": process.world_size, "workers": options.workers,
              "pin_memory": process.device.type == "cuda", "on_bad_image": options.on_bad_image}  # fmt: skip
     train_loader = task.build_train_loader(data, **share)
+    if isinstance(data, Datasets):
+        validates = data.val is not None
+        return train_loader, task.build_val_loader(data, task.own_protocol, **share) if validates else None
     val_loader = task.build_val_loader(data, task.own_protocol, **share)
     check_same_classes(train_loader.dataset, val_loader.dataset)
     return train_loader, val_loader
@@ -309,6 +319,10 @@ def _count_parameters(config: Experiment) -> int:
         for side in config.input.all_crops:
             check_logits(model.train(), network.arch, network.num_classes, side, setting)
         check_logits(model.eval(), network.arch, network.num_classes, config.input.crop_val, "input.crop_val")
+    return _size(model)
+
+
+def _size(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -320,13 +334,15 @@ def _continues(log_dir: Path, resume: str | None) -> bool:
     )
 
 
-def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, data: DataPath, log_dir: Path) -> str:
+def _begin_summary(
+    state: TrainState, num_parameters: int, loaders: Loaders, data: DataPath | Datasets, log_dir: Path
+) -> str:
     """Return a description of network, images, schedule, device and log folder, one per line."""
     config, process = state.config, state.process
     network, optimizer = config.network, config.optimizer
-    num_train, num_val = (loader.batch_sampler.num_images for loader in loaders)
+    num_train, num_val = (0 if loader is None else loader.batch_sampler.num_images for loader in loaders)
     processes = f"{process.world_size} process{'es' * (process.world_size > 1)}"
-    layers = "" if is_external(network.arch) else f", {network.norm} norms with {network.activation}"
+    layers = "" if network.arch not in ARCHITECTURES else f", {network.norm} norms with {network.activation}"
     lines = [
         f"training {network.arch}: {num_parameters:,} parameters{layers}, {network.num_classes} classes",
         f"images      {num_train:,} to train on, {num_val:,} to validate on; {escape(data)}",
@@ -337,13 +353,15 @@ def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, dat
     return "\n".join(lines)
 
 
-def _end_summary(state: TrainState, data: DataPath, log_dir: Path) -> str:
+def _end_summary(state: TrainState, data: DataPath | Datasets, log_dir: Path) -> str:
     """Return the best score, and the commands to run next if their paths need no escapes."""
+    if state.best_epoch is None and isinstance(data, Datasets) and data.val is None:
+        return f"done; {escape(log_dir / CHECKPOINT)}"
     best, images = str(log_dir / BEST), str(data)
     after = "" if state.best_epoch is None else f" after epoch {state.best_epoch + 1}"
     label = next(iter(state.task.labels.values()))
     lines = [f"best {label} {state.best_score:.2f} %{after}; {escape(best)}"]
-    if escape(best + images) == best + images:  # escaped paths would not exist
+    if not isinstance(data, Datasets) and escape(best + images) == best + images:  # escaped paths would not exist
         commands = state.task.next_commands(shlex.quote(best), shlex.quote(images))
         lines += [f"{purpose:<11} {command}" for purpose, command in commands.items()]
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from zoo.data.loader import NUM_CROPS, Loader, build_train_loader, build_val_loader
 from zoo.data.location import DataPath
+from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.meters import Reading
 from zoo.engine.task import Result, Task
@@ -64,13 +65,13 @@ class ClassificationTask(Task):
         """Top-1, and top-5 unless five classes or fewer make it always 100 %."""
         return {name: LABELS[name] for name, top in TOPS.items() if top < self.config.network.num_classes}
 
-    def build_train_loader(self, data: DataPath, **share: Any) -> Loader[TrainBatches]:
-        """Return the loader of ``data``/train."""
+    def build_train_loader(self, data: DataPath | Datasets, **share: Any) -> Loader[TrainBatches]:
+        """Return the loader of ``data``/train, or of ``data.train``."""
         return build_train_loader(data, self.config, **share)
 
     def build_val_loader(
         self,
-        data: DataPath,
+        data: DataPath | Datasets,
         protocol: CropProtocol,
         *,
         batch_size: int | None = None,
@@ -78,7 +79,7 @@ class ClassificationTask(Task):
         world_size: int = 1,
         **share: Any,
     ) -> Loader[ValBatches]:
-        """Return the loader of ``data``/val. With ten crops the default batch size is a tenth."""
+        """Return the loader of ``data``/val, or of ``data.val``. With ten crops the default batch size is a tenth."""
         default = self.config.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1) // world_size
         return build_val_loader(
             data,
@@ -91,6 +92,7 @@ class ClassificationTask(Task):
             batch_size=batch_size or max(1, default),
             limit=limit,
             world_size=world_size,
+            num_classes=self.config.network.num_classes,
             **share,
         )
 

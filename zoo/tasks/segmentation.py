@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo.config import Experiment, Segmentation
 from zoo.data.loader import Loader
 from zoo.data.location import DataPath
+from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_loader import build_segmentation_train_loader, build_segmentation_val_loader
 from zoo.engine.meters import Reading
@@ -93,13 +94,14 @@ class SegmentationTask(Task):
         assert self.config.segmentation is not None
         return self.config.segmentation
 
-    def build_train_loader(self, data: DataPath, **share: Any) -> Loader[TrainBatches]:
+    def build_train_loader(self, data: DataPath | Datasets, **share: Any) -> Loader[TrainBatches]:
         """Return the loader of training crops and their label maps."""
+        assert not isinstance(data, Datasets)
         return build_segmentation_train_loader(data, self.config, **share)
 
     def build_val_loader(
         self,
-        data: DataPath,
+        data: DataPath | Datasets,
         protocol: WholeImage,
         *,
         batch_size: int | None = None,
@@ -114,6 +116,7 @@ class SegmentationTask(Task):
                 "different sizes are scored one at a time",
                 remedy="remove the batch size",
             )
+        assert not isinstance(data, Datasets)
         return build_segmentation_val_loader(data, self.config, limit=limit, world_size=world_size, **share)
 
     def trained_network(self, model: nn.Module) -> nn.Module:

@@ -1,0 +1,288 @@
+"""`zoo.train` with data sets and modules of the user's own: the bits of a folder, exact resume, clear errors."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+import zoo
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import differences, make_images
+from zoo.data.map_dataset import Datasets, MapDataset
+from zoo.data.transforms import TrainTransform
+from zoo.engine.checkpoint import read
+from zoo.remat.lean import is_lean
+from zoo.spec import NetworkSpec
+
+SETTINGS: dict[str, Any] = {
+    "optimizer": {"batch_size": 8, "learning_rate": 0.05, "schedule": {"type": "cosine", "mode": "step", "epochs": 2}},
+    "input": {"crop_train": 8, "scale_val": 8, "crop_val": 8},
+}
+
+
+class Pictures(Dataset[tuple[Image.Image, int]]):
+    """The PIL images of a folder, in its order."""
+
+    def __init__(self, folder: Path) -> None:
+        self.classes = sorted(path.name for path in folder.iterdir())
+        self._files = sorted(folder.glob("*/*"))
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        file = self._files[index]
+        return Image.open(file), self.classes.index(file.parent.name)
+
+
+class Noise(Dataset[tuple[Tensor, int]]):
+    """Tensors with noise from all three global generators. Item ``interrupts_at`` interrupts the second epoch."""
+
+    def __init__(self, count: int = 24, label: int = 1, interrupts_at: int | None = None) -> None:
+        self._count = count
+        self._label = label
+        self._interrupts_at = interrupts_at
+        self._num_reads = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index == self._interrupts_at:
+            self._num_reads += 1
+            if self._num_reads == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+        shift = random.random() + np.random.random()
+        return torch.randn(3, 6, 6) + shift + index % 2, index % 2 * self._label
+
+
+def make_module(num_classes: int = 2) -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(4, num_classes),
+    )  # fmt: skip
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def test_a_data_set_trains_to_the_same_bits_as_the_folder_with_its_images(tmp_path: Path) -> None:
+    data = make_images(tmp_path / "data", num_train=16, num_val=5)
+    settings = {**SETTINGS, "input": {**SETTINGS["input"], "color_jitter_train": True}}
+    options: dict[str, Any] = {"experiment": settings, "memory": "lean", "epochs": 1}
+    of_folder = zoo.train("resnet32_cifar", data, log_dir=tmp_path / "folder", **options)
+    sets = Pictures(data / "train"), Pictures(data / "val")
+    result = zoo.train("resnet32_cifar", *sets, log_dir=tmp_path / "set", workers=1, **options)
+    assert differences(weights_of(of_folder.model), weights_of(result.model)) == []
+    assert of_folder.scores == result.scores
+    first, second = read(of_folder.checkpoint), read(result.checkpoint)
+    assert first["network"] == second["network"]
+    assert first["network"]["class_names"] == ["class0", "class1"]
+    assert first["config"] == second["config"]
+    assert zoo.score(zoo.load_network(result.checkpoint), data).top1 == result.scores["top1"]
+
+
+def test_a_module_of_ones_own_resumes_exactly_with_the_augmentation_of_the_data_set(tmp_path: Path) -> None:
+    random.seed(1)
+    options: dict[str, Any] = {"experiment": SETTINGS, "batch_size": 4}
+    whole = zoo.train(make_module(), Noise(), Noise(8), log_dir=tmp_path / "whole", **options)
+    assert sorted(whole.scores) == ["top1", "top5"]
+    assert whole.best_score is not None
+    assert whole.best_score >= whole.scores["top1"]
+    random.seed(2)  # the state of the process has no influence
+    np.random.seed(2)
+    parts = tmp_path / "parts"
+    with pytest.raises(zoo.TrainingInterrupted):
+        zoo.train(make_module(), Noise(interrupts_at=3), Noise(8), log_dir=parts, **options)
+    assert 6 < read(parts / "checkpoint.pth.tar")["position"]["step"] < 12
+    module = make_module()
+    resumed = zoo.train(module, Noise(), Noise(8), log_dir=parts, resume="auto", workers=2, **options)
+    assert resumed.model is module
+    assert not module.training
+    assert differences(read(whole.checkpoint)["state_dict"], read(resumed.checkpoint)["state_dict"]) == []
+    assert whole.scores == resumed.scores
+    assert whole.best_weights is not None
+    zoo.load_weights(make_module(), whole.best_weights)
+
+
+def _train_two_epochs(log_dir: Path) -> tuple[dict[str, Tensor], dict[str, float]]:
+    torch.manual_seed(int(os.environ.get("RANK", 0)))  # rank 0's weights are used
+    module = nn.Sequential(nn.Flatten(), nn.Linear(108, 2))
+    result = zoo.train(module, Noise(), Noise(8), log_dir=log_dir, experiment=SETTINGS)
+    return weights_of(result.model), dict(result.scores)
+
+
+@pytest.mark.dist
+def test_two_processes_train_the_same_network(tmp_path: Path) -> None:
+    first, second = run_distributed(_train_two_epochs, 2, tmp_path / "two", group=False)
+    alone = _train_two_epochs(tmp_path / "one")
+    assert differences(first, second) == []
+    assert first[1] == alone[1]
+    for key, value in alone[0].items():
+        torch.testing.assert_close(first[0][key], value)
+
+
+def test_a_run_without_validation_has_a_checkpoint_and_no_scores(tmp_path: Path) -> None:
+    result = zoo.train(make_module(), Noise(), log_dir=tmp_path, epochs=1, batch_size=12, experiment=SETTINGS)
+    assert (result.scores, result.best_score, result.best_epoch, result.best_weights) == ({}, None, None, None)
+    saved = read(result.checkpoint)
+    assert saved["position"]["step"] == 2
+    assert saved["network"] is None
+    assert "class_names" not in saved
+    longer = zoo.train(
+        make_module(), Noise(), log_dir=tmp_path, epochs=2, batch_size=12, experiment=SETTINGS, resume="auto"
+    )
+    assert read(longer.checkpoint)["position"]["step"] == 4
+    assert "rewritten: " not in (tmp_path / "training_0.log").read_text()
+
+
+def test_a_lean_module_has_the_same_bits(tmp_path: Path) -> None:
+    modules = [make_module(), make_module()]
+    for module, memory in zip(modules, (None, "lean"), strict=True):
+        zoo.train(module, Noise(), log_dir=tmp_path / str(memory), epochs=1, memory=memory, experiment=SETTINGS)
+    assert [is_lean(module) for module in modules] == [False, True]
+    assert differences(*map(weights_of, modules)) == []
+
+
+def test_a_module_of_zoo_is_described_in_its_checkpoint_unless_it_was_changed(tmp_path: Path) -> None:
+    result = zoo.train(zoo.get("resnet32_cifar", num_classes=3), Noise(16), log_dir=tmp_path / "a", epochs=1)
+    loaded = zoo.get(result.checkpoint)
+    assert differences(weights_of(loaded), weights_of(result.model)) == []
+    changed: Any = zoo.get("resnet32_cifar", num_classes=3)
+    changed.classifier.fc = nn.Sequential(nn.Dropout(0.5), changed.classifier.fc)
+    result = zoo.train(changed, Noise(16), log_dir=tmp_path / "b", epochs=1)
+    assert read(result.checkpoint)["network"] is None
+
+
+def test_the_moving_average_is_returned_if_there_is_one(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "optimizer": {**SETTINGS["optimizer"], "ema_decay": 0.5}}
+    module = make_module()
+    result = zoo.train(module, Noise(), log_dir=tmp_path, experiment=settings)
+    saved = read(result.checkpoint)
+    assert differences(weights_of(result.model), saved["ema"]) == []
+    assert differences(weights_of(module), saved["state_dict"]) == []
+    assert differences(saved["ema"], saved["state_dict"])
+
+
+def test_settings_are_a_mapping_or_an_experiment_whose_network_is_replaced(tmp_path: Path) -> None:
+    spec = NetworkSpec(arch="resnet32_cifar", num_classes=2, norm="inplace")
+    result = zoo.train(spec, Noise(), log_dir=tmp_path, experiment="resnet32_cifar10_short", epochs=1, batch_size=12)
+    config = read(result.checkpoint)["config"]
+    bundled = zoo.config.load_experiment("resnet32_cifar10_short")
+    assert (config["network"]["norm"], config["network"]["num_classes"]) == ("inplace", 2)
+    assert config["optimizer"]["learning_rate"] == bundled.optimizer.learning_rate
+    assert (config["optimizer"]["batch_size"], config["optimizer"]["schedule"]["epochs"]) == (12, 1)
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+class Endless(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Items(Dataset[Any]):
+    def __init__(self, item: Any, classes: Any = ()) -> None:
+        self._item = item
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        if isinstance(self._item, Exception):
+            raise self._item
+        return self._item
+
+
+X = torch.zeros(3, 6, 6)
+NAMED = Items((X, 0), ["cat", "dog"])
+
+
+@pytest.mark.parametrize(
+    ("network", "data", "words"),
+    [
+        (make_module(), (Stream(),), "an iterable data set has no items by index"),
+        (make_module(), (Endless(),), "the data set has no length; Endless: give a map-style Dataset"),
+        (make_module(), (3,), "it is neither a folder nor a data set; int"),
+        (make_module(), (Noise(0),), "the data set is empty; Noise"),
+        (make_module(), (Noise(label=2),), r"its label is 2, but the network has 2 outputs; item \d+ of Noise"),
+        (make_module(), (Noise(), Noise(label=-1)), r"its label is -1, but .*; item \d+ of Noise"),
+        (make_module(), (Items(X),), r"item 0 of Items: |it is tensor.*, not a pair \(image, label\); item 0 of Items"),
+        (make_module(), (Items((X, 0.5)),), "its label is 0.5, not an integer; item 0 of Items"),
+        (make_module(), (Items(("a.png", 0)),), "expected an image, got a str"),
+        (make_module(), (Items(OSError("damaged")),), r"it cannot be read \(damaged\); item 0 of Items"),
+        (make_module(), (NAMED, Items((X, 0), ["dog", "cat"])), "has the classes dog, cat, and the training data cat"),
+        (make_module(), (Items((X, 0), ["a", "b", "c"]),), "it names 3 classes but the network has 2 outputs; Items"),
+        ("resnet32_cifar", (Noise(),), r"names no classes .*; Noise: set the number of classes .* num_classes=N"),
+        ("resnet32_cifar10_short", ("data", Noise()), "val is given for a folder"),
+        ("quickstart_scenes", (Noise(),), "deeplab_.* segments images; Noise: give a folder"),
+        (nn.Conv2d(3, 2, 1), (Noise(),), r"returns the shape \(2, 2, 6, 6\) for two images of shape \(3, 6, 6\)"),
+    ],
+)  # fmt: skip
+def test_unusable_data_and_networks_are_refused(
+    network: Any, data: tuple[Any, ...], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(zoo.ZooError, match=words):
+        zoo.train(network, *data, log_dir=tmp_path, epochs=1, batch_size=4)
+
+
+def test_a_network_of_another_type_is_a_type_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="not int"):
+        zoo.train(3, Noise(), log_dir=tmp_path)  # type: ignore[arg-type]
+
+
+def test_experiments_and_memory_that_contradict_the_network_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(zoo.ConfigError, match="two experiments are given"):
+        zoo.train("resnet32_cifar10_short", Noise(), log_dir=tmp_path, experiment=SETTINGS)
+    with pytest.raises(zoo.ConfigError, match="can only become 'lean'"):
+        zoo.train(make_module(), Noise(), log_dir=tmp_path, memory="checkpoint")
+
+
+def test_the_generators_of_the_process_are_left_alone() -> None:
+    images = MapDataset(Noise(), TrainTransform(zoo.config.Input()))
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    before = random.random(), np.random.random(), torch.rand(())
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    first, again, other = (images[key].image for key in ((0, 3), (0, 3), (1, 3)))
+    assert (random.random(), np.random.random(), torch.rand(())) == before
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_damaged_items_are_left_out_on_request(tmp_path: Path) -> None:
+    class Damaged(Noise):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            if index == 2:
+                raise OSError("truncated")
+            return super().__getitem__(index)
+
+    zoo.train(make_module(), Damaged(), log_dir=tmp_path, epochs=1, experiment=SETTINGS, on_bad_image="skip")
+    assert "left out: it cannot be read (truncated); item 2 of Damaged" in (tmp_path / "training_0.log").read_text()
+
+
+def test_names_of_classes_are_those_of_torchvision() -> None:
+    imagenet = Items((X, 0), [("tench", "Tinca tinca"), ("goldfish",)])
+    twice = Items((X, 0), [("crane",), ("crane",)])
+    assert zoo.data.map_dataset.class_names_of(imagenet) == ["tench, Tinca tinca", "goldfish"]
+    assert zoo.data.map_dataset.class_names_of(twice) == []
+    assert str(Datasets(imagenet, Noise())) == "Items and Noise"

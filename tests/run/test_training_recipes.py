@@ -1,0 +1,368 @@
+"""Two steps of each published recipe, plain and lean, and one step beside timm's or torchvision's own code."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision import models
+from torchvision.transforms import v2
+
+from tests.engine.tiny import MemoryLog, differences, make_images, run
+from tests.pages.training_recipes import RECIPES
+from zoo.config import Experiment, load_experiment, parse_experiment
+from zoo.data.mixing import draw_mix
+from zoo.data.seeding import random_of
+from zoo.engine import loop
+from zoo.engine.optim import lr_factor
+from zoo.engine.state import TrainState
+from zoo.engine.step import StepBatch
+from zoo.models.build import build_on_meta
+from zoo.registry import build_from_config
+from zoo.spec import NetworkSpec
+
+NAMES = [recipe.name for recipe in RECIPES]
+# Millions of parameters according to torchvision's weights and to timm's results.
+PARAMETERS = {
+    "imagenet_resnet50_torchvision_v1": 25.557,
+    "imagenet_resnet50_torchvision_v2": 25.557,
+    "imagenet_resnet50_a1": 25.557,
+    "imagenet_resnet50_a2": 25.557,
+    "imagenet_resnet50_a3": 25.557,
+    "imagenet_convnext_tiny": 28.589,
+    "imagenet_deit_small": 22.051,
+    "imagenet_efficientnet_b0": 5.289,
+    "imagenet_mobilenet_v3_large": 5.483,
+    "imagenet_swin_tiny": 28.288,
+}
+BATCH, SIDE, NUM_CLASSES = 8, 32, 10
+STATED: dict[str, dict[str, Any]] = {recipe.name: {row.key: row.value for row in recipe.rows} for recipe in RECIPES}
+
+
+FIXED = {
+    "warmup_epochs": 0,
+    "warmup_start": None,
+    "decay_after_warmup": False,
+}  # a schedule that starts at the full rate
+# A small network in place of that of a recipe, of the same family: its architecture and options.
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "torchvision:resnet50": ("torchvision:shufflenet_v2_x0_5", {}),
+    "torchvision:mobilenet_v3_large": ("torchvision:mobilenet_v3_large", {"width_mult": 0.25}),
+    "timm:resnet50": ("timm:test_resnet", {}),
+    "timm:convnext_tiny": ("timm:test_convnext", {}),
+    "timm:deit_small_patch16_224": ("timm:test_vit", {"img_size": SIDE}),
+    "timm:efficientnet_b0": ("timm:test_efficientnet", {}),
+    "timm:swin_tiny_patch4_window7_224": (
+        "timm:swin_tiny_patch4_window7_224",
+        {"depths": [1, 1, 2, 1], "embed_dim": 24, "img_size": SIDE, "window_size": 4},
+    ),
+}
+FIXED_SIZE = {"deit": {"img_size": SIDE}, "swin": {"img_size": SIDE, "window_size": 4}}  # options for other image sizes
+
+
+def tiny(name: str, *, warmup: bool = True, small: bool = True) -> Experiment:
+    """Return a recipe for small images and batches, with a small network by default, without mixed precision."""
+    settings = load_experiment(name).model_dump(mode="json", exclude={"expected"})
+    network = settings["network"]
+    if network["arch"].startswith("timm:"):
+        pytest.importorskip("timm")
+    fitting = next((options for word, options in FIXED_SIZE.items() if word in name), {})
+    arch, options = SMALL[network["arch"]] if small else (network["arch"], fitting)
+    network |= {"arch": arch, "num_classes": NUM_CLASSES, "options": {**network["options"], **options}}
+    settings["optimizer"]["batch_size"] = BATCH
+    settings["input"] |= {"crop_train": SIDE, "scale_val": SIDE, "crop_val": SIDE}
+    settings["training"]["amp"] = "off"
+    if not warmup:
+        settings["optimizer"]["schedule"] |= FIXED
+    return parse_experiment(settings, name)
+
+
+class Step(NamedTuple):
+    """A step: its images and targets, unmixed and mixed, the state of the generator before it, and its results.
+
+    The loss is the mean over the images; gradients are clipped.
+    """
+
+    unmixed: tuple[Tensor, Tensor]
+    batch: StepBatch
+    generator: Tensor
+    before: dict[str, Tensor]
+    loss: float
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    average: dict[str, Tensor] | None
+
+
+class _Enough(Exception):
+    """Two steps are done."""
+
+
+def take_two_steps(config: Experiment, data: Path, log_dir: Path, dtype: torch.dtype = torch.float32) -> list[Step]:
+    """Train for two steps with weights and images of ``dtype``, and return them."""
+    steps: list[Step] = []
+    unmixed: list[tuple[Tensor, Tensor]] = []
+    take, mix = loop.train_step, loop._mixed
+
+    def mixed(run: Any, images: Tensor, targets: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
+        unmixed.append((images.to(dtype), targets))
+        return mix(run, images.to(dtype), targets, places)
+
+    def watched(state: TrainState, batch: StepBatch) -> None:
+        generator, before = torch.get_rng_state(), deepcopy(state.model.state_dict())
+        state.meter.reset()
+        take(state, batch)
+        loss, average = state.meter.read().loss, None if state.ema is None else deepcopy(state.ema.state_dict())
+        gradients = {name: p.grad.clone() for name, p in state.model.named_parameters() if p.grad is not None}
+        weights = deepcopy(state.model.state_dict())
+        steps.append(Step(unmixed[-1], batch, generator, before, loss, gradients, weights, average))
+        if len(steps) == 2:
+            raise _Enough
+
+    def build(network: NetworkSpec) -> nn.Module:
+        return build_from_config(network).to(dtype)
+
+    with (
+        mock.patch.object(loop, "_mixed", mixed),
+        mock.patch.object(loop, "train_step", watched),
+        pytest.raises(_Enough),
+    ):
+        run(config, data, log_dir, MemoryLog(), build=build)
+    return steps
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("data"), num_train=2 * BATCH, num_val=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_steps_of_a_recipe_have_the_same_bits_if_it_is_lean(
+    name: str, small: bool, data: Path, tmp_path: Path
+) -> None:
+    config = tiny(name, small=small)
+    lean = config.model_copy(update={"network": config.network.changed(memory="lean")})
+    plain = take_two_steps(config, data, tmp_path / "plain")
+    for step in plain:
+        assert step.batch.images.shape == (BATCH, 3, SIDE, SIDE)
+        assert step.batch.targets.dim() == 1 + config.regularization.mixes
+        assert all(tensor.isfinite().all() for tensor in step.weights.values())
+    assert differences(plain[0].weights, plain[1].weights)
+    (_, second) = take_two_steps(lean, data, tmp_path / "lean")
+    assert differences(second.weights, plain[1].weights) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_network_of_a_recipe_has_its_number_of_parameters(name: str) -> None:
+    config = load_experiment(name)
+    if config.network.arch.startswith("timm:"):
+        pytest.importorskip("timm")
+    count = sum(parameter.numel() for parameter in build_on_meta(config.network).parameters())
+    assert count / 1e6 == pytest.approx(PARAMETERS[name], abs=6e-4)
+
+
+def _timm() -> Any:
+    """Return timm with the modules that training needs."""
+    timm = pytest.importorskip("timm")
+    for module in ("data", "loss", "optim", "utils"):
+        import_module(f"timm.{module}")
+    return timm
+
+
+class Reference(NamedTuple):
+    """What another package builds for a step."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    images: Tensor
+    targets: Tensor
+    loss: nn.Module
+
+
+def timm_reference(name: str, config: Experiment, step: Step) -> Reference:
+    """Return what timm's train.py builds with the values of a recipe, for the images and random numbers of ``step``."""
+    timm = _timm()
+    stated = STATED[name]
+    model = timm.create_model(
+        config.network.arch.removeprefix("timm:"), num_classes=NUM_CLASSES, **config.network.options
+    ).double()
+    optimizer = timm.optim.create_optimizer_v2(
+        model,
+        opt=stated["optimizer.type"].removeprefix("timm:").lower(),
+        lr=stated["optimizer.learning_rate"],
+        weight_decay=stated["optimizer.weight_decay"],
+        momentum=0.9,
+        **({"eps": stated["optimizer.params.eps"]} if "optimizer.params.eps" in stated else {}),
+    )
+    (images, targets), smoothing = step.unmixed, stated["optimizer.label_smoothing"]
+    if "regularization.mixup" not in stated:
+        return Reference(model, optimizer, images, targets, timm.loss.LabelSmoothingCrossEntropy(smoothing))
+    loss = timm.loss.SoftTargetCrossEntropy()
+    if stated.get("regularization.loss") == "bce":
+        threshold = stated["regularization.bce_target_threshold"]
+        loss = timm.loss.BinaryCrossEntropy(target_threshold=threshold, smoothing=smoothing)
+    mixup, cutmix = stated["regularization.mixup"], stated["regularization.cutmix"]
+    draws = random_of(config.seed, 0, 0, loop.MIXES)
+    with (
+        mock.patch.object(np.random, "rand", draws.random),
+        mock.patch.object(np.random, "beta", draws.betavariate),
+        mock.patch.object(np.random, "randint", lambda low, high, size: draws.randrange(low, high)),
+    ):
+        mix = timm.data.Mixup(mixup, cutmix, label_smoothing=smoothing, num_classes=NUM_CLASSES)
+        # timm mixes the first with the last image: in this order those are the pairs of two halves.
+        half = BATCH // 2
+        order = torch.cat([torch.arange(half), torch.arange(BATCH - 1, half - 1, -1)])
+        mixed, shares = mix(images[order], targets[order])
+    return Reference(model, optimizer, mixed[order.argsort()], shares[order.argsort()].double(), loss)
+
+
+def torchvision_reference(name: str, config: Experiment, step: Step) -> Reference:
+    """Return what torchvision's train.py builds with the values of a recipe, for the images and numbers of ``step``."""
+    stated = STATED[name]
+    arch, options = config.network.arch.removeprefix("torchvision:"), config.network.options
+    model = models.get_model(arch, num_classes=NUM_CLASSES, **options).double()
+    lr, decay = stated["optimizer.learning_rate"], stated["optimizer.weight_decay"]
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    of_norms = [parameter for norm in norms for parameter in norm.parameters()]
+    others = [parameter for parameter in model.parameters() if all(parameter is not each for each in of_norms)]
+    groups = [
+        {"params": others, "weight_decay": decay},
+        {"params": of_norms, "weight_decay": decay if stated.get("optimizer.decay_norms", True) else 0.0},
+    ]
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr, momentum=0.9)
+    if stated["optimizer.type"] == "RMSprop":
+        optimizer = torch.optim.RMSprop(groups, lr, momentum=0.9, alpha=0.9, eps=0.0316)
+    loss = nn.CrossEntropyLoss(label_smoothing=stated["optimizer.label_smoothing"])
+    images, targets = step.unmixed
+    if "regularization.mixup" not in stated:
+        return Reference(model, optimizer, images, targets, loss)
+    mix = draw_mix(config.regularization, SIDE, SIDE, random_of(config.seed, 0, 0, loop.MIXES))
+    assert mix is not None
+    kind, params = v2.MixUp, {"lam": mix.weight}
+    if mix.box is not None:
+        top, left, height, width = mix.box
+        kind, params = v2.CutMix, {"box": (left, top, left + width, top + height), "lam_adjusted": mix.weight}
+    mixed, shares = torch.empty_like(images), torch.empty(BATCH, NUM_CLASSES)
+    for first in range(BATCH // 2):  # of two images, each is the neighbor of the other
+        pair = [first, first + BATCH // 2]
+        with mock.patch.object(kind, "make_params", return_value=params):
+            mixed[pair], shares[pair] = kind(num_classes=NUM_CLASSES)(images[pair], targets[pair])
+    return Reference(model, optimizer, mixed, shares.double(), loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_is_that_of_the_other_package(name: str, data: Path, tmp_path: Path) -> None:
+    """In float64, where rounding is far below what Adam amplifies; the schedule starts at the full rate."""
+    config = tiny(name, warmup=False)
+    step, second = take_two_steps(config, data, tmp_path, torch.float64)
+    of_timm = config.network.arch.startswith("timm:")
+    reference = (timm_reference if of_timm else torchvision_reference)(name, config, step)
+    torch.testing.assert_close(step.batch.images, reference.images)
+    reference.model.load_state_dict(step.before)
+    reference.model.train()
+    torch.set_rng_state(step.generator)
+    loss = reference.loss(reference.model(reference.images), reference.targets)
+    loss.backward()
+    if clip := STATED[name]["optimizer.clip"]:
+        nn.utils.clip_grad_norm_(reference.model.parameters(), clip)
+    reference.optimizer.step()
+    assert step.loss == pytest.approx(loss.item(), rel=1e-6)
+    for key, parameter in reference.model.named_parameters():
+        torch.testing.assert_close(step.gradients[key], parameter.grad, rtol=1e-5, atol=1e-7)
+    updated = reference.model.state_dict()
+    assert differences(step.before, step.weights)
+    # Targets are mixed in float32, and Adam amplifies rounding of the smallest gradients.
+    rounding = STATED[name]["optimizer.learning_rate"] * (1e-3 if config.optimizer.type == "AdamW" else 1e-6)
+    for key, weight in step.weights.items():
+        torch.testing.assert_close(weight, updated[key], rtol=1e-6, atol=rounding)
+    if second.average is not None:
+        _check_average(name, of_timm, step, second)
+
+
+def _check_average(name: str, of_timm: bool, first: Step, second: Step) -> None:
+    """Compare the moving average after the second step with that of the other package."""
+    assert first.average is not None
+    assert second.average is not None
+    expected = first.weights  # torchvision updates the average in each 32nd step
+    if of_timm:
+        timm = _timm()
+        network = nn.ParameterList(first.weights[key] for key in first.gradients)
+        ema = timm.utils.ModelEmaV3(network, decay=STATED[name]["optimizer.ema_decay"])
+        ema.update(nn.ParameterList(second.weights[key] for key in first.gradients))
+        expected = dict(zip(first.gradients, ema.module, strict=True))
+    for key in first.gradients:
+        assert torch.equal(first.average[key], first.weights[key])
+        torch.testing.assert_close(second.average[key], expected[key])
+
+
+STEPS_PER_EPOCH = 4
+
+
+def reference_rates(name: str) -> list[float]:
+    """Return the learning rate of each step, by the scheduler that the source uses, with the values that it states."""
+    stated = {key.removeprefix("optimizer.schedule."): value for key, value in STATED[name].items()}
+    lr, epochs = stated["optimizer.learning_rate"], stated["epochs"]
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr)
+    if "torchvision" in stated["network.arch"]:
+        of_torch = torch.optim.lr_scheduler
+        if stated["type"] == "step":
+            scheduler: Any = of_torch.StepLR(optimizer, stated["params.step_size"], stated["params.gamma"])
+        else:
+            warmup = stated["warmup_epochs"]
+            scheduler = of_torch.SequentialLR(
+                optimizer,
+                [
+                    of_torch.LinearLR(optimizer, start_factor=stated["warmup_start"], total_iters=warmup),
+                    of_torch.CosineAnnealingLR(optimizer, T_max=epochs - warmup, eta_min=0.0),
+                ],
+                milestones=[warmup],
+            )
+        rates = []
+        for _ in range(epochs):
+            rates += [optimizer.param_groups[0]["lr"]] * STEPS_PER_EPOCH
+            optimizer.step()
+            scheduler.step()
+        return rates
+    factory = pytest.importorskip("timm.scheduler")
+    prefix, per_step = stated["decay_after_warmup"], stated["mode"] == "step"
+    scheduler, _ = factory.create_scheduler_v2(
+        optimizer,
+        sched=stated["type"],
+        num_epochs=epochs - prefix * stated["warmup_epochs"],
+        decay_epochs=stated.get("params.step_size"),
+        decay_rate=stated.get("params.gamma", 0.1),
+        min_lr=stated.get("params.end_factor", 0.0) * lr,
+        warmup_lr=stated["warmup_start"] * lr,
+        warmup_epochs=stated["warmup_epochs"],
+        warmup_prefix=prefix,
+        step_on_epochs=not per_step,
+        updates_per_epoch=STEPS_PER_EPOCH,
+    )
+    rates = []
+    for step in range(epochs * STEPS_PER_EPOCH):
+        if per_step:
+            scheduler.step_update(step)
+        else:
+            scheduler.step(step // STEPS_PER_EPOCH)
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_learning_rates_are_those_of_the_scheduler_of_the_source(name: str) -> None:
+    settings = load_experiment(name).optimizer
+    schedule, rate = settings.schedule, settings.learning_rate
+    rates = [
+        rate * lr_factor(schedule, *divmod(step, STEPS_PER_EPOCH), STEPS_PER_EPOCH, rate)
+        for step in range(schedule.epochs * STEPS_PER_EPOCH)
+    ]
+    assert rates == pytest.approx(reference_rates(name), rel=1e-6, abs=1e-6 * rate)

@@ -1,0 +1,143 @@
+"""Data sets of one's own in place of a folder: any map-style ``Dataset`` of (image, label)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from zoo.data.folder import ImageDataset, OnBadImage, Sample
+from zoo.data.seeding import seeded_global_generators
+from zoo.data.transforms import Transform, as_pixels
+from zoo.errors import DataError, join_names, shorten_repr
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """The data of a run as objects: a data set to train on, and one to validate on, or None for no validation.
+
+    Raises DataError unless both are map-style, have a length and name the same classes, if they name any.
+    """
+
+    train: Dataset[Any]
+    val: Dataset[Any] | None = None
+
+    def __post_init__(self) -> None:
+        for dataset in (self.train, self.val):
+            if dataset is not None:
+                _check_map_style(dataset)
+        names, val_names = class_names_of(self.train), class_names_of(self.val)
+        if names and val_names and names != val_names:
+            raise DataError(
+                f"it has the classes {join_names(val_names, 3)}, and the training data {join_names(names, 3)}",
+                f"the validation data {type(self.val).__name__}",
+                "give data sets with the same attribute classes",
+            )
+
+    def __str__(self) -> str:
+        """The classes of the two objects, for messages."""
+        return " and ".join(type(each).__name__ for each in (self.train, self.val) if each is not None)
+
+
+class MapDataset(ImageDataset):
+    """A map-style data set of (image, label), whose own augmentation is repeatable.
+
+    While an item is read, the global generators of random, numpy and torch are seeded for it. An item may not use other
+    random numbers. Raises DataError if the data set names more classes than there are outputs.
+
+    Args:
+    - `dataset`: index -> (image, label). A floating-point tensor (C, H, W) is an input of the network and not changed.
+      PIL images, and uint8 arrays or tensors, are passed to ``transform``.
+    - `transform`: image -> tensor.
+    - `num_classes`: number of outputs, which is above all labels; None if it is unknown.
+    - `seed`: seed of the augmentation.
+    - `on_bad_image`: whether an unusable item raises DataError ("stop") or becomes a sample without image ("skip").
+    """
+
+    class_kind = "classes"
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        transform: Transform,
+        num_classes: int | None = None,
+        *,
+        seed: int = 0,
+        on_bad_image: OnBadImage = "stop",
+    ) -> None:
+        names, root = class_names_of(dataset), Path(type(dataset).__name__)
+        if num_classes is not None and len(names) > num_classes:
+            what = f"it names {len(names)} classes but the network has {num_classes} outputs"
+            raise DataError(what, root, f"give the network {len(names)} classes")
+        super().__init__(root, names, np.arange(_length(dataset)), seed=seed, on_bad_image=on_bad_image)
+        self.dataset = dataset
+        self.transform = transform
+        self.num_classes = num_classes
+
+    def file_name(self, index: int) -> str:
+        """Return the name of an item in messages."""
+        return f"item {index} of {self.root}"
+
+    def image_shape(self) -> tuple[int, ...]:
+        """Return the shape of the first image, as the network sees it."""
+        image = self[0, 0].image
+        return () if image is None else tuple(image.shape)
+
+    def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
+        name = self.file_name(index)
+        # A copy, so that ``transform`` draws the same numbers as for the images of a folder.
+        with seeded_global_generators(copy(generator)):
+            try:
+                item = self.dataset[index]
+            except OSError as error:  # also Pillow's, for a damaged file
+                raise DataError(f"it cannot be read ({error})", name) from error
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise DataError(f"it is {shorten_repr(item)}, not a pair (image, label)", name)
+        image, target = item[0], self._target(item[1], name)
+        if isinstance(image, Tensor) and image.is_floating_point():
+            return Sample(image, target, name)
+        drawn = self.transform.in_epoch(epoch).draw(as_pixels(image), generator)
+        return Sample(drawn.pixels, target, name, colors=drawn.colors, normalization=drawn.normalization)
+
+    def _target(self, label: Any, name: str) -> int:
+        try:
+            target = operator.index(label)  # also of a 0-d array or tensor
+        except TypeError:
+            raise DataError(f"its label is {shorten_repr(label)}, not an integer", name) from None
+        if target < 0 or (self.num_classes is not None and target >= self.num_classes):
+            what = f"its label is {target}, but the network has {self.num_classes} outputs"
+            raise DataError(what, name, "labels count from 0 and are smaller than the number of outputs")
+        return target
+
+
+def class_names_of(dataset: Dataset[Any] | None) -> list[str]:
+    """Return the attribute ``classes`` of a data set, as those of torchvision have it; empty without unique names."""
+    found = getattr(dataset, "classes", ())
+    if not isinstance(found, Sequence):
+        return []
+    names = [name if isinstance(name, str) else ", ".join(map(str, name)) for name in found]
+    return names if len(set(names)) == len(names) else []
+
+
+def _check_map_style(dataset: Any) -> None:
+    where, remedy = type(dataset).__name__, "give a map-style Dataset, with __len__ and __getitem__"
+    if isinstance(dataset, IterableDataset):
+        raise DataError("an iterable data set has no items by index, and no exact resume", where, remedy)
+    if not hasattr(dataset, "__getitem__"):
+        raise DataError("it is neither a folder nor a data set", where, remedy)
+    if not hasattr(dataset, "__len__"):
+        raise DataError("the data set has no length", where, remedy)
+    if _length(dataset) == 0:
+        raise DataError("the data set is empty", where)
+
+
+def _length(dataset: Any) -> int:
+    return len(dataset)

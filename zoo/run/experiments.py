@@ -1,0 +1,188 @@
+"""The experiment of a run: a named one, or the default for a network, with the changes of a command or a call."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.architectures import ARCHITECTURES, LEAN, architecture, is_external
+from zoo.config import (
+    Experiment,
+    Input,
+    differences,
+    experiment_names,
+    find_experiment,
+    load_experiment,
+    parse_experiment,
+)
+from zoo.data.folder import open_source
+from zoo.data.location import DataPath
+from zoo.data.map_dataset import Datasets, MapDataset, class_names_of
+from zoo.data.transforms import TrainTransform
+from zoo.errors import ConfigError, DataError, escape, nearest
+from zoo.models.build import build_on_meta
+from zoo.registry import INPUTS
+from zoo.remat.lean import is_lean
+from zoo.section import parse_section
+from zoo.spec import NetworkSpec
+
+logger = logging.getLogger(__name__)
+
+OWN = "module"  # the architecture of a user's own network is this, a colon and the name of its class
+# The optimizer of a run without an experiment.
+DEFAULT_OPTIMIZER = {
+    "batch_size": 64,
+    "learning_rate": 0.025,
+    "nesterov": True,
+    "schedule": {"type": "cosine", "mode": "step", "epochs": 30, "warmup_epochs": 0.5},
+}
+
+
+def default_experiment(
+    network: nn.Module | NetworkSpec | str, data: DataPath | Datasets, settings: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Return the experiment that trains a network on the classes of ``data``, by default as `DEFAULT_OPTIMIZER` says.
+
+    The network of an architecture is the one that `get` returns. ``settings`` are sections of an experiment file, which
+    replace those of the default. Raises ConfigError for an unknown architecture, for a module that returns no logits,
+    and for a segmentation network without settings, because a folder does not specify the layout of its label maps;
+    DataError for data without classes.
+    """
+    if isinstance(network, nn.Module):
+        sections = {"optimizer": DEFAULT_OPTIMIZER, **(settings or {})}
+        name = type(network).__name__
+        return parse_experiment({**sections, "network": _describe(network, data, sections)}, f"the recipe of {name}")
+    spec = NetworkSpec(arch=network) if isinstance(network, str) else network
+    images = INPUTS["imagenet"]
+    if not spec.is_external:
+        known = architecture(spec.arch)
+        if known.task == "segmentation" and settings is None:
+            raise ConfigError(
+                f"{spec.arch} is a segmentation network, and a folder does not specify the layout of its label maps",
+                remedy="write an experiment file, for example from the output of zoo show quickstart_scenes.json",
+            )
+        images = INPUTS[known.input]
+    section = spec.for_experiment().given()
+    if "num_classes" not in section:
+        section["num_classes"] = _count_classes(data)
+    sections = {"optimizer": DEFAULT_OPTIMIZER, "input": images.model_dump(), **(settings or {})}
+    return parse_experiment({**sections, "network": section}, f"the default recipe of {spec.arch}")
+
+
+def _count_classes(data: DataPath | Datasets) -> int:
+    if not isinstance(data, Datasets):
+        return len(open_source(data / "val").classes)
+    if names := class_names_of(data.train):
+        return len(names)
+    remedy = "set the number of classes of the network: zoo.train(zoo.get(NAME, num_classes=N), ...)"
+    raise DataError("the data set names no classes (attribute classes)", data, remedy)
+
+
+def _describe(module: nn.Module, data: DataPath | Datasets, sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``network`` section of a module, from which readers build it if zoo or another package built it.
+
+    Raises ConfigError unless it returns logits.
+    """
+    settings = parse_section(Input, sections.get("input", {}), type(module).__name__, ("input",))
+    shape: tuple[int, ...] = (3, settings.crop_train, settings.crop_train)
+    if isinstance(data, Datasets):
+        shape = MapDataset(data.train, TrainTransform(settings)).image_shape()
+    num_classes = _count_outputs(module, shape)
+    spec: NetworkSpec | None = getattr(module, "built_as", None)
+    if spec is not None and _shapes(build_on_meta(spec)) == _shapes(module):
+        return spec.for_experiment().given()
+    memory = {"memory": LEAN} if is_lean(module) else {}
+    return {"arch": f"{OWN}:{type(module).__qualname__}", "num_classes": num_classes, **memory}
+
+
+def _count_outputs(module: nn.Module, shape: Sequence[int]) -> int:
+    """Return the number of logits for an image of this shape. Raises ConfigError for anything but logits."""
+    modes = {each: each.training for each in module.modules()}
+    parameter = next(module.parameters(), torch.empty(0))
+    try:
+        with torch.no_grad():
+            output = module.eval()(torch.zeros(2, *shape, device=parameter.device, dtype=parameter.dtype))
+    finally:
+        for each, training in modes.items():
+            each.training = training
+    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != 2:
+        found = f"the shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        what = f"it returns {found} for two images of shape {tuple(shape)}, not logits of shape (2, classes)"
+        raise ConfigError(what, type(module).__name__, "wrap it in a module that returns logits alone")
+    return output.shape[1]
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {key: value.shape for key, value in module.state_dict().items()}
+
+
+def experiment_for(
+    network: nn.Module | NetworkSpec | Experiment | str | os.PathLike[str],
+    data: DataPath | Datasets,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    memory: str | None = None,
+    settings: Experiment | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+) -> Experiment:
+    """Return the experiment with this name or path; for a network, the default experiment with ``settings``.
+
+    The default experiment has the number of classes of ``data``, and is logged for the name of an architecture. The
+    other arguments are those of `zoo.train`. Raises ConfigError, with the nearest names, for unknown names, and for two
+    experiments.
+    """
+    if not isinstance(network, (nn.Module, NetworkSpec, Experiment)):
+        network = _load_if_named(os.fspath(network))
+    if isinstance(network, Experiment):
+        if settings is not None:
+            what = "two experiments are given"
+            raise ConfigError(what, "experiment", "give a network and an experiment, or an experiment alone")
+        return with_changes(network, epochs, batch_size, memory)
+    if isinstance(settings, (str, os.PathLike)):
+        settings = load_experiment(Path(settings))
+    if isinstance(settings, Experiment):
+        settings = settings.model_dump(mode="json", exclude={"network", "expected"})
+    config = with_changes(default_experiment(network, data, settings), epochs, batch_size, memory)
+    if not isinstance(network, str) or settings is not None:
+        return config
+    listed = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in differences(config).items())
+    logger.info(
+        "%s is an architecture, not an experiment, and is trained with default settings. experiment.json in the log "
+        "folder will hold all of them; zoo train accepts an edited copy of that file. Settings that differ from the "
+        "defaults of experiment files:%s",
+        network, listed,
+    )  # fmt: skip
+    return config
+
+
+def _load_if_named(name: str) -> Experiment | str:
+    """Return the experiment of this name or path, or the name of an architecture; ConfigError for another name."""
+    if find_experiment(name) is not None or (Path(name).exists() and not Path(name).is_dir()):
+        return load_experiment(name)
+    if name not in ARCHITECTURES and not is_external(name):
+        raise ConfigError(
+            f"there is no experiment, experiment file or architecture called {escape(name)}",
+            remedy=f"the nearest experiments are {', '.join(nearest(name, experiment_names()))}, the nearest "
+            f"architectures {', '.join(nearest(name, ARCHITECTURES))}",
+        )
+    return name
+
+
+def with_changes(
+    config: Experiment, epochs: int | None = None, batch_size: int | None = None, memory: str | None = None
+) -> Experiment:
+    """Return the settings with other epochs, batch size and memory strategy. Raises ConfigError if they do not fit."""
+    settings = config.model_dump(mode="json")
+    if epochs is not None:
+        settings["optimizer"]["schedule"]["epochs"] = epochs
+    if batch_size is not None:
+        settings["optimizer"]["batch_size"] = batch_size
+    if memory is not None:
+        settings["network"]["memory"] = memory
+    return parse_experiment(settings, "the changed experiment")
