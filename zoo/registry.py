@@ -289,7 +289,8 @@ def _set_pretrained_cfg(model: Any, spec: NetworkSpec, name: str, file: StoredWe
         "std": tuple(images.std),
         "scale": images.scale_val if takes_crops else None,
         "crop": images.crop_val if takes_crops else None,
-        "interpolation": "bilinear",
+        "interpolation": images.interpolation_val,
+        "crop_mode": images.crop_mode_val,
         "source": published()[name].page if name in published() else None if file is None else os.fspath(file.path),
     }
 

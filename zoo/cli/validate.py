@@ -20,6 +20,7 @@ from zoo.cli.options import (
     positive,
 )
 from zoo.errors import ConfigError, escape, join_names
+from zoo.spec import CropMode, Interpolation
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_crop
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 # Options of one task only, by field.
 CLASSIFICATION_OPTIONS = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
+                          "interpolation": "--interpolation", "crop_mode": "--crop-mode", "set_name": "--set",
                           "batch_size": "--batch-size", "predictions": "--predictions"}  # fmt: skip
+PROTOCOL_OPTIONS = ("crop", "scale", "ten_crops", "interpolation", "crop_mode")  # what a published protocol fixes
 SEGMENTATION_OPTIONS = {"confusion": "--confusion"}
 
 
@@ -65,6 +68,15 @@ class ScoreOptions(LoaderOptions, ProcessOptions):
     """Shorter side before the crop, -1 to keep the size (default: the experiment's scale_val)."""
     ten_crops: bool = option("--ten_crops", "--ten-crops", default=False)
     """Average the logits of the four corners, the center and their mirror images."""
+    interpolation: Interpolation | None = None
+    """Interpolation before the crop (default: the experiment's interpolation_val)."""
+    crop_mode: CropMode | None = option()
+    """Which sides are resized before the crop: the shorter one (center), both (squash), or the longer one, with borders
+    of the mean color (border) (default: the experiment's crop_mode_val)."""
+    mean: tuple[float, ...] | None = option(nargs=3, metavar=("R", "G", "B"))
+    """Mean of the colors, from 0 to 1 (default: the experiment's)."""
+    std: tuple[float, ...] | None = option(nargs=3, metavar=("R", "G", "B"))
+    """Standard deviation of the colors, from 0 to 1 (default: the experiment's)."""
     batch_size: Positive | None = None
     """Images per batch and process (default: the experiment's batch size over the number of processes, a tenth of it
     for ten crops); halved when memory runs out."""
@@ -95,12 +107,10 @@ class Validate(Command, ScoreOptions):
 
     def run(self) -> int:
         """Score the weights, print a table and write the requested files."""
-        if self.protocol and (self.crop or self.scale or self.ten_crops):
-            raise ConfigError(
-                f"--protocol {self.protocol} fixes scale, crop and number of crops",
-                "command line",
-                "leave out --crop, --scale and --ten-crops, or --protocol",
-            )
+        given = [CLASSIFICATION_OPTIONS[name] for name in PROTOCOL_OPTIONS if getattr(self, name)]
+        if self.protocol and given:
+            what = f"--protocol {self.protocol} fixes how images are resized and cropped"
+            raise ConfigError(what, "command line", f"leave out {join_names(given)}, or --protocol")
         from zoo.engine.process import open_process
         from zoo.files import write_json
         from zoo.run.plot_style import check_matplotlib
@@ -117,7 +127,7 @@ class Validate(Command, ScoreOptions):
             check_matplotlib("leave out --confusion")
         with open_process(self.local_rank, self.dist_backend) as process:
             process.on_main(lambda: check_writable(self.json, self.predictions, self.confusion))
-            network = load_network(self.name, self.weights)
+            network = _with_colors(self, load_network(self.name, self.weights))
             _check_task(self, network)
             recorder = Recorder(self.data) if self.predictions else None
             result = score(
@@ -143,6 +153,21 @@ class Validate(Command, ScoreOptions):
                 if self.predictions is not None:
                     write_predictions(self.predictions, [line for share in shares for line in share])
         return 0
+
+
+def _with_colors(options: Validate, network: LoadedNetwork) -> LoadedNetwork:
+    """Return ``network`` with the requested mean and standard deviation; ConfigError if they are out of range."""
+    from dataclasses import replace
+
+    from zoo.config import Input
+    from zoo.section import parse_section
+
+    colors = {name: list(value) for name in ("mean", "std") if (value := getattr(options, name)) is not None}
+    if not colors:
+        return network
+    experiment = network.experiment
+    images = parse_section(Input, {**experiment.input.model_dump(), **colors}, "the command line", ("input",))
+    return replace(network, experiment=experiment.model_copy(update={"input": images}))
 
 
 def _report_classes(network: LoadedNetwork, result: SegmentationResult, plot: Path | None) -> dict[str, Sequence[str]]:
@@ -178,8 +203,14 @@ def _check_task(options: Validate, network: LoadedNetwork) -> None:
 
 def _protocol(options: Validate, network: LoadedNetwork) -> CropProtocol | str | None:
     """Return the requested protocol, or None for that of the experiment."""
-    if options.protocol or not (options.crop or options.scale or options.ten_crops):
+    if options.protocol or not any(getattr(options, name) for name in PROTOCOL_OPTIONS):
         name: str | None = options.protocol
         return name
     default = center_crop(network.experiment)
-    return CropProtocol(options.scale or default.scale, options.crop or default.crop, options.ten_crops)
+    return CropProtocol(
+        options.scale or default.scale,
+        options.crop or default.crop,
+        options.ten_crops,
+        options.interpolation or default.interpolation,
+        options.crop_mode or default.crop_mode,
+    )

@@ -19,6 +19,7 @@ from zoo.data.pixels import load_codec
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
+from zoo.spec import CropMode, Interpolation
 from zoo.torch_internals import end_workers
 
 NUM_CROPS = 10
@@ -145,6 +146,9 @@ def build_val_loader(
     batch_size: int,
     decoder: Decoder = "pil",
     ten_crops: bool = False,
+    interpolation: Interpolation = "bilinear",
+    crop_mode: CropMode = "center",
+    split: str = "val",
     rank: int = 0,
     world_size: int = 1,
     workers: int = 0,
@@ -152,13 +156,13 @@ def build_val_loader(
     pin_memory: bool = False,
     on_bad_image: OnBadImage = "stop",
 ) -> Loader[ValBatches]:
-    """Return the loader of ``data``/val for one process, with ``batch_size`` images per process and batch.
+    """Return the loader of ``data``/``split`` for one process, with ``batch_size`` images per process and batch.
 
     ``batch_sampler.num_images`` counts the images of all processes. Raises DataError if the folder is unusable, and
     ConfigError if the crop is larger than the scale.
     """
-    transform = ValTransform(scale, crop, mean, std, ten_crops)
-    images = ImageFolder(data / "val", transform, decoder=decoder, on_bad_image=on_bad_image, allow_empty_classes=True)
+    transform = ValTransform(scale, crop, mean, std, ten_crops, interpolation, crop_mode)
+    images = ImageFolder(data / split, transform, decoder=decoder, on_bad_image=on_bad_image, allow_empty_classes=True)
     batches = ValBatches(len(images), batch_size, rank=rank, world_size=world_size, limit=limit)
     shape = (NUM_CROPS, 3, crop, crop) if ten_crops else (3, crop, crop)
     return Loader(images, batches, shape, workers, pin_memory)

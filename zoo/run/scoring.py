@@ -24,7 +24,7 @@ from zoo.engine.task import EvalProtocol, Result, Task
 from zoo.engine.validation import validate
 from zoo.errors import ConfigError, WeightsError, escape, join_names, nearest
 from zoo.models.build import build_on_meta
-from zoo.models.external import check_logits
+from zoo.models.external import check_logits, own_preprocessing
 from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
 from zoo.spec import NetworkSpec
@@ -151,7 +151,8 @@ def _experiment_of_architecture(name: str, stored: StoredWeights) -> Experiment:
         check_same_network(stored.spec, {"arch": name}, escape(stored.path), "the command")
         return _experiment_of(stored)
     if is_external(name):
-        return parse_experiment({"network": {"arch": name}}, f"the network {name}")
+        images = own_preprocessing(name, digests_of(stored.path)["sha256"]).model_dump()
+        return parse_experiment({"network": {"arch": name}, "input": images}, f"the network {name}")
     with torch.device("meta"):
         spec = registry.get(name).built_as
     assert spec is not None
