@@ -6,7 +6,7 @@ import argparse
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from zoo.cli.options import (
     Command,
@@ -19,6 +19,7 @@ from zoo.cli.options import (
     option,
     positive,
 )
+from zoo.data.location import require_local
 from zoo.errors import ConfigError, escape, join_names
 from zoo.spec import CropMode, Interpolation
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_crop
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from zoo.run.scoring import LoadedNetwork
     from zoo.tasks.segmentation import SegmentationResult
 
+SetName = Literal["imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch", "imagenet-c", "imagenet-real"]
 # Options of one task only, by field.
 CLASSIFICATION_OPTIONS = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
                           "interpolation": "--interpolation", "crop_mode": "--crop-mode", "set_name": "--set",
@@ -100,6 +102,10 @@ class Validate(Command, ScoreOptions):
     shards, also by URL (https://, s3://, gs://)."""
     weights: Path | None = None
     """Weights file or published name (default: the weights of NAME)."""
+    set_name: SetName | None = option("--set")
+    """Variant of ImageNet in the folder DATA: imagenet-a, imagenet-r, imagenet-v2 and imagenet-sketch as unpacked,
+    imagenet-c with folders CORRUPTION/SEVERITY, imagenet-real with val/ and real.json. Its classes are matched to the
+    network's; imagenet-c is scored by its mean corruption error."""
     task: Literal["classification", "segmentation"] | None = None
     """Required task: one class per image, or one per pixel (default: the task of the network)."""
     confusion: Path | None = None
@@ -111,11 +117,15 @@ class Validate(Command, ScoreOptions):
         if self.protocol and given:
             what = f"--protocol {self.protocol} fixes how images are resized and cropped"
             raise ConfigError(what, "command line", f"leave out {join_names(given)}, or --protocol")
+        if self.set_name == "imagenet-c" and self.predictions is not None:
+            what = "--predictions has one line per image, and imagenet-c has 75 versions of each"
+            raise ConfigError(what, "command line", "leave out --predictions")
         from zoo.engine.process import open_process
         from zoo.files import write_json
         from zoo.run.plot_style import check_matplotlib
         from zoo.run.predictions import write_predictions
         from zoo.run.results_table import results_table
+        from zoo.run.robustness import score_set
         from zoo.run.scoring import load_network, score
         from zoo.tasks.prediction import Recorder
         from zoo.tasks.segmentation import SegmentationResult
@@ -130,24 +140,29 @@ class Validate(Command, ScoreOptions):
             network = _with_colors(self, load_network(self.name, self.weights))
             _check_task(self, network)
             recorder = Recorder(self.data) if self.predictions else None
-            result = score(
-                network,
-                self.data,
-                _protocol(self, network),
-                process=process,
-                workers=self.workers,
-                batch_size=self.batch_size,
-                limit=self.limit,
-                on_bad_image=self.on_bad_image,
-                log_every=self.log_every,
-                record=recorder,
-            )
+            options: dict[str, Any] = {
+                "process": process,
+                "workers": self.workers,
+                "batch_size": self.batch_size,
+                "limit": self.limit,
+                "on_bad_image": self.on_bad_image,
+                "log_every": self.log_every,
+                "record": recorder,
+            }
+            protocol, content = _protocol(self, network), {}
+            if self.set_name is not None:
+                scores = score_set(network, require_local(self.data), self.set_name, protocol, **options)
+                table, content = scores.table, dict(scores.content)
+            else:
+                result = score(network, self.data, protocol, **options)
+                table = results_table(network.title, network.task.shown_labels, [result], network.experiment.expected)
             shares = process.gather(recorder.predictions) if recorder else []
             if process.is_main:
-                print(results_table(network.title, network.task.shown_labels, [result], network.experiment.expected))
-                content = network.result_json(result, process)
-                if isinstance(result, SegmentationResult):
-                    content |= _report_classes(network, result, self.confusion)
+                print(table)
+                if self.set_name is None:
+                    content = network.result_json(result, process)
+                    if isinstance(result, SegmentationResult):
+                        content |= _report_classes(network, result, self.confusion)
                 if self.json is not None:
                     write_json(self.json, content)
                 if self.predictions is not None:

@@ -207,6 +207,7 @@ def score(
     on_bad_image: OnBadImage = "stop",
     log_every: int | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,
+    split: str = "val",
 ) -> Result:
     """Return the scores of a network on the images of ``data``/val, each scored exactly once.
 
@@ -236,6 +237,7 @@ def score(
     - `on_bad_image`: "stop" raises DataError for an unreadable image, "skip" skips and counts it.
     - `log_every`: batches between two progress lines, if no bar is drawn; default: a line every 30 seconds.
     - `record`: called with each batch of this process and its logits.
+    - `split`: the folder in ``data``, for classification.
 
     Raises ConfigError for an unknown protocol, one of another task, crops that do not fit the network, and, on every
     process, if processes have different arguments; DataError for unsuitable data.
@@ -255,6 +257,7 @@ def score(
         limit=limit,
         pin_memory=process.device.type == "cuda",
         on_bad_image=on_bad_image,
+        **({} if split == "val" else {"split": split}),
     )
     match_classes(loader.dataset, settings.network.num_classes, network.class_names)
     check_same_on_all_ranks(
