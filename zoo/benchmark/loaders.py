@@ -127,12 +127,20 @@ def _take_turns(
     servers: dict[str, _Server] = {}
     try:
         for name in names:
-            try:
+            if _is_installed(PIPELINES[name].package):
                 servers[name] = _Server(name, files, workers)
+            else:
+                results.note(f"not measured: {name}: pip install {PIPELINES[name].install}")
+        turns: dict[str, list[Turn]] = {}
+        for name, server in servers.items():
+            try:
+                results.settings |= server.wait_until_ready()
+                turns[name] = []
             except _Unavailable as error:
                 results.note(f"not measured: {name}: {error}")
-        turns: dict[str, list[Turn]] = {name: [] for name in servers}
-        order = list(servers)
+        if BASELINE not in turns:
+            raise DataError("zoo's own loader failed, see the notes of the results", files.folder, "report a bug")
+        order = list(turns)
         for number in range(rounds):
             start = number % len(order)
             for name in order[start:] + order[:start]:
@@ -169,26 +177,21 @@ class _Unavailable(ZooError):
 
 
 class _Server:
-    """A process with one loader, which runs an epoch on request.
-
-    Raises `_Unavailable` if the package is not installed or the loader fails.
-    """
+    """A process with one loader, which runs an epoch on request; `_Unavailable` if it fails."""
 
     def __init__(self, name: str, files: Files, workers: int) -> None:
         self._name = name
-        pipeline = PIPELINES[name]
-        if not _is_installed(pipeline.package):
-            raise _Unavailable(f"pip install {pipeline.install}")
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other, name, files, workers))
         self._process.start()
         other.close()
-        try:
-            self._receive()
-        except _Unavailable:
-            self.stop()
-            raise
+
+    def wait_until_ready(self) -> dict[str, str]:
+        """Return the version of the package by its name, after the first epochs."""
+        versions = self._receive()
+        assert isinstance(versions, dict)
+        return versions
 
     def take_turn(self) -> Turn:
         """Return the times of one epoch."""
@@ -198,7 +201,7 @@ class _Server:
         return turn
 
     def stop(self) -> None:
-        """End the process and its workers."""
+        """End the process, with its workers, when it has finished its epoch."""
         self._connection.close()
         self._process.join()
 
@@ -229,7 +232,7 @@ def _serve(connection: Connection, name: str, files: Files, workers: int) -> Non
             start = pipeline.build(files, workers)
             for _ in range(WARMUP):
                 _run_epoch(start, pipeline, files)
-            connection.send(None)
+            connection.send({pipeline.package: getattr(sys.modules[pipeline.package], "__version__", "unknown")})
             while connection.recv():
                 connection.send(_run_epoch(start, pipeline, files))
         except EOFError:
