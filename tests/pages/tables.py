@@ -527,6 +527,34 @@ def input_pipeline() -> str:
     return table(["", *(f"{size:.0f} KB" for size in sizes)], rows)
 
 
+LOADERS = {
+    "zoo-shards": "zoo, shards",
+    "zoo-scaled": 'zoo, decoder "scaled"',
+    "dali": "DALI, on the CPU",
+    "torchvision-tensors": "torchvision, 8-bit tensors",
+    "torchvision": "torchvision, reference pipeline (float32)",
+    "timm": "timm",
+    "spdl": "SPDL",
+    "webdataset": "webdataset, PIL",
+}
+
+
+def loaders() -> str:
+    """Images per second and core of training loaders, relative to zoo's."""
+    files = [result(f"loaders_{name}") for name in ("images_110kb", "images_resized")]
+    found = [file["loaders"]["1"] for file in files]
+
+    def cell(own: dict[str, Any], name: str) -> str:
+        if name not in own:
+            return ""
+        ratio, (least, most) = own[name]["per core"]["ratio"], own[name]["per core"]["range"]
+        return f"{ratio:.2f} ({least:.2f} to {most:.2f})"
+
+    rows = [["zoo, images/s and core", *(f"{own['zoo']['per core']['images_per_s']:.0f}" for own in found)]]
+    rows += [[text, *(cell(own, name) for own in found)] for name, text in LOADERS.items()]
+    return table(["", *(f"{file['settings']['mean bytes'] / 1000:.0f} KB" for file in files)], rows)
+
+
 def _range(values: Sequence[float], form: str) -> str:
     low, high = f"{min(values):{form}}", f"{max(values):{form}}"
     return low if low == high else f"{low} to {high}"
@@ -557,6 +585,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "lean_beside": lean_beside,
     "segmentation_pixels": segmentation_pixels,
     "input_pipeline": input_pipeline,
+    "loaders": loaders,
     "experiments": experiments,
     "settings": settings,
 }

@@ -147,7 +147,9 @@ def _take_turns(
                 turns[name].append(servers[name].take_turn())
     finally:
         for server in servers.values():
-            server.stop()
+            server.end()
+        for server in servers.values():
+            server.join()
     return turns
 
 
@@ -200,9 +202,12 @@ class _Server:
         assert isinstance(turn, Turn)
         return turn
 
-    def stop(self) -> None:
-        """End the process, with its workers, when it has finished its epoch."""
+    def end(self) -> None:
+        """Let the process end, with its workers, when it has finished its epoch."""
         self._connection.close()
+
+    def join(self) -> None:
+        """Wait until the process has ended."""
         self._process.join()
 
     def _receive(self) -> Any:
