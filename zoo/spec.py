@@ -101,9 +101,9 @@ class Preprocessing(Section):
 
     @model_serializer(mode="wrap")
     def _serialize_as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit the newer settings at their defaults, so that earlier versions read the files."""
+        """Omit newer settings at their defaults in weights files, so that earlier versions read them."""
         content: dict[str, Any] = handler(self)
-        newer = {"interpolation_val": "bilinear", "crop_mode_val": "center"}
+        newer = {"interpolation_val": "bilinear", "crop_mode_val": "center"} if type(self) is Preprocessing else {}
         return {key: value for key, value in content.items() if newer.get(key) != value}
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
