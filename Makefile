@@ -1,6 +1,7 @@
 # `make quickstart` installs zoo in .venv, trains a small network and scores it. The other targets install the development
 # tools, too. `make test` is for every edit; `make check` runs everything but `faults` (an hour) and what needs a GPU.
-# `make wheel` builds dist/*.whl, for every Python and torch from those of pyproject.toml on.
+# `make wheel` builds two wheels in dist/, for every Python and torch from those of pyproject.toml on: one for every machine,
+# and one with the CPU kernels for machines like this.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -13,6 +14,7 @@ ON_DEMAND := exhaustive or gpu or network
 OLDEST = $(shell sed -n '/^dependencies = \[/,/^\]/s/^ *"\(.*\)>=\(.*\)",$$/\1==\2/p' pyproject.toml)
 NAMES = $(foreach dependency,$(OLDEST),$(firstword $(subst ==, ,$(dependency))))
 SPACE := $() $()
+WHEEL := $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 # What `make matrix` asks pip for: with the oldest torch the oldest version of every dependency, otherwise pip's choice.
 DEPENDENCIES = $(if $(filter torch==$* torch==$(*:.0=),$(OLDEST)),$(OLDEST),torch==$* torchvision)
 
@@ -64,8 +66,13 @@ audit: $(TOOLS)
 	.audit/bin/pip-audit --strict --no-deps --disable-pip --requirement .audit/installed.txt
 
 wheel: $(READY)
+	rm -rf build dist/*.whl
+	ZOO_PURE_WHEEL=1 $(WHEEL)
 	rm -rf build
-	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	$(WHEEL)
+	@$(BIN)/python -m zipfile --list dist/*-abi3-*.whl | grep --quiet _native.abi3.so || \
+	    { echo "the CPU kernels could not be compiled" >&2; rm dist/*-abi3-*.whl; exit 1; }
+	@ls dist/*.whl
 
 $(READY): $(SOURCES)
 	$(call install,.,)

@@ -2,6 +2,7 @@
 
 The kernels need torch's headers and a C++ compiler. Without either the package is installed all the same: it then
 computes with plain torch, and says why. One build serves every Python and torch of pyproject.toml, and later ones.
+With ZOO_PURE_WHEEL=1 the kernels are left out, and the wheel is for every machine.
 """
 
 import importlib.util
@@ -55,6 +56,8 @@ class BuildIfPossible(build_ext):
 
 def kernels() -> list[Extension]:
     """Return the extension with the CPU kernels; none without torch, which is never downloaded for the build."""
+    if os.environ.get("ZOO_PURE_WHEEL") == "1":
+        return []
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         print("the CPU kernels are left out: there is no torch to build against (use --no-build-isolation)")

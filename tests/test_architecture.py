@@ -33,6 +33,7 @@ ROOMS = [
     "data",
     "registry",
     "preprocessing",
+    "timm_models",
     "engine",
     "tasks",
     "run",

@@ -60,7 +60,7 @@ def test_the_bytes_of_a_model_of_ones_own_are_measured_by_public_functions() -> 
     assert output <= measured < 1.05 * output
 
 
-IMPORTED_LATE = ("torch._dynamo", "sympy", "triton", "torchvision", "PIL", "matplotlib", "onnx", "tensorboard")
+IMPORTED_LATE = ("torch._dynamo", "sympy", "triton", "torchvision", "PIL", "matplotlib", "onnx", "tensorboard", "timm")
 
 
 def modules_after(code: str) -> set[str]:

@@ -81,14 +81,11 @@ def test_arguments_that_cannot_be_meant_are_refused_with_what_to_do(name, argume
 
 
 def test_options_are_those_of_the_family():
-    assert list(ARCHITECTURES["resnet50"].options) == ["dilation", "keep_outputs", "memory"]
-    assert (
-        list(ARCHITECTURES["densenet121"].options)
-        == list(ARCHITECTURES["resnext50"].options)
-        == ["input_3x3", "dilation", "memory"]
-    )
-    assert list(ARCHITECTURES["wider_resnet38"].options) == ["memory"]
-    assert list(ARCHITECTURES["wider_resnet38_a2"].options) == ["dilation", "memory"]
+    assert list(ARCHITECTURES["resnet50"].options) == ["dilation", "keep_outputs", "drop_path_rate", "memory"]
+    assert list(ARCHITECTURES["densenet121"].options) == ["input_3x3", "dilation", "memory"]
+    assert list(ARCHITECTURES["resnext50"].options) == ["input_3x3", "dilation", "drop_path_rate", "memory"]
+    assert list(ARCHITECTURES["wider_resnet38"].options) == ["drop_path_rate", "memory"]
+    assert list(ARCHITECTURES["wider_resnet38_a2"].options) == ["dilation", "drop_path_rate", "memory"]
 
 
 @pytest.mark.usefixtures("meta")
@@ -228,8 +225,11 @@ def test_pretrained_cfg_holds_the_published_preprocessing():
         "scale": 256,
         "crop": 224,
         "interpolation": "bilinear",
+        "input_size": (3, 224, 224),
+        "crop_pct": 0.875,
         "source": None,
     }
+    assert zoo.get("resnet18", in_chans=1).pretrained_cfg["input_size"] == (1, 224, 224)
 
 
 @pytest.mark.slow
@@ -263,7 +263,10 @@ def test_impossible_networks_of_experiments_name_the_json_path(network, message)
     ("arguments", "message"),
     [
         ({"weight": None}, r"unexpected keyword argument 'weight' for resnet18.*the nearest argument is 'weights'"),
-        ({"input_3x3": True}, r"'input_3x3' for resnet18, whose options are dilation, keep_outputs, memory"),
+        (
+            {"input_3x3": True},
+            r"'input_3x3' for resnet18, whose options are dilation, keep_outputs, drop_path_rate, memory",
+        ),
     ],
 )
 def test_an_unknown_argument_is_a_type_error_even_if_its_value_is_none(arguments, message):

@@ -78,6 +78,58 @@ def test_the_documented_installation_works_in_a_fresh_environment(tmp_path: Path
     assert tracked <= installed, "the published numbers and the page that they are written to are part of the package"
 
 
+FIRST_STEP = """
+import sys, torch, torchvision, zoo
+from zoo.cli import main
+from zoo.engine import loop
+from zoo.layers import InPlaceABN
+from zoo.ops.abn import backend
+
+def of_step(model):
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    model(images).square().sum().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+def new():
+    torch.manual_seed(0)
+    return torchvision.models.resnet18(num_classes=4)
+
+assert all(map(torch.equal, of_step(zoo.lean(new())), of_step(new())))
+assert InPlaceABN(4)(torch.randn(2, 4, 8, 8)).std() > 0.5
+print(zoo.__file__, zoo.__version__, backend.name_for(torch.device("cpu")))
+train_step = loop.train_step
+def step_and_stop(state, batch):
+    train_step(state, batch)
+    sys.exit(7)
+
+loop.train_step = step_and_stop
+main(["quickstart"])
+"""
+
+
+@pytest.mark.parametrize("kind", ["py3-none-any", pytest.param("cp310-abi3", marks=pytest.mark.exhaustive)])
+def test_a_wheel_runs_in_a_fresh_environment(kind: str, tmp_path: Path) -> None:
+    """The commands are those of `make wheel`; torch comes from the environment that runs the test."""
+    checkout = _copy_of_the_checkout(tmp_path / "checkout")
+    make = ["make", "-n", "wheel", f"BIN={Path(sys.executable).parent}"]
+    lines = subprocess.run(make, cwd=checkout, capture_output=True, text=True, check=True).stdout.splitlines()
+    builds = [line for line in lines if "pip wheel" in line]
+    assert ["ZOO_PURE_WHEEL=1" in line for line in builds] == [True, False]
+    compiler = _quick_compiler(tmp_path / "compiler")
+    environment = {**os.environ, "CC": compiler, "CXX": compiler}
+    subprocess.run(builds[kind == "cp310-abi3"], shell=True, cwd=checkout, env=environment, check=True)
+    (wheel,) = checkout.glob(f"dist/zoo_lean-*-{kind}*.whl")
+    site = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel]
+    subprocess.run(install, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(site), "ZOO_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", FIRST_STEP]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 7, done.stderr
+    backend = "native" if kind == "cp310-abi3" else "reference"
+    assert done.stdout.splitlines()[0].split()[::2] == [str(site / "zoo" / "__init__.py"), backend]
+
+
 def test_an_editable_installation_shows_no_warning(tmp_path: Path) -> None:
     """Setuptools warns of an editable installation unless a .pth file with one folder can make it."""
     checkout = _copy_of_the_checkout(tmp_path / "checkout")

@@ -99,8 +99,10 @@ def __getattr__(name: str) -> Any:
 
 def _version() -> str:
     """Return the installed version, or the one in pyproject.toml if this checkout is not installed."""
+    from zoo.files import DISTRIBUTION
+
     try:
-        return metadata.version("zoo")
+        return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         settings = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
         version = re.search(r'^version = "(.+)"$', settings, re.MULTILINE)

@@ -201,6 +201,12 @@ OPTIONS: dict[str, Option] = {
         "a number from 0 to 0.99",
         lambda value: is_number(value, 0, 0.99),
     ),
+    "drop_path_rate": Option(
+        "stochastic depth: probability with which the last block drops its branch for an image in training; it rises "
+        "linearly from 0 in the first block",
+        "a number from 0 to 0.99",
+        lambda value: is_number(value, 0, 0.99),
+    ),
 }
 
 
@@ -239,7 +245,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "resnet101": {"structure": (3, 4, 23, 3), "bottleneck": True},
             "resnet152": {"structure": (3, 8, 36, 3), "bottleneck": True},
         },
-        options={"dilation": 1, "keep_outputs": False},
+        options={"dilation": 1, "keep_outputs": False, "drop_path_rate": 0.0},
         memory=("auto", "plain", "fused", "checkpoint"),
         dilations=_DILATIONS,
     ),
@@ -250,20 +256,21 @@ ARCHITECTURES: dict[str, Architecture] = {
             "resnext101": {"structure": (3, 4, 23, 3)},
             "resnext152": {"structure": (3, 8, 36, 3)},
         },
-        options={"input_3x3": False, "dilation": 1},
+        options={"input_3x3": False, "dilation": 1, "drop_path_rate": 0.0},
         memory=_INVERTS_SUMS,
         dilations=_DILATIONS,
     ),
     **_family(
         "wider_resnet",
         {f"wider_resnet{depth}": {"structure": structure} for depth, structure in _WIDER.items()},
+        options={"drop_path_rate": 0.0},
         memory=_INVERTS_SUMS,
         ignores_input_3x3=True,
     ),
     **_family(
         "wider_resnet_a2",
         {f"wider_resnet{depth}_a2": {"structure": structure} for depth, structure in _WIDER.items()},
-        options={"dilation": False},
+        options={"dilation": False, "drop_path_rate": 0.0},
         memory=_INVERTS_SUMS,
         dilations={32: False, 16: (1, 1, 2, 2), 8: True},
         ignores_input_3x3=True,
@@ -287,12 +294,14 @@ ARCHITECTURES: dict[str, Architecture] = {
             "resnet110_cifar": {"structure": (18, 18, 18), "widths": (16, 16, 32, 64), "bottleneck": False},
             "resnet164_cifar": {"structure": (18, 18, 18), "widths": (16, 16, 32, 64), "bottleneck": True},
         },
+        options={"drop_path_rate": 0.0},
         memory=("auto", "plain", "checkpoint"),
         input="cifar",
     ),
     **_family(
         "preact",
         {"resnet101_preact": {"structure": (3, 4, 23, 3), "widths": (64, 64, 128, 256, 512), "bottleneck": True}},
+        options={"drop_path_rate": 0.0},
         memory=("auto", "plain", "checkpoint"),
     ),
     **_family(

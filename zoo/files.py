@@ -19,6 +19,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
+DISTRIBUTION = "zoo-lean"  # the name in package indexes, where zoo is another package
 RANDOM_BYTES = 8
 TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{2 * RANDOM_BYTES}}}\.tmp(\.\w+)?", re.DOTALL)  # names from `replacing`
 _lock_files: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from zoo.data.transforms import TrainTransform, Transform, ValTransform
 from zoo.errors import ConfigError, join_names
 from zoo.models.external import own_preprocessing
 from zoo.registry import get
+from zoo.weights.stored import is_stored
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
 
@@ -88,7 +88,7 @@ def _cfg_of(source: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
         }
     elif isinstance(source, str):
         # On the meta device, nothing is allocated. Weights that a file contains need memory.
-        with torch.device("cpu" if os.path.isfile(source) else "meta"):
+        with torch.device("cpu" if is_stored(source) else "meta"):
             source = get(source)
     cfg = source if isinstance(source, Mapping) else getattr(source, "pretrained_cfg", None) or {}
     if missing := [key for key in CFG_KEYS if key not in cfg]:

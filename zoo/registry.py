@@ -22,8 +22,9 @@ from zoo.models.external import build_external
 from zoo.section import Section, parse_section
 from zoo.spec import STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec
 from zoo.weights import StoredWeights, load_state_dict, load_stored, read_weights
+from zoo.weights.hub import is_hub_name
 from zoo.weights.published import published, published_spec
-from zoo.weights.stored import load_body
+from zoo.weights.stored import is_stored, load_body
 from zoo.weights.stored_spec import check_same_network
 
 CIFAR_INPUT = config.Input(
@@ -75,6 +76,8 @@ class BuildOptions(Section):
     """Number of image channels; `zoo.weights.load.fit_input` adapts weights."""
     drop_rate: Annotated[float, Field(ge=0, le=0.99)] = 0.0
     """Dropout rate before the classifier."""
+    global_pool: str | None = None
+    """Pooling before the classifier, see `zoo.models.base.Network.reset_classifier`."""
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield a problem if stages are selected without ``features_only``."""
@@ -100,9 +103,10 @@ def get(
 
     Args:
     - `name`: an architecture, a published variant (which fixes norm, activation and stem), the path of a weights file
-      that describes its network, or "timm:NAME" or "torchvision:NAME".
+      that describes its network, "hf-hub:OWNER/NAME" or "hf-hub:OWNER/NAME@REVISION" for a repository on the Hugging
+      Face Hub, or "timm:NAME" or "torchvision:NAME".
     - `pretrained`: load the published weights of the variant, or of the only variant of an architecture.
-    - `weights`: path of a weights file, or a published name; loaded strictly.
+    - `weights`: path of a weights file, a published name, or "hf-hub:OWNER/NAME"; loaded strictly.
     - `norm`: "standard" (default), "inplace", "sync", or a function ``channels -> module`` with norm and activation.
     - `activation`: "leaky_relu" (default), "elu", "identity", or with standard norms "relu".
     - `num_classes`: default 1000 (CIFAR networks 10, deeplab_* 19); with 0 forward returns features instead of logits.
@@ -115,7 +119,8 @@ def get(
     unavailable or do not fit.
     """
     name, body_weights = os.fspath(name), options.pop("body_weights", None)
-    is_file, is_body = os.path.isfile(name) and not is_model(name), body_weights is not None
+    is_file, is_body = is_stored(name) and not is_model(name), body_weights is not None
+    pretrained = pretrained and not is_hub_name(name)  # a repository's weights are loaded in any case
     if [pretrained, is_file or weights is not None, is_body].count(True) > 1:
         remedy = "give one of pretrained, weights, body_weights and a weights file"
         raise ConfigError("there are two sources of weights", name, remedy)
@@ -242,6 +247,8 @@ def _build(spec: NetworkSpec, how: BuildOptions, factory: NormFactory | None) ->
     model.built_as = None if factory else spec
     if how.in_chans != 3:
         model.set_input_channels(how.in_chans)
+    if how.global_pool is not None:
+        model.reset_classifier(spec.num_classes, how.global_pool)
     if how.drop_rate:
         model.set_drop_rate(how.drop_rate)
     if how.features_only and hasattr(model, "bn_out"):
@@ -276,28 +283,38 @@ def only_variant(name: str) -> str:
     return variants[0]
 
 
-def _set_pretrained_cfg(model: Any, spec: NetworkSpec, name: str, file: StoredWeights | None) -> None:
-    """Set the preprocessing that `zoo.transforms` reads; networks that segment take whole images, without a size."""
+def spec_of(name: str) -> NetworkSpec:
+    """Return the spec of an architecture or published variant, with its preprocessing; ConfigError for other names."""
+    return _with_preprocessing(_spec_of_name(name, None))
+
+
+def describe_images(spec: NetworkSpec, in_chans: int = 3) -> dict[str, Any]:
+    """Return the preprocessing of a spec, as `zoo.transforms` reads it, and as timm does (input_size, crop_pct).
+
+    Networks that segment take whole images: they have no sizes. Empty if the preprocessing is unknown.
+    """
     images = spec.preprocessing
-    if images is None:  # an external network, whose package may have set it
-        return
-    takes_crops = spec.is_external or architecture(spec.arch).task == "classification"
-    own_cfg = getattr(model, "pretrained_cfg", None) or {}
-    model.pretrained_cfg = {
-        **own_cfg,
-        "mean": tuple(images.mean),
-        "std": tuple(images.std),
-        "scale": images.scale_val if takes_crops else None,
-        "crop": images.crop_val if takes_crops else None,
-        "interpolation": images.interpolation_val,
-        "crop_mode": images.crop_mode_val,
-        "source": published()[name].page if name in published() else None if file is None else os.fspath(file.path),
-    }
+    if images is None:  # an external network, whose package may know it
+        return {}
+    cfg = {"mean": tuple(images.mean), "std": tuple(images.std), "interpolation": images.interpolation_val,
+           "crop_mode": images.crop_mode_val}  # fmt: skip
+    if not spec.is_external and architecture(spec.arch).task != "classification":
+        return {**cfg, "scale": None, "crop": None}
+    scale, crop = images.scale_val, images.crop_val
+    crop_pct = 1.0 if scale == -1 else crop / scale
+    return {**cfg, "scale": scale, "crop": crop, "input_size": (in_chans, crop, crop), "crop_pct": crop_pct}
+
+
+def _set_pretrained_cfg(model: Any, spec: NetworkSpec, name: str, file: StoredWeights | None) -> None:
+    """Set the preprocessing of the network, and the source of its weights."""
+    if images := describe_images(spec, getattr(model, "in_chans", 3)):
+        source = published()[name].page if name in published() else None if file is None else os.fspath(file.path)
+        model.pretrained_cfg = {**(getattr(model, "pretrained_cfg", None) or {}), **images, "source": source}
 
 
 def _unknown(name: str) -> ConfigError:
     """Return the error for a name that is neither a network nor a weights file."""
-    if os.sep in name or os.path.exists(name) or name.endswith((".pth", ".pt", ".tar", ".json")):
+    if os.sep in name or os.path.exists(name) or name.endswith((".pth", ".pt", ".tar", ".safetensors", ".json")):
         found = "the name is that of a folder" if os.path.isdir(name) else "there is no such file"
         remedy = "give the name of a network or the path of a weights file (zoo list shows all names)"
         return ConfigError(found, name, remedy)

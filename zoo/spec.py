@@ -201,9 +201,11 @@ class NetworkSpec(Section):
         arch = ARCHITECTURES.get(self.arch)  # None for a custom network
         for option, value in self.options.items():
             if arch is not None and option not in arch.options:
+                reason = "; stochastic depth drops branches of residual blocks whose activations are saved"
                 yield (
                     ("options", "arch"),
-                    f"{self.arch} has no option {option!r}; its options are {join_names(arch.options)}",
+                    f"{self.arch} has no option {option!r}{reason * (option == 'drop_path_rate')}; its options are "
+                    f"{join_names(arch.options)}",
                 )
             try:
                 check_option(option, value)
@@ -215,6 +217,12 @@ class NetworkSpec(Section):
             yield (
                 ("memory", "norm"),
                 'needs norms that work in place; use norm "inplace" or "sync", or memory "auto"',
+            )
+        if self.memory in NEEDS_INPLACE and self.options.get("drop_path_rate"):
+            yield (
+                ("memory", "options"),
+                "cannot recover activations from sums that miss branches, as with drop_path_rate; use memory "
+                f'"auto", "checkpoint" or "{LEAN}"',
             )
 
     def _external_conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:

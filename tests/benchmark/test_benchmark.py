@@ -397,6 +397,7 @@ def test_predictions_without_scratch_memory_are_those_of_the_tensors_alone() -> 
     assert alone == count_memory(setup.forward_of(model), model.parameters()).peak <= scratch
 
 
+@pytest.mark.exhaustive
 def test_where_not_even_two_images_fit_the_table_says_so() -> None:
     results, strategies = new_results(), choose_strategies(EAGER, ["iABN"])
     limit = (

@@ -9,7 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from tests.engine.tiny import make_images
+from tests.hub_server import _package_and_hub, hub
 from zoo.cli import main
+
+__all__ = ["_package_and_hub", "hub"]
 
 SETTINGS = {
     "network": {"arch": "resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 2},

@@ -57,6 +57,7 @@ def test_model_prints_the_table_that_it_writes(tmp_path: Path, capsys: pytest.Ca
     assert {record["subject"] for record in content["records"]} == {name, f"{name}, share of time"}
 
 
+@pytest.mark.exhaustive
 def test_pareto_draws_its_plots_anew_from_the_json_alone_too(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     code, content = run(tmp_path / "front", "pareto", "resnet18", "--batch", "2", "--strategies", "iABN*",

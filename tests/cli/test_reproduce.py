@@ -263,6 +263,7 @@ def test_the_script_is_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert (tmp_path / "imagenet.md").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.dist
 def test_two_processes_measure_what_one_does_and_write_one_report(finished: Run, tmp_path: Path) -> None:
     _, alone = _reproduce(finished.data, tmp_path / "alone", models=(str(finished.checkpoint),))

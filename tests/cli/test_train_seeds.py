@@ -151,6 +151,7 @@ def _scores_of_a_rank(data: Path, log_dir: Path) -> list[dict[str, float] | None
         return [run.scores for run in train_seeds(config, data, log_dir, process, [1, 2], TrainOptions())]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.dist
 def test_several_processes_train_the_seeds_one_after_another(finished: Run, tmp_path: Path) -> None:
     ranks = run_distributed(_scores_of_a_rank, 2, finished.data, tmp_path / "log", group=False)

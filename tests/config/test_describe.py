@@ -96,7 +96,7 @@ def test_a_copy_of_the_differences_is_not_read_as_an_earlier_version(network) ->
         ({"clip": 1}, "its place is optimizer.clip"),
         ({"checkpoint": {"folder": 1}}, "unknown key; the keys of checkpoint are every_steps"),
         ({"colour": 1}, "unknown key; the keys of the top level are network, optimizer, input"),
-        ({"optimizer": {"chanels_last": 1}}, "label_smoothing, ema_decay, or training.channels_last"),
+        ({"optimizer": {"chanels_last": 1}}, "ema_warmup, ema_every, or training.channels_last"),
     ],
 )
 def test_an_unknown_key_is_told_where_what_it_may_mean_stands(content, hint) -> None:

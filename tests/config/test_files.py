@@ -72,7 +72,7 @@ def test_the_digest_is_that_of_the_settings_not_of_their_spelling() -> None:
 
 def test_the_digest_of_the_defaults_changes_on_purpose_alone() -> None:
     # It is written into every checkpoint: whoever changes a default or adds a key changes this on purpose.
-    assert Experiment().digest() == "5a22ea906a0295ad518e7d530048081f4ec7f77a9ba57d57cfb2ac9fccc7cb78"
+    assert Experiment().digest() == "47ef9283bbd0e17e7a173359b01b2cb778c100dc583673eafb7794ba41d20f1b"
 
 
 def test_settings_and_defaults_cannot_be_changed_through_an_experiment() -> None:

@@ -19,9 +19,7 @@ from zoo.spec import NetworkSpec
 RESNET18 = NetworkSpec(arch="resnet18")
 CASES = [
     ("resnet18", {}),
-    ("resnet50", {}),
     ("resnext50", {"input_3x3": True}),
-    ("densenet121", {}),
     ("densenet121", {"input_3x3": True, "dilation": 2}),
 ]
 

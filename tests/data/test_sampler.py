@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.errors import ConfigError, DataError
@@ -106,6 +107,44 @@ def test_a_new_epoch_begins_at_its_first_batch() -> None:
     sampler.skip_to(4)
     sampler.set_epoch(1)
     assert len(list(sampler)) == len(sampler)
+
+
+def _interleaved(shares: list[list[tuple[int, ...]]]) -> list[tuple[int, ...]]:
+    """Return the keys of a global batch from those of its ranks."""
+    keys: list[tuple[int, ...]] = [()] * sum(map(len, shares))
+    for rank, share in enumerate(shares):
+        keys[rank :: len(shares)] = share
+    return keys
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_repetitions_are_drawn_in_the_order_of_timm(world: int) -> None:
+    distributed_sampler = pytest.importorskip("timm.data.distributed_sampler")
+    images, batch, order = 64, 8, torch.randperm(64, generator=torch.Generator().manual_seed(3))
+    for rank in range(world):
+        batches = TrainBatches(images, batch, rank=rank, world_size=world, repeats=3, order=lambda _: order)
+        reference = distributed_sampler.RepeatAugSampler(range(images), world, rank, num_repeats=3, shuffle=False)
+        # The reference repeats the images 0 to 63, and ends with the last whole 256 of a larger data set.
+        expected = [int(order[index]) for index in reference]
+        assert [index for keys in batches for _, index, _ in keys] == expected
+
+
+def test_repetitions_have_different_keys_and_an_epoch_keeps_its_length() -> None:
+    for world in (1, 2, 3):
+        ranks = [TrainBatches(20, 6, rank=rank, world_size=world, repeats=3, seed=1) for rank in range(world)]
+        for batches in ranks:
+            batches.set_epoch(2)
+        keys = [key for shares in zip(*ranks, strict=True) for key in _interleaved(list(shares))]
+        assert len(keys) == len(set(keys)) == 20
+        assert [key[2] for key in keys] == [0, 1, 2] * 6 + [0, 1]
+        assert len({key[1] for key in keys}) == 7
+        if world == 1:
+            expected = keys
+            continued = TrainBatches(20, 6, repeats=3, seed=1)
+            continued.set_epoch(2)
+            continued.skip_to(2)
+            assert [key for batch in continued for key in batch] == keys[12:]
+        assert keys == expected
 
 
 @pytest.mark.parametrize("batch", [-1, 9])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import pickle
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -19,8 +21,8 @@ from torchvision.transforms import functional as tvF
 from tests.data.sample_images import random_image
 from zoo import registry, transforms
 from zoo.config import Input
-from zoo.data.augmentation import Normalization, draw_colors, finish
-from zoo.data.pixels import PILPixels
+from zoo.data.augmentation import Normalization, RandomErasing, draw_colors, finish
+from zoo.data.pixels import FloatPixels, PILPixels, open_pixels
 from zoo.data.seeding import random_of_torch
 from zoo.data.transforms import TrainTransform, ValTransform, random_box
 from zoo.errors import ConfigError, DataError
@@ -113,6 +115,95 @@ def test_boxes_have_the_distribution_of_torchvision(height: int, width: int) -> 
         places = np.sort(np.concatenate([one, other]))
         shares = [np.searchsorted(np.sort(sample), places, side="right") / count for sample in (one, other)]
         assert np.abs(shares[0] - shares[1]).max() < 1.95 * (2 / count) ** 0.5
+
+
+def test_boxes_have_the_areas_and_ratios_of_the_settings() -> None:
+    boxes = np.array([random_box(300, 400, random_of_torch(), (0.3, 0.5), (0.9, 1.2)) for _ in range(500)], dtype=float)
+    areas, ratios, *_ = _shapes(boxes, 300, 400)
+    assert 0.295 * 120_000 < areas.min() < 0.31 * 120_000
+    assert 0.49 * 120_000 < areas.max() < 0.505 * 120_000
+    assert 0.89 < ratios.min() < 0.92
+    assert 1.18 < ratios.max() < 1.21
+
+
+@pytest.mark.parametrize("scale", [-1, 28])
+def test_bicubic_crops_have_the_bits_of_pil(scale: int) -> None:
+    image = random_image(0, width=40, height=30)
+    encoded = io.BytesIO()
+    image.save(encoded, format="JPEG")
+    transform = TrainTransform(Input(scale_train=scale, crop_train=16, interpolation_train="bicubic"))
+    for seed in range(4):
+        pixels = [open_pixels(encoded.getvalue(), "x", decoder) for decoder in ("pil", "torchvision")]
+        first, second = (transform.draw(each, Random(seed)).pixels for each in pixels)
+        assert torch.equal(first, second)
+    decoded = Image.open(encoded)
+    resized = PILPixels(decoded).resized(16, 12, interpolation="bicubic").tensor()
+    assert torch.equal(resized, tvF.pil_to_tensor(decoded.resize((12, 16), Image.Resampling.BICUBIC)))
+    smooth = FloatPixels(tvF.to_tensor(decoded)).resized(16, 12, interpolation="bicubic").tensor()
+    assert float((smooth - resized / 255).abs().max()) < 1.01 / 255  # PIL rounds twice
+
+
+def test_random_interpolation_is_bilinear_or_bicubic() -> None:
+    image = PILPixels(random_image(0, width=40, height=30))
+    kinds = {kind: TrainTransform(Input(crop_train=16, interpolation_train=kind)) for kind in ("bilinear", "bicubic")}
+    chosen = []
+    for seed in range(40):
+        generator = Random(seed)
+        chosen.append("bilinear" if generator.random() < 0.5 else "bicubic")
+        expected = kinds[chosen[-1]].draw(image, generator).pixels
+        assert torch.equal(
+            TrainTransform(Input(crop_train=16, interpolation_train="random")).draw(image, Random(seed)).pixels,
+            expected,
+        )
+    assert 8 < chosen.count("bicubic") < 32
+
+
+@pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
+def test_random_erasing_is_that_of_timm(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = pytest.importorskip("timm.data.random_erasing")
+    theirs = reference.RandomErasing(0.6, mode=mode, device="cpu")
+    ours, image, erased = RandomErasing(0.6, mode), torch.full((3, 20, 30), 7.0), 0
+    for seed in range(30):
+        generator = Random(seed)
+        monkeypatch.setattr(reference, "random", generator)  # the same draws, in the same order
+        # The noise of the patch is drawn last, from a generator that is seeded by the sample's.
+        monkeypatch.setattr(reference, "_get_pixels", partial(_noise, generator))
+        expected = theirs(image.clone())
+        assert torch.equal(ours(image, Random(seed)), expected)
+        erased += not torch.equal(expected, image)
+    assert 10 < erased < 27
+    assert torch.equal(image, torch.full((3, 20, 30), 7.0))
+
+
+def _noise(generator: Random, per_pixel: bool, rand_color: bool, shape: tuple[int, int, int], **_: object) -> Tensor:
+    if not per_pixel and not rand_color:
+        return torch.zeros(shape[0], 1, 1)
+    torch.manual_seed(generator.getrandbits(63))
+    return torch.empty(shape if per_pixel else (shape[0], 1, 1)).normal_()
+
+
+def test_a_rectangle_is_erased_after_normalization() -> None:
+    image = PILPixels(Image.new("RGB", (40, 40), (255, 255, 255)))
+    settings = Input(crop_train=16, random_erasing_train=1.0)
+    white = (1 - torch.tensor(MEAN)) / torch.tensor(STD)
+    drawn = TrainTransform(settings).draw(image, Random(0))
+    assert drawn.normalization is None
+    erased = (drawn.pixels == 0).all(dim=0)
+    assert 0.02 * 256 * 0.8 < int(erased.sum()) < 256 / 3 * 1.2
+    torch.testing.assert_close(drawn.pixels[:, ~erased], white[:, None].expand(3, int((~erased).sum())))
+
+
+def test_the_crop_grows_at_the_epochs_of_the_settings() -> None:
+    image = PILPixels(random_image(0, width=40, height=30))
+    settings = Input(crop_train=24, sizes_train=[[1, 8], [3, 16]])
+    transform = TrainTransform(settings)
+    assert settings.all_crops == [8, 16, 24]
+    for epoch, side in enumerate([24, 8, 8, 16, 16]):
+        drawn = transform.in_epoch(epoch).draw(image, Random(epoch)).pixels
+        assert torch.equal(drawn, TrainTransform(Input(crop_train=side)).draw(image, Random(epoch)).pixels)
+    assert Input(crop_train=24, sizes_train=[[0, 8]]).all_crops == [8]
+    plain = TrainTransform(Input(crop_train=24))
+    assert plain.in_epoch(3) is plain
 
 
 def _shapes(boxes: np.ndarray, height: int, width: int) -> list[np.ndarray]:

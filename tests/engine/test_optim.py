@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+import zoo
 from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule, parse_experiment
 from zoo.config.optimizer import OPTIMIZER_PARAMS
 from zoo.engine.optim import ENDING_TYPES, build_optimizer, clip_gradients, layers_of, lr_factor, set_lr
@@ -173,6 +174,13 @@ def test_rates_decay_by_layer_and_named_parameters_are_not_decayed() -> None:
         **dict.fromkeys(("norm.weight", "norm.bias"), (0.4, 0.0)),
         "head.weight": (0.8, 0.1),
     }
+
+
+def test_rates_of_a_network_of_this_package_decay_by_block() -> None:
+    model = zoo.lean(zoo.get("resnet18", num_classes=3))
+    rates = {name: lr for name, (lr, _) in _built(model, learning_rate=1.0, layer_decay=0.5).items()}
+    assert (rates["classifier.fc.bias"], rates["mod5.block2.convs.bn2.weight"]) == (1.0, 0.5)
+    assert (rates["mod5.block1.proj_conv.weight"], rates["mod1.conv1.weight"]) == (0.25, 0.5**9)
 
 
 def test_a_matcher_may_be_a_function() -> None:

@@ -27,7 +27,10 @@ JUMPS: dict[str, Callable[[int], float]] = {
 }
 
 
-@pytest.fixture(params=JUMPS)
+QUICK = ("backwards", "a century ahead")
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.exhaustive] * (name not in QUICK)) for name in JUMPS])
 def jumping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = itertools.count()
     monkeypatch.setattr(time, "time", lambda: JUMPS[request.param](next(calls)))

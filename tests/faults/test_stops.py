@@ -84,7 +84,7 @@ def hanging(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)])
 def test_a_second_signal_ends_a_run_whose_workers_hang(hanging: subprocess.Popen[str], number: signal.Signals) -> None:
     hanging.send_signal(number)
     time.sleep(1.5)
@@ -99,6 +99,7 @@ def test_a_second_signal_ends_a_run_whose_workers_hang(hanging: subprocess.Popen
     raise AssertionError("the run does not end")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_an_interrupt_that_python_drops_while_a_run_starts_still_ends_it(command: list[str], tmp_path: Path) -> None:
     process = _start("lost", [*command, "-j", "0"])

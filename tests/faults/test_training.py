@@ -73,7 +73,7 @@ def _train(data: str, log_dir: str) -> None:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("signalled_rank", "after"), [(0, 2), (1, 1), (0, 6), (1, 5)])
+@pytest.mark.parametrize(("signalled_rank", "after"), [(1, 1), (0, 6)])
 def test_ranks_with_unequal_shares_leave_a_validation_together_whoever_gets_the_signal(
     tmp_path: Path, signalled_rank: int, after: int
 ) -> None:

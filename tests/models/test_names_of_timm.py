@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import zoo
 from zoo.architectures import ARCHITECTURES
+from zoo.convert import to_torchvision
+from zoo.engine.optim import layers_of
 from zoo.remat.lean import is_lean
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +55,171 @@ def test_grad_checkpointing_holds_less_and_gives_the_same_gradients() -> None:
     model.set_grad_checkpointing(False)
     assert not is_lean(model)
     assert held() == plain_bytes
+
+
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [
+        ("resnet18", {}),
+        ("resnext50", {"input_3x3": True}),
+        ("densenet121", {}),
+        pytest.param("wider_resnet16", {}, marks=pytest.mark.slow),
+        ("resnet32_cifar", {}),
+        ("revnet38_cifar", {}),
+        ("irevnet_cifar", {"blocks": (1, 1, 2), "widths": (4, 16, 64)}),
+        ("irevnet_revnext", {"blocks": (1, 1), "channels": 8}),
+        ("revnext", {"pools": ("channel", "batch")}),
+        ("revnext_flat", {}),
+        ("revnext_resnet18", {}),
+        ("revnext_revnet", {}),
+    ],
+)
+def test_intermediates_are_the_outputs_of_the_stages(arch: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model, images = zoo.get(arch, norm="inplace", num_classes=3, **options).eval(), torch.randn(2, 3, 32, 32)
+    x, truth = images, []
+    with torch.no_grad():
+        if arch == "irevnet_cifar":
+            x = F.pad(x, (0, 0, 0, 0, 0, 8 - 3))
+        for name, module in model.named_children():
+            if name not in ("bn_out", "classifier"):
+                x = module(x)
+                truth += [x.clone()] if name in model.feature_info.module_name() else []
+        features, maps = model.forward_intermediates(images)
+        torch.testing.assert_close(maps, truth)
+        assert [each.shape[1] for each in maps] == model.feature_info.channels()
+        torch.testing.assert_close(features, model.forward_features(images))
+        torch.testing.assert_close(model.forward_head(features), model(images))
+        (last,) = model.forward_intermediates(images, 1, norm=True, intermediates_only=True)
+        assert torch.equal(last, features)
+        if len(maps) > 2:
+            x, (first, second) = model.forward_intermediates(images, [-2, 0], stop_early=True)
+            assert torch.equal(first, maps[0])
+            assert torch.equal(second, maps[-2])
+            assert x is second
+
+
+def test_intermediates_of_a_resnet_are_those_of_timm() -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model, images = zoo.get("resnet18", activation="relu", num_classes=3).eval(), torch.randn(2, 3, 64, 64)
+    tensors, _, _ = to_torchvision(model.state_dict(), model.built_as, compare_with_source=False)
+    theirs = timm.create_model("resnet18", num_classes=3).eval()
+    theirs.load_state_dict(tensors)
+    with torch.no_grad():
+        first = model.forward_intermediates(images, ["stem"], intermediates_only=True)
+        assert torch.equal(first[0], theirs.forward_intermediates(images, [0], intermediates_only=True)[0])
+        for arguments in ({"indices": 4}, {"norm": True, "indices": 2}, {"indices": [3, -4], "stop_early": True}):
+            ours = model.forward_intermediates(images, **arguments)
+            torch.testing.assert_close(ours, theirs.forward_intermediates(images, **arguments))
+
+
+def test_intermediates_of_a_network_that_segments_are_those_of_its_body() -> None:
+    model, images = zoo.get("deeplab_resnet18").eval(), torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        features, maps = model.forward_intermediates(images, indices=2)
+        assert torch.equal(features, model.body(images))
+        assert [each.shape[1] for each in maps] == [256, 512]
+    with pytest.raises(zoo.ConfigError, match="DeepLab has no choice of pooling"):
+        model.reset_classifier(0, "")
+
+
+def test_intermediates_that_do_not_exist_are_named() -> None:
+    model, images = zoo.get("resnet18", num_classes=0), torch.randn(1, 3, 32, 32)
+    for indices, message in [
+        ([5], "indices: ResNet has no feature 5; it has 0 to 4, -5 to -1 and 'stem'"),
+        ([], "indices: none selected"),
+        (6, "indices = 6: ResNet has 5 stages"),
+        (0, "indices = 0: ResNet has 5 stages"),
+    ]:
+        with pytest.raises(zoo.ConfigError, match=message):
+            model.forward_intermediates(images, indices)
+    with pytest.raises(zoo.ConfigError, match="output_fmt: ResNet has feature maps 'NCHW', not 'NLC'"):
+        model.forward_intermediates(images, output_fmt="NLC")
+
+
+def _on_meta(arch: str) -> Any:
+    with torch.device("meta"):
+        return zoo.get(arch)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_layers_go_from_stem_to_head(arch: str) -> None:
+    model = _on_meta(arch)
+    layers = layers_of(model)
+    assert list(layers) == [name for name, _ in model.named_parameters()]
+    assert set(layers.values()) == set(range(max(layers.values()) + 1))
+    # The published state dict of a dense module has the second convolutions of its layers after all first ones.
+    in_order = [number for name, number in layers.items() if ".convs3." not in name]
+    assert in_order == sorted(in_order)
+    assert all(layers[name] == layers[name.replace("convs3", "convs1")] for name in layers if ".convs3." in name)
+    head = {name for name, number in layers.items() if number == in_order[-1]}
+    assert head == {name for name in layers if name.startswith(("classifier.", "head.", "cls."))}
+
+
+@pytest.mark.parametrize(
+    ("arch", "stages", "blocks"),
+    [
+        ("resnet50", 5, 1 + 16),
+        ("wider_resnet16", 7, 1 + 6),
+        ("densenet121", 5, 1 + 58 + 3),
+        ("revnet38_cifar", 4, 1 + 9),
+        ("irevnet_cifar", 3, 54),
+        ("irevnet_revnext", 1, 1 + 7),
+        ("revnext", 3, 1 + 1 + 1 + 2),
+        ("revnext_flat", 3, 3),
+        ("revnext_revnet", 5, 1 + 16),
+        ("deeplab_resnet18", 5, 1 + 8),
+    ],
+)
+def test_a_layer_is_a_block_and_coarsely_a_stage(arch: str, stages: int, blocks: int) -> None:
+    model = _on_meta(arch)
+    assert max(layers_of(model).values()) == blocks  # the head is one more
+    group = pytest.importorskip("timm.models").group_parameters
+    fine = group(model, model.group_matcher(), reverse=True)
+    assert fine == layers_of(model)
+    coarse = group(model, model.group_matcher(coarse=True), reverse=True)
+    assert max(coarse.values()) == stages
+    pairs = sorted({(fine[name], coarse[name]) for name in fine})
+    assert len(pairs) == blocks + 1  # each layer belongs to one stage
+    in_order = [stage for _, stage in pairs]
+    assert in_order == sorted(in_order)
+
+
+def test_timm_decays_the_rates_of_layers_as_the_trainer_does() -> None:
+    optim = pytest.importorskip("timm.optim")
+    model = _on_meta("resnext50")
+    assert model.no_weight_decay() == set()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    layers, last = layers_of(model), max(layers_of(model).values())
+    for group in optim.param_groups_layer_decay(model, 0.05, layer_decay=0.5):
+        for parameter in group["params"]:
+            assert group["lr_scale"] == pytest.approx(0.5 ** (last - layers[names[id(parameter)]]))
+            assert group["weight_decay"] == (0.05 if parameter.ndim > 1 else 0.0)
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnext", "revnext_resnet18"])
+def test_unpooled_features_take_the_place_of_the_classifier(arch: str) -> None:
+    torch.manual_seed(0)
+    model, images = zoo.get(arch, num_classes=3).eval(), torch.randn(2, 3, 32, 32)
+    own, other = ("max", "avg") if arch.startswith("revnext") else ("avg", "max")
+    with torch.no_grad():
+        features = model.forward_features(images)
+        model.reset_classifier(0, "")
+        assert torch.equal(model(images), features)
+        assert torch.equal(model.forward_head(features), features)
+        model.reset_classifier(0)
+        assert torch.equal(model(images), features)
+        model.reset_classifier(0, global_pool=own)
+        assert model(images).shape == (2, model.num_features)
+        model.reset_classifier(2)
+        assert model(images).shape == (2, 2)
+        assert zoo.get(arch, num_classes=0, global_pool="").eval()(images).shape == features.shape
+    with pytest.raises(zoo.ConfigError, match=rf"global_pool = '{other}' with 2 classes: .* has '{own}', '';"):
+        model.reset_classifier(2, other)
+    with pytest.raises(zoo.ConfigError, match="'' needs 0 classes"):
+        model.reset_classifier(2, "")
+    assert model.num_classes == 2
 
 
 @pytest.mark.parametrize("norm", ["standard", "inplace"])
@@ -107,3 +276,17 @@ def test_torch_hub_loads_every_network() -> None:
             assert model.num_classes == 3
     named = torch.hub.load(str(ROOT), "resnext101_ipabn_lr_512", source="local", features_only=True)
     assert named.feature_info.channels() == zoo.get("resnext101", features_only=True).feature_info.channels()
+
+
+def test_torch_hub_lists_and_explains_every_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    (tmp_path / "owner_zoo_main").symlink_to(ROOT)  # where torch.hub keeps what it has downloaded
+    repository = {"github": "owner/zoo:main", "trust_repo": True}
+    names = torch.hub.list(**repository, verbose=False)
+    assert sorted(names) == sorted(zoo.list_models())
+    for name in names:
+        text = torch.hub.help(model=name, **repository)
+        assert text.startswith(f"Return the network {name}, ")
+        assert "- `num_classes`: default 1000" in text
+    assert "- memory: strategy" in text
+    assert "pretrained=True loads" in torch.hub.help(model="resnet50_ipabn-sync_lr_512", **repository)

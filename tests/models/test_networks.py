@@ -214,8 +214,7 @@ def test_in_place_and_standard_norms_compute_the_same_network(name):
         assert relative_error(ours, truth) < 1e-9
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("norm", ["standard", "inplace"])
+@pytest.mark.parametrize(("norm", "training"), [("standard", True), ("inplace", True), ("inplace", False)])
 @pytest.mark.parametrize("name", SMALL)
 def test_returned_features_are_raw_stage_outputs_that_nothing_overwrites_later(name, norm, training):
     model = zoo.get(name, norm=norm, features_only=True).train(training)

@@ -259,8 +259,7 @@ def held(network, blocks, bottleneck, norm="standard", memory="auto") -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("bottleneck", [False, True])
+@pytest.mark.parametrize(("bottleneck", "norm"), [(False, "standard"), (True, "inplace")])
 def test_held_bytes_do_not_grow_with_the_depth(bottleneck, norm):
     size = held(RevNet, 3, bottleneck, norm)
     assert held(RevNet, 18, bottleneck, norm) == size
@@ -290,6 +289,7 @@ def test_revnet_104_holds_less_than_its_twin_by_the_papers_factor():
     assert held("revnet104", "inplace", "auto") <= twin / 7.9
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 def test_revnet_104_has_a_lower_peak_than_its_twin_with_checkpoints(norm):

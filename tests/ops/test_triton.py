@@ -17,6 +17,7 @@ from tests.ops.triton_cases import (
     ELU_ERRORS,
     FLOATS,
     LAYOUTS,
+    SMALL_SCALES,
     assert_equals_the_formula,
     assert_equals_the_reference,
     lay_out,
@@ -75,7 +76,7 @@ def test_an_elu_near_zero_does_not_cancel(interpreted, dtype):
 @needs_triton
 @pytest.mark.parametrize("activation", small_scales.ACTIVATIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", small_scales.DTYPES)
+@pytest.mark.parametrize("dtype", SMALL_SCALES)
 def test_no_gradient_is_further_from_the_truth_than_it_can_be_large(interpreted, dtype, layout, activation):
     small_scales.assert_bounded(interpreted["small scales"][f"{dtype} {layout} {activation}"], dtype)
 

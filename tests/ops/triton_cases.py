@@ -23,6 +23,7 @@ from zoo.ops.abn.kernels import NormSettings
 ACTIVATIONS = {"leaky_relu": 0.01, "elu": 0.7, "identity": 0.01}
 LAYOUTS = ["contiguous", "channels_last"]
 FLOATS = ["float32", "bfloat16", "float16"]
+SMALL_SCALES = ["float32", "bfloat16"]  # the GPU takes all dtypes, the interpreter is slow
 
 
 class Case(NamedTuple):
@@ -71,7 +72,7 @@ CASES = {
     },
     "many channels": Case("float64", "channels_last", shape=(2, 200, 3, 3), shortcut=True),
     "many rows": Case("float64", "channels_last", shape=(1300, 3)),
-    "many steps contiguous": Case("float64", shape=(19, 2, 33, 41), shortcut=True, programs=12),
+    "many steps contiguous": Case("float64", shape=(80, 2, 8, 16), shortcut=True, programs=4),
     "many steps channels_last": Case("float64", "channels_last", shape=(4000, 3), shortcut=True, programs=3),
     "more strips than programs contiguous": Case("float64", shape=(3, 5, 8, 6), shortcut=True, programs=2),
     "more strips than programs channels_last": Case("float64", "channels_last", shape=(2, 200, 3, 3), programs=1),
@@ -371,7 +372,7 @@ def main() -> None:
         "small elu": {dtype: measure_small_elu(dtype) for dtype in ELU_ERRORS},
         "small scales": {
             f"{dtype} {layout} {activation}": measure_small_scales(dtype, layout, activation)
-            for dtype in small_scales.DTYPES
+            for dtype in SMALL_SCALES
             for layout in LAYOUTS
             for activation in small_scales.ACTIVATIONS
         },

@@ -77,6 +77,7 @@ def test_a_measurement_is_named_after_the_item_of_its_numbers() -> None:
     assert items == {number.item for number in NUMBERS.values()}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_chains_of_blocks_grow_with_depth_as_table_1_says() -> None:
     section = table1.measure_complexity((4, 9))

@@ -229,6 +229,7 @@ def test_memory_that_is_no_line_over_the_pixels_is_noted(
         assert section.notes[-1].endswith("from one size to the next: 300, 330")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_memory_per_pixel_of_the_flat_network_is_measured_deeper_and_with_plain_kernels() -> None:
     section = memory.measure_pixels(["revnext_flat"], sizes=(16, 24), batch=2)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from tests.synchronization import no_synchronization
 from zoo.config import parse_experiment
 from zoo.engine.meters import Meter, Reading
+from zoo.engine.task import Task
 from zoo.tasks import task_of
 
 SMOOTHING = 0.1
@@ -67,3 +68,49 @@ def test_counting_never_waits_for_the_device() -> None:
     TASK.counts(logits, targets)
     with no_synchronization():
         TASK.counts(logits, targets)
+
+
+def _task(smoothing: float, **regularization: object) -> Task:
+    return task_of(
+        parse_experiment({"optimizer": {"label_smoothing": smoothing}, "regularization": regularization}, "test")
+    )
+
+
+def _mixed_batch() -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits, classes, and the shares of the classes if each image is mixed with the last but its index."""
+    generator = torch.Generator().manual_seed(2)
+    logits, targets = torch.randn(6, 7, generator=generator), torch.randint(7, (6,), generator=generator)
+    shares = F.one_hot(targets, 7).float()
+    return logits, targets, 0.3 * shares + 0.7 * shares.flip(0)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_of_mixed_images_is_that_of_timm(smoothing: float) -> None:
+    mixup = pytest.importorskip("timm.data.mixup")
+    reference = pytest.importorskip("timm.loss").SoftTargetCrossEntropy()
+    logits, targets, shares = _mixed_batch()
+    expected = reference(logits, mixup.mixup_target(targets, 7, lam=0.3, smoothing=smoothing))
+    torch.testing.assert_close(_task(smoothing).loss(logits, shares) / 6, expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.2, 0.5])
+@pytest.mark.parametrize("sums", [False, True])
+def test_the_binary_cross_entropy_is_that_of_timm(smoothing: float, threshold: float | None, sums: bool) -> None:
+    mixup = pytest.importorskip("timm.data.mixup")
+    loss = pytest.importorskip("timm.loss")
+    logits, targets, shares = _mixed_batch()
+    task = _task(smoothing, loss="bce", bce_target_threshold=threshold, bce_sum=sums)
+    of_classes = loss.BinaryCrossEntropy(smoothing, target_threshold=threshold, sum_classes=sums)
+    torch.testing.assert_close(task.loss(logits, targets) / 6, of_classes(logits, targets))
+    of_mixed = loss.BinaryCrossEntropy(0.0, target_threshold=threshold, sum_classes=sums)
+    expected = of_mixed(logits, mixup.mixup_target(targets, 7, lam=0.3, smoothing=smoothing))
+    torch.testing.assert_close(task.loss(logits, shares) / 6, expected)
+    torch.testing.assert_close(task.loss(logits.double(), shares).float(), task.loss(logits, shares))
+
+
+def test_the_target_of_a_mixed_image_is_its_largest_share() -> None:
+    logits, targets = _logits_with_target_at_rank([0, 4, 5], 10)
+    others = (targets + 1) % 10
+    shares = 0.6 * F.one_hot(targets, 10) + 0.4 * F.one_hot(others, 10)
+    assert torch.equal(TASK.counts(logits, shares), TASK.counts(logits, targets))

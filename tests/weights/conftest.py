@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.hub_server import _package_and_hub, hub
 from tests.weights.server import Server
 from zoo.weights import download
 from zoo.weights.published import published
+
+__all__ = ["_package_and_hub", "hub"]
 
 NAME = "resnet34_ipabn-sync_lr_512"
 CONTENT = b"PK\x03\x04" + random.Random(0).randbytes(300_000)

@@ -25,6 +25,7 @@ from zoo.cli.fetch import Fetch, Verify
 from zoo.cli.list_networks import List
 from zoo.cli.options import Command, Group, add_options, parsed
 from zoo.cli.predict import Predict
+from zoo.cli.push import Push
 from zoo.cli.quickstart import Quickstart
 from zoo.cli.reproduce import REPRODUCE
 from zoo.cli.segment import Segment
@@ -34,6 +35,7 @@ from zoo.cli.train import Train
 from zoo.cli.validate import Validate
 from zoo.engine.interrupts import RememberedInterrupt
 from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, escape, nearest
+from zoo.files import DISTRIBUTION
 from zoo.run.console import set_up_console
 
 COMMANDS: Mapping[str, type[Command] | Group] = {
@@ -47,6 +49,7 @@ COMMANDS: Mapping[str, type[Command] | Group] = {
     "validate": Validate,
     "compare": Compare,
     "convert": Convert,
+    "push": Push,
     "predict": Predict,
     "segment": Segment,
     "reproduce": REPRODUCE,
@@ -166,7 +169,7 @@ class _PrintVersion(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         try:
-            print(f"zoo {metadata.version('zoo')}")
+            print(f"zoo {metadata.version(DISTRIBUTION)}")
         except metadata.PackageNotFoundError:
             print("zoo (checkout, not installed)")
         parser.exit()

@@ -48,7 +48,8 @@ CONVERSIONS = {
     ),
     "fold": Kind("fold norms into the convolutions before them, for inference", NETWORK_OPTIONS),
     "export": Kind(
-        "fold, and write TARGET as .pt2 (torch.export) or .onnx; also checkpoints of timm:NAME, torchvision:NAME",
+        "fold, and write TARGET as .pt2 (torch.export) or .onnx, or write the weights unchanged as .safetensors; also "
+        "checkpoints of timm:NAME, torchvision:NAME",
         NETWORK_OPTIONS,
     ),
 }
@@ -67,7 +68,8 @@ class Convert(Command, LoaderOptions):
     source: Path = argument("SOURCE")
     """Weights file, checkpoint or published name; (norms) timm:NAME or torchvision:NAME."""
     target: Path | None = argument("TARGET", default=None)
-    """File to write (norms: default none, report only)."""
+    """File to write; weights are written as safetensors if it ends in .safetensors (norms: default none, report
+    only)."""
     arch: str | None = None
     """Architecture of the weights, such as resnet50 (default: stored in SOURCE)."""
     input_3x3: bool = False
@@ -106,11 +108,17 @@ class Convert(Command, LoaderOptions):
 
     def run(self) -> int:
         """Convert, write TARGET and the JSON file, and print the report."""
+        from zoo.weights.safetensors_files import check_installed
+
         _check_options(self)
+        if self._writes_safetensors:
+            check_installed(self.target)
         measured: dict[str, Any] = {}
         match self.kind:
             case "norms":
                 report = self._convert_norms()
+            case "export" if self._writes_safetensors:
+                report = self._export_weights()
             case "export":
                 report, measured["exported_max_difference"] = self._export()
             case _:
@@ -144,8 +152,18 @@ class Convert(Command, LoaderOptions):
                 log_every=self.log_every,
                 compare_with_source=not self.no_compare,
             )
-        save_weights(conversion.state_dict, conversion.spec, self.target)
+        save_weights(conversion.state_dict, conversion.spec, self.target, conversion.source.path)
         return conversion.report, measured
+
+    @property
+    def _writes_safetensors(self) -> bool:
+        return self.target is not None and self.target.suffix == ".safetensors"
+
+    def _export_weights(self) -> ConversionReport:
+        from zoo.convert.files import export_weights
+
+        assert self.target is not None
+        return export_weights(self.source, self.target, self._given_settings())
 
     def _export(self) -> tuple[ConversionReport, float]:
         from zoo.convert.files import export_file

@@ -204,10 +204,10 @@ def _progress(split: str, total: int) -> Progress:
 
 def _write_source(out: Path, kind: str, md5s: dict[str, str]) -> None:
     """Write OUT/KIND.json: the md5 of the source archives, and the version that unpacked them."""
-    from zoo.files import write_json
+    from zoo.files import DISTRIBUTION, write_json
     from zoo.run.environment import checkout_commit, utc_now, version_of
 
-    content = {"made_by": f"zoo data {kind}", "zoo": version_of("zoo"), "commit": checkout_commit(),
+    content = {"made_by": f"zoo data {kind}", "zoo": version_of(DISTRIBUTION), "commit": checkout_commit(),
                "date": utc_now(), "md5_of_source": md5s}  # fmt: skip
     write_json(out / f"{kind}.json", content)
     print(f"written to {escape(out)}; {kind}.json records the source")

@@ -30,7 +30,7 @@ class Predict(Command):
     """Print the best classes of each image."""
 
     name: str = argument("NAME")
-    """Network (zoo list), experiment, experiment file, or checkpoint of zoo train."""
+    """Network (zoo list), experiment, experiment file, checkpoint of zoo train, or hf-hub:OWNER/NAME."""
     images: tuple[Path, ...] = argument("IMAGE")
     """Image files, and folders, which are searched recursively."""
     weights: Path | None = None

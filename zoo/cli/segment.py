@@ -66,7 +66,7 @@ class Segment(Command, ViewOptions):
     """
 
     name: str = argument("NAME")
-    """Deeplab network (zoo list), experiment, experiment file, or checkpoint of zoo train."""
+    """Deeplab network (zoo list), experiment, experiment file, checkpoint of zoo train, or hf-hub:OWNER/NAME."""
     source: Path = argument("IN")
     """Image, or folder, which is searched recursively. Two images whose files would have the same name (a.jpg, a.png)
     are an error."""

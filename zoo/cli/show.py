@@ -14,7 +14,7 @@ from zoo.architectures import EXTERNAL_MEMORY, is_external
 from zoo.cli.list_networks import describe
 from zoo.cli.options import Command, argument
 from zoo.cli.settings import print_schema, print_settings
-from zoo.errors import ConfigError, escape, join_names, shorten_repr
+from zoo.errors import ConfigError, escape, join_names, shorten_repr, truncate
 
 if TYPE_CHECKING:
     from zoo.config import Experiment
@@ -31,7 +31,7 @@ class Show(Command):
 
     name: str | None = argument("NAME", default=None)
     """Architecture, published network, PACKAGE:NAME of another package, bundled experiment (with .json if a network
-    has the same name), experiment file, checkpoint or weights file."""
+    has the same name), experiment file, checkpoint, weights file, or hf-hub:OWNER/NAME."""
     schema: bool = False
     """Print all keys of experiment files: type, default, bounds and meaning."""
     json: bool = False
@@ -52,8 +52,8 @@ class Show(Command):
             raise ConfigError("nothing to show", "command line", remedy)
         elif self.name.endswith(".json") or _is_bundled_only(self.name):
             _show_experiment(self.name, self.json)
-        elif os.path.isfile(self.name) or _is_path_only(self.name):
-            _show_file(Path(self.name), self.json)
+        elif _is_stored(self.name):
+            _show_file(self.name, self.json)
         elif is_external(self.name):
             _show_external(self.name, self.json)
         else:
@@ -69,11 +69,12 @@ def _is_bundled_only(name: str) -> bool:
     return name in experiment_names() and name not in list_models() and not os.path.exists(name)
 
 
-def _is_path_only(name: str) -> bool:
-    """Return whether ``name`` exists in the file system, but not as a network."""
+def _is_stored(name: str) -> bool:
+    """Return whether ``name`` is a file or a repository, or another path that is not the name of a network."""
     from zoo.registry import list_models
+    from zoo.weights.stored import is_stored
 
-    return os.path.lexists(name) and name not in list_models()
+    return is_stored(name) or (os.path.lexists(name) and name not in list_models())
 
 
 def _show_experiment(name: str, as_json: bool) -> None:
@@ -190,8 +191,8 @@ def _publication_json(published: Published) -> dict[str, Any]:
     }
 
 
-def _show_file(path: Path, as_json: bool) -> None:
-    """Print the content and metadata of a checkpoint or weights file, without building a network.
+def _show_file(name: str, as_json: bool) -> None:
+    """Print the content and metadata of a checkpoint, a weights file or a repository, without building a network.
 
     Raises WeightsError if it cannot be read, and ConfigError for a folder.
     """
@@ -201,11 +202,12 @@ def _show_file(path: Path, as_json: bool) -> None:
     from zoo.weights import digests_of, read_weights
     from zoo.weights.stored_spec import parse_stored_experiment
 
-    if path.is_dir():
+    if (path := Path(name)).is_dir():
         files = [path / name for name in (BEST, CHECKPOINT) if (path / name).is_file()]
         remedy = f"show a file in it: {', '.join(f'zoo show {escape(file)}' for file in files)}" if files else ""
         raise ConfigError("this is a folder", path, remedy or "give a weights file")
-    stored = read_weights(path)
+    stored = read_weights(name)
+    path = stored.path
     progress = parse_progress(stored.content)
     experiment = None if stored.spec is None else parse_stored_experiment(stored.content, escape(path))
     # Published ImageNet weights store no experiment; the default one has their labels.
@@ -215,6 +217,7 @@ def _show_file(path: Path, as_json: bool) -> None:
             "file": escape(path),
             "bytes": path.stat().st_size,
             **digests_of(path),
+            "source_md5": stored.source_md5,
             "network": None if stored.spec is None else stored.spec.model_dump(mode="json"),
             "parameters": stored.num_parameters,
             **{f"best_{name}" if key == "best_score" else key: value for key, value in asdict(progress).items()},
@@ -225,6 +228,7 @@ def _show_file(path: Path, as_json: bool) -> None:
     facts = {
         "file": f"{escape(path)}, {path.stat().st_size:,} bytes",
         **digests_of(path),
+        **({} if stored.source_md5 is None else {"md5 of source": truncate(stored.source_md5)}),
         **_facts_of_network(stored.spec),
         "parameters": f"{stored.num_parameters:,}",
         **_facts_of_progress(progress, label),

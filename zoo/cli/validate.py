@@ -96,7 +96,7 @@ class Validate(Command, ScoreOptions):
     """Score weights on DATA/val."""
 
     name: str = argument("NAME")
-    """Network (zoo list), experiment, experiment file, or checkpoint of zoo train."""
+    """Network (zoo list), experiment, experiment file, checkpoint of zoo train, or hf-hub:OWNER/NAME."""
     data: DataFolder = argument("DATA")
     """Folder with val/: one folder per class, or images/ and labels/ for segmentation (see segmentation.layout); or
     shards, also by URL (https://, s3://, gs://)."""

@@ -14,6 +14,7 @@ from zoo.config.experiment import (
 )
 from zoo.config.optimizer import MIN_LINEAR_LR, Optimizer, Schedule
 from zoo.config.parse import experiment_names, experiments_dir, find_experiment, load_experiment, parse_experiment
+from zoo.config.regularization import Regularization
 from zoo.config.segmentation_section import Segmentation
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Input",
     "Optimizer",
     "PublishedWeights",
+    "Regularization",
     "Schedule",
     "Score",
     "Segmentation",

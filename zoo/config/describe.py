@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from zoo.config.augmentation import AUGMENT_PARAMS
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import OPTIMIZER_PARAMS, SCHEDULE_PARAMS
 from zoo.errors import join_names
@@ -52,15 +53,19 @@ class SectionText(NamedTuple):
 
 
 def describe_settings(pattern: str = "*") -> list[SectionText]:
-    """Return the sections of an experiment file: the top level first, the parameters of optimizers and schedules last.
+    """Return the sections of an experiment file: the top level first, the parameters that depend on a type last.
 
     Includes settings whose dotted name contains ``pattern`` or matches it, shell-style, and sections that have any.
     """
     sections = list(_walk(Experiment, ""))
-    for path, kinds in (("optimizer.params", OPTIMIZER_PARAMS), ("optimizer.schedule.params", SCHEDULE_PARAMS)):
+    for path, key, kinds in (
+        ("optimizer.params", "type", OPTIMIZER_PARAMS),
+        ("optimizer.schedule.params", "type", SCHEDULE_PARAMS),
+        ("input.augment_params_train", "augment_train", AUGMENT_PARAMS),
+    ):
         for params in dict.fromkeys(kinds.values()):
             types = join_names([f'"{kind}"' for kind in kinds if kinds[kind] is params])
-            sections.append(_describe(params, path)._replace(path=f"{path} with type {types}"))
+            sections.append(_describe(params, path)._replace(path=f"{path} with {key} {types}"))
     matching = [
         section._replace(settings=[s for s in section.settings if pattern in s.name or fnmatchcase(s.name, pattern)])
         for section in sections
@@ -137,7 +142,7 @@ def _type(about: dict[str, Any]) -> str:
 
 
 def _plural(words: str) -> str:
-    return words.replace("numbers", "number").replace("number", "numbers")
+    return words.replace("numbers", "number").replace("number", "numbers").replace("list of", "lists of")
 
 
 def _bounds(about: dict[str, Any]) -> Iterator[str]:

@@ -7,13 +7,15 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from zoo.architectures import ARCHITECTURES, LEAN, is_external
+from zoo.config.augmentation import AUGMENT_PARAMS, TIMM_POLICY
 from zoo.config.optimizer import Optimizer
+from zoo.config.regularization import Regularization
 from zoo.config.segmentation_section import Segmentation
 from zoo.errors import ConfigError
-from zoo.limits import MAX_BATCH, MAX_SIDE, MAX_STEPS
+from zoo.limits import MAX_BATCH, MAX_EPOCHS, MAX_SIDE, MAX_STEPS
 from zoo.section import Section
 from zoo.spec import STORED_ALONE, NetworkSpec, Preprocessing, Scale, Side
 
@@ -23,11 +25,20 @@ ProtocolName = Annotated[str, StringConstraints(pattern=r"^((center|tencrop)[1-9
 Percent = Annotated[float, Field(ge=0, le=100)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
 Decoder = Literal["pil", "torchvision", "scaled"]
+TWO = Field(min_length=2, max_length=2)
+SizeFrom = Annotated[list[Annotated[int, Field(ge=0, le=MAX_EPOCHS)]], TWO]  # epoch, side
 SMALL_CROP_AREA = 0.25  # of a validation image: a smaller crop is probably a mistake
 # Settings that segmentation does not use -> what it uses instead.
 UNUSED_IN_SEGMENTATION = {
     "input.scale_train": "training images are scaled by segmentation.scale_range",
     "input.pad_train": "training images smaller than the crop are padded to its size",
+    "input.crop_scale_train": "training images are scaled by segmentation.scale_range",
+    "input.crop_ratio_train": "training images keep their aspect ratio",
+    "input.interpolation_train": "training images are resized bilinearly",
+    "input.augment_train": "label maps would not be augmented",
+    "input.random_erasing_train": "labels of erased pixels would be wrong",
+    "input.repeats_train": "each image is drawn once per epoch",
+    "input.sizes_train": "all crops have input.crop_train px",
     "input.cutout_train": "labels of blanked pixels would be wrong",
     "input.shuffle_shards": "images and label maps are files in folders",
     "input.decoder": "PIL decodes images",
@@ -36,7 +47,19 @@ UNUSED_IN_SEGMENTATION = {
     "input.interpolation_val": "validation sees whole images, resized bilinearly",
     "input.crop_mode_val": "validation sees whole images, resized to segmentation.longest_side_val",
     "optimizer.classifier_lr": "all layers have optimizer.learning_rate",
+    "regularization.mixup": "label maps are not mixed",
+    "regularization.cutmix": "label maps are not mixed",
+    "regularization.loss": "the loss is the cross-entropy of the hardest pixels",
 }
+
+
+def _check_jitter(value: Any) -> Any:
+    if not (isinstance(value, bool) or (isinstance(value, (int, float)) and 0 <= value <= 1)):
+        raise ValueError("should be true, false, or a number from 0 to 1")
+    return value
+
+
+ColorJitter = Annotated[bool | Annotated[float, Field(ge=0, le=1)], BeforeValidator(_check_jitter)]
 
 
 class Input(Preprocessing):
@@ -53,16 +76,64 @@ class Input(Preprocessing):
     to crop_train."""
     pad_mode_train: Literal["zeros", "reflect"] = "zeros"
     """Padding with zeros, or with the reflected image."""
+    crop_scale_train: Annotated[list[Annotated[float, Field(gt=0, le=1)]], TWO] = Field(default=[0.08, 1.0])
+    """Smallest and largest area of a random resized crop, as a fraction of the image."""
+    crop_ratio_train: Annotated[list[Annotated[float, Field(gt=0, le=100)]], TWO] = Field(default=[3 / 4, 4 / 3])
+    """Smallest and largest aspect ratio of a random resized crop, width / height."""
+    interpolation_train: Literal["bilinear", "bicubic", "random"] = "bilinear"
+    """Interpolation of training images; random: bilinear or bicubic for each image, as in timm."""
+    sizes_train: Annotated[list[SizeFrom], Field(max_length=1000)] = Field(default=[])
+    """Progressive image size: pairs of an epoch, counted from 0, and the side of the training crop from that epoch on.
+    Before the first of these epochs it is crop_train."""
+    repeats_train: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Repeated augmentation (Hoffer et al. 2020): each image that an epoch draws is drawn this many times in succession
+    with different augmentations, and an epoch has as many images as without; 1: none."""
+    augment_train: str | None = None
+    """Automatic augmentation after crop and flip: randaugment, trivialaugment, autoaugment or augmix of torchvision, or
+    a policy of timm, if that is installed, such as timm:rand-m9-mstd0.5-inc1; null: none."""
+    augment_params_train: dict[str, Any] = Field(default={}, validate_default=True)
+    """Parameters of augment_train, see input.augment_params_train; a policy of timm contains its own."""
+    random_erasing_train: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Probability that a rectangle of 2 % to a third of a normalized training image is erased; 0: none."""
+    random_erasing_mode_train: Literal["const", "rand", "pixel"] = "const"
+    """Values of erased pixels, as in timm: 0 (const), one normally distributed color (rand), or one for each pixel
+    (pixel)."""
     cutout_train: SideOrNone = 0
     """Side of a square that is blanked in each training image; 0: none."""
-    color_jitter_train: bool = False
-    """Whether brightness, contrast and saturation of training images are jittered."""
+    color_jitter_train: ColorJitter = False
+    """Whether brightness, contrast and saturation of training images are jittered by up to 0.4, without clamping, as
+    for the published networks; a number: strength of torchvision's ColorJitter on 8-bit images, after augment_train, as
+    in timm and torchvision."""
     lighting_train: bool = False
     """Whether training images get AlexNet's PCA color noise."""
     decoder: Decoder | None = None
     """Decoder of images. pil; torchvision: faster, with the same pixels; scaled: decodes only the crop of a training
     image, at reduced size if the crop is at least twice crop_train, and validation images as torchvision does; null:
     torchvision in training, pil in validation."""
+
+    @field_validator("augment_train")
+    @classmethod
+    def _must_be_known(cls, value: str | None) -> str | None:
+        is_policy = value is not None and value.startswith(TIMM_POLICY) and value != TIMM_POLICY
+        if value is not None and value not in AUGMENT_PARAMS and not is_policy:
+            raise ValueError(f"should be one of {', '.join(AUGMENT_PARAMS)}, or {TIMM_POLICY}POLICY")
+        return value
+
+    @field_validator("augment_params_train")
+    @classmethod
+    def _resolve_params(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        section = AUGMENT_PARAMS.get(info.data.get("augment_train") or "")
+        return value if section is None else section.model_validate(value).model_dump()
+
+    def crop_in(self, epoch: int) -> int:
+        """Return the side of the training crop in an epoch, counted from 0."""
+        return next((side for first, side in reversed(self.sizes_train) if first <= epoch), self.crop_train)
+
+    @property
+    def all_crops(self) -> list[int]:
+        """The sides of the training crop in all epochs, without duplicates, smallest first."""
+        first = [] if self.sizes_train and self.sizes_train[0][0] == 0 else [self.crop_train]
+        return sorted({*first, *(side for _, side in self.sizes_train)})
 
     @property
     def decoder_train(self) -> Decoder:
@@ -84,8 +155,33 @@ class Input(Preprocessing):
             yield ("pad_mode_train", "pad_train"), "has no effect without pad_train; set pad_train, or remove the key"
         if self.pad_train is not None and self.scale_train != -1:
             yield from self._pad_conflicts(self.pad_train)
-        if self.cutout_train > self.crop_train:
-            yield ("cutout_train", "crop_train"), f"should be at most crop_train, which is {self.crop_train}"
+        least = min(self.all_crops)
+        if self.cutout_train > least:
+            keys = ("cutout_train", "sizes_train" if least < self.crop_train else "crop_train")
+            yield keys, f"should be at most {keys[1]}, which is {least}"
+        for key in ("crop_scale_train", "crop_ratio_train"):
+            if getattr(self, key)[0] > getattr(self, key)[1]:
+                yield (key,), "should be the smallest value, then the largest"
+        if self.pad_train is not None:
+            for key in ("crop_scale_train", "crop_ratio_train", "sizes_train"):
+                if getattr(self, key) != Input.model_fields[key].default:
+                    yield (key, "pad_train"), "has no effect with pad_train, which crops without resizing; remove one"
+        yield from self._augmentation_conflicts()
+
+    def _augmentation_conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        if self.augment_params_train and self.augment_train not in AUGMENT_PARAMS:
+            what = "needs augment_train" if self.augment_train is None else "a policy of timm has no params"
+            yield ("augment_params_train", "augment_train"), f"{what}; remove the key"
+        params = self.augment_params_train
+        if self.augment_train == "randaugment" and params["magnitude"] >= params["num_magnitude_bins"]:
+            yield ("augment_params_train", "augment_train"), "magnitude should be less than num_magnitude_bins"
+        if self.random_erasing_mode_train != "const" and not self.random_erasing_train:
+            yield ("random_erasing_mode_train", "random_erasing_train"), "has no effect without random_erasing_train"
+        epochs, sides = [epoch for epoch, _ in self.sizes_train], [side for _, side in self.sizes_train]
+        if epochs != sorted(set(epochs)):
+            yield ("sizes_train",), "should be in increasing order of the epochs"
+        if any(not 0 < side <= MAX_SIDE for side in sides):
+            yield ("sizes_train",), f"should have sides from 1 to {MAX_SIDE}"
 
     def _pad_conflicts(self, pad: int) -> Iterator[tuple[tuple[str, ...], str]]:
         side = self.scale_train + 2 * pad
@@ -201,7 +297,7 @@ class Expected(Section):
                 yield ("scores",), f"{protocol} should have {needed}, the score of its task"
 
 
-_DEFAULTS: dict[str, Section] = {"input": Input(), "optimizer": Optimizer()}
+_DEFAULTS: dict[str, Section] = {"input": Input(), "optimizer": Optimizer(), "regularization": Regularization()}
 
 
 class Experiment(Section):
@@ -213,6 +309,8 @@ class Experiment(Section):
     """Optimizer, batch size and learning rate."""
     input: Input = Input()
     """Sizes of images in px, and their preprocessing."""
+    regularization: Regularization = Regularization()
+    """Mixed images, and the loss."""
     training: Training = Training()
     """Computation of training steps."""
     segmentation: Segmentation | None = None
@@ -258,6 +356,11 @@ class Experiment(Section):
                 "has no effect in a compiled network, where torch.compile decides what is saved; remove one of the "
                 "two, or set training.activation_memory_budget instead of network.memory",
             )
+        if self.regularization.mixes and self.optimizer.batch_size % 2:
+            yield (
+                ("optimizer.batch_size", "regularization"),
+                "should be even with mixup or cutmix, which mix the images of its halves",
+            )
         of_other_package = is_external(self.network.arch)
         if of_other_package and self.optimizer.classifier_lr != -1:
             yield (
@@ -286,6 +389,8 @@ class Experiment(Section):
                 f"segmentation.ignore_label = {self.segmentation.ignore_label}; set the number of classes of the data, "
                 "or another ignore_label",
             )
+        if not isinstance(self.input.color_jitter_train, bool):
+            yield ("input.color_jitter_train", "network.arch"), "should be true or false in segmentation"
         for setting, instead in UNUSED_IN_SEGMENTATION.items():
             section, key = setting.split(".")
             if getattr(getattr(self, section), key) != getattr(_DEFAULTS[section], key):
@@ -313,8 +418,17 @@ class Experiment(Section):
 
 
 def check_world_size(config: Experiment, world_size: int) -> None:
-    """Raise ConfigError unless ``optimizer.batch_size`` is a multiple of world size times ``accumulate_steps``."""
+    """Raise ConfigError unless ``optimizer.batch_size`` is a multiple of world size times ``accumulate_steps``.
+
+    With mixed images it also has to be a multiple of twice the world size, see `zoo.data.mixing`.
+    """
     batch_size, accumulate_steps = config.optimizer.batch_size, config.optimizer.accumulate_steps
+    if config.regularization.mixes and batch_size % (2 * world_size):
+        raise ConfigError(
+            f"optimizer.batch_size = {batch_size}: is not a multiple of twice the number of processes ({world_size}), "
+            "which regularization.mixup and cutmix need, because an image is mixed with one of the same process; use "
+            f"{max(1, batch_size // (2 * world_size)) * 2 * world_size}"
+        )
     num_parts = world_size * accumulate_steps
     if batch_size % num_parts:
         below = batch_size // num_parts * num_parts

@@ -244,8 +244,8 @@ class Optimizer(Section):
     """What is clipped: the norm of the whole gradient, each of its values, or, adaptively, the norm of the gradient of
     each output unit, relative to the norm of its weights (agc)."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Factor of the learning rate from one layer to the one before it. Needs a network with the method group_matcher,
-    as those of timm have it."""
+    """Factor of the learning rate from one layer to the one before it, where a layer is a block. For networks of this
+    package and of timm."""
     schedule: Schedule = Schedule()
     """Number of epochs and learning-rate schedule."""
     decay_norms: bool = True
@@ -258,6 +258,11 @@ class Optimizer(Section):
     """Share of a target that is spread over all classes."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of an exponential moving average of the weights, which is then validated instead; null: none."""
+    ema_warmup: bool = False
+    """Whether the decay of the average rises to ema_decay as 1 - (1 + step)^(-2/3), as timm's model-ema-warmup."""
+    ema_every: Annotated[int, Field(gt=0, le=MAX_STEPS)] = 1
+    """Steps between two updates of the average, counted from the start of each epoch, as torchvision's model-ema-steps.
+    ema_decay is the decay of one update."""
 
     @field_validator("type")
     @classmethod
@@ -285,6 +290,9 @@ class Optimizer(Section):
             yield ("nesterov", "type"), f"{self.type} takes no such setting; remove the key, or use type SGD"
         elif self.nesterov and self.momentum == 0:
             yield ("nesterov", "momentum"), "needs a momentum greater than 0"
+        for key in ("ema_warmup", "ema_every"):
+            if self.ema_decay is None and getattr(self, key) != Optimizer.model_fields[key].default:
+                yield (key, "ema_decay"), "has no effect without ema_decay; set it, or remove the key"
         if self.batch_size % self.accumulate_steps:
             yield (
                 ("batch_size", "accumulate_steps"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from zoo.config.augmentation import AUGMENT_PARAMS
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import OPTIMIZER_PARAMS, SCHEDULE_PARAMS
 from zoo.section import (
@@ -25,10 +26,11 @@ from zoo.section import (
     settings_of,
 )
 
-# Sections with a type that determines their params, so that a problem of the params involves the type.
+# Params -> the key beside them that determines what they are, so that a problem of the params involves that key.
 TYPED: dict[KeyPath, tuple[str, dict[str, type[Section]]]] = {
-    ("optimizer", "schedule"): ("schedule", SCHEDULE_PARAMS),
-    ("optimizer",): ("optimizer", OPTIMIZER_PARAMS),
+    ("optimizer", "schedule", "params"): ("type", SCHEDULE_PARAMS),
+    ("optimizer", "params"): ("type", OPTIMIZER_PARAMS),
+    ("input", "augment_params_train"): ("augment_train", AUGMENT_PARAMS),
 }
 
 # Names of settings in other packages -> names here.
@@ -46,7 +48,9 @@ SYNONYMS = {
     **dict.fromkeys(("batch", "bs", "batchsize"), "optimizer.batch_size"),
     **dict.fromkeys(("grad_clip", "clip_grad", "clip_norm", "gradient_clip"), "optimizer.clip"),
     **dict.fromkeys(("smoothing",), "optimizer.label_smoothing"),
-    **dict.fromkeys(("ema", "model_ema"), "optimizer.ema_decay"),
+    **dict.fromkeys(("ema", "model_ema", "model_ema_decay"), "optimizer.ema_decay"),
+    **dict.fromkeys(("model_ema_warmup",), "optimizer.ema_warmup"),
+    **dict.fromkeys(("model_ema_steps",), "optimizer.ema_every"),
     **dict.fromkeys(("accumulation", "grad_accum", "grad_accumulation"), "optimizer.accumulate_steps"),
     **dict.fromkeys(("scheduler", "lr_schedule", "lr_scheduler", "sched"), f"{_SCHEDULE} (type, epochs, params)"),
     **dict.fromkeys(("num_epochs", "max_epochs"), f"{_SCHEDULE}.epochs"),
@@ -56,6 +60,19 @@ SYNONYMS = {
     **dict.fromkeys(("pad", "padding"), "input.pad_train"),
     **dict.fromkeys(("cutout", "cutout_length"), "input.cutout_train"),
     **dict.fromkeys(("color_jitter", "jitter"), "input.color_jitter_train"),
+    **dict.fromkeys(("aa", "auto_augment", "auto_augment_policy"), "input.augment_train"),
+    **dict.fromkeys(("reprob", "random_erase", "random_erasing"), "input.random_erasing_train"),
+    **dict.fromkeys(("remode",), "input.random_erasing_mode_train"),
+    **dict.fromkeys(("aug_repeats", "ra_reps"), "input.repeats_train"),
+    **dict.fromkeys(("train_interpolation", "interpolation"), "input.interpolation_train"),
+    **dict.fromkeys(("mixup_alpha",), "regularization.mixup"),
+    **dict.fromkeys(("cutmix_alpha",), "regularization.cutmix"),
+    **dict.fromkeys(("mixup_prob",), "regularization.mix_probability"),
+    **dict.fromkeys(("mixup_switch_prob",), "regularization.switch_probability"),
+    **dict.fromkeys(("mixup_off_epoch",), "regularization.mix_off_epoch"),
+    **dict.fromkeys(("bce_loss",), 'regularization.loss "bce"'),
+    **dict.fromkeys(("bce_target_thresh",), "regularization.bce_target_threshold"),
+    **dict.fromkeys(("drop_path", "drop_path_rate", "stochastic_depth_prob"), "network.options.drop_path_rate"),
     **dict.fromkeys(("mixed_precision", "precision", "half", "fp16", "bf16"), "training.amp"),
     **dict.fromkeys(("random_seed", "manual_seed"), "seed"),
 }
@@ -93,15 +110,20 @@ def _involves(problem: Problem, cuts: list[KeyPath]) -> bool:
 
 def _blamed(problem: Problem) -> tuple[KeyPath, ...]:
     """Return the smallest paths whose removal resolves ``problem``."""
-    typed = _typed_section(problem.path)
-    if typed is not None:
-        return (*typed, "params"), (*typed, "type")
+    params = _params_of(problem.path)
+    if params is not None:
+        return params, _type_of(params)
     return (problem.path[:-1] or problem.path,) if problem.involved else (problem.path,)
 
 
-def _typed_section(path: KeyPath) -> KeyPath | None:
-    """Return the section of `TYPED` whose params the path leads into, or None."""
-    return next((section for section in TYPED if path[: len(section) + 1] == (*section, "params")), None)
+def _params_of(path: KeyPath) -> KeyPath | None:
+    """Return the params of `TYPED` that the path leads into, or None."""
+    return next((params for params in TYPED if path[: len(params)] == params), None)
+
+
+def _type_of(params: KeyPath) -> KeyPath:
+    """Return the path of the key that determines what ``params`` are."""
+    return (*params[:-1], TYPED[params][0])
 
 
 def _cut(content: dict[str, Any], path: KeyPath) -> bool:
@@ -121,25 +143,25 @@ def _problems_of(error: ValidationError, content: dict[str, Any]) -> Iterator[Pr
     for index, problem in enumerate(problems_of(error)):
         if problem.message == UNKNOWN_KEY and index < MAX_PROBLEMS:  # no more are printed, and suggestions take time
             problem = replace(problem, message=_unknown_key(problem.path, content))
-        typed = _typed_section(problem.path)
-        if typed is not None and not problem.involved:
-            problem = replace(problem, involved=((*typed, "type"),))
+        params = _params_of(problem.path)
+        if params is not None and not problem.involved:
+            problem = replace(problem, involved=(_type_of(params),))
         yield problem
 
 
 def _unknown_key(path: KeyPath, content: dict[str, Any]) -> str:
     """Return a message for an unknown key that suggests its name here, its section, or similar keys."""
     key = str(path[-1])
-    typed = _typed_section(path)
-    if typed is not None:
-        what, kinds = TYPED[typed]
+    params = _params_of(path)
+    if params is not None:
+        type_key, kinds = TYPED[params]
         section: Any = content
-        for each in typed:
+        for each in params[:-1]:
             section = section[each]
-        kind = section.get("type", section_at(typed).model_fields["type"].default)
+        kind = section.get(type_key, section_at(params[:-1]).model_fields[type_key].default)
         known = list(kinds[kind].model_fields)
         if not known:
-            return f"unknown key: a {kind} {what} has no params"
+            return f"unknown key: a {kind} {params[-2]} has no params"
     else:
         known = list(settings_of(section_at(path[:-1])))
     if key.lower() in SYNONYMS:

@@ -16,11 +16,12 @@ from zoo.convert.fold import fold, fold_and_compare
 from zoo.convert.norms import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 from zoo.errors import ConfigError, ConversionError, escape
-from zoo.files import replacing
+from zoo.files import replacing, write_bytes
 from zoo.models.external import build_external, image_shape
 from zoo.spec import NetworkSpec, Preprocessing, merge, parse_spec
-from zoo.weights import StoredWeights, read_weights
+from zoo.weights import StoredWeights, md5_of, read_weights
 from zoo.weights.load import num_outputs
+from zoo.weights.safetensors_files import SUFFIX, safetensors_bytes
 from zoo.weights.stored import check_fits_spec
 from zoo.weights.stored_spec import check_same_network
 
@@ -106,6 +107,19 @@ def export_file(
     return report, export(folded, target, size, {"network": spec.model_dump(mode="json")})
 
 
+def export_weights(source: Path, target: Path, asked: Mapping[str, Any]) -> ConversionReport:
+    """Write the weights of a file, with the description of their network, to a safetensors file; return a report.
+
+    A training checkpoint's moving average of the weights is written if it has one. ``asked`` is that of `convert_file`,
+    whose errors are raised.
+    """
+    stored = read_weights(source)
+    spec = _source_spec(stored, "export", asked)
+    check_fits_spec(stored.state_dict, spec, escape(source))
+    save_weights(stored.state_dict, spec, target, stored.path)
+    return ConversionReport("export", spec.arch, (), True, "the weights are unchanged")
+
+
 def convert_external(
     name: str, *, pretrained: bool = False, size: int = 224, **options: Any
 ) -> tuple[dict[str, Tensor], ConversionReport]:
@@ -126,10 +140,19 @@ def prepare_images(spec: NetworkSpec, scale: int | None = None, crop: int | None
     return images.model_copy(update={"scale_val": scale or images.scale_val, "crop_val": crop or images.crop_val})
 
 
-def save_weights(state_dict: Mapping[str, Tensor], spec: NetworkSpec | None, path: Path) -> None:
-    """Write a weights file, with the spec of its network if there is one; ConversionError if that fails."""
-    content = state_dict if spec is None else {"state_dict": state_dict, "network": spec.model_dump(mode="json")}
+def save_weights(
+    state_dict: Mapping[str, Tensor], spec: NetworkSpec | None, path: Path, source: Path | None = None
+) -> None:
+    """Write a weights file: safetensors if ``path`` ends in .safetensors, otherwise a file of `torch.save`.
+
+    Both contain the spec of the network if there is one. A safetensors file also contains the md5 of ``source``, the
+    file that was converted. Raises ConversionError if the file cannot be written.
+    """
     try:
+        if path.suffix == SUFFIX:
+            write_bytes(path, safetensors_bytes(state_dict, spec, None if source is None else md5_of(source)))
+            return
+        content = state_dict if spec is None else {"state_dict": state_dict, "network": spec.model_dump(mode="json")}
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, temporary.open("wb") as file:
             torch.save(content, file)

@@ -1,11 +1,12 @@
-"""Augmentation of training images as for the published networks: color jitter, lighting, padded crops and cutout.
+"""Augmentation of training images: color jitter, lighting, padded crops, cutout and random erasing.
 
-`finish` jitters the colors of a whole batch on the network's device and normalizes it. `PadCrop` and `Cutout` work on
-normalized small images.
+`finish` jitters the colors of a whole batch on the network's device and normalizes it. `PadCrop`, `Cutout` and
+`RandomErasing` work on normalized images.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -28,6 +29,9 @@ GRAY_WEIGHTS = (0.299, 0.587, 0.114)  # of red, green and blue
 LIGHTING_STD = 0.1
 LIGHTING_VALUES = (0.2175, 0.0188, 0.0045)
 LIGHTING_VECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
+ERASED_AREAS = (0.02, 1 / 3)  # of random erasing, as a fraction of the image
+ERASED_LOG_RATIOS = (math.log(0.3), math.log(1 / 0.3))  # height / width
+ERASE_TRIES = 10
 PAD_MODES = {"zeros": "constant", "reflect": "reflect"}  # from the words of an experiment to those of torch
 
 
@@ -136,3 +140,39 @@ class Cutout:
         image = image.clone()
         image[:, top : top + self.side, left : left + self.side] = 0
         return image
+
+
+@dataclass(frozen=True)
+class RandomErasing:
+    """Erases a random rectangle of a normalized image (Zhong et al. 2020), with the draws of timm's RandomErasing.
+
+    Args:
+    - `probability`: of erasing.
+    - `mode`: the values of erased pixels: 0 ("const"), one normally distributed color ("rand"), or a normally
+      distributed color for each pixel ("pixel").
+    """
+
+    probability: float
+    mode: str
+
+    def __call__(self, image: Tensor, generator: Random) -> Tensor:
+        """Return a copy of ``image`` (C, h, w) with the rectangle, or ``image`` itself."""
+        if generator.random() > self.probability:
+            return image
+        channels, height, width = image.shape
+        for _ in range(ERASE_TRIES):
+            area = generator.uniform(*ERASED_AREAS) * height * width
+            ratio = math.exp(generator.uniform(*ERASED_LOG_RATIOS))
+            rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if rows < height and columns < width:
+                top, left = generator.randint(0, height - rows), generator.randint(0, width - columns)
+                image = image.clone()
+                image[:, top : top + rows, left : left + columns] = self._values((channels, rows, columns), generator)
+                break
+        return image
+
+    def _values(self, shape: tuple[int, int, int], generator: Random) -> Tensor | float:
+        if self.mode == "const":
+            return 0.0
+        noise = torch.Generator().manual_seed(generator.getrandbits(63))
+        return torch.randn(shape if self.mode == "pixel" else (shape[0], 1, 1), generator=noise)

@@ -55,6 +55,7 @@ class Batch(NamedTuple):
     - `skipped`: the fault and the file of each skipped image.
     - `paths`: the files of the images.
     - `colors`, `normalization`: applied on the device, see `zoo.data.augmentation.finish`.
+    - `places`: the places of the images in the batch if some were skipped, (N,) int64; otherwise None.
     """
 
     images: Tensor
@@ -63,6 +64,7 @@ class Batch(NamedTuple):
     paths: Sequence[str] = ()
     colors: Tensor | None = None
     normalization: Normalization | None = None
+    places: Tensor | None = None
 
     def on(self, device: torch.device) -> Tensor:
         """Return the input of the network on ``device``: float32, with changed colors, normalized."""
@@ -80,7 +82,7 @@ class Batch(NamedTuple):
 
 
 class ImageDataset(Dataset[Sample]):
-    """Base class of the data sets, with keys (epoch, index). Samples do not depend on the process.
+    """Base class of the data sets, see `zoo.data.sampler.Key`. Samples do not depend on the process.
 
     Subclasses define `_draw`, which may use random numbers, and `number_classes`. Messages use `class_kind`.
 
@@ -125,14 +127,14 @@ class ImageDataset(Dataset[Sample]):
         """Return the sha256 of the names of classes and files, see `zoo.data.source.source_digest`."""
         return source_digest(self.classes, self._names)
 
-    def _draw(self, index: int, generator: Random) -> Sample:
+    def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         """Return sample ``index``, with random numbers from ``generator``; DataError if it is unusable."""
         raise NotImplementedError
 
     def __getitem__(self, key: Key) -> Sample:
-        epoch, index = key
+        epoch, index = key[:2]
         try:
-            return self._draw(index, random_of(self.seed, epoch, index))
+            return self._draw(index, epoch, random_of(self.seed, *key))
         except Unreachable:
             raise
         except DataError as error:
@@ -160,7 +162,7 @@ class ImageFolder(ImageDataset):
 
     Args:
     - `root`: folder with one folder of images per class, or with shards, local or remote.
-    - `transform`: image -> tensor. Its generator is seeded by (seed, epoch, index), so the result does not depend on
+    - `transform`: image -> tensor. Its generator is seeded by the seed and the key, so the result does not depend on
       the process.
     - `decoder`: the decoder, see `zoo.data.pixels.open_pixels`.
     - `seed`: seed of the augmentation.
@@ -197,9 +199,9 @@ class ImageFolder(ImageDataset):
         """Return the sha256 of the names and of the details of the source."""
         return source_digest(self.classes, self._names, self.source.details)
 
-    def _draw(self, index: int, generator: Random) -> Sample:
+    def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         name, encoded = self.file_name(index), self.source.read(index)
-        drawn = prepare(encoded, escape(name), self.transform, self.decoder, generator)
+        drawn = prepare(encoded, escape(name), self.transform.in_epoch(epoch), self.decoder, generator)
         target = int(self._outputs[self.source.targets[index]])
         return Sample(drawn.pixels, target, name, colors=drawn.colors, normalization=drawn.normalization)
 
@@ -254,6 +256,7 @@ def collate(
     good = [sample for sample in samples if sample.image is not None]
     if not good:
         return Batch(torch.empty(0, *shape), torch.empty(0, *target_shape).long(), skipped)
+    places = [place for place, sample in enumerate(samples) if sample.image is not None] if skipped else None
     colors = [sample.colors for sample in good if sample.colors is not None]
     return Batch(
         images=torch.stack([sample.image for sample in good if sample.image is not None]),
@@ -262,4 +265,5 @@ def collate(
         paths=[sample.path for sample in good],
         colors=torch.tensor(colors) if colors else None,
         normalization=good[0].normalization,
+        places=None if places is None else torch.tensor(places),
     )

@@ -129,6 +129,7 @@ def loader_of_crops(
         world_size=world_size,
         accumulate_steps=config.optimizer.accumulate_steps,
         seed=config.seed,
+        repeats=config.input.repeats_train,
         order=order,
     )
     size = (config.input.crop_train, config.input.crop_train)

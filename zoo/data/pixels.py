@@ -26,6 +26,7 @@ from zoo.config import Decoder
 from zoo.data.reading import check_size, decode_as, load_rgb, naming
 from zoo.errors import ConfigError
 from zoo.ops.resample import resize_box
+from zoo.spec import Interpolation
 
 WHAT = "an image"
 # The operator behind torchvision.io.decode_jpeg, which is deprecated and warns. Without it, PIL decodes all files into
@@ -34,6 +35,9 @@ _JPEG_OPERATOR = getattr(torch.ops.image, "decode_jpeg", None)
 JPEG_START = b"\xff\xd8\xff"
 FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # start-of-frame markers; the others in this range define tables
 DCT_SCALES = (8, 4, 2)  # downscaling factors of the JPEG decoder
+
+
+PIL_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 class Box(NamedTuple):
@@ -58,8 +62,10 @@ class Pixels(Protocol):
         """
         ...
 
-    def resized(self, height: int, width: int, window: Box | None = None) -> Pixels:
-        """Return the image resized bilinearly with antialiasing; with a ``window``, only that part of the result."""
+    def resized(
+        self, height: int, width: int, window: Box | None = None, interpolation: Interpolation = "bilinear"
+    ) -> Pixels:
+        """Return the image resized with antialiasing; with a ``window``, only that part of the result."""
         ...
 
     def tensor(self) -> Tensor:
@@ -92,9 +98,11 @@ class PILPixels:
         """Return a part of the image."""
         return PILPixels(self.image.crop((box.left, box.top, box.left + box.width, box.top + box.height)))
 
-    def resized(self, height: int, width: int, window: Box | None = None) -> PILPixels:
+    def resized(
+        self, height: int, width: int, window: Box | None = None, interpolation: Interpolation = "bilinear"
+    ) -> PILPixels:
         """Return the image resized."""
-        resized = PILPixels(self.image.resize((width, height), Image.Resampling.BILINEAR))
+        resized = PILPixels(self.image.resize((width, height), PIL_FILTERS[interpolation]))
         return resized if window is None else resized.part(window)
 
     def tensor(self) -> Tensor:
@@ -113,9 +121,12 @@ class FloatPixels:
         """Return a part of the image."""
         return FloatPixels(_cut(self.image, box))
 
-    def resized(self, height: int, width: int, window: Box | None = None) -> FloatPixels:
-        """Return the image resized."""
-        resized = FloatPixels(tvF.resize(self.image, [height, width], InterpolationMode.BILINEAR, antialias=True))
+    def resized(
+        self, height: int, width: int, window: Box | None = None, interpolation: Interpolation = "bilinear"
+    ) -> FloatPixels:
+        """Return the image resized; bicubic values are clamped to 0 and 1."""
+        image = tvF.resize(self.image, [height, width], InterpolationMode(interpolation), antialias=True)
+        resized = FloatPixels(image.clamp(0, 1) if interpolation == "bicubic" else image)
         return resized if window is None else resized.part(window)
 
     def tensor(self) -> Tensor:
@@ -134,8 +145,13 @@ class ByteTensorPixels:
         """Return a part of the image, without a copy."""
         return ByteTensorPixels(_cut(self.image, box))
 
-    def resized(self, height: int, width: int, window: Box | None = None) -> ByteTensorPixels:
-        """Return the image resized with PIL's bits."""
+    def resized(
+        self, height: int, width: int, window: Box | None = None, interpolation: Interpolation = "bilinear"
+    ) -> ByteTensorPixels:
+        """Return the image resized with PIL's bits, and if bicubic, by PIL."""
+        if interpolation == "bicubic":
+            image = PILPixels(Image.fromarray(self.image.permute(1, 2, 0).contiguous().numpy()))
+            return ByteTensorPixels(image.resized(height, width, window, interpolation).tensor())
         return ByteTensorPixels(resize_box(self.image, (height, width), window=window))
 
     def tensor(self) -> Tensor:
@@ -156,9 +172,11 @@ class JPEGPixels:
         """Return a part of the image."""
         return self._decoded().part(box)
 
-    def resized(self, height: int, width: int, window: Box | None = None) -> ByteTensorPixels:
+    def resized(
+        self, height: int, width: int, window: Box | None = None, interpolation: Interpolation = "bilinear"
+    ) -> ByteTensorPixels:
         """Return the image resized with PIL's bits."""
-        return self._decoded().resized(height, width, window)
+        return self._decoded().resized(height, width, window, interpolation)
 
     def tensor(self) -> Tensor:
         """Return the pixels, uint8."""
@@ -222,7 +240,7 @@ def load_codec() -> Any:
     except ImportError as error:
         raise ConfigError(
             f'input.decoder "scaled" decodes with nvImageCodec, which cannot be imported ({error}): install it with '
-            'pip install "zoo[scaled]", or choose "torchvision"'
+            'pip install "zoo-lean[scaled]", or choose "torchvision"'
         ) from error
     return nvimgcodec
 

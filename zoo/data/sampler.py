@@ -1,4 +1,4 @@
-"""Batch samplers for one process, which yield lists of (epoch, index)."""
+"""Batch samplers for one process, which yield lists of keys."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from torch.utils.data import Sampler
 from zoo.data.seeding import mixed_seed
 from zoo.errors import ConfigError, DataError
 
-Key = tuple[int, int]  # epoch, index
+# Epoch and index; with repeated augmentation also the number of the repetition, from 0.
+Key = tuple[int, ...]
 MIN_PER_NORM = 2  # images per forward pass, because the variance of a single value is undefined
 
 
 class TrainBatches(Sampler[list[Key]]):
     """The training batches of one process. All processes together draw each image exactly once per epoch.
+
+    With ``repeats`` each image of the permutation is repeated, and the epoch ends after ``num_images``. The repetitions
+    of an image are neighbors in a global batch, and so on different processes, as in timm's RepeatAugSampler.
 
     Global batch i is a slice of the epoch's permutation, which depends only on (seed, epoch). Process r of R gets
     [r::R] of the slice, so sizes differ by at most one. The last, partial batch is kept, unless a process would get
@@ -29,6 +33,7 @@ class TrainBatches(Sampler[list[Key]]):
     - `world_size`: number of processes.
     - `accumulate_steps`: gradient accumulation steps per batch.
     - `seed`: seed of the permutations.
+    - `repeats`: how often an image is drawn in succession, each time with its own random numbers.
     - `order`: generator -> permutation of the images, (num_images,) int64; defaults to `torch.randperm`.
     """
 
@@ -41,6 +46,7 @@ class TrainBatches(Sampler[list[Key]]):
         world_size: int = 1,
         accumulate_steps: int = 1,
         seed: int = 0,
+        repeats: int = 1,
         order: Callable[[torch.Generator], torch.Tensor] | None = None,
     ) -> None:
         self.num_images = num_images
@@ -48,6 +54,7 @@ class TrainBatches(Sampler[list[Key]]):
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
+        self.repeats = repeats
         self._order = order
         self.epoch = 0
         self.first_batch = 0
@@ -84,12 +91,19 @@ class TrainBatches(Sampler[list[Key]]):
     def __iter__(self) -> Iterator[list[Key]]:
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, self.epoch))
         order = torch.randperm(self.num_images, generator=generator) if self._order is None else self._order(generator)
+        if self.repeats > 1:
+            order = order.repeat_interleave(self.repeats)[: self.num_images]
         return self._batches(order, self.epoch, self.first_batch)
 
     def _batches(self, order: torch.Tensor, epoch: int, first_batch: int) -> Iterator[list[Key]]:
         for batch in range(first_batch, len(self)):
             start, end = self._bounds(batch)
-            yield [(epoch, index) for index in order[start:end][self.rank :: self.world_size].tolist()]
+            indices = order[start:end][self.rank :: self.world_size].tolist()
+            if self.repeats == 1:
+                yield [(epoch, index) for index in indices]
+            else:
+                places = range(start + self.rank, end, self.world_size)
+                yield [(epoch, index, place % self.repeats) for index, place in zip(indices, places, strict=True)]
 
     def _bounds(self, batch: int) -> tuple[int, int]:
         start = batch * self.batch_size
@@ -125,7 +139,7 @@ class ValBatches(Sampler[list[Key]]):
         self.num_images = num_images if limit is None else min(limit, num_images)
         self.batch_size = batch_size
         chosen = (i * num_images // self.num_images for i in range(rank, self.num_images, world_size))
-        self._keys = [(0, index) for index in chosen]
+        self._keys: list[Key] = [(0, index) for index in chosen]
 
     def __len__(self) -> int:
         """The number of batches of this process."""

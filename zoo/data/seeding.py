@@ -6,8 +6,12 @@ Augmentation uses Python's generator: an image needs a dozen numbers, for which 
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +30,24 @@ def random_of(*words: int) -> Random:
 def random_of_torch() -> Random:
     """Return a generator of random numbers whose seed is drawn from torch's global generator."""
     return Random(int(torch.randint(2**62, ())))
+
+
+@contextmanager
+def seeded_global_generators(generator: Random) -> Iterator[None]:
+    """Context in which the global generators of Python, NumPy and torch's CPU are seeded from ``generator``.
+
+    They continue afterwards as if they had not been used.
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(generator.getrandbits(64))
+        np.random.seed(generator.getrandbits(32))
+        torch.default_generator.manual_seed(generator.getrandbits(63))
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
 
 
 def windowed_permutation(groups: Tensor, num_groups: int, window: int, generator: torch.Generator) -> Tensor:

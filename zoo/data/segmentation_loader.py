@@ -79,7 +79,7 @@ class LabeledFolder(ImageDataset):
         digest.update(self._table.tobytes())
         return digest.hexdigest()
 
-    def _draw(self, index: int, generator: Random) -> Sample:
+    def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         pixel = number = None
         if self.uniform is not None:
             number, index = self.uniform.draw(generator)

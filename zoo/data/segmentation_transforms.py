@@ -66,7 +66,7 @@ class SegmentationTrain:
         tensor = tvF.pil_to_tensor(crop)
         if generator.random() < 0.5:
             tensor, target = tensor.flip(-1), target.flip(-1)
-        colors = draw_colors(self.settings.color_jitter_train, self.settings.lighting_train, generator)
+        colors = draw_colors(self.settings.color_jitter_train is True, self.settings.lighting_train, generator)
         changes = None if colors is None else torch.tensor([colors])
         tensor = finish(tensor[None], changes, Normalization(self.settings.mean, self.settings.std))[0]
         padding = [0, self.settings.crop_train - columns.length, 0, self.settings.crop_train - rows.length]

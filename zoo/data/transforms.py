@@ -11,7 +11,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
@@ -22,9 +22,10 @@ from torch import Tensor
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Decoder, Input
-from zoo.data.augmentation import Colors, Cutout, Normalization, PadCrop, draw_colors, finish
+from zoo.data.augmentation import Colors, Cutout, Normalization, PadCrop, RandomErasing, draw_colors, finish
 from zoo.data.crop_modes import PlainImage, pad_to_crop, resize_by_mode
 from zoo.data.pixels import Box, FloatPixels, PILPixels, Pixels, open_pixels
+from zoo.data.policies import Policy
 from zoo.data.reading import Unreadable, to_rgb
 from zoo.data.seeding import random_of_torch
 from zoo.errors import ConfigError, DataError
@@ -34,7 +35,6 @@ from zoo.spec import CropMode, Interpolation
 KEEP_SCALE = -1
 AREAS = (0.08, 1.0)  # area of a training crop, as a fraction of the image
 RATIOS = (3 / 4, 4 / 3)  # aspect ratio of a training crop, width / height
-LOG_RATIOS = tuple(map(math.log, RATIOS))
 CROP_TRIES = 10
 ACCEPTED = (
     "give a PIL image, a uint8 array (H, W, 3), or a tensor (C, H, W) or (N, C, H, W) of 1 or 3 channels, uint8 or "
@@ -68,6 +68,10 @@ class Drawn(NamedTuple):
 class Transform(ABC):
     """A transform from an image to the input of a network."""
 
+    def in_epoch(self, epoch: int) -> Transform:
+        """Return the transform of an epoch, counted from 0."""
+        return self
+
     @abstractmethod
     def draw(self, image: Pixels, generator: Random) -> Drawn:
         """Return a crop of ``image``, not yet normalized; DataError if the image cannot be cropped."""
@@ -99,34 +103,59 @@ def prepare(encoded: bytes, name: str, transform: Transform, decoder: Decoder, g
 class TrainTransform(Transform):
     """The training transform of an experiment's ``input``: image -> normalized (3, crop, crop).
 
-    The steps, with optional ones in brackets: [resize the shorter side to scale_train] -> crop 0.08 to 1 of the area
-    with an aspect ratio of 3/4 to 4/3 and resize it to crop_train -> flip with probability 1/2 -> scale values to 0..1
-    -> [color jitter] -> [lighting] -> normalize -> [cutout]. With ``pad_train``, the image is normalized, padded and
-    cropped, and not resized.
+    The steps, with optional ones in brackets: [resize the shorter side to scale_train] -> crop crop_scale_train of the
+    area with an aspect ratio of crop_ratio_train and resize it to crop_train -> flip with probability 1/2 ->
+    [automatic augmentation] -> [color jitter in 8 bits] -> scale values to 0..1 -> [color jitter] -> [lighting] ->
+    normalize -> [cutout] -> [random erasing]. With ``pad_train``, the image is normalized, padded and cropped, and not
+    resized. With ``sizes_train``, `in_epoch` returns the transform of an epoch; this one has the side crop_train.
+
+    Raises ConfigError as `Policy` does.
     """
 
     settings: Input
+    _policy: Policy = field(init=False, repr=False)
+    _by_side: dict[int, TrainTransform] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        object.__setattr__(self, "_policy", Policy(settings))
+        changes = [{"crop_train": side, "sizes_train": []} for side in settings.all_crops if settings.sizes_train]
+        by_side = {each["crop_train"]: TrainTransform(settings.model_copy(update=each)) for each in changes}
+        object.__setattr__(self, "_by_side", by_side)
+
+    def in_epoch(self, epoch: int) -> TrainTransform:
+        """Return the transform with the training crop of an epoch."""
+        return self._by_side[self.settings.crop_in(epoch)] if self._by_side else self
 
     def draw(self, image: Pixels, generator: Random) -> Drawn:
-        """Return a random crop of ``image``. With padding or cutout it is already normalized."""
+        """Return a random crop of ``image``. With padding, cutout or random erasing it is already normalized."""
         settings, side = self.settings, self.settings.crop_train
+        interpolation: Interpolation = "bilinear"
+        if settings.interpolation_train != "bilinear":
+            is_random = settings.interpolation_train == "random"
+            interpolation = "bilinear" if is_random and generator.random() < 0.5 else "bicubic"
         if settings.scale_train != KEEP_SCALE:
-            image = image.resized(*_scaled_size(image, settings.scale_train))
+            image = image.resized(*_scaled_size(image, settings.scale_train), interpolation=interpolation)
         if settings.pad_train is None:
-            box = random_box(image.height, image.width, generator)
-            image = image.part(box, least=(side, side)).resized(side, side)
+            box = random_box(image.height, image.width, generator, settings.crop_scale_train, settings.crop_ratio_train)
+            image = image.part(box, least=(side, side)).resized(side, side, interpolation=interpolation)
         pixels = image.tensor()
         if generator.random() < 0.5:
             pixels = pixels.flip(-1)
-        colors = draw_colors(settings.color_jitter_train, settings.lighting_train, generator)
+        if self._policy.transforms:
+            pixels = self._policy(pixels, generator)
+        colors = draw_colors(settings.color_jitter_train is True, settings.lighting_train, generator)
         drawn = Drawn(pixels, colors, Normalization(settings.mean, settings.std))
-        if settings.pad_train is None and not settings.cutout_train:
+        if settings.pad_train is None and not settings.cutout_train and not settings.random_erasing_train:
             return drawn
         values = drawn.finished()
         if settings.pad_train is not None:
             values = PadCrop(side, settings.pad_train, settings.pad_mode_train)(values, generator)
         if settings.cutout_train:
             values = Cutout(settings.cutout_train)(values, generator)
+        if settings.random_erasing_train:
+            erase = RandomErasing(settings.random_erasing_train, settings.random_erasing_mode_train)
+            values = erase(values, generator)
         return Drawn(values)
 
 
@@ -221,18 +250,30 @@ def as_pixels(image: ImageLike) -> Pixels:
         raise DataError(error, "zoo.transforms", ACCEPTED) from error
 
 
-def random_box(height: int, width: int, generator: Random) -> Box:
-    """Return a random box in an image, with the distribution of torchvision's RandomResizedCrop."""
+def random_box(
+    height: int,
+    width: int,
+    generator: Random,
+    areas: Sequence[float] = AREAS,
+    ratios: Sequence[float] = RATIOS,
+) -> Box:
+    """Return a random box in an image, with the distribution of torchvision's RandomResizedCrop.
+
+    Args:
+    - `areas`: smallest and largest area, as a fraction of the image.
+    - `ratios`: smallest and largest aspect ratio, width / height.
+    """
+    log_ratios = [math.log(ratio) for ratio in ratios]
     for _ in range(CROP_TRIES):
-        area = height * width * generator.uniform(*AREAS)
-        ratio = math.exp(generator.uniform(*LOG_RATIOS))
+        area = height * width * generator.uniform(*areas)
+        ratio = math.exp(generator.uniform(*log_ratios))
         box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < box_width <= width and 0 < box_height <= height:
             top = generator.randrange(height - box_height + 1)
             left = generator.randrange(width - box_width + 1)
             return Box(top, left, box_height, box_width)
     # Elongated images: the largest centered box with an allowed aspect ratio.
-    least, most = RATIOS
+    least, most = ratios
     box_width, box_height = min(width, round(height * most)), min(height, round(width / least))
     return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
 

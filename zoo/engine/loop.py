@@ -13,7 +13,9 @@ from torch import Tensor
 
 from zoo.data.folder import Batch
 from zoo.data.loader import Loader
+from zoo.data.mixing import draw_mix, mix_images, mix_targets, partners
 from zoo.data.sampler import MIN_PER_NORM, TrainBatches, ValBatches
+from zoo.data.seeding import random_of
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.meters import Reading, reconstruction_errors
 from zoo.engine.optim import lr_factor, set_lr
@@ -26,6 +28,7 @@ from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, escape, join_names
 from zoo.spec import escape_names
 
+MIXES = -1  # with seed, epoch and batch the seed of a mix; keys of images have no negative number
 NUM_SHOWN = 4  # batches of a validation whose class maps are logged
 
 
@@ -123,12 +126,29 @@ def _prepared(run: _Run, batch: Batch) -> StepBatch:
             f"repair the images, the last is: {batch.skipped[-1]}",
         )
     images = batch.on(state.process.device)
+    targets = batch.targets.to(state.process.device, non_blocking=True)
+    images, targets = _mixed(run, images, targets, batch.places)
     if state.config.training.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
     if state.step == 0:
         run.log.images(state.step, images)
-    targets = batch.targets.to(state.process.device, non_blocking=True)
     return StepBatch(images, targets, run.batches.global_size(state.batch))
+
+
+def _mixed(run: _Run, images: Tensor, targets: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the images and targets of a batch, mixed as the settings say; ``places`` as in `Batch`."""
+    state, config = run.state, run.state.config
+    settings = config.regularization
+    if not settings.mixes or (settings.mix_off_epoch is not None and state.epoch >= settings.mix_off_epoch):
+        return images, targets
+    generator = random_of(config.seed, state.epoch, state.batch, MIXES)
+    height, width = images.shape[-2:]
+    mix = draw_mix(settings, height, width, generator)
+    if mix is None:
+        return images, targets
+    half = config.optimizer.batch_size // state.process.world_size // 2
+    indices = partners(len(images), half, places).to(images.device, non_blocking=True)
+    return mix_images(images, mix, indices), mix_targets(targets, config.network.num_classes, mix, indices)
 
 
 @contextmanager

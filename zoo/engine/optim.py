@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule
 from zoo.config.optimizer import TIMM, WITH_MOMENTUM
 from zoo.errors import ConfigError
+from zoo.models.base import WITH_PREVIOUS
 from zoo.torch_internals import NormBase
 
 ENDING_TYPES = ("cosine", "one-cycle", "triangle", "polynomial")  # schedules that depend on the number of epochs
@@ -92,9 +93,6 @@ def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, A
     return list(groups.values())
 
 
-WITH_PREVIOUS = 99999.0  # the last number of a place that belongs to the layer before it, in timm's ``group_matcher``
-
-
 def layers_of(model: nn.Module) -> dict[str, int]:
     """Return the number of the layer of each parameter, by name, counted from the input.
 
@@ -107,7 +105,7 @@ def layers_of(model: nn.Module) -> dict[str, int]:
         raise ConfigError(
             f"{type(model).__name__} has no method group_matcher, which names its layers",
             "optimizer.layer_decay",
-            "remove the key, or use a network that has the method, such as one of timm",
+            "remove the key, or use a network of this package or of timm",
         )
     matcher = group_matcher(coarse=False)
     place_of = _place_by_function(matcher) if callable(matcher) else _place_by_expressions(matcher)
@@ -115,7 +113,7 @@ def layers_of(model: nn.Module) -> dict[str, int]:
     layer = 0
     order: dict[tuple[float, ...], int] = {}
     for place in sorted(set(places.values())):
-        layer += bool(order) and place[-1] != WITH_PREVIOUS
+        layer += bool(order) and place[-1] != WITH_PREVIOUS[0]
         order[place] = layer
     return {name: order[place] for name, place in places.items()}
 

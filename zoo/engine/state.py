@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from zoo.config import Experiment
+from zoo.config import Experiment, Optimizer
 from zoo.engine.meters import Meter
 from zoo.engine.optim import build_optimizer
 from zoo.engine.process import Process
@@ -92,16 +92,26 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
 
 
 def update_average(state: TrainState) -> None:
-    """Update the moving average, if there is one: ema = decay * ema + (1 - decay) * weights, with decay 0 at step 0.
+    """Update the moving average, if this step does: ema = decay * ema + (1 - decay) * weights, see `average_decay`.
 
     `torch.optim.swa_utils.AveragedModel` copies its step counter to the device and waits for it. Buffers are not
     averaged; `broadcast_buffers` copies them.
     """
-    decay = state.config.optimizer.ema_decay
-    if state.ema is None or decay is None:
+    settings = state.config.optimizer
+    if state.ema is None or state.batch % settings.ema_every:
         return
-    move = get_ema_multi_avg_fn(decay if state.step > 0 else 0.0)
+    move = get_ema_multi_avg_fn(average_decay(settings, state.step))
     move(list(state.ema.parameters()), list(state.model.parameters()), state.step)
+
+
+def average_decay(settings: Optimizer, step: int) -> float:
+    """Return the decay of the moving average at a step, counted from 0: 0 at the first, `ema_decay` in the end.
+
+    With `ema_warmup` it rises as in timm's ModelEmaV3.
+    """
+    decay = settings.ema_decay or 0.0
+    rising = 1 - (1 + step) ** (-2 / 3) if settings.ema_warmup else decay
+    return min(decay, rising) if step > 0 else 0.0
 
 
 def all_finite(network: nn.Module) -> bool:

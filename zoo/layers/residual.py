@@ -16,6 +16,15 @@ from zoo.ops.context import can_work_in_place, is_fx_proxy
 FUSE_MODES = ("auto", "always", "never")
 
 
+def drop_path(branch: Tensor, probability: float) -> Tensor:
+    """Return a new tensor: the ``branch`` (N, C, H, W) of each image times 0 with this probability, or 1 / (1 - p).
+
+    Source: Huang et al., Deep Networks with Stochastic Depth, 2016, scaled in training as in timm and torchvision.
+    """
+    keep = 1 - probability
+    return branch * branch.new_empty(branch.shape[0], 1, 1, 1).bernoulli_(keep).div_(keep)
+
+
 class ResidualBlock(nn.Module):
     """Post-activation block, f(branch(x) + shortcut(x)), He et al. 2016; does not modify x.
 
@@ -31,7 +40,11 @@ class ResidualBlock(nn.Module):
       output is not saved in addition to the result. "auto": in single and double precision; "always": in half
       precision too; "never". In half precision the norm's gradient is then accurate only while its |weight| is at
       least 0.01 rms(sum), so not for a zero-initialized last scale.
+
+    The attribute ``drop_path`` is the probability that training drops the branch for an image; 0 by default.
     """
+
+    drop_path = 0.0
 
     def __init__(
         self,
@@ -69,19 +82,22 @@ class ResidualBlock(nn.Module):
         """Return the block's output in a new tensor."""
         shortcut = self.proj_bn(self.proj_conv(x)) if self.has_projection else x
         first_norm: Any = self.convs.bn1
-        return self.convs(x, shortcut, (first_norm.activation, first_norm.activation_param), self.fuse)
+        activation = first_norm.activation, first_norm.activation_param
+        return self.convs(x, shortcut, activation, self.fuse, self.drop_path if self.training else 0.0)
 
 
 class _Branch(nn.Sequential):
     """The layers of a post-activation branch; the last is a norm without activation."""
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, shortcut: Tensor, activation: tuple[str, float], fuse: str
+        self, x: Tensor, shortcut: Tensor, activation: tuple[str, float], fuse: str, drop_probability: float
     ) -> Tensor:
-        """Return f(layers(x) + shortcut) in a new tensor."""
+        """Return f(layers(x) + shortcut) in a new tensor, where images may miss layers(x)."""
         *layers, norm = self
         for layer in layers:
             x = layer(x)
+        if drop_probability:
+            return activate_(drop_path(norm(x), drop_probability) + shortcut, *activation)
         if fuse != "never" and _can_fuse(norm, x, shortcut, activation, in_half=fuse == "always"):
             return norm(x, shortcut=shortcut, activation=activation)  # keyword arguments: hooks get x as the only input
         return activate_(norm(x) + shortcut, *activation)
@@ -112,7 +128,11 @@ class IdentityResidualBlock(nn.Module):
     - `groups`: groups of a bottleneck's 3x3 convolution.
     - `dilation`: dilation of the 3x3 convolutions.
     - `dropout`: probability of dropping a whole channel before the last convolution.
+
+    The attribute ``drop_path`` is the probability that training drops the branch for an image; 0 by default.
     """
+
+    drop_path = 0.0
 
     def __init__(
         self,
@@ -154,6 +174,8 @@ class IdentityResidualBlock(nn.Module):
         activated = self.bn1(x)
         shortcut = self.proj_conv(activated) if self.has_projection else x
         y = self.convs(activated)  # a convolution's output, which nothing else reads
+        if self.drop_path and self.training:
+            y = drop_path(y, self.drop_path)
         return y.add_(shortcut) if can_work_in_place() else y + shortcut
 
 

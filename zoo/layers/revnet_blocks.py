@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from zoo.layers.conv import conv2d
 from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory, out_of_place
+from zoo.layers.residual import drop_path
 from zoo.ops.inverse import halves
 from zoo.torch_internals import NormBase
 
@@ -98,7 +99,12 @@ def add_zero_channels(x: Tensor, number: int) -> Tensor:
 
 
 class PreactBlock(nn.Module):
-    """branch(x) + shortcut(x), with no norm or activation outside the branch; does not modify x."""
+    """branch(x) + shortcut(x), with no norm or activation outside the branch; does not modify x.
+
+    The attribute ``drop_path`` is the probability that training drops the branch for an image; 0 by default.
+    """
+
+    drop_path = 0.0
 
     def __init__(
         self,
@@ -115,7 +121,10 @@ class PreactBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output in a new tensor."""
-        return self.branch(x) + self.shortcut(x)
+        y = self.branch(x)
+        if self.drop_path and self.training:
+            y = drop_path(y, self.drop_path)
+        return y + self.shortcut(x)
 
 
 class TransitionBlock(nn.Module):

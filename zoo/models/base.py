@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, join_names
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.ends import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
@@ -19,6 +19,13 @@ from zoo.spec import NetworkSpec
 
 BlockDilation = int | Sequence[int]
 BEFORE_POOL = "stem"  # in out_indices: the input of the stem's pool
+WITH_PREVIOUS = (99999,)  # timm's suffix for parameters that join the group before them
+# Expressions for the part of a stage that a parameter belongs to, after the stage's name, and their suffixes.
+PARTS = (
+    (r"(\d+)\.norm\.", WITH_PREVIOUS),  # an invertible norm joins the convolution before it
+    (r"(\d+)\.(\d+)\.[a-z]", None),  # a link of a chain that is one of the layers of a level
+    (r"(?:block|chain\.|convs[13]\.)?(\d+)\.[a-z]\w*\.", None),  # a block, dense layer, link or invertible layer
+)
 
 
 def dilation_per_block(dilation: int | Sequence[BlockDilation], structure: Sequence[int]) -> Sequence[BlockDilation]:
@@ -91,6 +98,7 @@ class Network(nn.Module):
     pretrained_cfg: dict[str, Any]
     built_as: Any = None  # the `zoo.spec.NetworkSpec` of the network, None if unknown
     classifier_name = "classifier"  # the module that computes logits from features
+    poolings: tuple[str, ...] = ("avg", "")  # timm's names of what may come before the classifier, "" for nothing
     recomputed: tuple[str, ...] = ()  # modules of stages that are checkpointed: saved by their input
     bn_out: nn.Module
     classifier: nn.Sequential
@@ -143,19 +151,47 @@ class Network(nn.Module):
         After `select_features` only the selected outputs are returned, and stages after the last of them do not run.
         """
         selected = range(len(self._stages)) if self._selected is None else self._selected
-        outputs = []
-        for index, stage in enumerate(self._stages[: selected[-1] + 1]):
-            if index == 0 and -1 in selected:
-                *layers, pool = self.get_submodule(stage[0]).children()
-                for layer in layers:
-                    x = layer(x)
-                outputs.append(x)
-                x = pool(x)
-            else:
-                x = self._run_stage(stage, x)
-            if index in selected:
-                outputs.append(x)
-        return outputs
+        return self._run_stages(x, selected, selected[-1])[1]
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int | str] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Return the last feature map, as `forward_features` does, and a list of the stages' outputs, as in timm.
+
+        Args:
+        - `indices`: the stages: all (None), the last n (an int), or those at these indices, as in `select_features`.
+          They are returned in the order of the network.
+        - `norm`: apply ``bn_out`` to the output of the last stage in the list, too.
+        - `stop_early`: do not run stages after the last selected one. The feature map is then its output.
+        - `output_fmt`: only "NCHW".
+        - `intermediates_only`: return only the list.
+
+        Raises ConfigError for an index out of range and for another format.
+        """
+        if output_fmt != "NCHW":
+            raise ConfigError(f"output_fmt: {type(self).__name__} has feature maps 'NCHW', not {output_fmt!r}")
+        count = len(self._stages)
+        if indices is None or isinstance(indices, int):
+            number = count if indices is None else indices
+            if not 0 < number <= count:
+                raise ConfigError(f"indices = {number}: {type(self).__name__} has {count} stages")
+            indices = range(count - number, count)
+        selected = sorted({self._stage_index(index, "indices") for index in indices})
+        if not selected:
+            raise ConfigError("indices: none selected; give None for all stages")
+        last = max(selected[-1], 0) if stop_early else count - 1
+        x, outputs = self._run_stages(x, selected, last)
+        if last == count - 1 and hasattr(self, "bn_out"):
+            x = self.bn_out(x)
+            if norm and last in selected:
+                outputs[-1] = x
+        return outputs if intermediates_only else (x, outputs)
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         """Return the logits (N, classes), or without classifier the pooled features (N, num_features).
@@ -193,7 +229,10 @@ class Network(nn.Module):
         return self.classifier[-1] if hasattr(self, "classifier") else nn.Identity()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Apply `zoo.lean` to the network, which about halves its activation memory; ``enable=False`` removes it."""
+        """Apply `zoo.lean` to the network, which about halves its activation memory; ``enable=False`` removes it.
+
+        Calls of the network are then lean. `forward_features` and others that are called alone are not.
+        """
         lean(self, enabled=enable)
 
     def set_input_channels(self, in_chans: int) -> None:
@@ -223,28 +262,35 @@ class Network(nn.Module):
             OrderedDict(avg_pool=self.classifier[0], drop=nn.Dropout(drop_rate), fc=self.get_classifier())
         )
 
+    def set_drop_path_rate(self, drop_path_rate: float) -> None:
+        """Set the stochastic depth of the residual blocks: from 0 in the first to ``drop_path_rate`` in the last."""
+        blocks: list[Any] = [module for module in self.modules() if hasattr(module, "drop_path")]
+        for index, block in enumerate(blocks):
+            block.drop_path = drop_path_rate * index / max(1, len(blocks) - 1)
+
     def select_features(self, out_indices: Sequence[int | str]) -> None:
         """Make forward return only the stages at these indices; -1 is the last, "stem" the input of the stem's pool.
 
         Stages after the last selected one do not run, and their parameters are frozen. Raises ConfigError for an index
         out of range, and for indices that are not increasing.
         """
-        count = len(self._stages)
-        known = f"0 to {count - 1}, -{count} to -1{' and ' + repr(BEFORE_POOL) if self._has_stem_pool() else ''}"
-        selected = []
-        for index in out_indices:
-            if index == BEFORE_POOL and self._has_stem_pool():
-                selected.append(-1)
-            elif type(index) is int and -count <= index < count:
-                selected.append(index % count)
-            else:
-                raise ConfigError(f"out_indices: {type(self).__name__} has no feature {index!r}; it has {known}")
+        selected = [self._stage_index(index, "out_indices") for index in out_indices]
         if not selected or selected != sorted(set(selected)):
             raise ConfigError(f"out_indices must be one or more different features, finest first; got {out_indices!r}")
         self._selected = selected
         for stage in self._stages[selected[-1] + 1 :]:
             for module in stage:
                 self.get_submodule(module).requires_grad_(False)  # otherwise DDP waits for their gradients
+
+    def _stage_index(self, index: int | str, argument: str) -> int:
+        """Return the index of a stage from 0, or -1 for the input of the stem's pool; raise ConfigError for others."""
+        count = len(self._stages)
+        if index == BEFORE_POOL and self._has_stem_pool():
+            return -1
+        if type(index) is int and -count <= index < count:
+            return index % count
+        known = f"0 to {count - 1}, -{count} to -1{' and ' + repr(BEFORE_POOL) if self._has_stem_pool() else ''}"
+        raise ConfigError(f"{argument}: {type(self).__name__} has no feature {index!r}; it has {known}")
 
     def _has_stem_pool(self) -> bool:
         stem = list(self.get_submodule(self._stages[0][0]).children())
@@ -255,21 +301,65 @@ class Network(nn.Module):
         module = [name for name, _ in self.get_submodule(stage).named_children()][-2]
         return {**info, "reduction": info["reduction"] // 2, "module": f"{stage}.{module}"}
 
-    def reset_classifier(self, num_classes: int) -> None:
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the classifier by a newly initialized one for ``num_classes`` classes; 0 removes it.
 
-        Without classifier, `forward` returns pooled features (N, num_features).
+        Without classifier, `forward` returns pooled features (N, num_features), or with ``global_pool`` "" the last
+        feature map, as `forward_features` does, also after further calls without ``global_pool``. Raises ConfigError
+        for a pooling that the network does not have, and for a classifier of unpooled features.
         """
         if self.features_only:
             raise ConfigError("a network built with features_only has no classifier to reset")
         parse_section(NetworkSpec, {"num_classes": num_classes}, "reset_classifier")
+        if global_pool not in (None, *self.poolings) or (global_pool == "" and num_classes > 0):
+            known = join_names(map(repr, self.poolings)) if self.poolings else "no choice of pooling"
+            raise ConfigError(
+                f"global_pool = {global_pool!r} with {num_classes} classes: {type(self).__name__} has {known}; "
+                "'' needs 0 classes"
+            )
+        is_unpooled = isinstance(getattr(self, "global_pool", None), nn.Identity)
         for name in (self.classifier_name, "global_pool"):
             if hasattr(self, name):
                 delattr(self, name)
         like = next(self.parameters())
         self._add_classifier(num_classes)
+        if num_classes == 0 and (global_pool == "" or (global_pool is None and is_unpooled)):
+            self.global_pool = nn.Identity()
         if num_classes > 0:
             init_weights(getattr(self, self.classifier_name).to(like.device, like.dtype))
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters never to decay besides norms and biases: none."""
+        return set()
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, list[tuple[str, tuple[int] | None]]]:
+        """Return expressions for the names of the parameters of each layer, from stem to head, in timm's form.
+
+        A layer is a stage with ``coarse``, otherwise a block. ``bn_out`` belongs to the last one. The classifier, which
+        nothing matches, comes after it.
+        """
+        groups = {}
+        for stage in self._stages:
+            parts = [] if coarse else [(rf"^{name}\.{part}", suffix) for name in stage for part, suffix in PARTS]
+            groups[stage[-1]] = [*parts, (rf"^(?:{'|'.join(stage)})\.", None)]
+        groups[self._stages[-1][-1]].append((r"^bn_out\.", WITH_PREVIOUS))
+        return groups
+
+    def _run_stages(self, x: Tensor, selected: Sequence[int], last: int) -> tuple[Tensor, list[Tensor]]:
+        """Return the output of the stage ``last``, and those that are ``selected``; -1 is the input of the pool."""
+        outputs = []
+        for index, stage in enumerate(self._stages[: last + 1]):
+            if index == 0 and -1 in selected:
+                *layers, pool = self.get_submodule(stage[0]).children()
+                for layer in layers:
+                    x = layer(x)
+                outputs.append(x)
+                x = pool(x)
+            else:
+                x = self._run_stage(stage, x)
+            if index in selected:
+                outputs.append(x)
+        return x, outputs
 
     def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:
         for name in stage:

@@ -55,7 +55,8 @@ def _deeplab(
     if output_stride is None and dilation is None:
         output_stride = 8
     dilation = choose_dilation(arch, output_stride, dilation)
-    network = FAMILIES[arch.family](norm, 0, **arch.structure, **{**arch.options, **of_body, "dilation": dilation})
+    options = {key: value for key, value in arch.options.items() if key != "drop_path_rate"}
+    network = FAMILIES[arch.family](norm, 0, **arch.structure, **{**options, **of_body, "dilation": dilation})
     stride = network.feature_info.reduction()[-1]
     if stride not in HEAD_DILATIONS:
         raise ConfigError(
@@ -108,6 +109,7 @@ def build_network(
     arch = architecture(spec.arch)
     memory = "auto" if spec.memory == LEAN else spec.memory
     arguments = {**arch.structure, **arch.options, **spec.options, "memory": memory}
+    drop_path_rate = arguments.pop("drop_path_rate", 0.0)
     if structure is not None:
         arguments["structure"] = _checked_structure(arch, structure)
     factory = norm or norm_act(spec.norm, spec.activation, spec.activation_param)
@@ -118,6 +120,8 @@ def build_network(
         raise
     except ValueError as error:
         raise ConfigError(f"{spec.arch}: {error}") from error
+    if drop_path_rate:
+        network.set_drop_path_rate(drop_path_rate)
     return lean(network) if spec.memory == LEAN else network
 
 

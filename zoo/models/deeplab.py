@@ -38,6 +38,7 @@ class DeepLab(Network):
     """
 
     classifier_name = "cls"
+    poolings = ()
     body: Network
     cls: nn.Conv2d
 
@@ -82,6 +83,17 @@ class DeepLab(Network):
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         """Return the raw outputs of the body's stages, without running the head."""
         return self.body.forward_stages(x)
+
+    def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Return the last map and the outputs of the body's stages, without running the head; see `Network`."""
+        return self.body.forward_intermediates(x, *args, **kwargs)
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, list[tuple[str, tuple[int] | None]]]:
+        """Return the expressions for the layers of the body. Head and classifier, which nothing matches, come last."""
+        return {
+            stage: [(expression.replace("^", r"^body\.", 1), suffix) for expression, suffix in layers]
+            for stage, layers in self.body.group_matcher(coarse).items()
+        }
 
     @property
     def feature_info(self) -> FeatureInfo:

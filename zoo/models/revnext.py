@@ -42,6 +42,7 @@ class ScaledLinear(nn.Linear):
 class LargestValueNetwork(Network):
     """Base of the paper's networks: the classifier's input is the maximum of each channel (global max pooling)."""
 
+    poolings = ("max", "")
     images_per_input = 1  # images in the last map per input image; times 4 per batch pool
 
     def _add_classifier(self, classes: int) -> None:
@@ -104,10 +105,11 @@ class InvertibleNetwork(LargestValueNetwork):
         """
         if self.features_only:
             return self.forward_stages(x)
-        if not hasattr(self, "classifier"):
-            return self._run([*self.layers(), self.global_pool], x)
-        max_pool, fc = self.classifier
-        return fc(self._run([*self.layers(), max_pool], x))
+        if hasattr(self, "classifier"):
+            max_pool, fc = self.classifier
+            return fc(self._run([*self.layers(), max_pool], x))
+        pool = [] if isinstance(self.global_pool, nn.Identity) else [self.global_pool]
+        return self._run([*self.layers(), *pool], x)
 
     def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:
         return self._run(list(self.get_submodule(stage[0]).children()), x)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from PIL import features
 
+from zoo.files import DISTRIBUTION
 from zoo.ops.abn import backend
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def describe_environment(device: torch.device) -> dict[str, str | int | None]:
     """
     on_gpu = device.type == "cuda"
     return {
-        "zoo": version_of("zoo"),
+        "zoo": version_of(DISTRIBUTION),
         "commit": checkout_commit(),
         "date": utc_now(),
         "python": platform.python_version(),

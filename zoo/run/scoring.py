@@ -33,6 +33,7 @@ from zoo.tasks.protocols import CropProtocol
 from zoo.weights import StoredWeights, digests_of, load_stored, read_weights
 from zoo.weights.cache import published_name
 from zoo.weights.published import entry_of
+from zoo.weights.stored import is_stored
 from zoo.weights.stored_spec import check_same_network, is_described, parse_stored_experiment
 
 
@@ -65,16 +66,20 @@ class LoadedNetwork:
         return self.task.own_protocol
 
     def result_json(self, result: Result, process: Process | None = None) -> dict[str, Any]:
-        """Return the content of a result file: scores, digests of the weights, environment.
-
-        Published weights are identified by their md5 alone.
-        """
-        md5 = sha256 = None
-        if self.weights is not None:
-            name = published_name(self.weights)  # reading published weights verifies their md5
-            md5, sha256 = digests_of(self.weights).values() if name is None else (entry_of(name).md5, None)
+        """Return the content of a result file: scores, digests of the weights, environment."""
+        md5, sha256 = self.digests()
         environment = describe_environment((process or single_process()).device)
         return {**result.to_json(md5, environment), "weights_sha256": sha256}
+
+    def digests(self) -> tuple[str | None, str | None]:
+        """Return md5 and sha256 of the weights file; of published weights the md5 alone, None for unknown ones."""
+        if self.weights is None:
+            return None, None
+        name = published_name(self.weights)  # reading published weights verifies their md5
+        if name is not None:
+            return entry_of(name).md5, None
+        digests = digests_of(self.weights)
+        return digests["md5"], digests["sha256"]
 
 
 def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> LoadedNetwork:
@@ -84,10 +89,10 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
 
     Args:
     - `name`: an experiment file (.json), the name of a bundled experiment or published network, a weights file that
-      describes its network, an architecture, or with ``weights`` a network of another package with 1000 classes, such
-      as "torchvision:resnet50".
-    - `weights`: a weights file or the name of published weights. Default: the weights in the file ``name``, or those
-      published under the name; an architecture stands for its only published network.
+      describes its network, "hf-hub:OWNER/NAME", an architecture, or with ``weights`` a network of another package with
+      1000 classes, such as "torchvision:resnet50".
+    - `weights`: a weights file, the name of published weights, or "hf-hub:OWNER/NAME". Default: the weights in the file
+      ``name``, or those published under the name; an architecture stands for its only published network.
 
     Raises ConfigError for an unknown name, and WeightsError for weights that are missing, that do not fit (including
     the classifier), or that belong to another network.
@@ -99,7 +104,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
         experiment = load_experiment(file)
         weights = _published(title) if weights is None else weights
         stored = read_weights(weights)
-    elif os.path.isfile(name):
+    elif is_stored(name):
         stored_with_network = read_weights(name)
         experiment = _experiment_of(stored_with_network)
         weights, stored = (name, stored_with_network) if weights is None else (weights, read_weights(weights))
@@ -130,7 +135,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
             "give the experiment that the weights were trained with",
         )
     names = _class_names(title, weights, stored, experiment)
-    return LoadedNetwork(title, model, experiment, os.fspath(weights), names)
+    return LoadedNetwork(title, model, experiment, published_name(weights) or os.fspath(stored.path), names)
 
 
 def _experiment_of(stored: StoredWeights) -> Experiment:

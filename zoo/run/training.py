@@ -305,9 +305,10 @@ def _count_parameters(config: Experiment) -> int:
     """Return the number of parameters. Raises ConfigError for unknown networks and impossible image sizes."""
     network, model = config.network, build_on_meta(config.network)
     if is_external(network.arch):
-        sides = config.input.crop_train, config.input.crop_val
-        check_logits(model.train(), network.arch, network.num_classes, sides[0], "input.crop_train")
-        check_logits(model.eval(), network.arch, network.num_classes, sides[1], "input.crop_val")
+        setting = "input.sizes_train" if config.input.sizes_train else "input.crop_train"
+        for side in config.input.all_crops:
+            check_logits(model.train(), network.arch, network.num_classes, side, setting)
+        check_logits(model.eval(), network.arch, network.num_classes, config.input.crop_val, "input.crop_val")
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -97,12 +97,30 @@ class ClassificationTask(Task):
         )
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the summed cross-entropy with the configured label smoothing; logits (N, classes), targets (N,)."""
-        smoothing = self.config.optimizer.label_smoothing
-        return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+        """Return the summed loss of the images, with the configured label smoothing; logits (N, classes).
+
+        Targets are classes (N,), or shares of the classes (N, classes) if the images are mixed.
+        """
+        smoothing, settings = self.config.optimizer.label_smoothing, self.config.regularization
+        if targets.dim() == 2:
+            targets = targets.to(logits.dtype)
+        if settings.loss == "cross_entropy":
+            return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+        num_classes = logits.shape[1]
+        shares = targets if targets.dim() == 2 else F.one_hot(targets, num_classes).to(logits.dtype)
+        shares = shares * (1 - smoothing) + smoothing / num_classes
+        if settings.bce_target_threshold is not None:
+            shares = shares.gt(settings.bce_target_threshold).to(logits.dtype)
+        total = F.binary_cross_entropy_with_logits(logits, shares, reduction="sum")
+        return total if settings.bce_sum else total / num_classes
 
     def counts(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the numbers of top-1 and top-5 hits; with fewer than five classes every target is a top-5 hit."""
+        """Return the numbers of top-1 and top-5 hits; with fewer than five classes every target is a top-5 hit.
+
+        The target of a mixed image is the class with the largest share, as in torchvision's training script.
+        """
+        if targets.dim() == 2:
+            targets = targets.argmax(dim=1)
         hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == targets[:, None]
         return torch.stack([hits[:, 0].sum(), hits.sum()])
 

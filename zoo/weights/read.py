@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import pickle
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from zoo.errors import WeightsError, escape, join_names, truncate
 from zoo.weights.cache import open_published, open_weights, weights_path
+from zoo.weights.safetensors_files import SUFFIX, is_safetensors, read_safetensors
 
 logger = logging.getLogger("zoo")
 
@@ -31,7 +31,6 @@ STATE_DICT_KEYS = "state_dict", "model_state_dict", "model"
 PARTS = "body", "head", "cls"  # of the published segmentation model, one state dict each
 # torch's message about a function or class that weights_only does not allow.
 REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
-SAFETENSORS_HEADER_BYTES = 10**8  # the maximum of the format
 DIRECTORY = 0x10  # MS-DOS attribute of a zip entry
 LEGACY_PICKLES = 5  # at the beginning of a file in the format before zip; the storages follow
 ALLOCATES = re.compile(r"(?:builtins|__builtin__) bytearray|torch\S* (?:\w*Tensor|UntypedStorage|TypedStorage)")
@@ -79,11 +78,11 @@ def _content_of(file: IO[bytes], path: Path) -> dict[Any, Any]:
     """Return the dict stored in an open file; ``path`` is for messages."""
     head = file.read(512)
     file.seek(0)
-    # A safetensors file begins with the length of its JSON header.
-    is_safetensors = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= SAFETENSORS_HEADER_BYTES
-    if not is_safetensors:
+    if not is_safetensors(head):
         _refuse_other_formats(path, head)
-    content = _load_safetensors(file, path) if is_safetensors else _load_or_refuse(file, path)
+    # A file that is called .safetensors is never unpickled, whatever it holds.
+    reads_safetensors = is_safetensors(head) or path.suffix == SUFFIX
+    content = read_safetensors(path) if reads_safetensors else _load_or_refuse(file, path)
     if not isinstance(content, dict) or not content:
         kind = "an empty dict" if isinstance(content, dict) else f"a {type(content).__name__}"
         raise WeightsError(f"the file holds {kind} and no state dict", path, "save model.state_dict()")
@@ -236,27 +235,17 @@ class _MeteredFile:
 
 
 def _refuse_other_formats(path: Path, head: bytes) -> None:
-    """Raise WeightsError for files that are often mistaken for weights: empty files, web pages and archives."""
+    """Raise WeightsError for files that are often mistaken for weights: empty files, web pages, pointers, archives."""
     if not head:
         raise WeightsError("the file is empty", path, "download it again")
     if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<"):
         what = "the file is a web page, not weights: the server asked for confirmation or reported an error"
         raise WeightsError(what, path, "open it in a browser and download the weights from there")
+    if head.startswith(b"version https://git-lfs"):
+        raise WeightsError("the file is a pointer of Git LFS, not weights", path, "run git lfs pull in its repository")
     if head[257:262] == b"ustar" or head.startswith(COMPRESSED):
         remedy = "unpack it and pass the weights file inside (published .pth.tar files are not archives)"
         raise WeightsError("the file is an archive", path, remedy)
-
-
-def _load_safetensors(file: IO[bytes], path: Path) -> Any:
-    try:
-        safetensors = importlib.import_module("safetensors.torch")
-    except ImportError:
-        what = "the file is a safetensors file, and the package safetensors is not installed"
-        raise WeightsError(what, path, "pip install safetensors") from None
-    try:
-        return safetensors.load(file.read())
-    except Exception as error:  # the package has its own exceptions
-        raise _load_error(path, error) from None
 
 
 class _NumberType:

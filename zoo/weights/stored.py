@@ -18,6 +18,7 @@ from zoo.models.build import build_on_meta, depth_of
 from zoo.models.deeplab import DeepLab
 from zoo.spec import NetworkSpec, merge
 from zoo.weights.cache import published_name, weights_path
+from zoo.weights.hub import fetch_from_hub, is_hub_name
 from zoo.weights.load import LoadReport, check_fits, is_segmentation, load_state_dict, num_outputs
 from zoo.weights.published import published_spec
 from zoo.weights.read import extract_state_dict, read_checkpoint, read_published
@@ -41,6 +42,12 @@ class StoredWeights:
     def num_parameters(self) -> int:
         """Number of parameters: all values except the norms' running statistics and batch counters."""
         return sum(tensor.numel() for key, tensor in self.state_dict.items() if not key.endswith(NORM_BUFFERS))
+
+    @property
+    def source_md5(self) -> str | None:
+        """The md5 of the file that a safetensors file was converted from; None if unknown."""
+        md5 = self.content.get("source_md5")
+        return md5 if isinstance(md5, str) else None
 
     def checked_spec(self) -> NetworkSpec | None:
         """Return the spec after comparing it with the tensors, without allocating the network.
@@ -109,18 +116,35 @@ class StoredWeights:
             )  # fmt: skip
 
 
-def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
-    """Return the content of a weights file, or of published weights, which are downloaded if needed.
+def is_stored(name: str | os.PathLike[str]) -> bool:
+    """Return whether ``name`` is the path of a file or the name of a repository on the Hugging Face Hub."""
+    return os.path.isfile(name) or is_hub_name(name)
 
-    Published weights are read once, and their md5 is verified before anything is loaded. Raises WeightsError if the
-    file is missing, damaged or unsafe, or if its description of the network is invalid.
+
+def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
+    """Return the content of a weights file, of published weights, or of a repository on the Hugging Face Hub.
+
+    Both latter are downloaded if needed. Published weights are read once, and their md5 is verified before anything is
+    loaded. Raises WeightsError if the file is missing, damaged or unsafe, or if its description of the network is
+    invalid.
     """
+    if isinstance(path_or_name, (str, os.PathLike)) and is_hub_name(path_or_name):
+        return _read_from_hub(os.fspath(path_or_name))
     name = published_name(path_or_name)
     path = Path(path_or_name) if name is None else weights_path(name)
     content = read_checkpoint(path) if name is None else read_published(name)
     state_dict = extract_state_dict(content, path)
     spec = parse_stored_spec(content, escape(path)) if name is None else published_spec(name)
     return StoredWeights(path, state_dict, spec, content)
+
+
+def _read_from_hub(name: str) -> StoredWeights:
+    """Return the weights of a repository, whose config.json describes the network."""
+    path, spec = fetch_from_hub(name)
+    stored = read_weights(path)
+    if stored.spec is not None and stored.spec.model_dump() != spec.model_dump():
+        raise WeightsError("config.json and the weights file describe different networks", name, "ask its owner")
+    return replace(stored, spec=spec)
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:

@@ -14,7 +14,7 @@ from zoo.spec import STORED_ALONE, WITH_PARAMETER, NetworkSpec, read_earlier_for
 # Settings that change no weights, or only the classifier.
 FREE_SETTINGS = {
     *("num_classes", "memory", "weight_init", "weight_gain_multiplier", *STORED_ALONE),
-    *("dilation", "output_stride", "pooling_size", "keep_outputs", "dropout"),
+    *("dilation", "output_stride", "pooling_size", "keep_outputs", "dropout", "drop_path_rate"),
 }
 # A description without these could be one of another program.
 REQUIRED = ("norm", "activation", "activation_param")

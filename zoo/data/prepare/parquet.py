@@ -164,7 +164,7 @@ def _load_pyarrow(path: Path) -> Any:
         import pyarrow.parquet
     except ImportError as error:
         what = f"Parquet files are read with pyarrow, which cannot be imported ({error})"
-        raise DataError(what, path, 'install it with pip install "zoo[parquet]"') from error
+        raise DataError(what, path, 'install it with pip install "zoo-lean[parquet]"') from error
     return pyarrow
 
 

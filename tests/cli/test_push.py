@@ -1,0 +1,184 @@
+"""zoo push writes weights, config.json and a model card into a repository, which zoo and timm load."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import zoo
+from tests.data.sample_images import make_folder
+from tests.hub_server import Hub
+from zoo.cli import main
+from zoo.weights import md5_of, read_state_dict
+from zoo.weights.published import published
+
+REPOSITORY = "me/net"
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """Weights of a small network, which describe it."""
+    torch.manual_seed(0)
+    model = zoo.get("resnet32_cifar", norm="inplace", num_classes=3)
+    described = model.built_as.model_copy(update={"class_names": ["a", "b", "c"]})
+    torch.save({"state_dict": model.state_dict(), "network": described.model_dump(mode="json")}, tmp_path / "w.pth")
+    return tmp_path / "w.pth"
+
+
+def push(name: str | Path, file: str | Path, *options: str, repository: str = REPOSITORY) -> int:
+    return main(["push", str(name), str(file), repository, *options])
+
+
+def files_of(hub: Hub, repository: str = REPOSITORY) -> dict[str, bytes]:
+    return hub.repositories[repository]["main"]
+
+
+def card_of(hub: Hub) -> str:
+    return files_of(hub)["README.md"].decode()
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
+
+
+def test_what_is_pushed_is_what_is_loaded(hub: Hub, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from safetensors.torch import load
+
+    assert push(weights, weights, "--license", "mit") == 0
+    assert re.search(rf"^{hub.url}/me/net/commit/[0-9a-f]{{40}}$", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(files_of(hub)) == ["README.md", "config.json", "model.safetensors"]
+    assert_same(load(files_of(hub)["model.safetensors"]), read_state_dict(weights))
+    model = zoo.get(f"hf-hub:{REPOSITORY}")
+    assert_same(model.state_dict(), read_state_dict(weights))
+    assert model.built_as.class_names == ["a", "b", "c"]
+    config = json.loads(files_of(hub)["config.json"])
+    assert (config["architecture"], config["num_classes"], config["num_features"]) == ("zoo:resnet32_cifar", 3, 64)
+    assert config["label_names"] == ["a", "b", "c"]
+    assert config["pretrained_cfg"]["input_size"] == [3, 32, 32]
+    assert config["pretrained_cfg"]["mean"] == [0.4914, 0.4822, 0.4465]
+    card = card_of(hub)
+    front, _, page = card.removeprefix("---\n").partition("---\n")
+    assert front.splitlines()[:3] == ["library_name: zoo", "license: mit", "pipeline_tag: image-classification"]
+    assert "- Norm: inplace\n- Activation: leaky_relu (0.01)\n" in page
+    assert 'zoo.get("hf-hub:me/net")' in page
+    assert "## Scores" not in page
+
+
+def test_a_card_that_exists_is_kept_and_the_weights_are_replaced(hub: Hub, weights: Path) -> None:
+    hub.commit(REPOSITORY, {"README.md": b"mine", "model.safetensors": b"old"})
+    assert push(weights, weights, "--license", "mit") == 0
+    assert card_of(hub) == "mine"
+    assert_same(zoo.get(f"hf-hub:{REPOSITORY}").state_dict(), read_state_dict(weights))
+
+
+def test_the_license_is_given_or_that_of_published_weights(
+    hub: Hub, weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert push(weights, weights) == 2
+    assert f"the license of {weights} is unknown; give it, such as --license apache-2.0" in capsys.readouterr().err
+    assert not hub.requests
+    entry = published()["resnet34_ipabn-sync_lr_512"]
+    monkeypatch.setattr(entry, "md5", md5_of(weights))
+    assert push(weights, weights) == 0
+    assert "license: other\nlicense_name: imagenet-terms-of-access\n" in card_of(hub)
+    assert "- License: ImageNet terms of access\n" in card_of(hub)
+    assert "| center224  |   73.27 |\n" in card_of(hub)
+    assert f"Published by the authors: {entry.source}." in card_of(hub)
+
+
+def test_scores_of_these_weights_are_in_the_card(
+    hub: Hub, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = tmp_path / "scores.json"
+    make_folder(tmp_path / "data" / "val", {"a": 2, "b": 2, "c": 2}, width=40, height=40)
+    assert main(["validate", str(weights), str(tmp_path / "data"), "-j", "0", "-c", "32", "--json", str(scores)]) == 0
+    content = json.loads(scores.read_text())
+    command = str(weights), "--license", "mit", "--scores", str(scores)
+    assert push(weights, *command) == 0
+    row = next(line for line in card_of(hub).splitlines() if line.startswith(f"| {content['protocol']} |"))
+    assert [cell.strip() for cell in row.split("|")[2:-1]] == [f"{content['top1']:.2f}", "6"]
+    capsys.readouterr()
+    for text, said in (
+        (json.dumps({**content, "weights_sha256": "0" * 64}), "the scores are those of other weights"),
+        (json.dumps({**content, "protocol": 1}), "holds no scores (protocol)"),
+        (json.dumps({**content, "top1": None}), "holds no scores (top1)"),
+        ("{", "holds no scores"),
+        ("[]", "holds no scores"),
+    ):
+        scores.write_text(text)
+        assert push(weights, *command) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_mistakes_are_one_message_and_send_nothing(
+    hub: Hub, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for repository in ("net", "me/net@v1", "a/b/c", "me/"):
+        assert push(weights, weights, "--license", "mit", repository=repository) == 2
+        assert "is not the name of a repository; give OWNER/NAME" in capsys.readouterr().err
+    assert push("resnet110_cifar", weights, "--license", "mit") == 2
+    assert "belongs to another network" in capsys.readouterr().err
+    content = torch.load(weights, weights_only=True)
+    next(iter(content["state_dict"].values())).view(-1)[0] = float("nan")
+    torch.save(content, tmp_path / "nan.pth")
+    assert push(weights, tmp_path / "nan.pth", "--license", "mit") == 2
+    assert "tensors hold infinities or NaN: mod1.conv1.weight; " in capsys.readouterr().err
+    assert not hub.requests
+
+
+def test_a_hub_that_refuses_is_one_message(
+    hub: Hub, weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "wrong")
+    assert push(weights, weights, "--license", "mit") == 2
+    error = capsys.readouterr().err
+    assert "the Hub did not accept the files" in error
+    assert "log in with hf auth login, or set HF_TOKEN" in error
+    assert len(error.splitlines()) == 1
+    assert not hub.repositories
+
+
+def test_timm_loads_a_network_of_timm_that_was_pushed(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timm = pytest.importorskip("timm")
+    import huggingface_hub
+
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet").eval()
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    assert push("timm:test_resnet", tmp_path / "w.pth", "--license", "mit") == 0
+    assert "library_name: timm\n" in card_of(hub)
+    # timm may have imported the package before this server's address was set.
+    monkeypatch.setattr("timm.models._hub.hf_hub_download", huggingface_hub.hf_hub_download)
+    loaded = timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True).eval()
+    assert_same(loaded.state_dict(), model.state_dict())
+    assert timm.data.resolve_model_data_config(loaded)["crop_pct"] == 224 / 256
+    assert timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True, num_classes=7).num_classes == 7
+    assert_same(zoo.get(f"hf-hub:{REPOSITORY}").state_dict(), model.state_dict())
+
+
+@pytest.mark.slow
+def test_timm_loads_a_torchvision_compatible_network_after_a_conversion(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timm = pytest.importorskip("timm")
+    import huggingface_hub
+
+    torch.manual_seed(0)
+    model = zoo.get("resnet18", activation="relu").eval()
+    described = model.built_as.model_dump(mode="json")
+    torch.save({"state_dict": model.state_dict(), "network": described}, tmp_path / "zoo.pth")
+    target = tmp_path / "timm.safetensors"
+    assert main(["convert", "to-torchvision", str(tmp_path / "zoo.pth"), str(target), "--no-compare"]) == 0
+    assert push("timm:resnet18", target, "--license", "mit") == 0
+    monkeypatch.setattr("timm.models._hub.hf_hub_download", huggingface_hub.hf_hub_download)
+    loaded = timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True).eval()
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(loaded(images), model(images))

@@ -1,0 +1,143 @@
+"""Augmentations of torchvision and timm give the images that those packages give for the same random numbers."""
+
+from __future__ import annotations
+
+import random
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
+from torchvision.transforms import functional as tvF
+
+from tests.data.sample_images import random_image
+from zoo.config import Input, parse_experiment
+from zoo.config.augmentation import AUGMENT_PARAMS
+from zoo.data.pixels import PILPixels
+from zoo.data.policies import POLICIES, Policy
+from zoo.data.seeding import seeded_global_generators
+from zoo.data.transforms import TrainTransform
+from zoo.errors import ConfigError
+
+BILINEAR = InterpolationMode.BILINEAR
+CASES = {
+    "randaugment": (
+        {"num_ops": 3, "magnitude": 12, "interpolation": "bilinear"},
+        v2.RandAugment(3, 12, interpolation=BILINEAR),
+    ),
+    "trivialaugment": ({}, v2.TrivialAugmentWide()),
+    "autoaugment": (
+        {"policy": "cifar10", "interpolation": "bilinear"},
+        v2.AutoAugment(AutoAugmentPolicy.CIFAR10, interpolation=BILINEAR),
+    ),
+    "augmix": ({"severity": 5}, v2.AugMix(5)),
+}
+
+
+def _input(**settings: object) -> Input:
+    """Return settings as an experiment file gives them."""
+    return parse_experiment({"input": settings}, "test").input
+
+
+def _tensor(image: Image.Image) -> Tensor:
+    return tvF.pil_to_tensor(image)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_augmentations_are_those_of_torchvision(name: str) -> None:
+    params, reference = CASES[name]
+    policy = Policy(_input(augment_train=name, augment_params_train=params))
+    image, changed = random_image(0, width=40, height=30), 0
+    for seed in range(12):
+        ours = policy(_tensor(image), Random(seed))
+        with seeded_global_generators(Random(seed)):
+            assert torch.equal(ours, _tensor(reference(image)))
+        changed += not torch.equal(ours, _tensor(image))
+    assert changed >= 8
+
+
+@pytest.mark.parametrize("name", AUGMENT_PARAMS)
+def test_default_parameters_are_those_of_torchvision(name: str) -> None:
+    ours, reference = vars(Policy(_input(augment_train=name)).transforms[0]), vars(POLICIES[name]())
+    for key in AUGMENT_PARAMS[name].model_fields:
+        # Versions of torchvision differ in whether the default is a word.
+        expected = InterpolationMode(reference[key]) if key == "interpolation" else reference[key]
+        assert ours[key] == expected
+
+
+@pytest.mark.parametrize("aa", ["rand-m9-mstd0.5-inc1", "original", "3a", "augmix-m3-w2"])
+@pytest.mark.parametrize("interpolation", ["bicubic", "random"])
+def test_policies_of_timm_are_those_of_timm(aa: str, interpolation: str) -> None:
+    timm_data = pytest.importorskip("timm.data")
+    settings = _input(augment_train=f"timm:{aa}", crop_train=24, interpolation_train=interpolation)
+    policy, image = Policy(settings), random_image(0, width=24, height=24)
+    # The second of three stages is what follows crop and flip.
+    stages = timm_data.create_transform(
+        24,
+        is_training=True,
+        separate=True,
+        auto_augment=aa,
+        color_jitter=None,
+        interpolation=interpolation,
+        mean=settings.mean,
+    )
+    changed = 0
+    for seed in range(12):
+        ours = policy(_tensor(image), Random(seed))
+        with seeded_global_generators(Random(seed)):
+            assert torch.equal(ours, _tensor(stages[1](image)))
+        changed += not torch.equal(ours, _tensor(image))
+    assert changed >= 3
+
+
+def test_a_number_is_the_strength_of_torchvisions_color_jitter_which_follows_the_policy() -> None:
+    image = random_image(0, width=20, height=20)
+    policy = Policy(_input(augment_train="trivialaugment", color_jitter_train=0.3))
+    for seed in range(4):
+        ours = policy(_tensor(image), Random(seed))
+        with seeded_global_generators(Random(seed)):
+            assert torch.equal(ours, _tensor(v2.ColorJitter(0.3, 0.3, 0.3)(v2.TrivialAugmentWide()(image))))
+    assert Policy(_input(color_jitter_train=True)).transforms == []
+    assert Policy(_input(color_jitter_train=0)).transforms == []
+
+
+def test_images_are_augmented_after_crop_and_flip_and_before_normalization() -> None:
+    image = random_image(0, width=40, height=30)
+    plain, augmented = Input(crop_train=16), _input(crop_train=16, augment_train="randaugment")
+    for seed in range(6):
+        generator = Random(seed)
+        cropped = TrainTransform(plain).draw(PILPixels(image), generator)
+        drawn = TrainTransform(augmented).draw(PILPixels(image), Random(seed))
+        assert torch.equal(drawn.pixels, Policy(augmented)(cropped.pixels, generator))
+        assert drawn.normalization == cropped.normalization
+    values = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0))
+    rounded = (values * 255).round().byte()
+    assert torch.equal(Policy(augmented)(values, Random(1)), Policy(augmented)(rounded, Random(1)))
+
+
+def test_the_global_generators_continue_as_if_they_had_not_been_used() -> None:
+    def states() -> list[object]:
+        return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+
+    before = states()
+    with seeded_global_generators(Random(0)):
+        inside = random.random(), float(np.random.rand()), float(torch.rand(()))
+    with pytest.raises(ZeroDivisionError), seeded_global_generators(Random(1)):
+        assert random.random() / 0
+    assert states() == before
+    with seeded_global_generators(Random(0)):
+        assert inside == (random.random(), float(np.random.rand()), float(torch.rand(())))
+
+
+def test_a_policy_that_timm_rejects_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = _input(augment_train="timm:rand-z9")
+    with monkeypatch.context() as patch:
+        patch.setattr("zoo.data.policies.find_spec", lambda name: None)
+        with pytest.raises(ConfigError, match=r"augment_train = timm:rand-z9.*pip install timm"):
+            TrainTransform(settings)
+    pytest.importorskip("timm")
+    with pytest.raises(ConfigError, match=r"timm rejects the policy .*augment_train = timm:rand-z9.*timm:rand-m9"):
+        TrainTransform(settings)

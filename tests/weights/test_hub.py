@@ -1,0 +1,203 @@
+"""Networks of the Hugging Face Hub: loaded strictly and safely, from the cache without a network, with clear errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zoo
+from tests.data.sample_images import make_folder
+from tests.hub_server import Hub
+from zoo.cli import main
+from zoo.errors import ConfigError, WeightsError
+from zoo.weights import read_weights
+from zoo.weights.safetensors_files import safetensors_bytes
+
+NAME = "hf-hub:me/net"
+
+
+def network(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return zoo.get("resnet32_cifar", norm="inplace", num_classes=3)
+
+
+def files_of(model: Any, **config: Any) -> dict[str, bytes]:
+    """Return the files of a repository with a network of zoo; ``config`` replaces keys of config.json."""
+    described = {"network": model.built_as.model_dump(mode="json"), **config}
+    weights = safetensors_bytes(model.state_dict(), model.built_as)
+    return {"config.json": json.dumps(described).encode(), "model.safetensors": weights}
+
+
+def assert_same(one: nn.Module, other: nn.Module) -> None:
+    of_one, of_other = one.state_dict(), other.state_dict()
+    assert of_one.keys() == of_other.keys()
+    assert all(torch.equal(tensor, of_other[key]) for key, tensor in of_one.items())
+
+
+def message_of(name: str, error: type[Exception] = WeightsError) -> str:
+    with pytest.raises(error) as caught:
+        zoo.get(name)
+    text = str(caught.value)
+    assert text.replace("\n", "").isprintable()
+    assert name in text
+    return text
+
+
+def test_a_network_is_built_and_loaded_at_any_revision(hub: Hub) -> None:
+    first = hub.commit("me/net", files_of(network(0)))
+    hub.commit("me/net", files_of(network(1)))
+    model = zoo.get(NAME)
+    assert_same(model, network(1))
+    assert model.built_as.norm == "inplace"
+    assert_same(zoo.get(f"{NAME}@{first}"), network(0))
+    assert_same(zoo.get("resnet32_cifar", norm="inplace", num_classes=3, weights=f"{NAME}@{first}"), network(0))
+    assert zoo.get(NAME, num_classes=5).num_classes == 5
+    assert_same(zoo.create_model(NAME, pretrained=True), network(1))  # as it is written with timm
+    with pytest.raises(WeightsError, match="norm='inplace' in the file, but norm='standard' is asked for"):
+        zoo.get(NAME, norm="standard")
+    assert zoo.transforms(NAME)(torch.zeros(3, 32, 32)).shape == (3, 32, 32)
+    assert sorted({request.split("/")[-1] for request in hub.requests}) == ["config.json", "model.safetensors"]
+
+
+def test_commands_read_a_repository(hub: Hub, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    hub.commit("me/net", files_of(network()))
+    assert main(["show", NAME]) == 0
+    shown = capsys.readouterr().out
+    assert "architecture        resnet32_cifar\n" in shown
+    assert main(["convert", "inplace-to-standard", NAME, str(tmp_path / "standard.safetensors"), "--no-compare"]) == 0
+    assert zoo.get(tmp_path / "standard.safetensors").built_as.norm == "standard"
+    data = make_folder(tmp_path / "data" / "val", {"a": 1, "b": 1, "c": 1}, width=32, height=32).parent
+    assert main(["validate", NAME, str(data), "-j", "0"]) == 0
+    assert "| hf-hub:me/net |" in capsys.readouterr().out
+    loaded = zoo.load_network(NAME)
+    assert_same(loaded.model, network())
+    assert loaded.experiment.input.crop_val == 32
+    assert loaded.digests() == zoo.load_network("resnet32_cifar", NAME).digests()
+
+
+def test_without_a_network_the_cache_is_read(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "config.json of me/net is not in the cache, and HF_HUB_OFFLINE or ZOO_OFFLINE is set" in message_of(NAME)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    commit = hub.commit("me/net", files_of(network()))
+    zoo.get(NAME)
+    num_requests = len(hub.requests)
+    for offline in (True, False):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        monkeypatch.setenv("ZOO_OFFLINE", "0" if offline else "1")
+        assert_same(zoo.get(NAME), network())
+        assert_same(zoo.get(f"{NAME}@{commit}"), network())
+        assert "is not in the cache" in message_of("hf-hub:me/other")
+    assert len(hub.requests) == num_requests
+
+
+def test_a_hub_out_of_reach_is_an_error_unless_the_cache_has_the_files(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants, file_download
+
+    hub.commit("me/net", files_of(network()))
+    zoo.get(NAME)
+    closed = "http://127.0.0.1:9"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", closed + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(file_download, "_ETAG_RETRY_TIMEOUT", 0.1, raising=False)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between its tries
+    assert_same(zoo.get(NAME), network())
+    assert "the Hub cannot be reached" in message_of("hf-hub:me/other")
+
+
+def test_missing_repositories_revisions_and_files_are_named(hub: Hub) -> None:
+    assert "the Hub has no repository me/net, or it is private" in message_of(NAME)
+    files = files_of(network())
+    hub.commit("me/net", files)
+    assert "me/net has no revision v2; hf-hub:me/net@v2: give a branch" in message_of(f"{NAME}@v2")
+    hub.commit("me/pickle", {"config.json": files["config.json"], "pytorch_model.bin": b"x"})
+    assert "me/pickle has no model.safetensors; hf-hub:me/pickle: only safetensors" in message_of("hf-hub:me/pickle")
+    hub.commit("me/bare", {"model.safetensors": files["model.safetensors"]})
+    assert "me/bare has no config.json" in message_of("hf-hub:me/bare")
+    hub.private.add("me/net")
+    assert "me/net is gated" in message_of(NAME)
+    for name in ("hf-hub:", "hf-hub:net", "hf-hub:a/b/c", "hf-hub:me/net@", "hf-hub:../x", "hf-hub:me/n\x1b[31m"):
+        with pytest.raises(ConfigError, match="is not hf-hub:OWNER/NAME"):
+            zoo.get(name)
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert "pip install huggingface_hub safetensors" in message_of(NAME, ConfigError)
+
+
+DESCRIBED = network().built_as.model_dump(mode="json")
+TIMM = {"architecture": "resnet18", "num_classes": 3}
+CONFIGS = {
+    "not JSON": (b"{", "config.json is not JSON"),
+    "not text": (b"\xff", "config.json is not JSON"),
+    "deep": (b"[" * 100_000, "config.json is not JSON"),
+    "large": (b" " * (2**24 + 1), "it has more than"),
+    "a list": (b"[]", "config.json holds a list"),
+    "empty": (b"{}", "architecture = None is not the name of a network of timm"),
+    "of transformers": ({"architectures": ["ResNetForImageClassification"]}, "only networks of zoo and timm"),
+    "another repository": ({**TIMM, "architecture": "hf-hub:evil/net"}, "is not the name of a network of timm"),
+    "a folder": ({**TIMM, "architecture": "local-dir:/etc"}, "is not the name of a network of timm"),
+    "a path of arguments": ({**TIMM, "model_args": {"checkpoint_path": "/etc/passwd"}}, "checkpoint_path"),
+    "downloads by arguments": ({**TIMM, "model_args": {"pretrained": True}}, "pretrained asks for other weights"),
+    "arguments are a list": ({**TIMM, "model_args": [1]}, "are not both objects"),
+    "many classes": ({**TIMM, "num_classes": 10**9}, "num_classes = 1000000000"),
+    "classes are text": ({**TIMM, "num_classes": "3"}, "num_classes"),
+    "too many names": ({**TIMM, "label_names": ["a", "b", "c", "d"]}, "has 4 names for 3 classes"),
+    "odd means": ({**TIMM, "pretrained_cfg": {"input_size": [3, 8, 8], "mean": "x"}}, "mean"),
+    "an unknown network": ({"network": {**DESCRIBED, "arch": "resnet0"}}, "this version has no such network"),
+    "another network": ({"network": {**DESCRIBED, "norm": "sync"}}, "describe different networks"),
+    "a large network": ({"network": {**DESCRIBED, "num_classes": 90_000}}, "describe different networks"),
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_config_that_describes_no_network_is_one_error(kind: str, hub: Hub) -> None:
+    config, said = CONFIGS[kind]
+    content = config if isinstance(config, bytes) else json.dumps(config).encode()
+    hub.commit("me/net", {**files_of(network()), "config.json": content})
+    assert said in message_of(NAME)
+
+
+def test_weights_that_do_not_fit_their_config_are_one_error(hub: Hub) -> None:
+    files = files_of(network())
+    plain = safetensors_bytes(network().state_dict())
+    hub.commit("me/net", {**files, "model.safetensors": plain})
+    assert_same(zoo.get(NAME), network())  # a file that another program has written
+    other = json.dumps({"network": {**DESCRIBED, "num_classes": 90_000}}).encode()
+    hub.commit("me/net", {"config.json": other})
+    with pytest.raises(WeightsError, match="the classifier has 3 outputs"):
+        zoo.get(NAME)
+    hub.commit("me/net", {**files, "model.safetensors": plain[:-1]})
+    with pytest.raises(WeightsError, match="damaged or truncated"):
+        zoo.get(NAME)
+
+
+def test_a_repository_of_timm_is_built_by_timm_and_computes_what_it_does_there(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet", num_classes=3, avg_down=True).eval()
+    model.pretrained_cfg["interpolation"] = "bicubic"
+    config = {"label_names": ["a", "b", "c"]}
+    timm.models.save_for_hf(model, tmp_path / "files", config, {"avg_down": True}, safe_serialization=True)
+    hub.commit("me/net", {path.name: path.read_bytes() for path in (tmp_path / "files").iterdir()})
+    loaded = zoo.get(NAME).eval()
+    assert_same(loaded, model)
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(loaded(images), model(images))
+    spec = read_weights(NAME).spec
+    assert (spec.arch, spec.num_classes, spec.class_names) == ("timm:test_resnet", 3, ["a", "b", "c"])
+    assert (spec.preprocessing.crop_val, spec.preprocessing.scale_val) == (160, 168)
+    assert "timm resizes the images of this network with interpolation 'bicubic'" in caplog.text
+    assert zoo.get(NAME, memory="lean")(images).shape == (2, 3)

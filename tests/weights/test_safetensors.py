@@ -1,0 +1,235 @@
+"""Safetensors files: written for every program, read like other weights files, and damaged ones are one clear error."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+import zoo
+from tests.faults.fuzz import EXAMPLES, fuzz, mutated
+from zoo.cli import main
+from zoo.errors import WeightsError
+from zoo.weights import md5_of, read_checkpoint, read_state_dict, read_weights
+from zoo.weights.read import extract_state_dict
+from zoo.weights.safetensors_files import safetensors_bytes
+
+ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+def write(path: Path, header: Any, content: bytes = b"\0" * 4, length: int | None = None) -> Path:
+    """Write a safetensors file with any header, and any length of the header in its first eight bytes."""
+    header = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + content)
+    return path
+
+
+def message_of(path: Path) -> str:
+    with pytest.raises(WeightsError) as caught:
+        zoo.get("resnet18", weights=path)
+    message = str(caught.value)
+    assert message.replace("\n", "").isprintable()
+    assert len(message) < 1000
+    assert str(path) in message
+    return message
+
+
+def test_without_the_package_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    header = json.dumps({"a": ENTRY}).encode()
+    for path, spaces in (tmp_path / "w.safetensors", 0), (tmp_path / "w.pth", 60 - len(header)):
+        write(path, header + b" " * spaces)  # a length of 60 is the character <
+        assert "pip install safetensors" in message_of(path)
+    torch.save(zoo.get("resnet18").state_dict(), tmp_path / "source.pth")
+    target = tmp_path / "new.safetensors"
+    assert main(["convert", "export", str(tmp_path / "source.pth"), str(target), "--arch", "resnet18"]) == 2
+    assert "pip install safetensors" in capsys.readouterr().err
+    assert not target.exists()
+
+
+@pytest.fixture
+def _installed() -> None:
+    pytest.importorskip("safetensors")
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Any:
+    """A small network, whose weights and description are in source.pth."""
+    torch.manual_seed(0)
+    network = zoo.get("revnet38_cifar", norm="inplace", num_classes=3)
+    described = network.built_as.model_copy(update={"class_names": ["a", "b", "c"]}).model_dump(mode="json")
+    torch.save({"state_dict": network.state_dict(), "network": described}, tmp_path / "source.pth")
+    return network
+
+
+def export(folder: Path, *options: str) -> Path:
+    target = folder / "weights.safetensors"
+    assert main(["convert", "export", str(folder / "source.pth"), str(target), *options]) == 0
+    return target
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(tensor, other[key]) and tensor.dtype == other[key].dtype for key, tensor in one.items())
+
+
+@pytest.mark.usefixtures("_installed")
+def test_an_exported_file_is_a_plain_state_dict_and_describes_its_network(
+    network: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    path = export(tmp_path)
+    assert "export revnet38_cifar: exact, the weights are unchanged" in capsys.readouterr().out
+    assert_same(load_file(path), network.state_dict())
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    assert metadata["format"] == "pt"
+    assert metadata["source_md5"] == md5_of(tmp_path / "source.pth")
+    source, stored = read_weights(tmp_path / "source.pth"), read_weights(path)
+    assert json.loads(metadata["network"]) == source.content["network"]
+    assert stored.spec == source.spec
+    again = zoo.get(path)
+    assert_same(again.state_dict(), network.state_dict())
+    assert again.built_as.norm == "inplace"
+    assert main(["show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert f"md5 of source       {md5_of(tmp_path / 'source.pth')}\n" in shown
+    assert "classes             3: a, b, c\n" in shown
+
+
+@pytest.mark.usefixtures("_installed")
+def test_conversions_read_and_write_both_formats(network: Any, tmp_path: Path) -> None:
+    path = export(tmp_path)
+    for target in "standard.pth", "standard.safetensors":
+        command = ["convert", "inplace-to-standard", str(path), str(tmp_path / target), "--no-compare"]
+        assert main(command) == 0
+    one, other = (read_weights(tmp_path / name) for name in ("standard.pth", "standard.safetensors"))
+    assert_same(one.state_dict, other.state_dict)
+    assert one.spec == other.spec
+    assert other.source_md5 == md5_of(path)
+    assert torch.load(tmp_path / "standard.pth", weights_only=True)["network"]["norm"] == "standard"
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_training_checkpoint_is_written_without_its_training_state(tmp_path: Path) -> None:
+    network = zoo.get("resnet32_cifar", num_classes=2)
+    averaged = {key: tensor + 1 for key, tensor in network.state_dict().items()}
+    described = network.built_as.model_dump(mode="json")
+    content = {"state_dict": network.state_dict(), "ema": averaged, "network": described, "optimizer": {"a": 1}}
+    torch.save(content, tmp_path / "source.pth")
+    assert_same(read_checkpoint(export(tmp_path))["state_dict"], averaged)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_tied_strided_and_short_tensors_are_written_in_full() -> None:
+    from safetensors.torch import load
+
+    table = torch.randn(4, 6)
+    tensors = {"a": table, "b": table, "part": table[1:], "strided": table.t()[::2], "none": torch.empty(0)}
+    tensors |= {"half": torch.randn(3).bfloat16(), "counter": torch.tensor(7), "flag": torch.tensor(True)}
+    assert_same(load(safetensors_bytes(tensors)), tensors)
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(2, dtype=torch.complex128), torch.eye(2).to_sparse(), torch.empty(2, device="meta")]
+)
+def test_tensors_that_the_format_does_not_have_are_an_error(tensor: Tensor) -> None:
+    with pytest.raises(WeightsError, match=r"cannot be written as safetensors .*; .*\.pth"):
+        safetensors_bytes({"a": tensor})
+
+
+UNKNOWN = {"arch": "x", "norm": "standard", "activation": "relu", "activation_param": 0.01, "options": {}}
+
+
+def network_in(text: str) -> dict[str, Any]:
+    return {"a": ENTRY, "__metadata__": {"network": text}}
+
+
+DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no tensors": (lambda path: write(path, {}, b""), "an empty dict"),
+    "content is short": (lambda path: write(path, {"a": ENTRY}, b"\0" * 3), "damaged or truncated"),
+    "content is long": (lambda path: write(path, {"a": ENTRY}, b"\0" * 8), "damaged or truncated"),
+    "header is cut": (lambda path: path.write_bytes(write(path, {"a": ENTRY}).read_bytes()[:30]), "truncated"),
+    "header ends after the file": (lambda path: write(path, {"a": ENTRY}, length=10**7), "damaged or truncated"),
+    "header is huge": (lambda path: write(path, {"a": ENTRY}, length=2**60), "damaged or truncated"),
+    "length is cut": (lambda path: path.write_bytes(b"\x10\0\0"), "damaged or truncated"),
+    "header is a list": (lambda path: write(path, b"[]"), "damaged or truncated"),
+    "header is deep": (lambda path: write(path, b'{"a":' * 10_000), "damaged or truncated"),
+    "tensors overlap": (lambda path: write(path, {"a": ENTRY, "b": ENTRY}), "damaged or truncated"),
+    "shape is large": (lambda path: write(path, {"a": {**ENTRY, "shape": [2**40]}}), "damaged or truncated"),
+    "dtype is unknown": (lambda path: write(path, {"a": {**ENTRY, "dtype": "F99"}}), "damaged or truncated"),
+    "dtype is odd": (lambda path: write(path, {"a": {**ENTRY, "dtype": "F8_E5M2", "shape": [4]}}), "float8_e5m2"),
+    "metadata is a number": (lambda path: write(path, {"a": ENTRY, "__metadata__": {"network": 1}}), "damaged"),
+    "network is not JSON": (lambda path: write(path, network_in("resnet18")), "not a JSON object"),
+    "network is a list": (lambda path: write(path, network_in("[1]")), "not a JSON object"),
+    "network is deep": (lambda path: write(path, network_in("[" * 100_000)), "not a JSON object"),
+    "network is wrong": (lambda path: write(path, network_in('{"arch": "resnet18", "norm": "x"}')), "lacks"),
+    "network is unknown": (lambda path: write(path, network_in(json.dumps(UNKNOWN))), "no such network"),
+    "a pickle": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "damaged or truncated"),
+    "a file of torch": (lambda path: torch.save({"a": torch.ones(1)}, path), "damaged or truncated"),
+    "a web page": (lambda path: path.write_bytes(b"<html>"), "is a web page"),
+    "a pointer of Git LFS": (lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n"), "git lfs"),
+    "an empty file": (lambda path: path.write_bytes(b""), "is empty"),
+    "of another network": (lambda path: write(path, {"a": ENTRY}), "does not fit"),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_file_is_one_clear_error_and_nothing_is_unpickled(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, said = DAMAGED[kind]
+    path = tmp_path / "w.safetensors"
+    make(path)
+    monkeypatch.setattr("zoo.weights.read.load_bounded", lambda file: pytest.fail("the file was unpickled"))
+    assert said in message_of(path)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_values_that_are_not_finite_are_counted_in_a_warning(
+    network: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = network.state_dict()
+    next(iter(weights.values())).view(-1)[:2] = torch.tensor([float("nan"), float("inf")])
+    (tmp_path / "w.safetensors").write_bytes(safetensors_bytes(weights, network.built_as))
+    zoo.get(tmp_path / "w.safetensors")
+    assert "2 values are infinite or NaN (2 of them in the file" in caplog.text
+
+
+@pytest.mark.usefixtures("_installed")
+def test_the_tensors_stay_when_the_file_changes(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(safetensors_bytes({"a": torch.ones(1000)}))
+    read = read_state_dict(path)
+    path.write_bytes(b"")
+    assert torch.equal(read["a"], torch.ones(1000))
+
+
+@EXAMPLES
+@pytest.mark.usefixtures("_installed")
+def test_any_bytes_are_tensors_or_a_message(examples: int, tmp_path: Path) -> None:
+    spec = zoo.get("resnet32_cifar").built_as
+    sound = safetensors_bytes({"a": torch.randn(3), "b": torch.tensor(7)}, spec, "0" * 32)
+    path = tmp_path / "w.safetensors"
+
+    def load(content: bytes) -> None:
+        path.write_bytes(content)
+        extract_state_dict(read_checkpoint(path), path)
+
+    load(sound)  # imports the package
+    fuzz(load, examples, mutated([sound]) | st.binary(max_size=300), tmp_path)

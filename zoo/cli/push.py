@@ -1,0 +1,37 @@
+"""``zoo push``: publish weights on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from zoo.cli.options import Command, argument, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push(Command):
+    """Publish weights on the Hugging Face Hub, with a model card.
+
+    Writes model.safetensors, config.json and, unless there is one, README.md into a repository, which is created if it
+    does not exist. zoo.get("hf-hub:OWNER/NAME") loads it. Log in first with hf auth login, or set HF_TOKEN.
+    """
+
+    name: str = argument("NAME")
+    """Network (zoo list), experiment, experiment file, or checkpoint of zoo train."""
+    weights: Path = argument("FILE")
+    """Weights file or published name."""
+    repository: str = argument("OWNER/NAME")
+    """Repository on the Hub."""
+    license: str | None = option(metavar="ID")
+    """License of the weights, as the Hub names it, such as apache-2.0 (default: that of published weights)."""
+    scores: tuple[Path, ...] = ()
+    """Scores for the model card, files of zoo validate --json (default: the published scores of published weights)."""
+
+    def run(self) -> int:
+        """Load the network strictly, publish it, and print the address of the commit."""
+        from zoo.run.publishing import push
+        from zoo.run.scoring import load_network
+
+        network = load_network(self.name, self.weights)
+        print(push(network, self.repository, license_id=self.license, score_files=self.scores))
+        return 0

@@ -1,0 +1,195 @@
+"""Publishes a network on the Hugging Face Hub: weights, config.json and a model card, in one commit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zoo.errors import ConfigError, WeightsError, escape, join_names, truncate
+from zoo.registry import describe_images
+from zoo.run.scoring import LoadedNetwork
+from zoo.spec import NetworkSpec
+from zoo.tables import markdown_list, markdown_page, markdown_table
+from zoo.weights.hub import CONFIG, PREFIX, WEIGHTS, check_hub_installed, is_repository, root_cause
+from zoo.weights.published import Published, published
+from zoo.weights.safetensors_files import check_installed, safetensors_bytes
+
+CARD = "README.md"
+# What timm describes of its own networks, beside their preprocessing.
+OF_TIMM = ("first_conv", "classifier", "pool_size", "fixed_input_size", "min_input_size")
+PIPELINES = {"classification": "image-classification", "segmentation": "image-segmentation"}
+
+
+def push(
+    network: LoadedNetwork, repository: str, *, license_id: str | None = None, score_files: Sequence[Path] = ()
+) -> str:
+    """Publish a network as ``hf-hub:repository``, and return the address of the commit.
+
+    The repository is created if it does not exist. Its model card, which its owner may have edited, is not replaced.
+
+    Args:
+    - `network`: result of `zoo.load_network`.
+    - `repository`: OWNER/NAME.
+    - `license_id`: license of the weights, as the Hub calls it ("apache-2.0"). Default: that of published weights.
+    - `score_files`: files of ``zoo validate --json`` with scores of these weights, for the model card. Default: the
+      published scores of published weights.
+
+    Raises ConfigError for a malformed name, a missing license, and scores of other weights; WeightsError for weights
+    that are not finite, and if the Hub refuses.
+    """
+    if not is_repository(repository):
+        raise ConfigError(f"{escape(repository)!r} is not the name of a repository", remedy="give OWNER/NAME")
+    check_hub_installed(repository)
+    check_installed()
+    state_dict = network.model.state_dict()
+    if odd := [key for key, tensor in state_dict.items() if not tensor.isfinite().all()]:
+        what = f"{len(odd)} of {len(state_dict)} tensors hold infinities or NaN: {join_names(odd)}"
+        raise WeightsError(what, network.weights, "publish weights whose outputs are finite")
+    md5, _ = network.digests()
+    entry = next((each for each in published().values() if each.md5 == md5), None)
+    if license_id is None and entry is None:
+        what = f"the license of {escape(network.weights)} is unknown"
+        raise ConfigError(what, remedy="give it, such as --license apache-2.0")
+    scores = _score_section(network, score_files, entry)
+    experiment = network.experiment
+    spec = experiment.network.described(experiment.input, network.class_names)
+    files = {
+        WEIGHTS: safetensors_bytes(state_dict, spec, md5),
+        CONFIG: (json.dumps(hub_config(network, spec), indent=2) + "\n").encode(),
+    }
+    licence = "" if entry is None else entry.weights.licence
+    card = model_card(network, spec, repository, license_id, licence, scores)
+    return _upload(repository, files, card)
+
+
+def _upload(repository: str, files: Mapping[str, bytes], card: str) -> str:
+    from huggingface_hub import CommitOperationAdd, HfApi, constants
+
+    api = HfApi(library_name="zoo")
+    try:
+        api.create_repo(repository, exist_ok=True)
+        if not api.file_exists(repository, CARD):
+            files = {**files, CARD: card.encode()}
+        operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for name, content in files.items()]
+        return str(api.create_commit(repository, operations, commit_message="Upload weights with zoo push").commit_url)
+    except Exception as error:  # of the HTTP client, which differs between versions of huggingface_hub
+        remedy = "log in with hf auth login, or set HF_TOKEN to a token that may write to the repository"
+        if constants.HF_HUB_OFFLINE:
+            remedy = "unset HF_HUB_OFFLINE"
+        raise WeightsError(f"the Hub did not accept the files ({root_cause(error)})", repository, remedy) from error
+
+
+def hub_config(network: LoadedNetwork, spec: NetworkSpec) -> dict[str, Any]:
+    """Return the content of config.json: the keys of timm, and the spec under "network".
+
+    timm loads its own networks from it. The architectures of other packages have a prefix that timm does not know.
+    """
+    package, _, own_name = spec.arch.rpartition(":")
+    is_timm = package == "timm"
+    images = {key: value for key, value in describe_images(spec).items() if key not in ("scale", "crop")}
+    cfg = {"num_classes": spec.num_classes, **images, "crop_mode": "center"}
+    of_timm: Mapping[str, Any] = getattr(network.model, "pretrained_cfg", {}) if is_timm else {}
+    cfg |= {key: of_timm[key] for key in OF_TIMM if of_timm.get(key) is not None}
+    return {
+        "architecture": own_name if is_timm else f"{package or 'zoo'}:{own_name}",
+        "num_classes": spec.num_classes,
+        **({"num_features": network.model.num_features} if hasattr(network.model, "num_features") else {}),
+        **({"model_args": spec.options} if is_timm and spec.options else {}),
+        **({"label_names": spec.class_names} if spec.class_names else {}),
+        "pretrained_cfg": cfg,
+        "network": spec.model_dump(mode="json"),
+    }
+
+
+def model_card(
+    network: LoadedNetwork,
+    spec: NetworkSpec,
+    repository: str,
+    license_id: str | None,
+    licence: str,
+    scores: str,
+) -> str:
+    """Return the model card, Markdown with the metadata that the Hub reads.
+
+    Args:
+    - `network`, `spec`: the network and its description.
+    - `repository`: OWNER/NAME.
+    - `license_id`: license as the Hub calls it; None: ``licence``, in words.
+    - `licence`: license of published weights; "" if ``license_id`` replaces it.
+    - `scores`: section with the scores of the weights; "" if there are none.
+    """
+    from huggingface_hub import ModelCardData
+
+    own = {"license": license_id}
+    if license_id is None:  # the name of another license has no spaces or capitals there
+        own = {"license": "other", "license_name": re.sub(r"[^a-z0-9.]+", "-", licence.lower())}
+    pipeline = PIPELINES[network.experiment.task]
+    library = "timm" if spec.arch.startswith("timm:") else "zoo"
+    data = ModelCardData(**own, library_name=library, pipeline_tag=pipeline, tags=[pipeline, "zoo"])
+    images = spec.preprocessing
+    assert images is not None
+    facts = {"Architecture": spec.arch}
+    if not spec.is_external:
+        facts |= {"Norm": spec.norm, "Activation": f"{spec.activation} ({spec.activation_param:g})"}
+    if spec.options:
+        facts["Options"] = f"`{json.dumps(spec.options)}`"
+    facts |= {
+        "Parameters": f"{sum(parameter.numel() for parameter in network.model.parameters()):,}",
+        "Classes": f"{spec.num_classes:,}",
+    }
+    if network.experiment.task == "classification":
+        resized = "not resized" if images.scale_val == -1 else f"shorter side {images.scale_val} px (bilinear)"
+        facts["Images"] = f"{resized}, center crop {images.crop_val} px"
+    facts |= {"Mean": f"{images.mean}", "Standard deviation": f"{images.std}"}
+    facts["License"] = license_id or licence
+    usage = f'import zoo\n\nmodel = zoo.get("{PREFIX}{repository}").eval()\n'
+    if network.experiment.task == "classification":
+        usage += f'images = zoo.transforms("{PREFIX}{repository}")\n'
+    return markdown_page(
+        [
+            f"---\n{data.to_yaml()}\n---",
+            f"# {repository.partition('/')[2]}",
+            markdown_list(f"{key}: {fact}" for key, fact in facts.items()),
+            f"## Use\n\n```python\n{usage}```",
+            scores,
+        ]
+    )
+
+
+def _score_section(network: LoadedNetwork, files: Sequence[Path], entry: Published | None) -> str:
+    """Return Markdown of the scores in result files, otherwise of the published ones, otherwise ""."""
+    labels = network.task.shown_labels
+    headers = ["protocol", *(f"{label} %" for label in labels.values())]
+    if files:
+        measured = [_measured(file, network) for file in files]
+        rows = [[each["protocol"], *(each.get(name) for name in labels), each["count"]] for each in measured]
+        table, source = markdown_table([*headers, "images"], rows), "Measured with `zoo validate`."
+    elif entry is not None:
+        rows = [[protocol, *map(score.get, labels)] for protocol, score in entry.scores.items()]
+        table, source = markdown_table(headers, rows), f"Published by the authors: {entry.source}."
+    else:
+        return ""
+    return f"## Scores\n\n{table}\n\n{source}"
+
+
+def _measured(path: Path, network: LoadedNetwork) -> dict[str, Any]:
+    """Return the content of a result file; ConfigError if it is none, or if it has scores of other weights."""
+    remedy = "give a file that zoo validate --json has written for these weights"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        measured = content["weights_md5"], content.get("weights_sha256")
+        is_result = {"protocol": str, "count": int, **dict.fromkeys(network.task.shown_labels, float)}
+        wrong = [key for key, kind in is_result.items() if not isinstance(content[key], kind)]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"the file holds no scores ({type(error).__name__}: {truncate(error)})", path, remedy
+        ) from None
+    if wrong:
+        raise ConfigError(f"the file holds no scores ({', '.join(wrong)})", path, remedy)
+    if measured != network.digests():
+        what = f"the scores are those of other weights (md5 {truncate(measured[0])}, not {network.digests()[0]})"
+        raise ConfigError(what, path, remedy)
+    return {**content, "protocol": truncate(content["protocol"])}

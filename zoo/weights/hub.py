@@ -1,0 +1,166 @@
+"""Networks on the Hugging Face Hub: ``hf-hub:OWNER/NAME`` and ``hf-hub:OWNER/NAME@REVISION``, as timm calls them.
+
+A repository has the weights in model.safetensors, and in config.json the network: ours in "network", timm's in
+"architecture" and "model_args". No other file is read, and none is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from zoo.errors import ConfigError, WeightsError, escape, shorten_repr, truncate
+from zoo.files import is_offline
+from zoo.section import check_extent
+from zoo.spec import NetworkSpec
+from zoo.weights.stored_spec import parse_network
+
+logger = logging.getLogger("zoo")
+
+PREFIX = "hf-hub:"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MAX_CONFIG_BYTES = 2**24
+PART = r"\w(?:[\w.-]*\w)?"
+NAME = re.compile(rf"{PREFIX}(?P<repository>{PART}/{PART})(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+TIMM_NAME = re.compile(r"[\w.]+", re.ASCII)  # no prefix such as hf-hub:, with which timm reads another repository
+
+
+def is_hub_name(name: str | os.PathLike[str]) -> bool:
+    """Return whether ``name`` is that of a repository on the Hub, right or wrong."""
+    return os.fspath(name).startswith(PREFIX)
+
+
+def is_repository(name: str) -> bool:
+    """Return whether ``name`` has the form OWNER/NAME."""
+    match = NAME.fullmatch(f"{PREFIX}{name}")
+    return match is not None and match["revision"] is None
+
+
+def check_hub_installed(where: object) -> None:
+    """Raise ConfigError if the package huggingface_hub is not installed; ``where`` is what needs it."""
+    if find_spec("huggingface_hub") is None:
+        what = "the Hugging Face Hub needs the package huggingface_hub, which is not installed"
+        raise ConfigError(what, where, "pip install huggingface_hub safetensors")
+
+
+def fetch_from_hub(name: str) -> tuple[Path, NetworkSpec]:
+    """Return the weights file of a repository on the Hub, and the spec of its network.
+
+    Both files come from the same commit. They are downloaded into the cache of huggingface_hub. If the Hub cannot be
+    reached, or $HF_HUB_OFFLINE or $ZOO_OFFLINE is 1, the files in the cache are used.
+
+    Raises ConfigError for a malformed name, and WeightsError for files that are unavailable or do not describe a
+    network.
+    """
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise ConfigError(f"{escape(name)!r} is not {PREFIX}OWNER/NAME or {PREFIX}OWNER/NAME@REVISION")
+    check_hub_installed(name)
+    config = _download(name, match["repository"], CONFIG, match["revision"])
+    spec = parse_config(_read_json(config, name), f"{name}: {CONFIG}")
+    commit = config.parent.name  # the cache has a folder per commit
+    return _download(name, match["repository"], WEIGHTS, commit), spec
+
+
+def _download(name: str, repository: str, file: str, revision: str | None) -> Path:
+    """Return the path of a file of a repository in the cache; raises WeightsError if it is unavailable."""
+    from huggingface_hub import constants, errors, hf_hub_download
+
+    offline = is_offline() or constants.HF_HUB_OFFLINE
+    try:
+        return Path(hf_hub_download(repository, file, revision=revision, local_files_only=offline, library_name="zoo"))
+    except errors.GatedRepoError:
+        what, remedy = f"{repository} is gated", "accept its terms on its page, and log in with hf auth login"
+    except errors.RepositoryNotFoundError:
+        what = f"the Hub has no repository {repository}, or it is private"
+        remedy = "check the name; for a private repository, log in with hf auth login"
+    except errors.RevisionNotFoundError:
+        what, remedy = f"{repository} has no revision {revision}", "give a branch, a tag or a commit after @"
+    except errors.LocalEntryNotFoundError as error:
+        if offline:
+            what = f"{file} of {repository} is not in the cache, and HF_HUB_OFFLINE or ZOO_OFFLINE is set"
+        else:
+            what = f"{file} of {repository} is not in the cache, and the Hub cannot be reached ({root_cause(error)})"
+        remedy = "connect to the network and try again"
+    except errors.EntryNotFoundError:
+        what = f"{repository} has no {file}"
+        remedy = "only safetensors files are read; ask its owner to add them" if file == WEIGHTS else "ask its owner"
+    except Exception as error:  # of the HTTP client, which differs between versions of huggingface_hub
+        what, remedy = f"{file} of {repository} cannot be downloaded ({root_cause(error)})", "try again later"
+    raise WeightsError(what, name, remedy)
+
+
+def root_cause(error: BaseException) -> str:
+    """Return the root cause of an error as one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return truncate(next(iter(str(error).splitlines()), "") or type(error).__name__)
+
+
+def _read_json(path: Path, name: str) -> dict[str, Any]:
+    """Return the JSON object in a file of the Hub."""
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ValueError(f"it has more than {MAX_CONFIG_BYTES:,} bytes")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path.name} is not JSON ({truncate(error)})", name, "ask its owner") from None
+    if not isinstance(content, dict):
+        raise WeightsError(f"{path.name} holds a {type(content).__name__}, not an object", name, "ask its owner")
+    return content
+
+
+def parse_config(config: Mapping[str, Any], source: str) -> NetworkSpec:
+    """Return the spec of the network that a config.json describes, ours or timm's.
+
+    Raises WeightsError, which names ``source`` and the key, for anything else.
+    """
+    network = config.get("network")
+    if isinstance(network, dict):
+        return parse_network(network, source)
+    name = config.get("architecture")
+    if not isinstance(name, str) or not TIMM_NAME.fullmatch(name):
+        what = f"architecture = {shorten_repr(name)} is not the name of a network of timm"
+        raise WeightsError(what, source, "only networks of zoo and timm are read from the Hub")
+    cfg, options = config.get("pretrained_cfg", config), config.get("model_args", {})  # the first form had all in one
+    if not isinstance(cfg, dict) or not isinstance(options, dict):
+        raise WeightsError("pretrained_cfg and model_args are not both objects", source, "ask its owner")
+    check_extent(options, source, WeightsError)
+    how = cfg.get("interpolation", "bicubic"), cfg.get("crop_mode", "center")
+    if how != ("bilinear", "center"):
+        logger.warning(
+            "%s: timm resizes the images of this network with interpolation %s and crop mode %s, zoo with bilinear and "
+            "center, which changes scores slightly", escape(source), *map(shorten_repr, how),
+        )  # fmt: skip
+    content = {
+        "arch": f"timm:{name}",
+        "options": {key: value for key, value in options.items() if key != "num_classes"},  # timm repeats it there
+        "num_classes": config.get("num_classes", cfg.get("num_classes", 1000)),
+        "preprocessing": _preprocessing(cfg, source),
+        "class_names": _class_names(config.get("label_names", cfg.get("label_names"))),
+    }
+    return parse_network(content, source)
+
+
+def _preprocessing(cfg: Mapping[str, Any], source: str) -> dict[str, Any] | None:
+    """Return the preprocessing of a network of timm: None if unknown or not of square color images."""
+    match cfg.get("input_size"), cfg.get("crop_pct", 1.0):
+        case [3, int(height), int(width)], float() | int() as crop_pct if height == width > 0 and 0.01 < crop_pct <= 1:
+            scale = math.floor(height / crop_pct)
+        case _:
+            return None
+    keys = {key: cfg[key] for key in ("mean", "std") if key in cfg}
+    return {"scale_val": scale, "crop_val": height, **keys}
+
+
+def _class_names(names: Any) -> list[str] | None:
+    """Return the names of the outputs, escaped; None if they are not given as a list."""
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return [escape(name) for name in names] if is_list else None
