@@ -104,7 +104,7 @@ class Preprocessing(Section):
         """Omit newer settings at their defaults in weights files, so that earlier versions read them."""
         content: dict[str, Any] = handler(self)
         newer = {"interpolation_val": "bilinear", "crop_mode_val": "center"} if type(self) is Preprocessing else {}
-        return {key: value for key, value in content.items() if newer.get(key) != value}
+        return {key: value for key, value in content.items() if key not in newer or newer[key] != value}
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield problems of crops that are larger than the resized image, and of images that are not resized."""
