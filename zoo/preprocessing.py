@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from zoo.architectures import is_external
 from zoo.config import parse_experiment
 from zoo.data.transforms import TrainTransform, Transform, ValTransform
 from zoo.errors import ConfigError, join_names
+from zoo.models.external import own_preprocessing
 from zoo.registry import get
 from zoo.weights.stored import is_stored
 
@@ -46,10 +48,6 @@ def transforms(
     and for an image that is smaller than the crop.
     """
     cfg = _cfg_of(name_or_cfg)
-    if cfg["interpolation"] != "bilinear":
-        raise ConfigError(
-            f"interpolation is {cfg['interpolation']!r}", "pretrained_cfg", "only 'bilinear' is supported"
-        )
     if training and ten_crops:
         raise ConfigError("ten crops are for validation", "zoo.transforms", "give training or ten_crops, not both")
     if training and scale is not None:
@@ -64,16 +62,31 @@ def transforms(
             "give scale and crop, or normalize whole images by the mean and std of pretrained_cfg, as zoo segment does",
         )
     sizes = {"crop_train": crop} if training else {"crop_val": crop, "scale_val": scale}
+    if not training:
+        sizes |= {"interpolation_val": cfg["interpolation"], "crop_mode_val": cfg.get("crop_mode") or "center"}
     content = {"input": {**sizes, "mean": list(cfg["mean"]), "std": list(cfg["std"])}}
     settings = parse_experiment(content, "zoo.transforms").input
     if training:
         return TrainTransform(settings)
-    return ValTransform(settings.scale_val, settings.crop_val, settings.mean, settings.std, ten_crops=ten_crops)
+    return ValTransform(
+        settings.scale_val, settings.crop_val, settings.mean, settings.std, ten_crops,
+        settings.interpolation_val, settings.crop_mode_val,
+    )  # fmt: skip
 
 
 def _cfg_of(source: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the ``pretrained_cfg`` of a name or model, or the mapping; raises ConfigError if keys are missing."""
-    if isinstance(source, str):
+    if isinstance(source, str) and is_external(source):
+        images = own_preprocessing(source)
+        source = {
+            "scale": images.scale_val,
+            "crop": images.crop_val,
+            "mean": images.mean,
+            "std": images.std,
+            "interpolation": images.interpolation_val,
+            "crop_mode": images.crop_mode_val,
+        }
+    elif isinstance(source, str):
         # On the meta device, nothing is allocated. Weights that a file contains need memory.
         with torch.device("cpu" if is_stored(source) else "meta"):
             source = get(source)

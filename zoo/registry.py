@@ -296,7 +296,8 @@ def describe_images(spec: NetworkSpec, in_chans: int = 3) -> dict[str, Any]:
     images = spec.preprocessing
     if images is None:  # an external network, whose package may know it
         return {}
-    cfg = {"mean": tuple(images.mean), "std": tuple(images.std), "interpolation": "bilinear"}
+    cfg = {"mean": tuple(images.mean), "std": tuple(images.std), "interpolation": images.interpolation_val,
+           "crop_mode": images.crop_mode_val}  # fmt: skip
     if not spec.is_external and architecture(spec.arch).task != "classification":
         return {**cfg, "scale": None, "crop": None}
     scale, crop = images.scale_val, images.crop_val

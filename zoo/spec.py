@@ -74,6 +74,8 @@ def _make_plain(value: Any) -> Any:
 
 
 Side = Annotated[int, Field(gt=0, le=MAX_SIDE)]
+Interpolation = Literal["bilinear", "bicubic"]
+CropMode = Literal["center", "squash", "border"]
 Scale = Annotated[int, Field(ge=-1, le=MAX_SIDE), AfterValidator(_check_scale)]
 ClassName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS), AfterValidator(_check_name)]
 ClassNames = Annotated[list[ClassName], Field(max_length=MAX_CLASSES), AfterValidator(_check_unique)]
@@ -91,8 +93,23 @@ class Preprocessing(Section):
     std: Annotated[list[Annotated[float, Field(gt=0, le=1)]], THREE] = Field(default=[0.229, 0.224, 0.225])
     """Standard deviation of red, green and blue, by which values are divided."""
 
+    interpolation_val: Interpolation = "bilinear"
+    """Interpolation of validation images, antialiased."""
+    crop_mode_val: CropMode = "center"
+    """How validation images are resized before the crop, as in timm. center: the shorter side to scale_val; squash:
+    both sides, which changes the aspect ratio; border: the longer side, with borders of the mean color."""
+
+    @model_serializer(mode="wrap")
+    def _serialize_as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit newer settings at their defaults in weights files, so that earlier versions read them."""
+        content: dict[str, Any] = handler(self)
+        newer = {"interpolation_val": "bilinear", "crop_mode_val": "center"} if type(self) is Preprocessing else {}
+        return {key: value for key, value in content.items() if key not in newer or newer[key] != value}
+
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield a problem if the crop is larger than the resized image."""
+        """Yield problems of crops that are larger than the resized image, and of images that are not resized."""
+        if self.scale_val == -1 and self.crop_mode_val != "center":
+            yield ("crop_mode_val", "scale_val"), "needs a scale_val to resize to"
         if self.scale_val != -1 and self.crop_val > self.scale_val:
             yield ("crop_val", "scale_val"), f"should be at most scale_val, which is {self.scale_val}"
 

@@ -561,8 +561,43 @@ def input_pipeline() -> str:
             *(f"{file['images_per_s']['train']['bare decode_jpeg']:.0f}" for file in files),
         ],
         *([text, *(f"{file['ratios'][key]:.2f}" for file in files)] for key, text in PIPELINES.items()),
+        ["training, without what no pipeline can avoid", *(f"{_share_of_work(file):.2f}" for file in files)],
     ]
     return table(["", *(f"{size:.0f} KB" for size in sizes)], rows)
+
+
+def _share_of_work(file: dict[str, Any]) -> float:
+    """The time of the bare decoder and of cropping and resizing alone, relative to that of the training pipeline."""
+    rates = file["images_per_s"]["train"]
+    return (1 / rates["bare decode_jpeg"] + 1 / rates["crop and resize"]) * rates["read to collate"]
+
+
+LOADERS = {
+    "zoo-shards": "zoo, shards",
+    "zoo-scaled": 'zoo, decoder "scaled"',
+    "dali": "DALI, on the CPU",
+    "torchvision-tensors": "torchvision, 8-bit tensors",
+    "torchvision": "torchvision, reference pipeline (float32)",
+    "timm": "timm",
+    "spdl": "SPDL",
+    "webdataset": "webdataset, PIL",
+}
+
+
+def loaders() -> str:
+    """Images per second and core of training loaders, relative to zoo's."""
+    files = [result(f"loaders_{name}") for name in ("images_110kb", "images_resized")]
+    found = [file["loaders"]["1"] for file in files]
+
+    def cell(own: dict[str, Any], name: str) -> str:
+        if name not in own:
+            return ""
+        ratio, (least, most) = own[name]["per core"]["ratio"], own[name]["per core"]["range"]
+        return f"{ratio:.2f} ({least:.2f} to {most:.2f})"
+
+    rows = [["zoo, images/s and core", *(f"{own['zoo']['per core']['images_per_s']:.0f}" for own in found)]]
+    rows += [[text, *(cell(own, name) for own in found)] for name, text in LOADERS.items()]
+    return table(["", *(f"{file['settings']['mean bytes'] / 1000:.0f} KB" for file in files)], rows)
 
 
 def _range(values: Sequence[float], form: str) -> str:
@@ -598,6 +633,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "lean_beside": lean_beside,
     "segmentation_pixels": segmentation_pixels,
     "input_pipeline": input_pipeline,
+    "loaders": loaders,
     "experiments": experiments,
     "settings": settings,
 }

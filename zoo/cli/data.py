@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from zoo.cli.options import Command, DataFolder, Group, Positive, WholeNumber, argument, default_workers, option
+from zoo.cli.options import (
+    Command,
+    DataFolder,
+    Group,
+    Positive,
+    WholeNumber,
+    argument,
+    default_workers,
+    option,
+    positive,
+)
 from zoo.data.location import require_local
-from zoo.errors import DataError, escape
+from zoo.errors import ConfigError, DataError, escape
 
 if TYPE_CHECKING:
     from zoo.data.prepare.check import SplitReport
     from zoo.run.console import Progress
     from zoo.tables import Cell
+
+
+def quality(text: str) -> int:
+    """Return ``text`` as a JPEG quality, 1 to 100."""
+    if positive(text) > 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JPEG quality from 1 to 100")
+    return int(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +129,11 @@ class DataIndex(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class DataShard(Command):
-    """Write the images of class folders or Parquet files into tar shards in webdataset's layout."""
+    """Write the images of class folders or Parquet files into tar shards in webdataset's layout.
+
+    With --resize, an image whose shorter side exceeds PX is resized with Lanczos' filter and encoded as JPEG with 4:2:0
+    subsampling. All other images are copied byte for byte. The index records the settings and the encoder.
+    """
 
     data: DataFolder = argument("DATA")
     """Data set, as for zoo train."""
@@ -121,17 +143,31 @@ class DataShard(Command):
     """Images per shard."""
     seed: WholeNumber = 0
     """Seed of the order of training images; validation images keep theirs."""
+    resize: Positive | None = option(metavar="PX")
+    """Resize larger images to this length of their shorter side."""
+    quality: Annotated[int, quality] | None = option(metavar="Q")
+    """JPEG quality of resized images, 1 to 100 (default: 90)."""
+    workers: WholeNumber = option("-j", default_factory=default_workers(4))
+    """Threads that resize images (default: number of cores, at most 4)."""
 
     def run(self) -> int:
         """Write the shards of each split that exists."""
+        from zoo.data.prepare.resizing import Resizing
         from zoo.data.prepare.write_shards import open_shardable, write_shards
 
+        if self.quality is not None and self.resize is None:
+            what = f"--quality {self.quality} has no effect, because images are copied"
+            raise ConfigError(what, "command line", "give --resize PX too, or leave out --quality")
+        resizing = None
+        if self.resize is not None:
+            resizing = Resizing(self.resize) if self.quality is None else Resizing(self.resize, self.quality)
         for root in _splits(require_local(self.data)):
             is_train = root.name == "train"
             source, target = open_shardable(root, allow_empty_classes=not is_train), self.out / root.name
             count = write_shards(
-                source, target, per_shard=self.per_shard, seed=self.seed if is_train else None, show_progress=_progress
-            )
+                source, target, per_shard=self.per_shard, seed=self.seed if is_train else None,
+                show_progress=_progress, resizing=resizing, workers=self.workers,
+            )  # fmt: skip
             print(f"{_counted(len(source.names), 'image')} in {_counted(count, 'shard')}; {escape(target)}")
         return 0
 

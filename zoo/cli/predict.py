@@ -72,7 +72,10 @@ class Predict(Command):
                 )
             names = class_names(network.experiment.network.num_classes, self.classes, network.class_names)
             settings = network.experiment.input
-            transform = ValTransform(settings.scale_val, settings.crop_val, settings.mean, settings.std)
+            transform = ValTransform(
+                settings.scale_val, settings.crop_val, settings.mean, settings.std,
+                interpolation=settings.interpolation_val, crop_mode=settings.crop_mode_val,
+            )  # fmt: skip
             with Progress("predict", math.ceil(len(paths) / BATCH_SIZE), show=process.is_main) as progress:
                 predictions, faults = predict(
                     network.model, paths, transform, process.device, self.top, progress.advance

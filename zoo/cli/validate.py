@@ -6,7 +6,7 @@ import argparse
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from zoo.cli.options import (
     Command,
@@ -19,7 +19,9 @@ from zoo.cli.options import (
     option,
     positive,
 )
+from zoo.data.location import require_local
 from zoo.errors import ConfigError, escape, join_names
+from zoo.spec import CropMode, Interpolation
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_crop
 
 if TYPE_CHECKING:
@@ -28,9 +30,12 @@ if TYPE_CHECKING:
     from zoo.run.scoring import LoadedNetwork
     from zoo.tasks.segmentation import SegmentationResult
 
+SetName = Literal["imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch", "imagenet-c", "imagenet-real"]
 # Options of one task only, by field.
 CLASSIFICATION_OPTIONS = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
+                          "interpolation": "--interpolation", "crop_mode": "--crop-mode", "set_name": "--set",
                           "batch_size": "--batch-size", "predictions": "--predictions"}  # fmt: skip
+PROTOCOL_OPTIONS = ("crop", "scale", "ten_crops", "interpolation", "crop_mode")  # what a published protocol fixes
 SEGMENTATION_OPTIONS = {"confusion": "--confusion"}
 
 
@@ -65,6 +70,15 @@ class ScoreOptions(LoaderOptions, ProcessOptions):
     """Shorter side before the crop, -1 to keep the size (default: the experiment's scale_val)."""
     ten_crops: bool = option("--ten_crops", "--ten-crops", default=False)
     """Average the logits of the four corners, the center and their mirror images."""
+    interpolation: Interpolation | None = None
+    """Interpolation before the crop (default: the experiment's interpolation_val)."""
+    crop_mode: CropMode | None = option()
+    """Which sides are resized before the crop: the shorter one (center), both (squash), or the longer one, with borders
+    of the mean color (border) (default: the experiment's crop_mode_val)."""
+    mean: tuple[float, ...] | None = option(nargs=3, metavar=("R", "G", "B"))
+    """Mean of the colors, from 0 to 1 (default: the experiment's)."""
+    std: tuple[float, ...] | None = option(nargs=3, metavar=("R", "G", "B"))
+    """Standard deviation of the colors, from 0 to 1 (default: the experiment's)."""
     batch_size: Positive | None = None
     """Images per batch and process (default: the experiment's batch size over the number of processes, a tenth of it
     for ten crops); halved when memory runs out."""
@@ -88,6 +102,10 @@ class Validate(Command, ScoreOptions):
     shards, also by URL (https://, s3://, gs://)."""
     weights: Path | None = None
     """Weights file or published name (default: the weights of NAME)."""
+    set_name: SetName | None = option("--set")
+    """Variant of ImageNet in the folder DATA: imagenet-a, imagenet-r, imagenet-v2 and imagenet-sketch as unpacked,
+    imagenet-c with folders CORRUPTION/SEVERITY, imagenet-real with val/ and real.json. Its classes are matched to the
+    network's; imagenet-c is scored by its mean corruption error."""
     task: Literal["classification", "segmentation"] | None = None
     """Required task: one class per image, or one per pixel (default: the task of the network)."""
     confusion: Path | None = None
@@ -95,17 +113,19 @@ class Validate(Command, ScoreOptions):
 
     def run(self) -> int:
         """Score the weights, print a table and write the requested files."""
-        if self.protocol and (self.crop or self.scale or self.ten_crops):
-            raise ConfigError(
-                f"--protocol {self.protocol} fixes scale, crop and number of crops",
-                "command line",
-                "leave out --crop, --scale and --ten-crops, or --protocol",
-            )
+        given = [CLASSIFICATION_OPTIONS[name] for name in PROTOCOL_OPTIONS if getattr(self, name)]
+        if self.protocol and given:
+            what = f"--protocol {self.protocol} fixes how images are resized and cropped"
+            raise ConfigError(what, "command line", f"leave out {join_names(given)}, or --protocol")
+        if self.set_name == "imagenet-c" and self.predictions is not None:
+            what = "--predictions has one line per image, and imagenet-c has 75 versions of each"
+            raise ConfigError(what, "command line", "leave out --predictions")
         from zoo.engine.process import open_process
         from zoo.files import write_json
         from zoo.run.plot_style import check_matplotlib
         from zoo.run.predictions import write_predictions
         from zoo.run.results_table import results_table
+        from zoo.run.robustness import score_set
         from zoo.run.scoring import load_network, score
         from zoo.tasks.prediction import Recorder
         from zoo.tasks.segmentation import SegmentationResult
@@ -117,32 +137,52 @@ class Validate(Command, ScoreOptions):
             check_matplotlib("leave out --confusion")
         with open_process(self.local_rank, self.dist_backend) as process:
             process.on_main(lambda: check_writable(self.json, self.predictions, self.confusion))
-            network = load_network(self.name, self.weights)
+            network = _with_colors(self, load_network(self.name, self.weights))
             _check_task(self, network)
             recorder = Recorder(self.data) if self.predictions else None
-            result = score(
-                network,
-                self.data,
-                _protocol(self, network),
-                process=process,
-                workers=self.workers,
-                batch_size=self.batch_size,
-                limit=self.limit,
-                on_bad_image=self.on_bad_image,
-                log_every=self.log_every,
-                record=recorder,
-            )
+            options: dict[str, Any] = {
+                "process": process,
+                "workers": self.workers,
+                "batch_size": self.batch_size,
+                "limit": self.limit,
+                "on_bad_image": self.on_bad_image,
+                "log_every": self.log_every,
+                "record": recorder,
+            }
+            protocol, content = _protocol(self, network), {}
+            if self.set_name is not None:
+                scores = score_set(network, require_local(self.data), self.set_name, protocol, **options)
+                table, content = scores.table, dict(scores.content)
+            else:
+                result = score(network, self.data, protocol, **options)
+                table = results_table(network.title, network.task.shown_labels, [result], network.experiment.expected)
             shares = process.gather(recorder.predictions) if recorder else []
             if process.is_main:
-                print(results_table(network.title, network.task.shown_labels, [result], network.experiment.expected))
-                content = network.result_json(result, process)
-                if isinstance(result, SegmentationResult):
-                    content |= _report_classes(network, result, self.confusion)
+                print(table)
+                if self.set_name is None:
+                    content = network.result_json(result, process)
+                    if isinstance(result, SegmentationResult):
+                        content |= _report_classes(network, result, self.confusion)
                 if self.json is not None:
                     write_json(self.json, content)
                 if self.predictions is not None:
                     write_predictions(self.predictions, [line for share in shares for line in share])
         return 0
+
+
+def _with_colors(options: Validate, network: LoadedNetwork) -> LoadedNetwork:
+    """Return ``network`` with the requested mean and standard deviation; ConfigError if they are out of range."""
+    from dataclasses import replace
+
+    from zoo.config import Input
+    from zoo.section import parse_section
+
+    colors = {name: list(value) for name in ("mean", "std") if (value := getattr(options, name)) is not None}
+    if not colors:
+        return network
+    experiment = network.experiment
+    images = parse_section(Input, {**experiment.input.model_dump(), **colors}, "the command line", ("input",))
+    return replace(network, experiment=experiment.model_copy(update={"input": images}))
 
 
 def _report_classes(network: LoadedNetwork, result: SegmentationResult, plot: Path | None) -> dict[str, Sequence[str]]:
@@ -178,8 +218,14 @@ def _check_task(options: Validate, network: LoadedNetwork) -> None:
 
 def _protocol(options: Validate, network: LoadedNetwork) -> CropProtocol | str | None:
     """Return the requested protocol, or None for that of the experiment."""
-    if options.protocol or not (options.crop or options.scale or options.ten_crops):
+    if options.protocol or not any(getattr(options, name) for name in PROTOCOL_OPTIONS):
         name: str | None = options.protocol
         return name
     default = center_crop(network.experiment)
-    return CropProtocol(options.scale or default.scale, options.crop or default.crop, options.ten_crops)
+    return CropProtocol(
+        options.scale or default.scale,
+        options.crop or default.crop,
+        options.ten_crops,
+        options.interpolation or default.interpolation,
+        options.crop_mode or default.crop_mode,
+    )

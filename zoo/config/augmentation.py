@@ -11,7 +11,7 @@ from zoo.section import Section
 
 TIMM_POLICY = "timm:"  # the beginning of a policy of timm
 
-Interpolation = Literal["nearest", "bilinear", "bicubic"]
+PolicyInterpolation = Literal["nearest", "bilinear", "bicubic"]
 Count = Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
 NumBins = Annotated[int, Field(ge=2, le=MAX_BLOCKS)]
 
@@ -25,7 +25,7 @@ class RandAugmentParams(Section):
     """Strength of the operations, less than num_magnitude_bins."""
     num_magnitude_bins: NumBins = 31
     """Number of strengths."""
-    interpolation: Interpolation = "nearest"
+    interpolation: PolicyInterpolation = "nearest"
     """Interpolation of rotations, translations and shears; torchvision's training script uses bilinear."""
 
 
@@ -34,7 +34,7 @@ class TrivialAugmentParams(Section):
 
     num_magnitude_bins: NumBins = 31
     """Number of strengths."""
-    interpolation: Interpolation = "nearest"
+    interpolation: PolicyInterpolation = "nearest"
     """Interpolation of rotations, translations and shears; torchvision's training script uses bilinear."""
 
 
@@ -43,7 +43,7 @@ class AutoAugmentParams(Section):
 
     policy: Literal["imagenet", "cifar10", "svhn"] = "imagenet"
     """Data set that the policy was found on."""
-    interpolation: Interpolation = "nearest"
+    interpolation: PolicyInterpolation = "nearest"
     """Interpolation of rotations, translations and shears; torchvision's training script uses bilinear."""
 
 
@@ -60,7 +60,7 @@ class AugMixParams(Section):
     """Parameter of the Beta and Dirichlet distributions that the weights are drawn from."""
     all_ops: bool = True
     """Whether brightness, contrast, saturation and sharpness are among the operations."""
-    interpolation: Interpolation = "bilinear"
+    interpolation: PolicyInterpolation = "bilinear"
     """Interpolation of rotations, translations and shears."""
 
 

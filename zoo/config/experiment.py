@@ -44,6 +44,8 @@ UNUSED_IN_SEGMENTATION = {
     "input.decoder": "PIL decodes images",
     "input.scale_val": "validation sees whole images, resized to segmentation.longest_side_val",
     "input.crop_val": "validation sees whole images, resized to segmentation.longest_side_val",
+    "input.interpolation_val": "validation sees whole images, resized bilinearly",
+    "input.crop_mode_val": "validation sees whole images, resized to segmentation.longest_side_val",
     "optimizer.classifier_lr": "all layers have optimizer.learning_rate",
     "regularization.mixup": "label maps are not mixed",
     "regularization.cutmix": "label maps are not mixed",

@@ -20,6 +20,7 @@ from zoo.data.pixels import load_codec
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
+from zoo.spec import CropMode, Interpolation
 from zoo.torch_internals import end_workers
 
 NUM_CROPS = 10
@@ -154,6 +155,9 @@ def build_val_loader(
     batch_size: int,
     decoder: Decoder = "pil",
     ten_crops: bool = False,
+    interpolation: Interpolation = "bilinear",
+    crop_mode: CropMode = "center",
+    split: str = "val",
     rank: int = 0,
     world_size: int = 1,
     workers: int = 0,
@@ -162,19 +166,19 @@ def build_val_loader(
     on_bad_image: OnBadImage = "stop",
     num_classes: int | None = None,
 ) -> Loader[ValBatches]:
-    """Return the loader of ``data``/val, or of ``data.val``, for one process, with ``batch_size`` images per batch.
+    """Return the loader of ``data``/``split`` or ``data.val``, for one process, with ``batch_size`` images per batch.
 
     ``batch_sampler.num_images`` counts the images of all processes. ``num_classes`` is checked for data sets, see
     `MapDataset`. Raises DataError if the folder is unusable, and ConfigError if the crop is larger than the scale.
     """
-    transform = ValTransform(scale, crop, mean, std, ten_crops)
+    transform = ValTransform(scale, crop, mean, std, ten_crops, interpolation, crop_mode)
     images: ImageDataset
     if isinstance(data, Datasets):
         assert data.val is not None
         images = MapDataset(data.val, transform, num_classes, on_bad_image=on_bad_image)
     else:
         images = ImageFolder(
-            data / "val", transform, decoder=decoder, on_bad_image=on_bad_image, allow_empty_classes=True
+            data / split, transform, decoder=decoder, on_bad_image=on_bad_image, allow_empty_classes=True
         )
     batches = ValBatches(len(images), batch_size, rank=rank, world_size=world_size, limit=limit)
     shape = (NUM_CROPS, 3, crop, crop) if ten_crops else (3, crop, crop)

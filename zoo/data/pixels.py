@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from zoo.config import Decoder
 from zoo.data.reading import check_size, decode_as, load_rgb, naming
 from zoo.errors import ConfigError
 from zoo.ops.resample import resize_box
+from zoo.spec import Interpolation
 
 WHAT = "an image"
 # The operator behind torchvision.io.decode_jpeg, which is deprecated and warns. Without it, PIL decodes all files into
@@ -36,7 +37,6 @@ FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # start-of-frame markers; th
 DCT_SCALES = (8, 4, 2)  # downscaling factors of the JPEG decoder
 
 
-Interpolation = Literal["bilinear", "bicubic"]
 PIL_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 

@@ -23,12 +23,14 @@ from torchvision.transforms import functional as tvF
 
 from zoo.config import Decoder, Input
 from zoo.data.augmentation import Colors, Cutout, Normalization, PadCrop, RandomErasing, draw_colors, finish
-from zoo.data.pixels import Box, FloatPixels, Interpolation, PILPixels, Pixels, open_pixels
+from zoo.data.crop_modes import PlainImage, pad_to_crop, resize_by_mode
+from zoo.data.pixels import Box, FloatPixels, PILPixels, Pixels, open_pixels
 from zoo.data.policies import Policy
 from zoo.data.reading import Unreadable, to_rgb
 from zoo.data.seeding import random_of_torch
 from zoo.errors import ConfigError, DataError
 from zoo.limits import MAX_PIXELS, MAX_SIDE
+from zoo.spec import CropMode, Interpolation
 
 KEEP_SCALE = -1
 AREAS = (0.08, 1.0)  # area of a training crop, as a fraction of the image
@@ -169,6 +171,7 @@ class ValTransform(Transform):
     - `crop`: side of the center crop, px.
     - `mean`, `std`: of red, green and blue, for values from 0 to 1.
     - `ten_crops`: returns the four corners and the center, and their mirror images, in place of the center crop.
+    - `interpolation`, `crop_mode`: see `zoo.spec.Preprocessing`.
     """
 
     scale: int
@@ -176,6 +179,8 @@ class ValTransform(Transform):
     mean: Sequence[float]
     std: Sequence[float]
     ten_crops: bool = False
+    interpolation: Interpolation = "bilinear"
+    crop_mode: CropMode = "center"
 
     def __post_init__(self) -> None:
         scale, crop = self.scale, self.crop
@@ -186,10 +191,16 @@ class ValTransform(Transform):
             what = f"a crop of {crop} px does not fit into images scaled to {scale} px"
             remedy = f"scale to {crop} px or more, or crop {scale} px or less"
             raise ConfigError(what, "crop and scale of validation", remedy)
+        if self.ten_crops and self.crop_mode != "center":
+            what = f'ten crops need images that fill the crop, and crop mode "{self.crop_mode}" resizes all of an image'
+            raise ConfigError(what, "crop mode of validation", 'take the center crop, or crop mode "center"')
 
     def draw(self, image: Pixels, generator: Random) -> Drawn:
         """Return the crop or the ten crops of ``image``."""
         keep = self.scale == KEEP_SCALE
+        if not keep and (self.interpolation, self.crop_mode) != ("bilinear", "center"):
+            image = self._resized_by_mode(image)
+            keep = True
         height, width = (image.height, image.width) if keep else _scaled_size(image, self.scale)
         self._check(height, width)
         if self.ten_crops:
@@ -198,6 +209,18 @@ class ValTransform(Transform):
         # torchvision's center crop rounds halves to even.
         center = Box(round((height - self.crop) / 2), round((width - self.crop) / 2), self.crop, self.crop)
         return self._drawn((image.part(center) if keep else image.resized(height, width, center)).tensor())
+
+    def _resized_by_mode(self, image: Pixels) -> Pixels:
+        """Return ``image`` resized by torchvision, with borders if the crop mode requires them."""
+        if self.crop_mode == "center":
+            _scaled_size(image, self.scale)  # raises for images that would be too large
+        # torchvision resizes 8-bit tensors with other bits than PIL images, which scores are measured with.
+        plain: PlainImage
+        plain = image.image if isinstance(image, (PILPixels, FloatPixels)) else tvF.to_pil_image(image.tensor())
+        plain = resize_by_mode(plain, self.scale, self.interpolation, self.crop_mode)
+        if self.crop_mode == "border":
+            plain = pad_to_crop(plain, self.crop, self.mean)
+        return FloatPixels(plain.clamp(0, 1)) if isinstance(plain, Tensor) else PILPixels(plain)
 
     def _drawn(self, pixels: Tensor) -> Drawn:
         return Drawn(pixels, normalization=Normalization(self.mean, self.std))

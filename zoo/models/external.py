@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from zoo.architectures import EXTERNAL_MEMORY, LEAN, PACKAGES
 from zoo.errors import ConfigError, join_names, nearest, truncate
 from zoo.remat.lean import lean
+from zoo.section import parse_section
+from zoo.spec import Preprocessing
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -25,7 +28,10 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def list_networks(pattern: str) -> list[str]:
-    """Return the names that match a shell-style pattern such as "timm:resnet*"; raise ConfigError if none does."""
+    """Return the names that match a shell-style pattern such as "timm:resnet*"; raise ConfigError if none does.
+
+    Tags of timm's weights, as in "timm:resnet50.a1_in1k", are accepted in whole names only.
+    """
     found = split_name(pattern)
     if found is None:
         raise ConfigError(
@@ -34,6 +40,8 @@ def list_networks(pattern: str) -> list[str]:
     package, own_pattern = found
     names = _names(package)
     matching = [f"{package}:{name}" for name in names if fnmatch.fnmatchcase(name, own_pattern)]
+    if not matching and package == "timm" and own_pattern in import_module("timm").list_pretrained():
+        return [pattern]  # a network with the tag of its weights
     if not matching:
         near = join_names(nearest(own_pattern, names))
         raise ConfigError(f"{package} has no network called {own_pattern!r}; the nearest names are {near}")
@@ -127,6 +135,56 @@ def image_shape(name: str, size: int) -> tuple[int, int, int]:
         weights = import_module("torchvision.models").get_model_weights(own_name)
         least = min((max(each.meta["min_size"]) for each in weights if "min_size" in each.meta), default=least)
     return channels, max(size, least), max(size, least)
+
+
+def own_preprocessing(name: str, sha256: str | None = None) -> Preprocessing:
+    """Return the preprocessing that belongs to the weights of a classification network of another package.
+
+    timm describes it in ``pretrained_cfg``, with the size of its own tests. A tag in the name selects the weights:
+    "timm:resnet50.a1_in1k"; without one they are timm's default. torchvision describes it in ``weights.transforms()``.
+    The weights are those whose file has the digest ``sha256``, otherwise torchvision's default. A network without a
+    description gets the default preprocessing. Raises ConfigError for a description that zoo does not support.
+    """
+    package, _, own_name = name.partition(":")
+    _names(package)  # raises if the package is not installed
+    content = (_preprocessing_of_timm if package == "timm" else _preprocessing_of_torchvision)(own_name, sha256)
+    return parse_section(Preprocessing, content, f"the preprocessing of {name}")
+
+
+def _preprocessing_of_timm(name: str, sha256: str | None) -> dict[str, Any]:
+    settings = import_module("timm").get_pretrained_cfg(name)
+    if settings is None:
+        return {}
+    found = import_module("timm.data").resolve_data_config(pretrained_cfg=settings.to_dict(), use_test_size=True)
+    _, height, width = found["input_size"]
+    if height != width:
+        raise ConfigError(f"timm:{name} takes images of {width} x {height} px; only square images are supported")
+    return {
+        "scale_val": math.floor(height / found["crop_pct"]),
+        "crop_val": height,
+        "mean": list(found["mean"]),
+        "std": list(found["std"]),
+        "interpolation_val": found["interpolation"],
+        "crop_mode_val": found["crop_mode"],
+    }
+
+
+def _preprocessing_of_torchvision(name: str, sha256: str | None) -> dict[str, Any]:
+    known = list(import_module("torchvision.models").get_model_weights(name))
+    if not known:
+        return {}
+    # The names of torchvision's files end in the first digits of their sha256.
+    own = [weights for weights in known if sha256 and weights.url.endswith(f"-{sha256[:8]}.pth")]
+    found = (own or [type(known[0]).DEFAULT])[0].transforms()
+    if not hasattr(found, "crop_size"):
+        return {}
+    return {
+        "scale_val": found.resize_size[0],
+        "crop_val": found.crop_size[0],
+        "mean": found.mean,
+        "std": found.std,
+        "interpolation_val": found.interpolation.value,
+    }
 
 
 def check_logits(model: nn.Module, name: str, classes: int, side: int, setting: str) -> None:

@@ -96,15 +96,27 @@ def score_files(files: Sequence[Path], real: Path | None = None) -> Scored:
     contents = [read_predictions(file) for file in files]
     if len(contents) == 2:
         _check_same_images(files, contents)
+    return score_predictions(files, contents, None if real is None else read_real_labels(real))
+
+
+def score_predictions(
+    files: Sequence[Path], contents: Sequence[Mapping[str, Prediction]], real: Sequence[frozenset[int]] | None
+) -> Scored:
+    """Return the scores of one or two sets of predictions of the same images, by path; ``files`` name them.
+
+    ``real`` are the labels of `zoo.data.prepare.real_labels.read_real_labels`. Otherwise see `score_files`.
+    """
     paths = sorted(contents[0])
     truths: Mapping[str, Collection[int | None]] = {path: [contents[0][path].target] for path in paths}
     if real is not None:
-        truths = real_labels_of({path: contents[0][path].target for path in paths}, read_real_labels(real))
+        truths = real_labels_of({path: contents[0][path].target for path in paths}, real)
     # Classes are numbered from 0. With five classes or fewer, top-5 accuracy is always 100 %.
     num_seen = 1 + max(number for content in contents for line in content.values() for number in line.classes)
     labeled = [path for path in paths if truths[path]]
     if not labeled:
-        raise DataError(f"no image of {escape(files[0])} has a label", "--real", "give predictions for more images")
+        raise DataError(
+            f"no image of {escape(files[0])} has a label", "ImageNet-ReaL", "give predictions for more images"
+        )
     hits = {
         name: [[_is_hit(content[path], truths[path], top) for path in labeled] for content in contents]
         for name, top in TOPS.items()

@@ -24,7 +24,7 @@ from zoo.engine.task import EvalProtocol, Result, Task
 from zoo.engine.validation import validate
 from zoo.errors import ConfigError, WeightsError, escape, join_names, nearest
 from zoo.models.build import build_on_meta
-from zoo.models.external import check_logits
+from zoo.models.external import check_logits, own_preprocessing
 from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
 from zoo.spec import NetworkSpec
@@ -156,7 +156,8 @@ def _experiment_of_architecture(name: str, stored: StoredWeights) -> Experiment:
         check_same_network(stored.spec, {"arch": name}, escape(stored.path), "the command")
         return _experiment_of(stored)
     if is_external(name):
-        return parse_experiment({"network": {"arch": name}}, f"the network {name}")
+        images = own_preprocessing(name, digests_of(stored.path)["sha256"]).model_dump()
+        return parse_experiment({"network": {"arch": name}, "input": images}, f"the network {name}")
     with torch.device("meta"):
         spec = registry.get(name).built_as
     assert spec is not None
@@ -211,6 +212,7 @@ def score(
     on_bad_image: OnBadImage = "stop",
     log_every: int | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,
+    split: str = "val",
 ) -> Result:
     """Return the scores of a network on the images of ``data``/val, each scored exactly once.
 
@@ -240,6 +242,7 @@ def score(
     - `on_bad_image`: "stop" raises DataError for an unreadable image, "skip" skips and counts it.
     - `log_every`: batches between two progress lines, if no bar is drawn; default: a line every 30 seconds.
     - `record`: called with each batch of this process and its logits.
+    - `split`: the folder in ``data``, for classification.
 
     Raises ConfigError for an unknown protocol, one of another task, crops that do not fit the network, and, on every
     process, if processes have different arguments; DataError for unsuitable data.
@@ -259,6 +262,7 @@ def score(
         limit=limit,
         pin_memory=process.device.type == "cuda",
         on_bad_image=on_bad_image,
+        **({} if split == "val" else {"split": split}),
     )
     match_classes(loader.dataset, settings.network.num_classes, network.class_names)
     check_same_on_all_ranks(

@@ -86,6 +86,8 @@ class ClassificationTask(Task):
             scale=protocol.scale,
             crop=protocol.crop,
             ten_crops=protocol.ten_crops,
+            interpolation=protocol.interpolation,
+            crop_mode=protocol.crop_mode,
             mean=self.config.input.mean,
             std=self.config.input.std,
             decoder=self.config.input.decoder_val,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from zoo.spec import CropMode, Interpolation
+
 if TYPE_CHECKING:  # commands that only list protocols do not import torch
     from torch import Tensor
 
@@ -12,20 +14,26 @@ if TYPE_CHECKING:  # commands that only list protocols do not import torch
 
 
 class CropProtocol(NamedTuple):
-    """Evaluation of a classifier: resizes the shorter side to ``scale`` px (-1: no resize), takes 1 or 10 crops."""
+    """Evaluation of a classifier: resizes the shorter side to ``scale`` px (-1: no resize), takes 1 or 10 crops.
+
+    For ``interpolation`` and ``crop_mode`` see `zoo.spec.Preprocessing`.
+    """
 
     scale: int
     crop: int
     ten_crops: bool
+    interpolation: Interpolation = "bilinear"
+    crop_mode: CropMode = "center"
 
     @property
     def name(self) -> str:
-        """Published name; a name such as ``tencrop32-scale36`` for other sizes."""
+        """Published name; a name such as ``tencrop32-scale36`` or ``center288-scale288-bicubic`` for others."""
         for name, protocol in PROTOCOLS.items():
             if protocol == self:
                 return name
         scale = "original" if self.scale == -1 else str(self.scale)
-        return f"{'tencrop' if self.ten_crops else 'center'}{self.crop}-scale{scale}"
+        other = [each for each in (self.interpolation, self.crop_mode) if each not in ("bilinear", "center")]
+        return "-".join([f"{'tencrop' if self.ten_crops else 'center'}{self.crop}", f"scale{scale}", *other])
 
     def logits(self, forward: Forward, images: Tensor) -> Tensor:
         """Return the logits (N, classes) of images (N, 3, h, w), or the mean logits of ten crops (N, 10, 3, h, w)."""
@@ -36,7 +44,8 @@ class CropProtocol(NamedTuple):
 
 def center_crop(config: Experiment) -> CropProtocol:
     """Return the protocol of an experiment's own validation: the center crop of its ``input`` section."""
-    return CropProtocol(config.input.scale_val, config.input.crop_val, ten_crops=False)
+    images = config.input
+    return CropProtocol(images.scale_val, images.crop_val, False, images.interpolation_val, images.crop_mode_val)
 
 
 #: The three columns of the published table. The original project does not document the resizing for the 320 column;

@@ -1,0 +1,113 @@
+"""zoo's loader is measured beside those of other packages, each in a process of its own, on the same files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.data.sample_images import make_folder, random_image
+from zoo.benchmark.loader_pipelines import PIPELINES, Files, num_images_of
+from zoo.cli import main
+from zoo.cli.benchmark import LoaderName
+
+OPTIONS = ["--images", "9", "--batch", "4", "--workers", "1", "--rounds", "2"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for index in range(9):
+        path = tmp_path / "data" / "train" / "ab"[index % 2] / f"{index}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        random_image(index, width=60, height=50).save(path)
+    return tmp_path / "data"
+
+
+@pytest.mark.slow  # starts processes, which import torch
+def test_loaders_take_turns(data: Path, tmp_path: Path) -> None:
+    command = ["benchmark", "loaders", str(data), *OPTIONS, "--out", str(tmp_path / "out")]
+    assert main([*command, "--loaders", "torchvision-tensors", "zoo-shards", "webdataset"]) == 0
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["settings"]["images"] == 8  # whole batches
+    measured = content["loaders"]["1"]
+    if any("webdataset" in note for note in content["notes"]):
+        assert content["notes"] == ["not measured: webdataset: pip install webdataset"]
+    else:
+        assert measured.pop("webdataset")
+    assert measured.keys() == {"zoo", "torchvision-tensors", "zoo-shards"}
+    for name, metrics in measured.items():
+        for metric in ("per core", "wall clock"):
+            least, most = metrics[metric]["range"]
+            assert metrics[metric]["images_per_s"] > 0
+            assert 0 < least <= metrics[metric]["ratio"] <= most
+            assert (metrics[metric]["ratio"] == 1) is (name == "zoo")
+        # An epoch takes at least the CPU time of its work.
+        assert metrics["per core"]["images_per_s"] < 20_000
+    assert {record["n"] for record in content["records"]} == {2}
+    assert {"torchvision", "zoo"} <= content["settings"].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torchvision's own decoder warns
+@pytest.mark.parametrize("name", [name for name in PIPELINES if name != "zoo"])
+def test_every_installed_loader_gives_each_image_once(name: str, data: Path, tmp_path: Path) -> None:
+    pipeline = PIPELINES[name]
+    pytest.importorskip(pipeline.package, exc_type=ImportError)
+    assert main(["data", "shard", str(data), str(tmp_path / "shards")]) == 0
+    try:
+        start = pipeline.build(Files(data, tmp_path / "shards", 9, 3), 1)
+    except RuntimeError as error:  # a library of the package is missing
+        pytest.skip(str(error))
+    for _ in range(2):
+        batches = list(_with_copied_targets(start()))
+        assert sum(num for num, _ in batches) == 9
+        assert sorted(target for _, targets in batches for target in targets) == [0] * 5 + [1] * 4
+
+
+def _with_copied_targets(epoch: Any) -> Any:
+    """Yield the number of images and the targets of each batch, which DALI overwrites."""
+    for batch in epoch:
+        targets = batch[1] if isinstance(batch[1], torch.Tensor) else torch.as_tensor(_array(batch[1]))
+        pipeline = next(each for each in PIPELINES.values() if _fits(batch, each))
+        yield num_images_of(batch, pipeline), targets.flatten().tolist()
+
+
+def _array(targets: Any) -> Any:
+    return targets.as_array() if hasattr(targets, "as_array") else targets
+
+
+def _fits(batch: Any, pipeline: Any) -> bool:
+    try:
+        return num_images_of(batch, pipeline) > 0
+    except ValueError:
+        return False
+
+
+def test_a_batch_of_another_form_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"a batch has images of float32 and shape \(3, 224, 224\), not uint8"):
+        num_images_of((torch.zeros(2, 3, 224, 224),), PIPELINES["zoo"])
+    with pytest.raises(ValueError, match=r"shape \(3, 224, 224\), not uint8 and \(224, 224, 3\)"):
+        num_images_of((torch.zeros(2, 3, 224, 224, dtype=torch.uint8),), PIPELINES["dali"])
+
+
+def test_the_command_line_knows_all_loaders() -> None:
+    assert list(LoaderName.__args__) == list(PIPELINES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--batch", "16"], "9 images are fewer than a batch of 16 for each of 1 workers"),
+        ([], "the image is not an 8-bit gray or RGB JPEG file, which all loaders read"),
+    ],
+)
+def test_unsuitable_data_is_an_error(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_folder(tmp_path / "train", {"a": 4, "b": 5})  # PNG
+    command = ["benchmark", "loaders", str(tmp_path), *OPTIONS, "--out", str(tmp_path / "out"), *options]
+    assert main(command) == 2
+    assert message in capsys.readouterr().err

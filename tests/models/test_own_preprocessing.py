@@ -1,0 +1,120 @@
+"""Weights of other packages are scored with the preprocessing that belongs to them, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.models import ResNet50_Weights, get_model_weights
+
+import zoo
+from tests.data.sample_images import random_image
+from zoo.data.pixels import open_pixels
+from zoo.data.transforms import ValTransform
+from zoo.errors import ConfigError
+from zoo.models.external import own_preprocessing
+
+# Landscape, portrait, smaller than the crop, square, and elongated.
+IMAGES = [random_image(i, *size) for i, size in enumerate([(300, 251), (231, 307), (60, 90), (224, 224), (500, 61)])]
+TIMM = [
+    "resnet50",  # another size and crop_pct in tests than in training
+    "resnet50.tv_in1k",  # a tag with another preprocessing, bilinear
+    "vit_base_patch16_224.augreg2_in21k_ft_in1k",  # mean and std of 0.5
+    "convnext_xxlarge.clip_laion2b_soup_ft_in1k",  # CLIP's mean and std, squash
+    "tiny_vit_5m_224.dist_in22k_ft_in1k",
+    "efficientnet_b3",
+    "inception_v3.tf_in1k",
+]
+
+
+def _assert_same(transform: Any, reference: Any) -> None:
+    for image in IMAGES:
+        expected: Tensor = reference(image)
+        assert torch.equal(transform(image), expected), image.size
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vit_b_16", "swin_t", "efficientnet_b3", "inception_v3"])
+def test_torchvision(name: str) -> None:
+    _assert_same(zoo.transforms(f"torchvision:{name}"), get_model_weights(name).DEFAULT.transforms())
+
+
+def test_torchvisions_weights_are_recognized_by_their_digest() -> None:
+    for weights in ResNet50_Weights:
+        digest = weights.url.rpartition("-")[2].removesuffix(".pth")
+        images = own_preprocessing("torchvision:resnet50", digest + "0" * 56)
+        transform = ValTransform(images.scale_val, images.crop_val, images.mean, images.std)
+        _assert_same(transform, weights.transforms())
+    assert own_preprocessing("torchvision:resnet50", "0" * 64) == own_preprocessing("torchvision:resnet50")
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timm(name: str) -> None:
+    _assert_same_as_timm(name)
+
+
+def test_each_crop_mode_of_timm_is_that_of_timm() -> None:
+    timm = pytest.importorskip("timm")
+    modes = {}
+    for name in timm.list_pretrained():
+        modes.setdefault(timm.get_pretrained_cfg(name).crop_mode, name)
+    assert modes.keys() == {"center", "squash", "border"}
+    for name in modes.values():
+        _assert_same_as_timm(name)
+
+
+def _assert_same_as_timm(name: str) -> None:
+    timm = pytest.importorskip("timm")
+    config = timm.data.resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict(), use_test_size=True)
+    _assert_same(zoo.transforms(f"timm:{name}"), timm.data.create_transform(**config))
+
+
+@pytest.mark.parametrize("crop_mode", ["squash", "border"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_any_crop_mode_and_interpolation(crop_mode: Any, interpolation: Any) -> None:
+    data = pytest.importorskip("timm.data")
+    mean, std = (0.2, 0.5, 0.7), (0.3, 0.2, 0.1)
+    reference = data.create_transform(
+        48, crop_pct=0.75, crop_mode=crop_mode, interpolation=interpolation, mean=mean, std=std
+    )
+    _assert_same(
+        ValTransform(64, 48, mean, std, interpolation=interpolation, crop_mode=crop_mode), reference
+    )  # 48 / 0.75 is exact
+
+
+@pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
+def test_tensors_are_close_to_images(crop_mode: Any) -> None:
+    transform = ValTransform(48, 40, (0.5,) * 3, (0.25,) * 3, interpolation="bicubic", crop_mode=crop_mode)
+    image = random_image(0, 90, 70).resize((180, 140), Image.Resampling.BICUBIC)
+    values = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    assert (transform(values) - transform(image)).abs().max() < 3 / 255 / 0.25
+
+
+def test_decoders_give_the_same_pixels(tmp_path: Path) -> None:
+    random_image(0, 90, 70).save(tmp_path / "a.jpg")
+    encoded = (tmp_path / "a.jpg").read_bytes()
+    transform = ValTransform(48, 40, (0.5,) * 3, (0.25,) * 3, interpolation="bicubic", crop_mode="border")
+    first, second = (
+        transform.draw(open_pixels(encoded, "a.jpg", decoder), Random(0)).pixels for decoder in ("pil", "torchvision")
+    )
+    assert torch.equal(first, second)
+
+
+def test_combinations_without_meaning_are_errors() -> None:
+    with pytest.raises(ConfigError, match='ten crops need images that fill the crop, and crop mode "squash"'):
+        ValTransform(48, 40, (0.5,) * 3, (0.25,) * 3, ten_crops=True, crop_mode="squash")
+    with pytest.raises(ConfigError, match='crop_mode_val = "border": needs a scale_val to resize to'):
+        zoo.transforms(
+            {"mean": [0.5] * 3, "std": [1.0] * 3, "scale": -1, "crop": 8, "interpolation": "bicubic",
+             "crop_mode": "border"}
+        )  # fmt: skip
+
+
+def test_a_network_that_no_package_describes_has_the_default() -> None:
+    assert own_preprocessing("torchvision:fcn_resnet50") == own_preprocessing("torchvision:deeplabv3_resnet50")
+    assert own_preprocessing("torchvision:fcn_resnet50").scale_val == 256

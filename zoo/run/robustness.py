@@ -1,0 +1,267 @@
+"""Scores on variants of ImageNet: the classes, images and measures of each.
+
+- ImageNet-A and -R (Hendrycks et al. 2021): 200 classes of ImageNet in folders named by wnid. As their authors do, the
+  network chooses among these classes alone.
+- ImageNet-Sketch (Wang et al. 2019): folders named by wnid.
+- ImageNet-V2 (Recht et al. 2019): folders named by the number of the class.
+- ImageNet-C (Hendrycks and Dietterich 2019): 15 corruptions at 5 severities, CORRUPTION/SEVERITY/WNID.
+- ImageNet-ReaL (Beyer et al. 2020): the validation set with several labels per image, or none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.data.folder import open_source
+from zoo.data.imagenet import NUM_CLASSES, imagenet_wnids
+from zoo.data.prepare.real_labels import read_real_labels
+from zoo.engine.process import Process
+from zoo.engine.task import EvalProtocol, Result
+from zoo.errors import ConfigError, DataError, escape, join_names
+from zoo.run.paired_predictions import Scored, score_predictions
+from zoo.run.results_table import results_table
+from zoo.run.scoring import LoadedNetwork, score, single_process
+from zoo.tables import Cell, markdown_table
+from zoo.tasks.prediction import Recorder
+from zoo.tasks.protocols import CropProtocol
+
+logger = logging.getLogger(__name__)
+
+# Top-1 error of AlexNet for each corruption, the mean of five severities: the constants of the authors' code,
+# https://github.com/hendrycks/robustness, by which the paper's equation for CE divides.
+ALEXNET_ERRORS = {
+    "gaussian_noise": 0.886428,
+    "shot_noise": 0.894468,
+    "impulse_noise": 0.922640,
+    "defocus_blur": 0.819880,
+    "glass_blur": 0.826268,
+    "motion_blur": 0.785948,
+    "zoom_blur": 0.798360,
+    "snow": 0.866816,
+    "frost": 0.826572,
+    "fog": 0.819324,
+    "brightness": 0.564592,
+    "contrast": 0.853204,
+    "elastic_transform": 0.646056,
+    "pixelate": 0.717840,
+    "jpeg_compression": 0.606500,
+}
+SEVERITIES = ("1", "2", "3", "4", "5")
+REAL_LABELS = "real.json"
+
+
+class Variant(NamedTuple):
+    """A variant with one folder per class.
+
+    Args:
+    - `num_classes`: number of class folders of the whole set.
+    - `is_numbered`: whether folders are named by the number of the class, and not by its wnid.
+    - `is_restricted`: whether the network chooses among the classes of the folders alone.
+    """
+
+    num_classes: int = NUM_CLASSES
+    is_numbered: bool = False
+    is_restricted: bool = False
+
+
+VARIANTS = {
+    "imagenet-a": Variant(200, is_restricted=True),
+    "imagenet-r": Variant(200, is_restricted=True),
+    "imagenet-sketch": Variant(),
+    "imagenet-v2": Variant(is_numbered=True),
+}
+
+
+@dataclass(frozen=True)
+class SetScores:
+    """The scores of a network on a robustness set: a Markdown table, and the content of a result file."""
+
+    table: str
+    content: Mapping[str, Any]
+
+
+def score_set(
+    network: LoadedNetwork,
+    folder: Path,
+    name: str,
+    protocol: EvalProtocol | str | None = None,
+    *,
+    process: Process | None = None,
+    record: Recorder | None = None,
+    **options: Any,
+) -> SetScores:
+    """Return the scores of a network with ImageNet's classes on the robustness set ``name`` in ``folder``.
+
+    Args:
+    - `folder`: the unpacked set: class folders, or shards of them; for "imagenet-c" folders CORRUPTION/SEVERITY, which
+      may be grouped as in the authors' archives (noise/gaussian_noise/1); for "imagenet-real" a folder with val/, the
+      class folders of ImageNet's validation set, and real.json.
+    - `name`: "imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch", "imagenet-c" or "imagenet-real".
+    - `protocol`, `process`, `record`, `options`: as for `zoo.score`. By default the protocol is that of the network;
+      the images of "imagenet-c" are already cropped, and are resized to the side of the network's crop.
+
+    Raises ConfigError for a network with other classes, DataError for a folder with other contents, and the errors of
+    `zoo.score`.
+    """
+    process = process or single_process()
+    if network.experiment.network.num_classes != NUM_CLASSES or tuple(network.class_names or imagenet_wnids()) != (
+        imagenet_wnids()
+    ):
+        what = f"{network.title} does not have the {NUM_CLASSES:,} classes of ImageNet in their order"
+        raise ConfigError(what, f"--set {name}", "give a network that was trained on ImageNet")
+    network = replace(network, class_names=imagenet_wnids())
+    settings = {"process": process, "record": record, **options}
+    if name == "imagenet-c":
+        return _score_corruptions(network, folder, protocol, settings)
+    if name == "imagenet-real":
+        return _score_real(network, folder, protocol, settings)
+    result = _score_variant(network, folder, name, protocol, settings)
+    table = results_table(f"{network.title}, {name}", network.task.shown_labels, [result], None)
+    return SetScores(table, {"set": name, **network.result_json(result, process)})
+
+
+def _score_variant(
+    network: LoadedNetwork, folder: Path, name: str, protocol: EvalProtocol | str | None, settings: Mapping[str, Any]
+) -> Result:
+    variant = VARIANTS[name]
+    if variant.is_numbered:
+        network = replace(network, class_names=[str(number) for number in range(NUM_CLASSES)])
+    classes = open_source(folder, allow_empty_classes=True).classes
+    if len(classes) != variant.num_classes:
+        logger.warning(
+            "%s has %d classes, but there are %d class folders; %s",
+            name, variant.num_classes, len(classes), escape(folder),
+        )  # fmt: skip
+    if variant.is_restricted:
+        outputs = [number for number, wnid in enumerate(imagenet_wnids()) if wnid in set(classes)]
+        network = replace(network, model=Restricted(network.model, outputs))
+    return _score_folder(network, folder, protocol, settings)
+
+
+def _score_folder(
+    network: LoadedNetwork, folder: Path, protocol: EvalProtocol | str | None, settings: Mapping[str, Any]
+) -> Result:
+    folder = folder.absolute()  # "." has no name
+    return score(network, folder.parent, protocol, split=folder.name, **settings)
+
+
+class Restricted(nn.Module):
+    """A classifier that chooses among some of its classes: the logits of all others are minus infinity.
+
+    Args:
+    - `model`: images -> logits (N, classes).
+    - `outputs`: the numbers of the remaining classes.
+    """
+
+    def __init__(self, model: nn.Module, outputs: Sequence[int]) -> None:
+        super().__init__()
+        self.model = model
+        self._outputs = list(outputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits (N, classes)."""
+        logits = self.model(images)
+        restricted = torch.full_like(logits, -torch.inf)
+        restricted[:, self._outputs] = logits[:, self._outputs]
+        return restricted
+
+
+def _score_real(
+    network: LoadedNetwork, folder: Path, protocol: EvalProtocol | str | None, settings: Mapping[str, Any]
+) -> SetScores:
+    labels = read_real_labels(folder / REAL_LABELS)
+    process: Process = settings["process"]
+    recorder = settings["record"] or Recorder(folder)
+    result = score(network, folder, protocol, **{**settings, "record": recorder})
+    shares = process.gather(recorder.predictions)
+    if not process.is_main:
+        return SetScores("", {})
+    predictions = {each.path: each for share in shares for each in share}
+    scored: Scored = score_predictions([Path(network.title)], [predictions], labels)
+    content = network.result_json(result, process)
+    for key in ("loss", "standard_errors", *result.scores()):  # of the single labels
+        del content[key]
+    of_real = {**scored.scores(0), "standard_errors": scored.standard_errors(0), "count": scored.count}
+    return SetScores(
+        scored.table("ImageNet-ReaL"),
+        {"set": "imagenet-real", **content, **of_real, "without_label": scored.without_label},
+    )
+
+
+def _score_corruptions(
+    network: LoadedNetwork, folder: Path, protocol: EvalProtocol | str | None, settings: Mapping[str, Any]
+) -> SetScores:
+    own = network.own_protocol
+    if protocol is None and isinstance(own, CropProtocol):
+        protocol = own._replace(scale=own.crop, crop_mode="center")
+    errors, results = {}, []
+    for corruption, folders in find_corruptions(folder).items():
+        results += [_score_folder(network, severity, protocol, settings) for severity in folders]
+        errors[corruption] = [1 - result.score / 100 for result in results[-len(folders) :]]
+    facts = corruption_errors(errors)
+    rows: list[list[Cell]] = [
+        [name, *(100 * each for each in errors[name]), 100 * mean(errors[name]), 100 * error]
+        for name, error in facts["ce"].items()
+    ]
+    rows.append(["mean", *([None] * len(SEVERITIES)), 100 * facts["mean_error"], _percent(facts["mce"])])
+    headers = ["corruption", *(f"severity {each}, error %" for each in SEVERITIES), "mean error %", "CE %"]
+    lines = [f"{network.title}, imagenet-c, {results[0].protocol}", "", markdown_table(headers, rows)]
+    if facts["mce"] is None:
+        missing = join_names(name for name in ALEXNET_ERRORS if name not in errors)
+        lines += ["", f"mCE is the mean CE of all {len(ALEXNET_ERRORS)} corruptions; missing: {missing}"]
+    content = network.result_json(results[0], settings["process"])
+    kept = {key: content[key] for key in ("protocol", "weights_md5", "weights_sha256", "environment")}
+    counts = {"count": sum(result.count for result in results), "skipped": sum(result.skipped for result in results)}
+    return SetScores("\n".join(lines), {"set": "imagenet-c", **facts, "errors": errors, **counts, **kept})
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def find_corruptions(folder: Path) -> dict[str, list[Path]]:
+    """Return the folders of the five severities of each corruption of ImageNet-C in ``folder``, in the paper's order.
+
+    Other corruptions, such as the authors' extra ones, are left out with a warning. Raises DataError if there is none,
+    or if severities are missing.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted([*folder.glob("*/1"), *folder.glob("*/*/1")]):
+        corruption = path.parent
+        if corruption.name not in ALEXNET_ERRORS:
+            logger.warning("%s is not a corruption of mCE and is left out; %s", corruption.name, escape(folder))
+        elif corruption.name in found:
+            what = f"{corruption.name} is also in {escape(found[corruption.name])}"
+            raise DataError(what, corruption, "remove one of them")
+        else:
+            found[corruption.name] = corruption
+    if not found:
+        what = "there are no folders CORRUPTION/SEVERITY such as gaussian_noise/1"
+        raise DataError(what, folder, "give the folder that the archives of ImageNet-C were unpacked into")
+    for corruption in found.values():
+        if missing := [each for each in SEVERITIES if not (corruption / each).is_dir()]:
+            raise DataError(f"severities are missing: {join_names(missing)}", corruption, "unpack the archive again")
+    return {name: [found[name] / each for each in SEVERITIES] for name in ALEXNET_ERRORS if name in found}
+
+
+def corruption_errors(errors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Return the measures of ImageNet-C, as shares, from the top-1 errors of each corruption at each severity.
+
+    - `ce`: by corruption, the sum of its errors over that of AlexNet (Hendrycks and Dietterich 2019, section 4.2).
+    - `mce`: the mean of all 15, or None if some are missing.
+    - `mean_error`: the mean error of the given corruptions, not divided by that of AlexNet.
+    """
+    ce = {name: mean(each) / ALEXNET_ERRORS[name] for name, each in errors.items()}
+    return {
+        "mce": mean(ce.values()) if ce.keys() == ALEXNET_ERRORS.keys() else None,
+        "mean_error": mean(mean(each) for each in errors.values()),
+        "ce": ce,
+    }
