@@ -150,12 +150,14 @@ def test_captured_training_and_inductor_are_measured_beside_eager_lean_training(
     torch._dynamo.reset()
     results = Results("lean", "", torch.device("cpu"), {})
     setup = Setup(NetworkSpec(arch="resnet18"), 2, 64, structure=(1, 1, 1, 1))
-    lean_networks.measure_lean_network(results, setup, rounds=1, capture=True)
+    lean_networks.measure_lean_network(results, setup, rounds=1, capture=True, compiled_budgets=(0.3,))
     lean_networks.summarize_networks(results, {})
     found = {(each.provider, each.metric): each.median for each in results.records}
     assert found["lean captured", "same bits"] == found["lean captured", "with the same bits"] == 1
     assert ("Inductor, lean rule", "same bits") not in found
     assert found["lean captured", "held ratio"] < 0.75  # Inductor also holds copies of the weights
-    for provider in ("lean captured", "Inductor, lean rule"):
+    shares = [found[f"{name}budget 0.3", "held ratio"] for name in ("Inductor, ", "Inductor, lean rule, ")]
+    assert all(share < found["Inductor, lean rule", "held ratio"] for share in shares)
+    for provider in ("lean captured", "Inductor, lean rule", "Inductor, budget 0.3"):
         assert found[provider, "step ratio"] > 0
         assert found[provider, "first step"] > 0

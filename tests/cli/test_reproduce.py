@@ -105,7 +105,7 @@ def test_a_score_that_is_off_ends_with_exit_code_3(loads: Loads, data: Path, tmp
     loads.model.wrong = True
     code, content = _reproduce(data, tmp_path, "--protocols", "center224")
     assert code == 3
-    assert content["rows"][0]["verdict"] == "off by -100.00 (top1)"
+    assert content["rows"][0]["verdict"] == "off: -100.00 points (top1)"
 
 
 def test_rows_measured_before_are_reused_and_marked(loads: Loads, data: Path, tmp_path: Path) -> None:

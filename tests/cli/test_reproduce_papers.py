@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from dataclasses import replace
@@ -13,16 +14,15 @@ import pytest
 from tests.reproduce.runs import make_run
 from tests.reproduce.scoreboards import number, publish
 from zoo.cli import build_parser, main
-from zoo.reproduce.comparison import Comparison, Section, Verdict, compare, not_measured
+from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
 from zoo.reproduce.papers import PAPERS, Inputs, Measurement
-from zoo.reproduce.scoreboard import NOT_REPORTED
 from zoo.run.plot_style import Line, Panel
 
 pytestmark = pytest.mark.slow  # trains and scores
 
 NUMBERS = {
     paper: [
-        number(f"{item}/a", 2, paper, item=title, unit="B")
+        number(f"{item}/a", 2, paper, item=title, unit="B", evidence="memory measured")
         for item, title in (("table9", "Table 9"), ("figure1", "Figure 1"))
     ]
     for paper in PAPERS
@@ -43,12 +43,13 @@ class Measured:
         def measure_table() -> Section:
             self.items.append((paper, "Table 9"))
             panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0])])
-            return Section("table9", "Table 9", "Measured.", [compare("bytes", table, 2.1, "B", 0.1)], panels=[panel])
+            bytes_ = Comparison(what="bytes", published=table, measured=2.1, unit="B")
+            return Section("table9", "Table 9", "Measured.", [bytes_], panels=[panel])
 
         def measure_figure() -> Section:
             self.items.append((paper, "Figure 1"))
             needed = not_measured("bytes", figure, "B", Verdict("needs training", "`zoo train x DATA`"))
-            ran = Comparison("bytes", figure, 3, "B", Verdict("off", "off by +50 %"), environment={"commit": "1"})
+            ran = Comparison(what="bytes", published=figure, measured=3, unit="B", environment={"commit": "1"})
             return Section("figure1", "Figure 1", "Measured.", [ran if inputs.runs else needed])
 
         return [Measurement("Table 9", measure_table), Measurement("Figure 1", measure_figure)]
@@ -69,8 +70,10 @@ def reproduce(*words: object) -> int:
     return main(["reproduce", *map(str, words), "--no-plot"])
 
 
-def rows_in(folder: Path) -> dict[str, dict[str, Any]]:
-    return {row["id"]: row for row in json.loads((folder / "reproduction.json").read_text())["rows"]}
+def rows_in(folder: Path) -> dict[str, dict[str, str]]:
+    """Return the lines of the CSV file by id."""
+    lines = (folder / "reproduction.csv").read_text(encoding="utf-8").splitlines()
+    return {row["id"]: row for row in csv.DictReader(lines)}
 
 
 def test_every_paper_can_be_named_and_all_of_them_at_once() -> None:
@@ -83,7 +86,7 @@ def test_report_and_plots_are_written(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["reproduce", "revnet", "--out", str(tmp_path)]) == 0
     content = json.loads((tmp_path / "revnet.json").read_text())
     assert content["command"] == f"zoo reproduce revnet --out {tmp_path}"
-    assert content["sections"][0]["figures"][0]["verdict"] == "reproduced: within 10 %"
+    assert content["sections"][0]["figures"][0]["measured"] == 2.1
     assert (tmp_path / "revnet.md").read_text() in capsys.readouterr().out
     assert (tmp_path / "revnet_table9.png").exists()
 
@@ -95,20 +98,24 @@ def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: 
         ("needs training", "zoo reproduce revnext --only 'Figure 1'"),
     }
     printed = capsys.readouterr().out
-    assert "Of 6 published numbers: 3 reproduced, 3 need training." in printed
-    assert str(tmp_path / "REPRODUCTION.md") in printed
+    assert "Of 6 published numbers, 3 are measured. Reproduced: 3 of 3 (memory measured)." in printed
+    assert str(tmp_path / "reproduction.html") in printed
     assert all((tmp_path / f"{paper}.md").exists() for paper in PAPERS)
 
 
-def test_one_paper_fills_its_rows_alone_and_says_what_nothing_measures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unnamed = number("table9/b", 1)
-    publish(monkeypatch, *NUMBERS["revnet"], unnamed, *NUMBERS["revnext"])
+def test_one_paper_fills_its_rows_alone(tmp_path: Path) -> None:
     assert reproduce("revnet", "--out", tmp_path) == 0
-    states = {id: row["state"] for id, row in rows_in(tmp_path).items()}
-    assert list(states.values()) == ["reproduced", "needs training", "not built", "not run", "not run"]
-    assert rows_in(tmp_path)[unnamed.id]["verdict"] == f"not built: {NOT_REPORTED}"
+    states = [(row["paper"], row["state"]) for row in rows_in(tmp_path).values()]
+    assert states == [*[("inplace_abn", "not run")] * 2, ("revnet", "reproduced"), ("revnet", "needs training"),
+                      *[("revnext", "not run")] * 2]  # fmt: skip
+
+
+def test_a_part_of_a_paper_replaces_only_its_sections(tmp_path: Path) -> None:
+    assert reproduce("revnet", "--out", tmp_path) == 0
+    assert reproduce("revnet", "--only", "Figure 1", "--out", tmp_path) == 0
+    assert [row["state"] for row in rows_in(tmp_path).values()][2:4] == ["reproduced", "needs training"]
+    keys = [section["key"] for section in json.loads((tmp_path / "revnet.json").read_text())["sections"]]
+    assert keys == ["table9", "figure1"]
 
 
 @pytest.mark.parametrize("item", ["Table 9", "table9", "TABLE  9"])
@@ -132,7 +139,7 @@ def test_rows_of_runs_stay_when_a_later_command_has_none(tmp_path: Path) -> None
     assert reproduce("all", "--runs", run, "--out", out) == 0
     assert reproduce("all", "--out", out) == 0
     row = rows_in(out)["revnet/figure1/a"]
-    assert (row["measured"], row["commit"], row["date"]) == (3, "1", "")
+    assert (row["paper_measured"], row["commit"], row["date"]) == ("3", "1", "")
     assert row["command"] == f"zoo reproduce revnet --only 'Figure 1' --runs {run}"
     assert rows_in(out)["revnext/figure1/a"]["state"] == "needs training", "the run belongs to the other paper"
 

@@ -16,11 +16,14 @@ from statistics import mean
 from typing import Any
 
 from tests.pages.numbers import MARKERS
+from tests.pages.provenance import older_than_code
 from tests.pages.training_recipes import convnext_command, training_recipes
 from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS
 from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
 from zoo.registry import published
+from zoo.reproduce.scoreboard import counts_by_evidence
+from zoo.reproduce.scoreboard_files import read_rows
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -42,10 +45,23 @@ def golden(name: str) -> Any:
     return json.loads((ROOT / "tests" / "golden" / f"{name}.json").read_text())
 
 
-@cache
+USED: set[str] = set()  # names of the result files that `result` was asked for
+
+
 def result(name: str) -> Any:
     """Return the content of a result file."""
+    USED.add(name)
+    return _content(name)
+
+
+@cache
+def _content(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def is_fresh(name: str) -> bool:
+    """Return whether a result file is not older than the code that it measures; the first page shows no others."""
+    return not older_than_code(RESULTS / f"{name}.json")
 
 
 def records(name: str, metric: str, **wanted: Any) -> list[dict[str, Any]]:
@@ -71,6 +87,19 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], text_columns: i
 def _plain(text: str) -> str:
     """Return ``text`` with escaped stars."""
     return text.replace("*", r"\*")
+
+
+# --- zoo reproduce ---
+
+
+def reproduction() -> str:
+    """Return the published numbers by the kind of evidence, with verdicts unless they are older than the code."""
+    rows = read_rows(RESULTS)
+    older = {row.number.evidence for row in rows if row.is_stale}
+    headers, *lines = [[str(cell) for cell in line] for line in counts_by_evidence(rows)]
+    lines = [[*line[:2], *["older"] * (len(line) - 3), line[-1]] if line[0] in older else line for line in lines]
+    remark = "older: the code has changed since the measurement, whose verdicts the page has" if older else ""
+    return "\n\n".join(filter(None, (table(headers, lines), remark)))
 
 
 # --- golden files ---
@@ -201,8 +230,11 @@ def headline() -> str:
         [title, f"`{call}`", *(f"{median(file, metric, subject=subject, provider=provider):.2f}"
                                for metric in ("held ratio", "step ratio"))]
         for (title, call), (file, subject, provider) in files.items()
+        if is_fresh(file)
     ]  # fmt: skip
-    return table(["you have", "you call", "memory", "time"], rows, text_columns=2)
+    text = table(["you have", "you call", "memory", "time"], rows, text_columns=2)
+    left_out = "Measurements older than the code are left out; they are in [docs/performance.md](docs/performance.md)."
+    return text if len(rows) == len(files) else f"{text}\n\n{left_out}"
 
 
 def models() -> str:
@@ -495,15 +527,15 @@ def segmentation_pixels() -> str:
     section = table_2()
     figures = {figure["what"]: figure for figure in section["figures"]}
 
-    def gain(value: int, unit: str = "") -> str:
-        return f"+{value} %" + unit.removeprefix("%").replace("^2", "²")
+    def gain(value: int, crops: str = "") -> str:
+        return f"+{value} %" + f": {crops}".replace("^2", "²") * bool(crops)
 
     rows = []
     for body, data in ((body, data) for body in BODIES for data in DATA_SETS):
         for regime in ("fixed crop", "fixed batch"):
             found = [figures[f"{data}_{body}, {regime}: {strategy}"] for strategy in SEGMENTATION_STRATEGIES]
-            predicted = [gain(figure["measured"], figure["unit"]) for figure in found]
-            published_gain = gain(found[1]["published"]["value"])
+            predicted = [gain(figure["measured"], figure["note"]) for figure in found]
+            published_gain = gain(found[1]["value"])
             rows.append([f"{BODIES[body]}, {DATA_SETS[data]}, {regime}", published_gain, *predicted])
     return table(["", "published, iABN", *SEGMENTATION_STRATEGIES], rows)
 
@@ -551,6 +583,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "gpu_models": gpu_models,
     "gpu_lean": gpu_lean,
     "headline": headline,
+    "reproduction": reproduction,
     "networks": networks,
     "options": options,
     "published": published_scores,
@@ -575,6 +608,14 @@ def sections_of(text: str) -> dict[str, str]:
     return {match[2]: match[3] for match in MARKERS.finditer(text)}
 
 
+def section(name: str) -> str:
+    """Return a generated table, with a remark on each result file that is older than the code that it measures."""
+    USED.clear()
+    text = SECTIONS[name]()
+    remarks = [remark for used in sorted(USED) if (remark := older_than_code(RESULTS / f"{used}.json"))]
+    return "\n\n".join([text, *([f"Older results: {'; '.join(remarks)}."] if remarks else [])])
+
+
 def rewrite(text: str) -> str:
     """Return ``text`` with all generated tables up to date."""
-    return MARKERS.sub(lambda match: f"{match[1]}{SECTIONS[match[2]]()}\n{match[4]}", text)
+    return MARKERS.sub(lambda match: f"{match[1]}{section(match[2])}\n{match[4]}", text)

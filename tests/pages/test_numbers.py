@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages.numbers import figures_in, unbacked_figures
+from tests.pages.numbers import FIGURE_OF_FIRST_PAGE, figures_in, unbacked_figures
 from tests.pages.tables import ROOT
 
 
@@ -16,7 +16,12 @@ from tests.pages.tables import ROOT
     [
         ("It takes 1.13 times as long, 58 seconds and 2,000 MB.", ["1.13", "58", "2,000"]),
         ("A gain of 75 % and of 3 points.", ["75", "3"]),
-        ("4 images of 224 x 224, seeds 1 to 3, Table 2, section 4.3, Section 7.2, 50,000 images", []),
+        ("4 images of 224 x 224, seeds 1 to 3, Table 2, section 4.3, Section 7.2", ["4"]),
+        (
+            "160 and 50 epochs of 50,000 whole images",
+            ["50", "50,000"],
+        ),
+        ("```sh\nrun 7 MB  # takes 9 minutes\n```", ["9"]),
         ("Version 0.1.0 of 2026-01-02, float32, resnet50, v1.5", []),
         ("Code `0.5 ms`, ```\n3.5\n``` and [a link](http://a.b/1.5 % )", []),
         ("<!-- held -->\n0.53\n<!-- /held -->\nand 0.54 by hand", ["0.54"]),
@@ -49,3 +54,10 @@ def test_a_phrase_with_a_source_may_stand_where_it_is_listed_and_must(tmp_path: 
         "docs/given_figures.json: there is no page docs/b.md",
         "docs/given_figures.json: docs/a.md does not contain 'in 0.7 s'",
     ]
+
+
+def test_the_first_page_has_no_number_without_a_source_but_years() -> None:
+    text = "Both 160 and 50 of ResNet-50 (CVPR 2018), 3 x 3 and v1.2, a quarter of it, half the memory"
+    assert [figure for _, figure in figures_in(text, (), FIGURE_OF_FIRST_PAGE)] == [
+        "160", "50", "3", "3", "a quarter", "half the",
+    ]  # fmt: skip

@@ -16,12 +16,19 @@ from tests.pages.provenance import find_faults
 from tests.pages.tables import RESULTS
 from zoo.benchmark.results import Case, Results
 from zoo.cli import build_parser
-from zoo.reproduce.papers import PAPERS
-from zoo.reproduce.scoreboard import Scoreboard
-from zoo.reproduce.scoreboard_files import write_scoreboard
+from zoo.reproduce.scoreboard_files import read_rows
+from zoo.run import history
 
-ENVIRONMENT = {"commit": "0" * 40, "date": "2026-01-02T03:04:05+00:00", "torch": "2.11"}
-CONTENT = {"benchmark": "quickstart", "command": "zoo quickstart", "environment": ENVIRONMENT}
+COMMIT = "0" * 40
+ENVIRONMENT = {"commit": COMMIT, "date": "2026-01-02T03:04:05+00:00", "torch": "2.11", "cpu": "A 1"}
+CONTENT = {"benchmark": "quickstart", "command": "zoo quickstart", "environment": ENVIRONMENT, "cost": {"seconds": 1}}
+
+
+@pytest.fixture
+def one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the repository have the commit of `CONTENT`, and no other."""
+    known = {COMMIT: "2026-01-02T03:00:00+00:00"}
+    monkeypatch.setattr("tests.pages.provenance.commit_dates", lambda: known)
 
 
 def faults_of(folder: Path, content: Any) -> list[str]:
@@ -35,17 +42,19 @@ def test_the_committed_results_are_without_fault() -> None:
 
 
 def test_commands_that_verdicts_recommend_are_valid() -> None:
-    rows = json.loads((RESULTS / "reproduction.json").read_text())["rows"]
-    commands = {command for row in rows for command in re.findall(r"`(zoo [^`]*)`", row["verdict"])}
+    verdicts = [row.paper.verdict.reason for row in read_rows(RESULTS)]
+    commands = {command for verdict in verdicts for command in re.findall(r"`(zoo [^`]*)`", verdict)}
     assert len(commands) > 10
     parser = build_parser()
     for command in commands:
         assert isinstance(parser.parse_args(shlex.split(command)[1:]), argparse.Namespace)
 
 
+@pytest.mark.usefixtures("one_commit")
 def test_a_file_that_names_its_origin_has_no_fault(tmp_path: Path) -> None:
     assert faults_of(tmp_path, CONTENT) == []
-    of_machine = {"command": "zoo", "machine": {"cpu": "a"}, "versions": {"torch": "2.11"}, "commit": "0" * 40}
+    of_machine = {"command": "zoo", "machine": {"cpu": "A 1"}, "versions": {"torch": "2.11"}, "cost": {"seconds": 1}}
+    of_machine |= {"commit": COMMIT, "date": "2026-01-03T00:00:00+00:00"}
     assert faults_of(tmp_path, of_machine) == []
 
 
@@ -54,12 +63,25 @@ def test_a_file_that_names_its_origin_has_no_fault(tmp_path: Path) -> None:
     [
         ({"environment": ENVIRONMENT | {"commit": "0" * 40 + "-dirty"}}, "is not a clean commit"),
         ({"environment": ENVIRONMENT | {"commit": "0" * 40 + ", main"}}, "'main' is not a clean commit"),
-        ({"environment": {"commit": None, "torch": "2.11"}}, "names no commit"),
+        ({"environment": ENVIRONMENT | {"commit": None}}, "names no commit"),
+        ({"environment": ENVIRONMENT | {"commit": "1" * 40}}, "is not a commit of this repository"),
+        ({"environment": ENVIRONMENT | {"date": None}}, "names no date"),
+        ({"environment": ENVIRONMENT | {"date": "2026-01-02T02:59:59+00:00"}}, "before its commit of 2026-01-02T03:00"),
+        ({"environment": ENVIRONMENT | {"cpu": "AMD EPYC"}}, "names no processor model"),
+        ({"cost": None}, "names no cost"),
         ({"runs": [{"environment": {"commit": "abc-dirty"}}]}, "'abc-dirty' is not a clean commit"),
         ({"command": None}, "names no command"),
-        ({"environment": {}, "commit": "0" * 40}, "names no machine and versions"),
+        (
+            {"environment": {}, "machine": {"cpu": "A 1"}, "commit": COMMIT, "date": ENVIRONMENT["date"]},
+            "names no machine and versions",
+        ),
+        (
+            {"benchmark": "revnet runs", "runs": [{"label": "a", "seed": 1, "data": "b"}]},
+            "the run a, seed 1, names no cost",
+        ),
     ],
 )
+@pytest.mark.usefixtures("one_commit")
 def test_a_file_without_its_origin_has_a_fault(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:
     (found,) = faults_of(tmp_path, CONTENT | changes)
     assert found.startswith("a.json: ")
@@ -78,14 +100,24 @@ def test_a_text_that_is_not_generated_from_its_numbers_is_a_fault(tmp_path: Path
     assert fault in find_faults(tmp_path)
 
 
-def test_the_files_of_the_scoreboard_are_generated_and_its_measured_rows_have_an_origin(tmp_path: Path) -> None:
-    rows = list(Scoreboard(PAPERS, {}).rows.values())
-    write_scoreboard(tmp_path, rows, "zoo reproduce all", ENVIRONMENT)
-    assert find_faults(tmp_path) == []
-    rows[0] = rows[0].model_copy(update={"measured": 1.0})
-    write_scoreboard(tmp_path, rows, "zoo reproduce all", ENVIRONMENT)
-    (tmp_path / "reproduction.csv").write_text("")
-    assert find_faults(tmp_path) == [
-        f"reproduction.json: row {rows[0].id} was measured, but has no commit or no date",
-        "reproduction.json: reproduction.csv is not up to date",
-    ]
+def test_a_known_fault_is_left_out_until_it_is_none_any_more(tmp_path: Path) -> None:
+    (tmp_path / "known_faults.json").write_text(json.dumps({"a.json": ["names no command"], "b.json": []}))
+    broken = CONTENT | {"command": None}
+    assert "a.json: names no command" not in faults_of(tmp_path, broken)
+    assert "known_faults.json: a.json has no fault 'names no command' any more" in faults_of(tmp_path, CONTENT)
+    assert "known_faults.json: there is no b.json" in faults_of(tmp_path, CONTENT)
+
+
+def test_code_has_changed_if_more_than_its_comments_and_docstrings_have() -> None:
+    text = '"""A module."""\n\ndef f(x):\n    """Double."""\n    return 2 * x\n'
+    assert history._code(text) == history._code(text.replace("Double", "Twice") + "# a comment\n")
+    assert history._code(text) != history._code(text.replace("2 * x", "3 * x"))
+
+
+@pytest.mark.skipif(not history.commit_dates(), reason="needs the history of the checkout")
+def test_the_history_has_the_present_commit_and_code_has_not_changed_since() -> None:
+    commit = (history.git("rev-parse", "HEAD") or "").strip()
+    assert commit in history.commit_dates()
+    first = list(history.commit_dates())[-1]
+    assert history.has_changed(first, ("zoo",))
+    assert not history.has_changed(commit, ("LICENSE",))

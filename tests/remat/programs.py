@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -32,6 +33,23 @@ def network(blocks: int = 3, channels: int = 8) -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, channels, 3, padding=1), *(Block(channels) for _ in range(blocks))]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 5))
+
+
+class FrozenBody(nn.Module):
+    """A trained stem and head, and between them a frozen body in evaluation mode."""
+
+    def __init__(self, has_frozen_norms: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 2, 1)
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)).requires_grad_(False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4)).requires_grad_(not has_frozen_norms).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = torch.relu_(norm(conv(x)) + x)
+        return self.head(F.avg_pool2d(F.relu(F.max_pool2d(x, 2)), 2))
 
 
 def images(size: int = 12, **options: Any) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
-from tests.remat.programs import network
+from tests.remat.programs import FrozenBody, images, network
 from zoo.errors import ConfigError
 from zoo.remat import capture, inductor_options, joint_graph
 from zoo.remat.lean import StepsAside, is_lean, lean
@@ -226,6 +226,25 @@ def test_a_resnet_holds_what_it_holds_in_eager_lean_training() -> None:
     assert held(captured, x) < 0.5 * held(plain, x)
 
 
+@pytest.mark.parametrize("has_frozen_norms", [True, False])
+@pytest.mark.usefixtures("everything_is_large")
+def test_frozen_layers_have_the_bits_and_hold_nothing(has_frozen_norms: bool) -> None:
+    plain, model = FrozenBody(has_frozen_norms), lean(FrozenBody(has_frozen_norms), capture=True)
+    x = images(32)
+    x[0, 0, 3] = torch.nan
+    gradients = []
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        for each in (plain, model):
+            each(x).square().nan_to_num().sum().backward()
+            gradients.append([p.grad.nan_to_num(7) for p in each.parameters() if p.grad is not None])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(map(torch.equal, *gradients))
+    if has_frozen_norms:
+        assert held(model, x) < 0.2 * held(plain, x)
+
+
 def test_a_fraction_limits_what_is_held_from_the_first_step_on() -> None:
     plain, model = (torchvision.models.resnet18(weights=None) for _ in range(2))
     x = torch.randn(2, 3, 96, 96)
@@ -234,8 +253,20 @@ def test_a_fraction_limits_what_is_held_from_the_first_step_on() -> None:
     assert held(lean(model, 0.3, capture=True), x) < 1.15 * limit  # parameters' and norms' vectors are held as well
 
 
+def products_of_equal_price() -> nn.Module:
+    """Return a network whose output, which the loss outside of the graph saves, is small."""
+    return nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)), nn.Linear(256, 1))
+
+
+def test_a_fraction_recomputes_some_of_the_products_of_equal_price() -> None:
+    model, x = products_of_equal_price(), torch.randn(256, 256)
+    plain, most = held(model, x), held(lean(copy.deepcopy(model), capture=True), x)
+    limit = 0.85 * most
+    assert 0.85 * limit < held(lean(copy.deepcopy(model), limit / plain, capture=True), x) <= limit
+
+
 def test_a_limit_in_bytes_limits_the_tensors_of_a_graph() -> None:
-    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8))), torch.randn(1024, 256)
+    model, x = products_of_equal_price(), torch.randn(1024, 256)
     existing = x.nbytes + sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
 
     def peak(budget: Any) -> int:

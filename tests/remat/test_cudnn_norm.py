@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import zoo
-from zoo.remat import cudnn_norm
+from zoo.remat import capture, cudnn_norm
 from zoo.remat.capture import backend
 from zoo.remat.memory_use import measure_memory
 
@@ -104,6 +104,18 @@ def test_captured_training_holds_as_little_as_with_torchs_norm() -> None:
     x = torch.randn(4, 8, 32, 32)
     held = [measure_memory(lambda: net(x).sum(), net.parameters()).held for net in (plain, lean)]  # noqa: B023
     assert held[1] < 0.6 * held[0]
+
+
+@pytest.mark.usefixtures("_cudnn")
+def test_a_graph_that_cannot_be_captured_keeps_its_own_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    monkeypatch.setattr(capture, "partition", fail)
+    expected = _train(_net(nn.BatchNorm2d))  # eager training on the CPU does not call cuDNN
+    with pytest.warns(capture.NotCaptured):
+        found = _train(zoo.lean(_net(nn.BatchNorm2d), capture=True))
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.usefixtures("_cudnn")

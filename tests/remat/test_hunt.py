@@ -19,7 +19,7 @@ from tests.remat.hunt import (
     shrink,
     write,
 )
-from zoo.remat import joint_graph, rematerializer
+from zoo.remat import joint_graph, recording
 from zoo.remat.operations import RULES
 
 #: Programs that failed, by what they exercise.
@@ -213,7 +213,7 @@ def test_a_wrong_recomputation_of_a_captured_program_is_found(monkeypatch: pytes
 @pytest.mark.slow
 def test_a_wrong_rule_is_found_and_its_program_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     silu = torch.ops.aten.silu.default
-    monkeypatch.setattr(rematerializer, "_traits", {})
+    monkeypatch.setattr(recording, "_traits", {})
     monkeypatch.setitem(RULES, silu, RULES[silu]._replace(repeat=torch.ops.aten.sigmoid.default))
     wrong = next(each for each, verdict in programs(2000, seed=0) if verdict.verdict == WRONG)
     smallest = shrink(wrong)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.remat.programs import assert_same, gradients_of, runs
 from zoo.remat import Rematerializer, recipes
 from zoo.remat.budget import Decision
-from zoo.remat.operations import IN_PLACE, OTHERS, PROMOTED, RULES, SAME_DTYPE, VIEWS, Rule, aten
+from zoo.remat.operations import IN_PLACE, OTHERS, PROMOTED, RULES, SAME_DTYPE, VIEWS, Rule, aten, max_pool
 from zoo.remat.recipes import TrackedTensor
 
 X, Y = torch.randn(2, 2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -159,9 +159,14 @@ def is_seen(operation: Any) -> bool:
 ROWS = {operation: rule for operation, rule in RULES.items() if is_seen(operation)}
 
 
+def functional(operation: Any) -> Any:
+    """Return an operation, or its functional variant if it overwrites its input."""
+    return ROWS[operation].repeat if ROWS[operation].overwrites else operation
+
+
 def example(operation: Any, rule: Rule) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a program in which a product saves the output of a row, called with products of its inputs."""
-    name = name_of(rule.repeat)
+    name = name_of(functional(operation))
 
     def program(x: Tensor, y: Tensor) -> Tensor:
         x, y = (x * y).abs() + 0.5, y * y + 0.5
@@ -205,9 +210,8 @@ def repeated_by(program: Callable[..., Tensor], *inputs: Tensor) -> set[Any]:
     "operation", [each for each in ROWS if each not in {aten.alias.default, aten.detach.default}], ids=name_of
 )
 def test_every_row_is_repeated_and_gives_the_bits_of_plain_autograd(operation: Any) -> None:
-    rule = ROWS[operation]
-    program = example(operation, rule)
-    assert repeated_by(program, X, Y) & {rule.repeat, IN_PLACE.get(rule.repeat)}
+    program, repeat = example(operation, ROWS[operation]), functional(operation)
+    assert repeated_by(program, X, Y) & {repeat, IN_PLACE.get(repeat)}
     assert_same(program, X, Y)
     assert_same(program, X.double(), Y.double())
     assert_same_where_it_runs(program)
@@ -238,7 +242,7 @@ def test_functions_of_several_operations_give_the_bits_of_plain_autograd(name: s
 
 def test_every_name_of_the_lists_has_a_row_that_recordings_see() -> None:
     names = {each for kind in (SAME_DTYPE, PROMOTED, OTHERS, VIEWS) for each in kind}
-    assert names == {name_of(rule.repeat).partition(".")[0] for rule in ROWS.values()}
+    assert names == {name_of(functional(operation)).partition(".")[0] for operation in ROWS}
 
 
 def test_an_operation_from_elsewhere_is_kept_and_its_gradient_is_right() -> None:
@@ -297,3 +301,18 @@ def test_what_is_written_over_a_tensor_is_rounded_to_its_dtype(smaller: torch.dt
                 assert_same(program, X, Y)
             except AssertionError as error:
                 raise AssertionError(name_of(operation)) from error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("channels", [3, 8, 21])
+def test_max_pools_have_the_same_bits_with_ties_and_nan(channels: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for kernel, stride, dilation, is_ceiling in ((3, 2, 1, False), (2, 2, 1, True), (3, 1, 2, True)):
+        x = torch.randn(2, channels, 13, 10, generator=generator)
+        where = torch.rand(x.shape, generator=generator)
+        x = torch.where(where < 0.3, x.round(), x)  # ties, and zeros of both signs
+        x[where > 0.9], x[where > 0.95] = -torch.inf, torch.nan
+        args = x.to(dtype), [kernel] * 2, [stride] * 2, [kernel // 2] * 2, [dilation] * 2, is_ceiling
+        for repeated, expected in zip(max_pool(*args), aten.max_pool2d_with_indices(*args), strict=True):
+            assert repeated.stride() == expected.stride()
+            assert torch.equal(repeated.view(torch.uint8), expected.view(torch.uint8))

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.remat.hunt import Saves
-from tests.remat.programs import are_equal, assert_same, bytes_held, images, network
+from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held, images, network
 from tests.step import loss_of, step
 from zoo.remat import Rematerializer
 from zoo.remat.budget import INPUT, Decision
+from zoo.remat.deciding import Decider
 from zoo.remat.operations import (
     ATTENTIONS,
     BATCH_NORMS,
@@ -48,9 +49,10 @@ def test_an_operation_that_is_not_in_the_table_is_kept() -> None:
 
 
 def test_no_repeated_operation_draws_random_numbers_or_writes() -> None:
-    for rule in RULES.values():
-        assert not rule.repeat._schema.is_mutable
-        assert torch.Tag.nondeterministic_seeded not in rule.repeat.tags
+    for operation, rule in RULES.items():
+        functional = rule.repeat if rule.overwrites else operation  # a function of zoo may call it in another layout
+        assert not functional._schema.is_mutable
+        assert torch.Tag.nondeterministic_seeded not in functional.tags
     assert all(operation._schema.is_mutable for operation in IN_PLACE.values())
 
 
@@ -145,7 +147,7 @@ def test_norm_sum_and_relu_are_repeated_in_one_pass(exact: bool) -> None:
     with Rematerializer(smallest_bytes=0, exact=exact) as recording:
         x, kept_shortcut = (convolution(images()) for convolution in convolutions)
         z = torch.relu_(norm(x) + kept_shortcut.relu() * kept_shortcut)
-        value = recording._find(z)
+        value = recording._tracker.find(z)
         assert value is not None
         assert value.recipe is not None
         assert value.recipe.operation is apply_line
@@ -180,17 +182,17 @@ def test_everything_that_was_held_is_freed_by_backward() -> None:
     model = network()
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     anchors: list[weakref.ref[Any]] = []
-    original = Rematerializer._decide
+    original = Decider.decide
     gc.disable()  # nothing may wait for the collector of cycles
     try:
         with pytest.MonkeyPatch.context() as patch:
 
-            def decide(self: Rematerializer, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+            def decide(self: Decider, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
                 if tensor.grad_fn is not None and tensor.untyped_storage()._cdata not in own:
                     anchors.append(weakref.ref(tensor.untyped_storage()))
                 original(self, tensor, *args, **kwargs)
 
-            patch.setattr(Rematerializer, "_decide", decide)
+            patch.setattr(Decider, "decide", decide)
             with Rematerializer(smallest_bytes=0):
                 out = model(images())
         out.sum().backward()
@@ -348,7 +350,7 @@ def test_recipes_start_from_parameters_and_buffers_at_no_cost(kind: Any) -> None
         x = conv(torch.randn(2, 3, 8, 8))
         y = x * factor
         loss = (x * x + y * y).sum()
-        value = recording._find(y)
+        value = recording._tracker.find(y)
     assert value is not None
     assert value.kept is None  # its recipe is saved, as `factor` takes no memory of its own
     loss.backward()
@@ -369,7 +371,7 @@ def test_small_tensors_and_parameters_are_saved_without_bookkeeping() -> None:
     model = network()
     with Rematerializer(smallest_bytes=10**9) as recording:
         loss = model(images()).sum()
-        assert recording._known == {}
+        assert recording._tracker.known == {}
         assert recording._kept == set()
     loss.backward()
 
@@ -475,23 +477,6 @@ def test_attention_with_dropout_has_no_price() -> None:
         assert flops_of(operation, (*args, 0.1), (query, None)) is None
 
 
-class FrozenBody(nn.Module):
-    """A trained stem and head, and between them a frozen body in evaluation mode."""
-
-    def __init__(self, has_frozen_norms: bool = True) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 2, 1)
-        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)).requires_grad_(False)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4)).requires_grad_(not has_frozen_norms).eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = torch.relu_(norm(conv(x)) + x)
-        return self.head(F.avg_pool2d(F.relu(F.max_pool2d(x, 2)), 2))
-
-
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_frozen_norms", [True, False])
@@ -517,7 +502,7 @@ def test_frozen_layers_hold_the_signs_of_rectified_maps_and_nothing_else() -> No
     model, x = FrozenBody(), images(16)
     log: list[Decision] = []
     with Rematerializer(smallest_bytes=0, parameters=[*model.parameters(), *model.buffers()], log=log) as recording:
-        recording._is_partly_frozen = True  # as it is from the first frozen layer on
+        recording._frozen.is_seen = True  # as it is from the first frozen layer on
         out = model(x)
     held = {each.made_by for each in log if each.is_kept and each.bytes and each.reason != INPUT}
     assert held == {"", "aten.max_pool2d_with_indices", "aten.avg_pool2d"}  # images, indices, input of the head

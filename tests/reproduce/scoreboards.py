@@ -1,4 +1,4 @@
-"""Published numbers and rows to test the scoreboard with."""
+"""Published numbers, comparisons and reports to test the scoreboard with."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from zoo.reproduce.comparison import Comparison, State, Verdict
+from zoo.reproduce.comparison import Comparison, Section, State, Verdict
 from zoo.reproduce.published_numbers import PublishedNumber
-from zoo.reproduce.scoreboard import MeasuredBy, Row, Scoreboard
+from zoo.reproduce.scoreboard import Row, rows_of
 
 ENVIRONMENT = {"commit": "a" * 40, "date": "2026-03-04T05:06:07+00:00", "torch": "2.15.0", "cuda": None}
 
@@ -20,6 +20,7 @@ def number(key: str, value: Any = 7.24, paper: str = "revnet", **fields: Any) ->
         "quantity": f"error of {key}",
         "unit": "%",
         "kind": "printed",
+        "evidence": "accuracy trained",
         "quotation": "7.14% 7.24%",
         "place": "Table 3, row 1",
     }
@@ -32,25 +33,30 @@ def publish(monkeypatch: pytest.MonkeyPatch, *numbers: PublishedNumber) -> None:
     def of_paper(paper: str) -> dict[str, PublishedNumber]:
         return {each.id.partition("/")[2]: each for each in numbers if each.paper == paper}
 
-    monkeypatch.setattr("zoo.reproduce.scoreboard.published_numbers", of_paper)
+    for module in ("scoreboard", "paper_report"):
+        monkeypatch.setattr(f"zoo.reproduce.{module}.published_numbers", of_paper)
 
 
-def found(
-    published: PublishedNumber | None, measured: Any = 7.3, state: State = "reproduced", **fields: Any
-) -> Comparison:
-    """Return a comparison; one that waits has nothing measured."""
-    value = None if state in ("needs data", "needs training", "not built") else measured
-    return Comparison("error", published, value, "%", Verdict(state, "as measured"), **fields)
+def found(published: PublishedNumber | None, measured: Any = 7.3, **fields: Any) -> Comparison:
+    """Return a comparison with a standard error of 0.1 points."""
+    return Comparison(
+        **{"what": "error", "published": published, "measured": measured, "unit": "%", "spread": 0.1} | fields
+    )
 
 
-def measured_by(section: str = "Table 3", **environment: Any) -> MeasuredBy:
-    """Return what measured an item of the RevNet paper, in this environment."""
-    return MeasuredBy(section, f"zoo reproduce revnet --only '{section}'", {**ENVIRONMENT, **environment})
+def waiting(published: PublishedNumber, state: State = "needs training") -> Comparison:
+    """Return the comparison of a number that was not measured."""
+    return Comparison(what="error", published=published, pending=Verdict(state, "`zoo train x DATA`"))
 
 
-def rows_of(*comparisons: Comparison) -> list[Row]:
-    """Return the rows of a scoreboard, whose numbers `publish` has made, after these comparisons."""
-    scoreboard = Scoreboard(["inplace_abn", "revnet"], {})
-    for comparison in comparisons:
-        scoreboard.add(comparison, measured_by())
-    return list(scoreboard.rows.values())
+def section(*comparisons: Comparison, key: str = "table3", **environment: Any) -> Section:
+    """Return a section of a report on the RevNet paper, measured in this environment."""
+    command = "zoo reproduce revnet --only 'Table 3'"
+    return Section(
+        key, "Table 3", "Measured.", list(comparisons), command=command, environment={**ENVIRONMENT, **environment}
+    )
+
+
+def rows(*sections: Section) -> dict[str, Row]:
+    """Return the rows by id; the numbers are those that `publish` has made."""
+    return {row.number.id: row for row in rows_of({"inplace_abn": [], "revnet": sections})}

@@ -29,16 +29,16 @@ def _measured(top1: float, top5: float = 93.5, count: int = 50_000, limit: int |
         (77.04, 93.5, "within 0.1 point"),
         (77.14, 93.4, "within 0.1 point"),
         (76.944, 93.5, "within 0.1 point"),
-        (76.93, 93.5, "off by -0.11 (top1)"),
-        (77.1, 94.0, "off by +0.50 (top5)"),
-        (77.5, 93.0, "off by -0.50 (top5)"),
+        (76.93, 93.5, "-0.11 points (top1)"),
+        (77.1, 94.0, "+0.50 points (top5)"),
+        (77.5, 93.0, "-0.50 points (top5)"),
     ],
 )
 def test_a_tenth_of_a_point_in_either_score_is_the_limit(top1: float, top5: float, verdict: str) -> None:
     row = _measured(top1, top5)
     assert row.verdict(IMAGENET).reason == verdict
-    assert row.verdict(IMAGENET).state == ("off" if verdict.startswith("off") else "reproduced")
-    assert row.is_off(IMAGENET) == verdict.startswith("off")
+    assert row.verdict(IMAGENET).state == ("reproduced" if verdict.startswith("within") else "off")
+    assert row.is_off(IMAGENET) != verdict.startswith("within")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,6 @@ def test_the_report_says_which_data_it_is_about(data: ValidationSet, words: str)
 def test_where_only_top1_was_published_only_top1_is_compared() -> None:
     row = replace(_measured(76.5, top5=10.0), published={"top1": 76.9})
     assert row.difference(IMAGENET) == {"top1": -0.4}
-    assert str(row.verdict(IMAGENET)) == "off by -0.40 (top1)"
+    assert str(row.verdict(IMAGENET)) == "off: -0.40 points (top1)"
     text = " ".join(markdown_report([row], IMAGENET, [], ENVIRONMENT).split())
-    assert "| 76.90 | 76.50 / 10.00 | 0.19 / 0.13 | -0.40 | off by -0.40 (top1) |" in text
+    assert "| 76.90 | 76.50 / 10.00 | 0.19 / 0.13 | -0.40 | off: -0.40 points (top1) |" in text

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.reproduce.scoreboards import ENVIRONMENT, number
+from tests.reproduce.scoreboards import ENVIRONMENT, found, number, publish, section, waiting
 from zoo.engine.process import CPU
-from zoo.reproduce.comparison import Section, Verdict, compare, not_measured
-from zoo.reproduce.paper_report import SHOWN_KEYS, Report, redraw, write_report
+from zoo.errors import ConfigError
+from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
+from zoo.reproduce.paper_report import SHOWN_KEYS, Report, merged, read_report, redraw, write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.training_runs import load_changed
 from zoo.run.cost import CostMeter
@@ -22,26 +23,39 @@ def test_all_experiments_of_the_tables_exist() -> None:
         assert load_changed(name).network.num_classes in (10, 100, 1000)
 
 
-def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(tmp_path: Path) -> None:
+def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
     panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0]), Line("law", [1, 2], [3.0, 5.0], True)], True, True)
-    near = compare("bytes", number("table3/one", 2, unit="B"), 2.0, "B", 0.1)
-    section = Section("one", "Table 1", "Measured so.", [near], ["a note"], [panel])
-    missing = not_measured("error", number("table3/two"), "%", Verdict("needs training", "`zoo train x`"))
-    plain = Section("two", "Table 2", "Not measured.", [missing])
+    one, two = number("table3/one", 2, unit="B", evidence="memory measured"), number("table3/two")
+    publish(monkeypatch, one, two)
+    near = Comparison(what="bytes", published=one, measured=2.1, unit="B")
+    first = Section("one", "Table 1", "Measured so.", [near], ["a note"], [panel], environment=ENVIRONMENT)
+    missing = not_measured("error", two, "%", Verdict("needs training", "`zoo train x`"))
+    plain = Section("two", "Table 2", "Not measured.", [missing], environment=ENVIRONMENT)
     environment = {**dict.fromkeys(SHOWN_KEYS, "1"), **ENVIRONMENT}
     report = Report(
         tmp_path, "revnet", "Title", "zoo reproduce revnet", environment, True, CostMeter(CPU), ["a remark"]
     )
-    text = write_report(report, [section, plain])
+    text = write_report(report, [first, plain])
+    assert read_report(tmp_path, "revnet") == [first, plain]
     assert text == (tmp_path / "revnet.md").read_text()
-    for part in ("- a remark", "| bytes", "within 10 %", "- a note", "(revnet_one.png)", "printed, Table 3, row 1"):
+    for part in (
+        "- a remark",
+        "| bytes",
+        "reproduced: +5.0 %",
+        "- a note",
+        "(revnet_one.png)",
+        "printed, Table 3, row 1",
+    ):
         assert part in text
     assert "needs training: `zoo train x`" in text
     content = json.loads((tmp_path / "revnet.json").read_text())
-    first, second = (each["figures"][0] for each in content["sections"])
-    assert first["published"] == {"id": "revnet/table3/one", "kind": "printed", "place": "Table 3, row 1", "value": 2}
-    assert (first["state"], second["state"], second["measured"]) == ("reproduced", "needs training", None)
+    bytes_, error = (each["figures"][0] for each in content["sections"])
+    assert (bytes_["published"], bytes_["value"], bytes_["measured"]) == (one.id, "2", 2.1)
+    assert "verdict" not in bytes_, "it is computed"
+    assert (error["pending"]["state"], error.get("measured")) == ("needs training", None)
     assert content["sections"][0]["panels"][0]["lines"][0]["y"] == [3.0, 4.0]
     assert (tmp_path / "revnet_one.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "revnet_two.png").exists()
@@ -55,3 +69,41 @@ def test_plots_have_room_for_many_panels() -> None:
     pytest.importorskip("matplotlib")
     panels = [Panel(str(n), "x", "y", [Line("a", [0, 1], [1.0, 2.0])]) for n in range(4)]
     assert draw_panels("A title that is long enough to be broken " * 3, panels).startswith(b"\x89PNG")
+
+
+ONE, TWO = number("table3/one"), number("table3/two", 5.17)
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"sections": [{"key": "a"}]}'])
+def test_a_file_that_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
+    assert read_report(tmp_path, "revnet") == []
+    (tmp_path / "revnet.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"not written by zoo reproduce; .*revnet\.json"):
+        read_report(tmp_path, "revnet")
+
+
+def test_what_was_measured_is_not_replaced_by_the_word_that_more_is_needed() -> None:
+    earlier = section(found(ONE, 1.0), waiting(TWO))
+    one, two = merged(section(waiting(ONE), waiting(TWO), commit="b" * 40), earlier).comparisons
+    assert (one.measured, one.environment, one.command) == (1.0, earlier.environment, earlier.command)
+    assert (one.date, two.measured) == (ENVIRONMENT["date"], None)
+    assert merged(section(found(ONE, 2.0)), earlier).comparisons[0].measured == 2.0
+    assert merged(section(waiting(ONE, "not built")), earlier).comparisons[0].measured is None
+    assert merged(earlier, None) is earlier
+
+
+def test_what_was_measured_on_images_is_not_replaced_by_what_was_measured_without() -> None:
+    earlier = section(found(ONE, 1.0, data="digest"))
+    assert merged(section(found(ONE, 2.0)), earlier).comparisons[0].measured == 1.0
+    assert merged(section(found(ONE, 3.0, data="other")), earlier).comparisons[0].measured == 3.0
+
+
+def test_a_number_that_is_not_published_any_more_has_no_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(monkeypatch, ONE, TWO)
+    report = Report(tmp_path, "revnet", "Title", "zoo reproduce revnet", ENVIRONMENT, False, CostMeter(CPU))
+    write_report(report, [section(found(ONE), found(TWO))])
+    publish(monkeypatch, TWO)
+    (left,) = read_report(tmp_path, "revnet")[0].comparisons
+    assert left.published == TWO

@@ -6,97 +6,131 @@ import csv
 import io
 import json
 import re
+from decimal import Decimal
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from tests.reproduce.scoreboards import ENVIRONMENT, found, number, publish, rows_of
-from zoo.errors import ConfigError
-from zoo.reproduce.papers import PAPERS
-from zoo.reproduce.published_numbers import published_numbers
-from zoo.reproduce.scoreboard import NOT_REPORTED, Row
-from zoo.reproduce.scoreboard_files import csv_text, read_rows, write_scoreboard
+from tests.reproduce.scoreboards import found, number, publish, rows, section, waiting
+from zoo.reproduce.model_index import model_index
+from zoo.reproduce.operations import operations_of
+from zoo.reproduce.scoreboard import RATES, Row
+from zoo.reproduce.scoreboard_files import csv_text, forms_of, read_rows
 from zoo.reproduce.scoreboard_page import scoreboard_page
+from zoo.reproduce.scoreboard_summary import scoreboard_summary
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-TITLES = {"inplace_abn": "The first paper", "revnet": "The second paper"}
-COMMAND = "zoo reproduce all"
-HOSTILE = """<script>alert("&")</script> | {{rows}}"""
+HOSTILE = """<script>alert("&")</script> | `a` {{rows}}"""
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
-    """Rows of two papers: one not run, one off, one read off a figure and hostile, one that needs training."""
+def all_rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
+    """Rows of two papers: one not run, one off, one hostile, one that needs training."""
     hostile = number(
-        "figure2/b", "rises", item="Figure 2", kind="read off a figure", quotation=HOSTILE, quantity=HOSTILE
+        "figure2/b", "rises", item="Figure 2", evidence="count", quotation=HOSTILE, quantity=HOSTILE, finding=HOSTILE
     )
-    numbers = [number("table1/a", 78.08, "inplace_abn"), number("table3/a"), hostile, number("table3/c")]
+    zeros = number("table1/a", Decimal("93.50"), "inplace_abn", network="resnet50")
+    numbers = [
+        zeros,
+        number("table3/a"),
+        hostile,
+        number("table3/c"),
+    ]
     publish(monkeypatch, *numbers)
-    of_runs = {"commit": f"{'b' * 40}-dirty", "torch": "2.14.0", "libjpeg": "6.2"}
-    return rows_of(
-        found(numbers[1], 9.5, "off", n=3, spread=0.25),
-        found(hostile, "rises", environment=of_runs),
-        found(numbers[3], state="needs training"),
-    )
+    of_runs = {"commit": "b" * 40, "torch": "2.14.0", "libjpeg": "6.2"}
+    compared = [found(numbers[1], 9.5, n=3), found(hostile, "rises", environment=of_runs), waiting(numbers[3])]
+    return list(rows(section(*compared)).values())
 
 
-def test_rows_are_read_again_as_they_were_written(rows: list[Row], tmp_path: Path) -> None:
-    write_scoreboard(tmp_path, rows, COMMAND, ENVIRONMENT)
-    assert list(read_rows(tmp_path).values()) == rows
-    content = json.loads((tmp_path / "reproduction.json").read_text())
-    assert content["states"]["off"] == 1
-    assert (content["command"], content["environment"]["commit"]) == (COMMAND, "a" * 40)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "REPRODUCTION.md", "reproduction.csv", "reproduction.json",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"rows": [{"id": "a"}]}'])
-def test_a_file_that_is_no_scoreboard_is_refused(tmp_path: Path, text: str) -> None:
-    assert read_rows(tmp_path) == {}
-    (tmp_path / "reproduction.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"not written by zoo reproduce; .*reproduction\.json"):
-        read_rows(tmp_path)
-
-
-def test_the_csv_file_has_a_line_for_each_row_and_a_column_for_all_that_is_known(rows: list[Row]) -> None:
-    lines = list(csv.DictReader(io.StringIO(csv_text(rows))))
-    assert {"paper", "item", "quantity", "published", "unit", "kind", "measured", "n", "spread", "verdict", "command",
-            "commit", "date", "torch", "libjpeg"} <= lines[0].keys()  # fmt: skip
-    assert [line["published"] for line in lines] == ["78.08", "7.24", "rises", "7.24"]
-    assert [line["measured"] for line in lines] == ["", "9.5", "rises", ""]
+def test_the_csv_file_has_a_line_for_each_row_with_both_measurements(all_rows: list[Row]) -> None:
+    lines = list(csv.DictReader(io.StringIO(csv_text(all_rows))))
+    assert {"paper", "item", "quantity", "published", "unit", "kind", "evidence", "paper_measured", "shipped_measured",
+            "paper_state", "shipped_state", "state", "spread_of", "command", "commit", "date",
+            "torch"} <= lines[0].keys()  # fmt: skip
+    assert [line["published"] for line in lines] == ["93.50", "7.24", "rises", "7.24"], "zeros as printed"
+    assert [line["paper_measured"] for line in lines] == ["", "9.5", "rises", ""]
     assert lines[2]["quotation"] == HOSTILE
     assert (lines[1]["torch"], lines[2]["torch"], lines[2]["libjpeg"]) == ("2.15.0", "2.14.0", "6.2")
 
 
-def test_the_markdown_page_counts_the_states_and_shows_each_row_below_its_item(rows: list[Row]) -> None:
-    page = scoreboard_page(rows, TITLES, COMMAND)
-    assert "Of 4 published numbers: 1 reproduced, 1 off, 1 needs training, 1 not run." in page
-    assert re.findall(r"^## (.+)|^### (.+)", page, re.MULTILINE)[1:] == [
-        ("The first paper", ""), ("", "Table 3"), ("The second paper", ""), ("", "Table 3"), ("", "Figure 2"),
-    ]  # fmt: skip
-    (line,) = re.findall(r"^\| error of table3/a .*", page, re.MULTILINE)
-    assert [cell.strip() for cell in line.split("|")[2:-1]] == [
-        "7.24 %", "printed", "9.5 %", "3", "0.25", "off: as measured", "[1]", "a" * 10, "2026-03-04",
-    ]  # fmt: skip
-    assert f"{'b' * 10}-dirty" in page
+def test_the_summary_counts_by_evidence_and_has_a_line_per_item(all_rows: list[Row]) -> None:
+    page = scoreboard_summary(all_rows)
+    assert re.search(r"^\| accuracy trained +\| +3 \|", page, re.MULTILINE)
+    assert "| [Figure 2](reproduction.html#revnet-figure2-b) |" in page
+    assert f"1 rows, 2026-03-04, commit `{'a' * 40}`: torch 2.15.0" in page
+    assert "reproduced" not in re.sub(r"\*\*|\|.*|- .*", "", page), "no count without its kind"
 
 
-def test_the_page_says_on_top_of_which_commits_and_versions_its_rows_are(rows: list[Row]) -> None:
-    page = scoreboard_page(rows, TITLES, COMMAND)
-    assert "The rows were measured on 2 commits; each row names its own." in page
-    assert f"2 rows of commit `{'a' * 40}`, 2026-03-04, 1 of them measured: torch 2.15.0" in page
-    assert f"1 rows of commit `{'b' * 40}-dirty`, at an unknown time, 1 of them measured: torch 2.14.0" in page
-    assert "1 rows without a run" in page
+class Page(HTMLParser):
+    """Collects the rows of a page with their attributes, its scripts and its links, and checks that tags are closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: list[dict[str, str | None]] = []
+        self.links: list[str] = []
+        self.scripts = 0
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.rows += [found] if tag == "tr" and "data-state" in found else []
+        self.links += [link] if (link := found.get("href") or found.get("src")) else []
+        self.scripts += tag == "script"
+        self.open += [] if tag in ("meta", "input", "img") else [tag]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
 
 
-def test_the_committed_page_has_every_published_number_and_says_why_of_each_that_is_not_measured() -> None:
+def test_the_html_page_has_each_row_with_what_its_filters_need_and_runs_nothing_foreign(all_rows: list[Row]) -> None:
+    page = Page(scoreboard_page(all_rows))
+    states = {row["id"]: row["data-state"] for row in page.rows}
+    assert states == {
+        "inplace_abn-table1-a": "not run", "revnet-table3-a": "off", "revnet-figure2-b": "reproduced",
+        "revnet-table3-c": "needs training",
+    }  # fmt: skip
+    assert {row["data-evidence"] for row in page.rows} == {"accuracy trained", "count"}
+    assert (page.scripts, page.open) == (1, [])
+
+
+def test_the_committed_page_has_a_row_for_each_number_and_its_links_lead_somewhere() -> None:
+    committed = read_rows(RESULTS)
+    page = Page(scoreboard_page(committed))
+    anchors = {row["id"] for row in page.rows}
+    assert len(anchors) == len(committed) == len(page.rows)
+    for link in page.links:
+        if link.startswith("#"):
+            assert link[1:] in anchors
+        elif "://" not in link:
+            assert (RESULTS / link).exists(), link
+
+
+def test_model_index_has_the_published_and_the_measured_accuracies(all_rows: list[Row]) -> None:
+    content = json.loads(model_index(all_rows))
+    (model,) = content["Models"]
+    assert (model["Name"], model["In Collection"]) == ("resnet50", "inplace_abn")
+    assert model["Results"][0]["Metrics"] == {"error of table1/a": 93.5}
+    assert [each["Paper"]["URL"] for each in content["Collections"]][1] == "https://arxiv.org/abs/1707.04585"
+
+
+def test_every_row_of_the_committed_page_has_its_measurement_or_the_reason_for_none() -> None:
     """After a change of the published numbers: zoo reproduce all, as docs/results/README.md has it."""
-    rows = read_rows(RESULTS)
-    published = {number.id: number for paper in PAPERS for number in published_numbers(paper).values()}
-    assert list(rows) == list(published)
-    assert [id for id, row in rows.items() if row.published != published[id].value] == []
-    assert [
-        id for id, row in rows.items() if row.verdict.endswith(NOT_REPORTED) or not row.verdict or not row.command
-    ] == []
-    assert [id for id, row in rows.items() if row.measured is None and row.state in ("reproduced", "off")] == []
+    committed = read_rows(RESULTS)
+    assert [row.number.id for row in committed if row.state == "not run"] == []
+    assert [row.number.id for row in committed if not row.is_measured and not row.paper.verdict.reason] == []
+    assert set(forms_of(committed)) <= {path.name for path in RESULTS.iterdir()}
+
+
+def test_rates_are_those_of_the_result_files() -> None:
+    """Of a ResNet-50 with 224 pixels, in images per second times operations per image."""
+    per_image = operations_of("resnet50_ipabn-sync_lr_512") / (1_281_167 * 90)
+    for name, (rate, file) in RATES.items():
+        records = json.loads((RESULTS / f"{file}.json").read_text())["records"]
+        (step,) = (
+            each
+            for each in records
+            if (each["subject"], each["provider"], each["metric"]) == ("resnet50", "std-BN", "step")
+        )
+        assert rate == pytest.approx(step["shape"][0] * per_image / step["median"] * 1000, rel=0.1), name

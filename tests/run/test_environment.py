@@ -129,3 +129,11 @@ def test_a_system_without_cpuinfo_still_has_a_cpu_model(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "read_text", fail)
     assert environment.cpu_model()
+
+
+def test_a_cpu_has_its_family_and_model_besides_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (
+        "processor : 0\ncpu family : 25\nmodel : 17\nmodel name : A CPU\nstepping : 1\n\nprocessor : 1\nmodel : 18\n"
+    )
+    monkeypatch.setattr(environment.Path, "read_text", lambda _: lines)
+    assert environment.cpu_model() == "A CPU (family 25, model 17, stepping 1)"

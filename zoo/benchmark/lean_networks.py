@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from zoo.benchmark.max_batch import MemoryPrediction
 from zoo.benchmark.model import add_times
-from zoo.benchmark.network_setup import Setup, loss_of_any
+from zoo.benchmark.network_setup import Setup, loss_of_any, room_for_compilations
 from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.strategies import EAGER
+from zoo.engine.wrapping import compile_network
 from zoo.models.external import iter_tensors
 from zoo.remat import Rematerializer, inductor_options
 from zoo.remat.budget import Decision
@@ -41,6 +42,7 @@ def measure_lean_network(
     max_bytes: int | None = None,
     exact: bool = True,
     capture: bool = False,
+    compiled_budgets: Sequence[float] = (),
 ) -> str | None:
     """Add held memory, peak memory and step time of a network, lean and plain; return what holds most when it is lean.
 
@@ -53,6 +55,8 @@ def measure_lean_network(
     - `rounds`: timed steps; 0 measures memory only.
     - `budget`, `exact`: arguments of `zoo.lean`.
     - `capture`: also measure captured lean training, and Inductor with the same rule.
+    - `compiled_budgets`: also measure Inductor with torch's partitioner and these activation memory budgets, and with
+      the lean rule and those of them that are below 1.
     - `max_bytes`: networks whose plain training is predicted to need more are noted and skipped. A network that
       cannot run on the meta device is measured.
     """
@@ -73,11 +77,35 @@ def measure_lean_network(
     if capture:
         models[CAPTURED] = lean(copy.deepcopy(plain), budget, capture=True)
         models[INDUCTOR] = torch.compile(copy.deepcopy(plain), options=inductor_options(budget))
+    for share in compiled_budgets:
+        models[f"Inductor, budget {share:g}"] = compile_network(copy.deepcopy(plain), share)
+        if share < 1:
+            options = inductor_options(share)
+            models[f"{INDUCTOR}, budget {share:g}"] = torch.compile(copy.deepcopy(plain), options=options)
+    with room_for_compilations():
+        return _measure(results, case, models, images, first, rounds, budget)
+
+
+def _measure(
+    results: Results,
+    case: Case,
+    models: dict[str, Any],
+    images: Tensor,
+    first: Sequence[Tensor],
+    rounds: int,
+    budget: Any,
+) -> str | None:
+    """Add bits, memory and time of a network; ``first`` is the first step of plain training."""
+    name, plain = case.subject, models[PLAIN]
     for provider in [*models][1:]:
         try:
             begin = time.process_time()
-            with _deterministic(images.device) if provider != INDUCTOR else nullcontext():
-                is_same = _are_equal(first, step_of(models[provider], images))
+            is_exact = provider in (LEAN, CAPTURED)  # the kernels of Inductor are others
+            if is_exact:
+                with _deterministic(images.device):
+                    is_same = _are_equal(first, step_of(models[provider], images))
+            else:
+                _forward(models[provider], images)().backward()
         except Exception as error:
             results.add(case, provider, "trains", "1", [0.0])
             results.note(f"{name}, {provider}, fails: {describe_error(error)}")
@@ -86,14 +114,13 @@ def measure_lean_network(
         results.add(case, provider, "trains", "1", [1.0])
         if provider != LEAN:
             results.add(case, provider, "first step", "s of CPU time", [time.process_time() - begin])
-        if provider != INDUCTOR:  # whose kernels are others
+        if is_exact:
             results.add(case, provider, "same bits", "1", [float(is_same)])
             if not is_same:
                 with _deterministic(images.device):
                     repeats = _are_equal(first, step_of(copy.deepcopy(plain), images))
                 why = f"plain training is {'' if repeats else 'not '}deterministic"
                 results.note(f"{name}, {provider}: the bits differ; {why}")
-    del first
     if len(models) == 1:
         return None
     try:
@@ -219,7 +246,7 @@ def measure_overhead(results: Results, rounds: int = 51) -> None:
 
 def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], images: Tensor, rounds: int) -> None:
     forwards = {name: _forward(model, images) for name, model in models.items()}
-    for name in forwards.keys() & {CAPTURED, INDUCTOR}:  # compile graphs for images without gradients
+    for name in forwards.keys() - {PLAIN, LEAN}:  # compile graphs for images without gradients
         forwards[name]().backward()
     memory = {name: measure_memory(forwards[name], model.parameters()) for name, model in models.items()}
     for name, measured in memory.items():

@@ -288,6 +288,8 @@ class BenchmarkLean(Benchmark):
     """Fuse norms and activations; results then agree only up to rounding."""
     capture: bool = False
     """Also measure captured lean training, and Inductor with the same rule. Compiling takes a minute per network."""
+    compiled_budgets: Budgets = option(default=(), nargs="*")
+    """Also measure Inductor with these activation memory budgets, from 0 to 1, of torch and of the lean rule."""
     rounds: WholeNumber = 7
     """Interleaved timings of each step; 0 measures memory only."""
 
@@ -313,7 +315,7 @@ class BenchmarkLean(Benchmark):
             setup = Setup(NetworkSpec(arch=name), self.batch, self.size, device=results.device)
             holders[name] = measure_lean_network(
                 results, setup, rounds=self.rounds, budget=budget, max_bytes=max_bytes, exact=not self.inexact,
-                capture=self.capture,
+                capture=self.capture, compiled_budgets=self.compiled_budgets,
             )  # fmt: skip
             results.write(self.stem)  # keep what was measured if the next network fails
         summarize_networks(results, holders)

@@ -48,7 +48,7 @@ class ReproduceAll(Command, PaperOptions):
             print(*reproduced.reports.values())
         for paper in reproduced.reports:
             print(f"written to {self.out / paper}.md and .json, with plots next to them")
-        print(f"{count_sentence(reproduced.rows)} All rows: {self.out / 'REPRODUCTION.md'}, reproduction.csv and .json")
+        print(f"{count_sentence(reproduced.rows)} All rows: {self.out / 'reproduction.html'} and .csv")
         return 0
 
 

@@ -6,7 +6,11 @@ anyway or are smaller. Backward recomputes it with the same kernels, so that gra
 
 - ``operations``: the rules: which operations may be recomputed, and how each is recomputed exactly.
 - ``recipes``: tracked tensors, recipes, and their evaluation in backward.
-- ``rematerializer``: the dispatch mode that records a forward pass and decides what is saved.
+- ``tracking``: which contents the tensors of a forward pass have, and which memory stays alive until backward.
+- ``recording``: how the outputs of operations were computed.
+- ``deciding``: whether autograd saves a tensor or its recipe.
+- ``frozen``: what is saved for layers whose weights are frozen.
+- ``rematerializer``: the dispatch mode that joins these, and the hooks through which autograd saves recipes.
 - ``budget``: how much recomputation of convolutions and matrix products is allowed.
 - ``planning``: the budget with which the peak of a training step stays within a limit.
 - ``fusing``: norms fused with activations, for users who do not need the same bits.

@@ -52,9 +52,8 @@ def backend(
     for dtype in LINE_DTYPES:
         line_is_exact(dtype)  # now, as it cannot be measured while torch traces
     try:
-        cudnn_norm.keep(graph)
         rule = partial(partition, budget=budget, cached_casts=_cached_casts(graph, inputs))
-        return aot_backend(_run_eagerly, rule, with_real_strides)(graph, inputs)
+        return aot_backend(_run_eagerly, rule, with_real_strides)(cudnn_norm.with_kept_norms(graph), inputs)
     except ConfigError:  # an impossible budget
         raise
     except Exception as error:  # whatever AOTAutograd or the partitioner cannot handle

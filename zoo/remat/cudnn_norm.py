@@ -1,12 +1,13 @@
 """cuDNN's batch norm as an operator that torch.compile keeps.
 
 Eager training on CUDA calls cuDNN's batch norm where it can. AOTAutograd replaces it by torch's own before autograd,
-which rounds differently. `keep` replaces the batch norms of a graph that runs as eager kernels by `batch_norm`, which
-AOTAutograd traces as an operator that calls cuDNN.
+which rounds differently. `with_kept_norms` replaces the batch norms of a graph that runs as eager kernels by
+`batch_norm`, which AOTAutograd traces as an operator that calls cuDNN.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -20,12 +21,15 @@ aten = torch.ops.aten
 LIBRARY = torch.library.Library("zoo_remat", "FRAGMENT")
 
 
-def keep(graph: fx.GraphModule) -> None:
-    """Replace the batch norms of a graph of Dynamo by functions whose cuDNN operator AOTAutograd keeps."""
+def with_kept_norms(graph: fx.GraphModule) -> fx.GraphModule:
+    """Return a copy of a graph of Dynamo, whose batch norms are functions whose cuDNN operator AOTAutograd keeps."""
+    graph = copy.copy(graph)  # shares the parameters
+    graph.graph = copy.deepcopy(graph.graph)
     replaced = {F.batch_norm: batch_norm, torch.batch_norm: _torch_batch_norm}
     for node in graph.graph.nodes:
         node.target = replaced.get(node.target, node.target) if node.op == "call_function" else node.target
     graph.recompile()
+    return graph
 
 
 def batch_norm(

@@ -11,7 +11,7 @@ import copy
 import operator
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,16 @@ from zoo.remat.operations import (
     RULES,
     apply_line,
     bits_of,
+    break_tie,
     first_tensor,
     flops_of,
     has_exact_line,
     line_of,
     mask_of,
+    reads_only_shape,
+    reads_only_signs,
+    rectified_of,
+    signs_of,
 )
 from zoo.torch_internals import (
     BACKWARD_TAG,
@@ -133,7 +138,7 @@ def _budget_within(limited: Budget, rewritten: Callable[[Budget], Any]) -> Budge
     graph = rewritten(budget)
     if _peak_of(graph) <= limited.peak_bytes:
         return budget
-    prices = sorted({_price(node) for node in graph.nodes if _has_price(node)})
+    prices = sorted(_prices(graph.nodes).values())
     budgets = [budget, *map(Budget, prices)]
     # Peaks fall as the price rises, so their negatives are sorted.
     position = bisect_left(budgets, -limited.peak_bytes, key=lambda each: -_peak_of(rewritten(each)))
@@ -178,7 +183,9 @@ class _Rewriting:
         self._backward = [node for node in nodes[end:] if node.op == "call_function" and not _is_epilogue(node)]
         outputs = graph.output_node().args[0]
         assert isinstance(outputs, (list, tuple))
+        self._prices = _prices(self._forward)
         self._returned = {node for node in outputs[num_fwd_outputs:] if is_node(node)} & self._is_forward
+        self._replace_unread()
         self._unpacked = dict(self._pack_masks()) if is_eager else {}
         self._needed = {
             self._current(source)
@@ -206,12 +213,36 @@ class _Rewriting:
             mask = outputs.get(position or 0)
             if mask is None or _bytes_of(mask) < MIN_BYTES:
                 continue
-            value = mask.meta["val"]
-            if not all(type(size) is int for size in value.shape):  # symbolic ones cannot be arguments of `mask_of`
+            if not _has_static_shape(mask):
                 continue
-            bits = self._insert(mask, bits_of, (mask,), {}, value.new_empty(-(-value.numel() // 8), dtype=torch.uint8))
+            value = mask.meta["val"]
+            bits = self._insert(mask, bits_of, (mask,), {}, _bits_like(value))
             unpacked = self._insert(bits, mask_of, (bits, value.shape, value.dtype), {}, value)
             yield mask, unpacked
+
+    def _replace_unread(self) -> None:
+        """Let backward read an uninitialized tensor where it reads only the shape of an input, as frozen layers do.
+
+        Where it reads only the signs of the output of a ReLU, let it read a tensor that is computed from their bits.
+        """
+        for node in self._backward:
+            read: Any = node.args[1] if len(node.args) > 1 else None
+            source: Any = _base(read) if is_node(read) else None
+            if source not in self._is_forward or not _has_static_shape(read):
+                continue
+            value = read.meta["val"]
+            layout = list(value.shape), list(value.stride())
+            if reads_only_shape(node.target, node.args):
+                options = {"dtype": value.dtype, "device": value.device}
+                node.update_arg(1, self._call(node, aten.empty_strided.default, layout, options, value))
+            elif self._is_eager and reads_only_signs(node.target, node.args) and source.target is RELU:
+                bits = self._insert(source, signs_of, (source,), {}, _bits_like(value))
+                args = bits, *layout, value.dtype, value.device
+                node.update_arg(1, self._insert(bits, rectified_of, args, {}, value))
+        self._graph.eliminate_dead_code()  # views of what was replaced
+        self._forward = [node for node in self._forward if node.users or not _is_computed(node)]
+        self._backward = [node for node in self._backward if node.users]
+        self._is_forward = set(self._forward)
 
     def _insert(self, after: Node, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
         """Insert a node of forward."""
@@ -231,7 +262,7 @@ class _Rewriting:
         plain_bytes = sum(map(_bytes_of, filter(_is_computed, {_base(node) for node in self._needed})))
         limit = self._budget.held_limit(plain_bytes)
         if self._bytes_saved_at(self._budget.flops_per_byte) > limit:
-            prices = sorted({_price(node) for node in self._forward if _has_price(node)})
+            prices = sorted(self._prices.values())
             # Bytes fall as the price rises, so their negatives are sorted.
             position = bisect_left(prices, -limit, key=lambda price: -self._bytes_saved_at(price))
             if prices:
@@ -283,14 +314,14 @@ class _Rewriting:
     def _is_cheap(self, node: Node) -> bool:
         """Return whether a node may be recomputed: it is cheap, deterministic and has no side effects."""
         operation = node.target
-        if operation is operator.getitem or operation is mask_of:
+        if operation in (operator.getitem, mask_of, signs_of, rectified_of):
             return True
         if not isinstance(operation, OperatorOverload) or schema_of(operation).is_mutable:
             return False
         if schema_of(operation).name in OF_INDUCTOR:
             return True
         if _has_price(node):
-            return 0 < _price(node) <= min(self._flops_per_byte, sys.float_info.max)
+            return 0 < self._prices[node] <= min(self._flops_per_byte, sys.float_info.max)
         if torch.Tag.nondeterministic_seeded in operation.tags:
             return False
         if operation in RULES or operation in OF_GRAPHS or operation in NORMS:
@@ -307,7 +338,7 @@ class _Rewriting:
             sources = [source for source in self._sources(node) if source in depths and source not in self._saved]
             depth = max((depths[source] + (source in bases) for source in sources), default=0)
             if depth > MAX_DEPTH and node in bases:
-                self._saved.add(node)
+                self._saved.add(node.args[0] if node.target is rectified_of else node)
             else:
                 depths[node] = depth
 
@@ -316,6 +347,8 @@ class _Rewriting:
         if source not in self._is_forward or source.op != "call_function" or _is_symbol(source):
             return source
         source = self._current(source)
+        if source.target is rectified_of and source.args[0] not in self._saved:
+            source = source.args[0].args[0]  # the output of the ReLU itself takes no more memory
         if source in self._saved:
             return source
         if source not in self._clones:
@@ -327,7 +360,8 @@ class _Rewriting:
             return source
         args = map_arg(source.args, lambda each: self._at(each, user))
         kwargs = map_arg(source.kwargs, lambda each: self._at(each, user))
-        return self._call(user, source.target, args, kwargs, source.meta["val"])
+        rule = RULES.get(source.target) if self._is_eager else None
+        return self._call(user, source.target if rule is None else rule.repeat, args, kwargs, source.meta["val"])
 
     def _norm(self, source: Node, user: Node) -> Node | None:
         """Return the recomputed output of a training-mode batch norm, with the sum and ReLU after it if they are all
@@ -469,12 +503,23 @@ def _bytes_of_value(value: Any) -> int:
     return size_hint(value.numel()) * value.dtype.itemsize if isinstance(value, Tensor) else 0
 
 
+def _has_static_shape(node: Node) -> bool:
+    """Return whether a node is a tensor whose sizes and strides are no symbols, so that they may be arguments."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and all(type(each) is int for each in (*value.shape, *value.stride()))
+
+
+def _bits_like(value: Tensor) -> Tensor:
+    """Return an example of `bits_of` a tensor."""
+    return value.new_empty(-(-value.numel() // 8), dtype=torch.uint8)
+
+
 def _is_small(node: Node) -> bool:
     """Return whether an output is so small, by itself or beside its inputs, that it is saved."""
     if not _is_tensor(node) or _is_view(node):
         return False
     inputs = node.args[0].all_input_nodes if node.target is operator.getitem else node.all_input_nodes
-    if not inputs or node.target is mask_of:
+    if not inputs or node.target in (mask_of, signs_of):
         return False
     return _bytes_of(node) < MIN_BYTES or MIN_RATIO * _bytes_of(node) < max(map(_bytes_of, inputs))
 
@@ -485,6 +530,12 @@ def _is_computed(node: Node) -> bool:
 
 def _has_price(node: Node) -> bool:
     return node.target is CONVOLUTION or node.target in PRODUCTS or node.target in ATTENTIONS
+
+
+def _prices(nodes: Iterable[Node]) -> dict[Node, float]:
+    """Return what convolutions, matrix products and attention cost, in forward and then in backward."""
+    priced = filter(_has_price, nodes)
+    return {node: break_tie(_price(node), position) for position, node in enumerate(priced)}
 
 
 def _price(node: Node) -> float:

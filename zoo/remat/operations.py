@@ -96,8 +96,27 @@ def _signature(operation: Operation) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in schema_of(operation).arguments]
 
 
+LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
+VECTOR = 8  # channels
+
+
+def max_pool(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    """Return the outputs of `max_pool2d_with_indices`.
+
+    On the CPU, torch's kernel for channels-last tensors is three times as fast as the other if there are enough
+    channels for its vectors. A maximum is not rounded, so that the bits are the same; in half precision, NaN beside
+    infinity gives others.
+    """
+    is_slow = x.device.type == "cpu" and x.dtype in LINE_DTYPES and x.ndim == 4 and x.is_contiguous()
+    if not is_slow or x.shape[1] < VECTOR:
+        first: tuple[Tensor, Tensor] = aten.max_pool2d_with_indices(x, *args)
+        return first
+    out, indices = aten.max_pool2d_with_indices(x.contiguous(memory_format=torch.channels_last), *args)
+    return out.contiguous(), indices.contiguous()
+
+
 #: Rules by the operations as a `TorchDispatchMode` sees them.
-RULES = _rules()
+RULES = _rules() | {aten.max_pool2d_with_indices.default: Rule(max_pool, is_view=False, overwrites=False)}
 
 #: Functional operations that preserve the dtype and shape of their first input -> their in-place variants.
 IN_PLACE = {
@@ -108,7 +127,7 @@ IN_PLACE = {
 }
 
 ENLARGES = {operation for name in ENLARGING for operation in _overloads(name)}
-LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
+TIE_BREAK = 1e-6  # relative difference in price that orders operations of equal price
 CONCATENATE = aten.cat.default
 ADD, RELU = aten.add.Tensor, aten.relu.default
 CONVOLUTION = aten.convolution.default
@@ -147,6 +166,14 @@ def flops_of(operation: Operation, args: tuple[Any, ...], out: Any) -> float | N
     return None
 
 
+def break_tie(price: float, position: int) -> float:
+    """Return a price slightly changed by the position among all priced operations.
+
+    Of operations of equal price the earlier one costs less, so that a limit may lie between them.
+    """
+    return price * (1 - TIE_BREAK + TIE_BREAK**2 * position)
+
+
 def first_tensor(out: Any) -> Any:
     """Return the first output of an operation with several outputs, and that of any other operation."""
     return out[0] if isinstance(out, (tuple, list)) and out else out
@@ -179,12 +206,10 @@ def writes_inside(operation: Operation) -> bool:
 
 # -------------------------------------------------------------------------------------------------- frozen layers
 #: Operations that save their input although backward reads only its shape and strides.
-READS_SHAPE = {
-    operation
-    for name in ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d",
-                 "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
-    for operation in _overloads(name)
-}  # fmt: skip
+POOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
+         "_adaptive_avg_pool3d")  # fmt: skip
+READS_SHAPE = {operation for name in POOLS for operation in _overloads(name)}
+POOL_BACKWARDS = {operation for name in POOLS for operation in _overloads(f"{name}_backward")}
 
 
 def unread_input(operation: Operation, args: tuple[Any, ...]) -> Tensor | None:
@@ -199,6 +224,32 @@ def unread_input(operation: Operation, args: tuple[Any, ...]) -> Tensor | None:
     else:
         is_frozen = operation in READS_SHAPE
     return args[0] if is_frozen and args[0].requires_grad else None
+
+
+def reads_only_shape(operation: Operation, args: tuple[Any, ...]) -> bool:
+    """Return whether a backward operation reads only the shape and strides of ``args[1]``, an input of forward."""
+    if operation is aten.convolution_backward.default:
+        return not args[10][1]
+    if operation is aten.native_batch_norm_backward.default:
+        return not args[7] and not args[9][1]
+    return operation in POOL_BACKWARDS
+
+
+def reads_only_signs(operation: Operation, args: tuple[Any, ...]) -> bool:
+    """Return whether a backward operation is that of a ReLU, which reads only the signs of its output ``args[1]``."""
+    return operation is aten.threshold_backward.default and args[2] == 0
+
+
+def signs_of(rectified: Tensor) -> Tensor:
+    """Return which elements of the output of a ReLU are not 0, as bits."""
+    return bits_of(~(rectified <= 0))  # NaN counts as positive in backward
+
+
+def rectified_of(
+    bits: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return a tensor with the signs that were packed by `signs_of`: 0 where the output was, and else 1."""
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(mask_of(bits, shape, dtype))
 
 
 # --------------------------------------------------------------------------------------------- fake quantization

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from zoo.errors import ZooError
-from zoo.remat.operations import IN_PLACE, Operation, bits_of, mask_of
-from zoo.torch_internals import DisableTorchDispatch, detach, is_alias_of, skip_autograd_and_autocast
+from zoo.remat.operations import IN_PLACE, Operation
+from zoo.torch_internals import detach, is_alias_of, skip_autograd_and_autocast
 
 MAX_STORED = 3  # capacity of the store, in units of the largest tensor stored so far
 
@@ -225,61 +225,6 @@ class SavedHandle:
             value.store.drop(value)
             value.waiting = value.readers
         return tensor
-
-
-class DeferredHandle:
-    """The object that autograd holds in place of a saved tensor until it is known what backward reads of it.
-
-    Args:
-    - `tensor`: the saved tensor. Then ``packed`` is None.
-
-    ``packed`` is later what autograd would otherwise hold, and ``tensor`` is None.
-    """
-
-    __slots__ = ("packed", "tensor", "version")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor: Tensor | None = tensor
-        self.version = tensor._version
-        self.packed: Any = None
-
-    def settle(self, packed: Any) -> None:
-        """Hold ``packed`` in place of the tensor."""
-        self.tensor, self.packed = None, packed
-
-    def unpack(self) -> Tensor:
-        """Return the tensor, or what stands for it; RecipeError if it was overwritten or cannot be recomputed."""
-        return unpack(self.packed) if self.tensor is None else unmodified(self.tensor, self.version)
-
-
-class Blank:
-    """Stands for a saved tensor of which backward reads only the shape and strides."""
-
-    __slots__ = ("device", "dtype", "shape", "stride")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.shape, self.stride, self.dtype, self.device = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-    def unpack(self) -> Tensor:
-        """Return a tensor whose elements are not initialized."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
-
-
-class Signs:
-    """Stands for the saved output of a ReLU, of which backward reads only which elements are 0."""
-
-    __slots__ = ("bits", "blank")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.blank = Blank(tensor)
-        with DisableTorchDispatch(), torch.no_grad():
-            self.bits = bits_of(~(tensor <= 0))  # NaN counts as positive in backward
-
-    def unpack(self) -> Tensor:
-        """Return a tensor that is 0 where the output was, and else 1."""
-        blank = self.blank
-        with skip_autograd_and_autocast(), torch.no_grad():
-            return blank.unpack().copy_(mask_of(self.bits, blank.shape, blank.dtype))
 
 
 def unpack(packed: Any) -> Tensor:

@@ -5,7 +5,9 @@
   (PAPER_tableN, PAPER_figureN, ...). ``comparison`` defines sections, comparisons and verdicts; ``training_runs`` and
   ``error_rates`` supply the accuracies of trained networks.
 - ``paper_run`` implements `zoo reproduce PAPER` and `zoo reproduce all`. ``paper_report`` writes the report of a paper.
-  ``scoreboard``, ``scoreboard_files`` and ``scoreboard_page`` keep and write one row per published number.
+  ``scoreboard`` computes one row per published number from the reports; ``scoreboard_page`` (HTML),
+  ``scoreboard_summary`` (Markdown), ``model_index`` and ``scoreboard_files`` (CSV) write them.
+- ``settings`` compares training settings, and ``operations`` counts what a training takes.
 - ``imagenet_scores`` and ``imagenet_table`` implement `zoo reproduce imagenet`.
 """
 

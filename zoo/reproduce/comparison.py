@@ -1,26 +1,97 @@
-"""The parts of a reproduced table or figure, and the verdicts on its numbers."""
+"""The parts of a reproduced table or figure, and the verdicts on its numbers.
+
+A verdict is a function of the published number and of what was measured, so that no file has to store it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
-from zoo.reproduce.published_numbers import PublishedNumber
+from zoo.reproduce.published_numbers import Evidence, PublishedNumber
 from zoo.run.plot_style import Panel
+from zoo.tables import number_text
 
 Value = float | str | None
 State = Literal[
-    "reproduced", "off", "underpowered", "needs data", "needs training", "not built", "not run", "nothing published"
-]
+    "reproduced", "better", "off", "underpowered", "needs data", "needs training", "not built", "not available",
+    "not run", "nothing published",
+]  # fmt: skip
+# "paper": by the rule or with the method of the paper; "shipped": as this package does it by default; "both": these are
+# the same; "variant": with other options, in the report of the paper only.
+Basis = Literal["both", "paper", "shipped", "variant"]
+FACTOR = 2.0  # tolerance of signal-to-noise ratios, which span 30 decades
+ROUNDED = 0.05  # a number whose last digit is a larger part of it is taken as exact
+IN_POINTS = ("%", "points")  # units whose tolerance is in points; in other units it is relative, in percent
+
+
+class Rule(NamedTuple):
+    """How measurements of a kind of evidence are judged.
+
+    Args:
+    - `tolerance`: accepted difference from the published value: percentage points if its unit is % or points, otherwise
+      percent of it.
+    - `reason`: the reason for this tolerance.
+    - `is_rounded`: whether a value that rounds to the printed digits, or is cut off to them, is equal.
+    - `repeats`: what n counts; "deterministic" if every repetition gives the same value.
+    - `spread`: what the spread of a measurement is.
+    - `margin`: the verdict has to be the same at the measured value plus and minus this multiple of the spread.
+    """
+
+    tolerance: float
+    reason: str
+    is_rounded: bool = False
+    repeats: str = "deterministic"
+    spread: str = ""
+    margin: float = 0.0
+
+
+RULES: dict[Evidence, Rule] = {
+    "setting": Rule(0, "equal; our experiments were written to have these settings"),
+    "identity": Rule(0, "equal as printed; arithmetic, which cannot come out otherwise", is_rounded=True),
+    "count": Rule(5, "within 5 %: the papers leave out the first and the last layer; follows from the algorithm"),
+    "parameters": Rule(1, "within 1 %, or equal as printed: the papers print two or three digits", is_rounded=True),
+    "memory predicted": Rule(
+        10, "within 10 %: counted without the scratch memory, which depends on the GPU; not measured on a GPU"
+    ),
+    "memory measured": Rule(
+        10, "within 10 %: peak of the CPU's allocator, of which the papers count the largest tensors only"
+    ),
+    "time measured": Rule(
+        1,
+        "within 1 %, at both quartiles: the papers print whole percents",
+        repeats="rounds",
+        spread="interquartile range",
+        margin=0.5,
+    ),
+    "signal-to-noise measured": Rule(
+        FACTOR, "within a factor of 2: read off logarithmic axes, of one random network each", repeats="random networks"
+    ),
+    "accuracy scored": Rule(
+        0.1,
+        "within 0.1 points: the same weights and images, resized by another library",
+        spread="standard error",
+    ),
+    "accuracy trained": Rule(
+        0.5,
+        "within 0.5 points, at plus and minus two standard errors: trainings that differ in their seed alone do so too",
+        repeats="trained networks",
+        spread="standard error",
+        margin=2.0,
+    ),
+}  # fmt: skip
 
 
 class Verdict(NamedTuple):
     """The verdict on a measured number.
 
     Args:
-    - `state`: "reproduced"; "off"; "underpowered": too few images or runs for a verdict; "needs data" or "needs
-      training": a command measures it, given a data set or a training run; "not built": this package cannot measure it;
+    - `state`: "reproduced"; "better": beyond the tolerance, in the better direction; "off"; "underpowered": too few
+      images or runs for a verdict; "needs data" or "needs training": a command measures it, given a data set or a
+      training run; "not built": this package cannot measure it; "not available": published, but not available to us;
       "not run": a command measures it, but has not been run; "nothing published": the paper has no such number.
     - `reason`: the difference, the command, or the reason why there is none.
     """
@@ -30,43 +101,57 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         """Return "state: reason"."""
-        if not self.reason or self.reason.startswith(self.state):
-            return self.reason or self.state
-        return f"{self.state}: {self.reason}"
+        return f"{self.state}: {self.reason}" if self.reason else self.state
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """One number of a table or figure: published value, measured value and verdict.
 
     Args:
     - `what`: name of the number.
     - `published`: None if nothing was published.
-    - `measured`: None if nothing was measured; the verdict then gives the reason.
+    - `measured`: None if nothing was measured; `pending` then gives the reason.
     - `unit`: unit of both numbers.
-    - `verdict`: the difference between the measured and the published number.
+    - `basis`: see `Basis`.
     - `n`: number of runs or repetitions in the mean or median; 1 for a deterministic number.
-    - `spread`: standard error of a mean accuracy, or interquartile range of times, in the same unit; None if nothing
-      varies or if it is unknown.
+    - `spread`: see `Rule`, in the same unit; None if nothing varies or if it is unknown.
+    - `weakness`: the reason why the measurement is too weak for a verdict, if it is.
+    - `note`: further facts of the measurement.
+    - `pending`: why nothing was measured.
+    - `operations`: multiplications of the training that measures it; None if unknown or if none is needed.
     - `weights_md5`: digest of the weights that were scored, if any.
     - `data`: fingerprint of the images that were scored, if any.
     - `environment`: environment of the training runs or the report that the number was read from; None if it was
       measured by this run.
-    - `date`, `command`: date and command of the measurement, if the number was read from a report that records them.
+    - `date`, `command`: date and command of the measurement, if they are not those of the section.
     """
 
     what: str
-    published: PublishedNumber | None
-    measured: Value
-    unit: str
-    verdict: Verdict
+    published: PublishedNumber | None = None
+    measured: Value = None
+    unit: str = ""
+    basis: Basis = "both"
     n: int = 1
     spread: float | None = None
+    weakness: str = ""
+    note: str = ""
+    pending: Verdict | None = None
+    operations: float | None = None
     weights_md5: str = ""
     data: str = ""
     environment: Mapping[str, Any] | None = None
     date: str = ""
     command: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the measured number."""
+        if self.pending is not None:
+            return self.pending
+        if self.published is None:
+            return Verdict("nothing published")
+        return judge(self.published, self.measured, self.spread, self.weakness)
 
 
 @dataclass
@@ -81,6 +166,7 @@ class Section:
     - `notes`: remarks on the comparisons.
     - `panels`: panels of its plot, if any.
     - `seconds`: duration of the measurement.
+    - `command`, `environment`: the command that measured it, and where.
     """
 
     key: str
@@ -90,63 +176,69 @@ class Section:
     notes: list[str] = field(default_factory=list)
     panels: list[Panel] = field(default_factory=list)
     seconds: float = 0.0
+    command: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
 
-def compare(what: str, published: PublishedNumber, measured: float, unit: str, tolerance: float) -> Comparison:
-    """Return the comparison of two numbers by their relative difference; ``tolerance`` is relative too."""
-    return Comparison(what, published, measured, unit, within(measured / published.number - 1, tolerance))
+def judge(number: PublishedNumber, measured: Value, spread: float | None = None, weakness: str = "") -> Verdict:
+    """Return the verdict on a measured value; it follows from the `RULES` of the number's evidence alone."""
+    if number.value is None or measured is None:
+        return Verdict("not available" if number.value is None else "not run")
+    if isinstance(measured, str) or (isinstance(number.value, str) and not number.is_bounded):
+        return Verdict("reproduced", "equal") if measured == number.value else Verdict("off", "another one")
+    rule, (low, high) = RULES[number.evidence], accepted(number)
+    margin = rule.margin * (spread or 0.0)
+    reason = _difference(number, measured)
+    if weakness:
+        return Verdict("underpowered", f"{weakness}; {reason}")
+    is_within = low <= measured - margin and measured + margin <= high
+    is_outside = measured + margin < low or measured - margin > high
+    if not (is_within or is_outside) or (rule.margin and spread is None):
+        return Verdict("underpowered", f"{reason}, {rule.spread} {number_text(spread) or 'unknown'}")
+    if is_within:
+        return Verdict("reproduced", reason)
+    return Verdict("better" if number.direction == ("less" if measured < low else "more") else "off", reason)
 
 
-def within(difference: float, tolerance: float) -> Verdict:
-    """Return the verdict on a relative difference."""
-    if abs(difference) <= tolerance:
-        return Verdict("reproduced", f"within {100 * tolerance:g} %" if tolerance else "equal")
-    return off_by(difference)
+def accepted(number: PublishedNumber) -> tuple[float, float]:
+    """Return the smallest and the largest value that reproduces a number."""
+    if number.is_bounded:
+        return (-math.inf if number.at_least is None else number.at_least,
+                math.inf if number.at_most is None else number.at_most)  # fmt: skip
+    value, rule = number.number, RULES[number.evidence]
+    if number.evidence == "signal-to-noise measured":
+        return value / rule.tolerance, value * rule.tolerance
+    width = rule.tolerance if number.unit in IN_POINTS else abs(value) * rule.tolerance / 100
+    last_digit = 10.0 ** _exponent(number.value) if rule.is_rounded else 0.0
+    last_digit = last_digit if last_digit <= abs(value) * ROUNDED else 0.0
+    low, high = max(width, last_digit / 2), max(width, last_digit * (1 - 1e-9))
+    return value - low - 1e-9 * abs(value), value + high + 1e-9 * abs(value)
 
 
-def off_by(difference: float) -> Verdict:
-    """Return the verdict on a relative difference that is too large."""
-    return Verdict("off", f"off by {100 * difference:+.1f} %")
+def _exponent(value: int | Decimal | str | None) -> int:
+    """Return the decimal exponent of the last digit of a value."""
+    exponent = Decimal(value or 0).as_tuple().exponent
+    return exponent if isinstance(exponent, int) else 0
 
 
-def compare_decades(what: str, published: PublishedNumber, measured: float) -> Comparison:
-    """Return the comparison of numbers that span decades: a factor of at most 2 counts as reproduced."""
-    factor = measured / published.number
-    if 0.5 <= factor <= 2:
-        verdict = Verdict("reproduced", "within a factor of 2")
-    else:
-        verdict = Verdict("off", f"off by a factor of {factor:.2g}")
-    return Comparison(what, published, measured, "", verdict)
+def _difference(number: PublishedNumber, measured: float) -> str:
+    """Return the distance of a measured value from the published one, or the bounds that it should be within."""
+    if number.is_bounded:
+        bounds = {"at least": number.at_least, "at most": number.at_most}
+        return " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
+    if number.evidence == "signal-to-noise measured":
+        return f"a factor of {measured / number.number:.2g}"
+    if number.unit in IN_POINTS:
+        return f"{measured - number.number:+.2f} points"
+    is_equal = math.isclose(measured, number.number, rel_tol=1e-9)
+    return "equal" if is_equal else f"{100 * (measured / number.number - 1):+.1f} %"
 
 
-def compare_minimum(what: str, published: PublishedNumber, measured: float, unit: str) -> Comparison:
-    """Return the comparison of a ratio that should be at least as large as the published one."""
-    difference = measured / published.number - 1
-    verdict = Verdict("reproduced", "at least as large") if difference >= 0 else off_by(difference)
-    return Comparison(what, published, measured, unit, verdict)
-
-
-def compare_maximum(what: str, published: PublishedNumber, measured: float, unit: str, tolerance: float) -> Comparison:
-    """Return the comparison of an amount of memory that should be at most the published one; less is not off."""
-    difference = measured / published.number - 1
-    verdict = within(difference, tolerance)
-    if difference < -tolerance:
-        verdict = Verdict("reproduced", f"less by {-100 * difference:.1f} %")
-    return Comparison(what, published, measured, unit, verdict)
-
-
-def explain(comparison: Comparison, why: str) -> Comparison:
-    """Return the comparison with ``why`` appended to the reason of its verdict."""
-    verdict = comparison.verdict
-    reason = f"{verdict.reason}; {why}" if verdict.reason else why
-    return replace(comparison, verdict=verdict._replace(reason=reason))
-
-
-def unpublished(what: str, measured: Value, unit: str = "") -> Comparison:
+def unpublished(what: str, measured: Value, unit: str = "", note: str = "") -> Comparison:
     """Return the comparison of a measured number that the paper does not publish."""
-    return Comparison(what, None, measured, unit, Verdict("nothing published"))
+    return Comparison(what=what, measured=measured, unit=unit, note=note)
 
 
-def not_measured(what: str, published: PublishedNumber | None, unit: str, verdict: Verdict) -> Comparison:
-    """Return the comparison of a number that was not measured; the verdict says why."""
-    return Comparison(what, published, None, unit, verdict)
+def not_measured(what: str, published: PublishedNumber | None, unit: str, pending: Verdict, **facts: Any) -> Comparison:
+    """Return the comparison of a number that was not measured; ``pending`` says why."""
+    return Comparison(what=what, published=published, unit=unit, pending=pending, **facts)

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zoo.data.prepare.validation_set import NUM_IMAGES, ValidationSet
-from zoo.reproduce.comparison import Verdict
+from zoo.reproduce.comparison import RULES, Verdict
 from zoo.tables import Cell, markdown_list, markdown_page, markdown_table
 from zoo.tasks.significance import standard_error
 
-TOLERANCE = 0.1  # percentage points
+TOLERANCE = RULES["accuracy scored"].tolerance  # percentage points
 METRICS = ("top1", "top5")
 HEADERS = (
     *("network", "protocol", "published", "measured", "standard error", "difference", "verdict", "images", "when"),
@@ -73,7 +73,7 @@ class Row:
         worst = max(differences, key=lambda key: abs(differences[key]))
         if abs(differences[worst]) <= TOLERANCE:
             return Verdict("reproduced", f"within {TOLERANCE} point")
-        return Verdict("off", f"off by {differences[worst]:+.2f} ({worst})")
+        return Verdict("off", f"{differences[worst]:+.2f} points ({worst})")
 
     def is_off(self, data: ValidationSet) -> bool:
         """Whether a measured score contradicts the published one."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from zoo.benchmark.max_batch import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER
-from zoo.reproduce.comparison import Comparison, Section, Verdict, compare_minimum, not_measured, unpublished
+from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured, unpublished
 from zoo.reproduce.inplace_abn_figures1and2 import NETWORKS, spec_of
-from zoo.reproduce.inplace_abn_table2 import GPUS, PLAIN_IABN
-from zoo.reproduce.published_numbers import PublishedNumber, published
+from zoo.reproduce.inplace_abn_table2 import BASES, GPUS, PLAIN_IABN
+from zoo.reproduce.published_numbers import published
 
 # Keys of published batches by network and strategy: the largest that fits, one that fits, and ones that do not fit.
 LARGEST_BATCHES = {("resnext101", BASELINE): "resnext101_stdbn_lr_256/batch"}
@@ -48,32 +48,15 @@ def measure_batches(networks: Mapping[str, bool] = NETWORKS, size: int = 224) ->
             section.comparisons.append(_compare_images(arch, strategy.name, images))
             if (arch, strategy.name) in LARGEST_BATCHES:
                 number = published("inplace_abn", f"section4.1/{LARGEST_BATCHES[arch, strategy.name]}")
-                gigabytes = prediction.bytes_for(int(number.value) // GPUS).total / 1e9
-                what = f"{arch}, {strategy.name}: memory for {int(number.value) // GPUS} images"
+                gigabytes = prediction.bytes_for(int(number.number) // GPUS).total / 1e9
+                what = f"{arch}, {strategy.name}: memory for {int(number.number) // GPUS} images"
                 section.comparisons.append(unpublished(what, gigabytes, "GB"))
     return section
 
 
 def _compare_images(arch: str, strategy: str, images: int) -> Comparison:
-    case, what = (arch, strategy), f"{arch}, {strategy}: largest batch"
-    if case in FITTING_BATCHES:
-        return compare_minimum(what, published("inplace_abn", f"section4.1/{FITTING_BATCHES[case]}"), images, "images")
-    key = LARGEST_BATCHES.get(case) or TOO_LARGE_BATCHES.get(case)
-    if key is None:
-        return unpublished(what, images, "images")
-    number = published("inplace_abn", f"section4.1/{key}")
-    verdict = judge_most(number, images) if case in LARGEST_BATCHES else _judge_too_many(number, images)
-    return Comparison(what, number, images, "images", verdict)
-
-
-def judge_most(number: PublishedNumber, images: int) -> Verdict:
-    """Return the verdict on the most images that fit; the paper's batches are powers of two."""
-    if images < number.number:
-        return Verdict("off", "they do not fit")
-    if images >= 2 * number.number:
-        return Verdict("off", "twice as many fit")
-    return Verdict("reproduced", "they fit, and twice as many do not")
-
-
-def _judge_too_many(number: PublishedNumber, images: int) -> Verdict:
-    return Verdict("reproduced", "they do not fit") if images < number.number else Verdict("off", "they fit")
+    case = (arch, strategy)
+    key = LARGEST_BATCHES.get(case) or FITTING_BATCHES.get(case) or TOO_LARGE_BATCHES.get(case)
+    number = published("inplace_abn", f"section4.1/{key}") if key else None
+    what, basis = f"{arch}, {strategy}: largest batch", BASES.get(strategy, "both")
+    return Comparison(what=what, published=number, measured=images, unit="images", basis=basis)

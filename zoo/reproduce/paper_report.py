@@ -1,5 +1,6 @@
 """The report of a paper: PAPER.md, PAPER.json and the plots.
 
+PAPER.json stores what was measured and how; verdicts are computed whenever it is read.
 ``python -m zoo.reproduce.paper_report FILE.json`` redraws the plots of an earlier report.
 """
 
@@ -8,19 +9,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from zoo.errors import ConfigError
 from zoo.files import write_bytes, write_json, write_text
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import RULES, Comparison, Section, Verdict
+from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 from zoo.run.cost import CostMeter
 from zoo.run.plot_style import Line, Panel, draw_panels
 from zoo.tables import key_value_text, markdown_list, markdown_page, markdown_table, number_text
 
-HEADERS = ("what", "published", "kind and place", "measured", "unit", "verdict")
+HEADERS = ("what", "published", "kind and place", "evidence", "measured", "spread", "basis", "verdict", "note")
 # Entries of the environment in the Markdown file.
 SHOWN_KEYS = ("cpu", "device", "threads", "torch", "norms", "tf32", "pillow", "libjpeg", "zoo", "commit", "date")
+WAITING = ("needs data", "needs training")  # states that do not replace an earlier measurement
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Report:
 
 
 def write_report(report: Report, sections: Sequence[Section]) -> str:
-    """Write PAPER.md, PAPER.json and the plots of the ``sections``; return the Markdown."""
+    """Write PAPER.md, PAPER.json and missing plots of the ``sections``; return the Markdown."""
     folder, name = report.folder, report.name
     content: dict[str, Any] = {"benchmark": name, "command": report.command, "environment": report.environment}
     content |= {"cost": report.cost.read(), "remarks": list(report.remarks), "plots": report.plots}
@@ -58,8 +62,53 @@ def write_report(report: Report, sections: Sequence[Section]) -> str:
     write_text(folder / f"{name}.md", text)
     for section in sections:
         if section.panels and report.plots:
-            write_bytes(folder / _plot(name, section.key), draw_panels(section.title, section.panels))
+            write_bytes(folder / plot_name(name, section.key), draw_panels(section.title, section.panels))
     return text
+
+
+def read_report(folder: Path, paper: str) -> list[Section]:
+    """Return the sections of PAPER.json in ``folder``, none if there is no such file.
+
+    Numbers that are not published any more are left out. Raises ConfigError for a file of another kind.
+    """
+    path = folder / f"{paper}.json"
+    if not path.exists():
+        return []
+    try:
+        return sections_of(paper, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            "this file was not written by zoo reproduce", path, "remove it, or give another --out"
+        ) from error
+
+
+def sections_of(paper: str, content: Mapping[str, Any]) -> list[Section]:
+    """Return the sections in the ``content`` of PAPER.json."""
+    numbers = {number.id: number for number in published_numbers(paper).values()}
+    return [_from_json(each, numbers) for each in content["sections"]]
+
+
+def merged(new: Section, earlier: Section | None) -> Section:
+    """Return a section with the measured numbers of an earlier one that it can only ask for.
+
+    A number that was measured on given images is not replaced by one that was measured without them either.
+    """
+    if earlier is None:
+        return new
+    known: dict[tuple[str, str], list[Comparison]] = {}
+    for each in earlier.comparisons:
+        if each.published is not None and each.measured is not None:
+            origin = each.environment or earlier.environment
+            origin_date = each.date or str(origin.get("date") or "")
+            command = each.command or earlier.command
+            kept = replace(each, environment=origin, date=origin_date, command=command)
+            known.setdefault((each.published.id, each.basis), []).append(kept)
+    comparisons: list[Comparison] = []
+    for each in new.comparisons:
+        old = known.get((each.published.id, each.basis), []) if each.published is not None else []
+        says_less = each.verdict.state in WAITING or any(kept.data and not each.data for kept in old)
+        comparisons += old if old and says_less and not set(map(id, old)) & set(map(id, comparisons)) else [each]
+    return replace(new, comparisons=comparisons)
 
 
 def report_text(title: str, content: Mapping[str, Any]) -> str:
@@ -67,16 +116,24 @@ def report_text(title: str, content: Mapping[str, Any]) -> str:
     environment = {key: content["environment"].get(key) for key in SHOWN_KEYS}
     header = [f"command: `{content['command']}`", key_value_text(environment), *content["remarks"]]
     blocks = [f"# {title}", markdown_list(header)]
-    for section in content["sections"]:
+    for section in sections_of(content["benchmark"], content):
         blocks += _blocks(section)
-        if section["panels"] and content.get("plots", True):
-            blocks.append(f"![{section['title']}]({_plot(content['benchmark'], section['key'])})")
+        if section.panels and content.get("plots", True):
+            blocks.append(f"![{section.title}]({plot_name(content['benchmark'], section.key)})")
     return markdown_page(blocks)
 
 
-def _plot(name: str, key: str) -> str:
+def plot_name(name: str, key: str) -> str:
     """Return the file name of a section's plot."""
     return f"{name}_{key}.png"
+
+
+def spread_text(number: PublishedNumber | None, spread: float | None) -> str:
+    """Return a spread with its kind: a standard error as "±", an interquartile range by its name."""
+    if spread is None:
+        return ""
+    kind = RULES[number.evidence].spread if number is not None else "interquartile range"
+    return f"± {number_text(spread)}" if kind == "standard error" else f"IQR {number_text(spread)}" if kind else ""
 
 
 def _to_json(section: Section) -> dict[str, Any]:
@@ -87,34 +144,57 @@ def _to_json(section: Section) -> dict[str, Any]:
 
 
 def _comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    number, verdict = comparison.published, comparison.verdict
-    published = None if number is None else number.model_dump(include={"id", "kind", "place", "value"})
-    content = {field.name: getattr(comparison, field.name) for field in fields(comparison)}
-    return {**content, "published": published, "verdict": str(verdict), "state": verdict.state}
+    """Return the fields of a comparison that differ from their defaults, with id and value of the published number."""
+    content = {
+        field.name: getattr(comparison, field.name)
+        for field in fields(comparison)
+        if field.default is MISSING or getattr(comparison, field.name) != field.default
+    }
+    if comparison.published is not None:
+        content |= {"published": comparison.published.id, "value": comparison.published.text}
+    if comparison.pending is not None:
+        content["pending"] = comparison.pending._asdict()
+    return content
 
 
-def _blocks(section: Mapping[str, Any]) -> list[str]:
-    """Return heading, setting, table and notes of a section of the JSON file."""
-    rows = [[each["what"], *_published(each["published"]), number_text(each["measured"]), each["unit"], each["verdict"]]
-            for each in section["figures"]]  # fmt: skip
-    setting = f"{section['setting']} ({section['seconds']:.0f} s)"
-    table = markdown_table(HEADERS, rows) if rows else ""
-    return [f"## {section['title']}", setting, table, markdown_list(section["notes"])]
+def _from_json(content: Mapping[str, Any], numbers: Mapping[str, PublishedNumber]) -> Section:
+    comparisons = []
+    for each in content["figures"]:
+        pending = Verdict(**each["pending"]) if "pending" in each else None
+        if each.get("published") is None or each["published"] in numbers:
+            number = numbers.get(each.get("published"))
+            facts = {key: value for key, value in each.items() if key != "value"}
+            comparisons.append(Comparison(**{**facts, "published": number, "pending": pending}))
+    rest = {key: value for key, value in content.items() if key not in ("figures", "panels")}
+    return Section(**rest, comparisons=comparisons, panels=[_panel(each) for each in content["panels"]])
 
 
-def _published(published: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Return a published number, and its kind and place; empty texts for None."""
-    if published is None:
-        return "", ""
-    return number_text(published["value"]), f"{published['kind']}, {published['place']}"
+def _panel(content: Mapping[str, Any]) -> Panel:
+    return Panel(**{**content, "lines": [Line(**line) for line in content["lines"]]})
+
+
+def _blocks(section: Section) -> list[str]:
+    """Return heading, setting, table and notes of a section."""
+    rows = []
+    for each in section.comparisons:
+        number = each.published
+        published = ["", "", ""] if number is None else [number.text, f"{number.kind}, {number.place}", number.evidence]
+        measured = f"{number_text(each.measured)} {each.unit}".strip() if each.measured is not None else ""
+        spread = spread_text(number, each.spread)
+        rows.append([each.what, *published, measured, spread, each.basis, str(each.verdict), each.note])
+    commit, date = (str(section.environment.get(key) or "unknown") for key in ("commit", "date"))
+    setting = f"{section.setting} (`{section.command}`, {section.seconds:.0f} s, commit {commit[:10]}, {date[:10]})"
+    findings = dict.fromkeys(each.published.finding for each in section.comparisons if each.published)
+    notes = [*section.notes, *(f"**finding**: {finding}" for finding in findings if finding)]
+    return [f"## {section.title}", setting, markdown_table(HEADERS, rows) if rows else "", markdown_list(notes)]
 
 
 def redraw(path: Path) -> None:
     """Redraw the plots of the report ``path``, a JSON file, into files next to it."""
     for section in json.loads(path.read_text(encoding="utf-8"))["sections"]:
         if section["panels"]:
-            panels = [Panel(**each | {"lines": [Line(**line) for line in each["lines"]]}) for each in section["panels"]]
-            write_bytes(path.with_name(_plot(path.stem, section["key"])), draw_panels(section["title"], panels))
+            panels = [_panel(each) for each in section["panels"]]
+            write_bytes(path.with_name(plot_name(path.stem, section["key"])), draw_panels(section["title"], panels))
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ import torch
 
 from zoo.engine.process import open_process
 from zoo.errors import ConfigError, DataError, join_names
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Section
 from zoo.reproduce.imagenet_scores import read_scores, reproduce_imagenet
 from zoo.reproduce.options import ALL, ImageNetOptions, PaperOptions
-from zoo.reproduce.paper_report import Report, write_report
+from zoo.reproduce.paper_report import Report, merged, read_report, write_report
 from zoo.reproduce.papers import PAPERS, ImageSet, Inputs, Measurement
-from zoo.reproduce.scoreboard import MeasuredBy, Row, Scoreboard
-from zoo.reproduce.scoreboard_files import read_rows, write_scoreboard
+from zoo.reproduce.scoreboard import Row
+from zoo.reproduce.scoreboard_files import read_rows, write_forms
 from zoo.reproduce.training_runs import TrainingRun, draw_runs, read_runs, write_runs
 from zoo.run.cost import CostMeter
 from zoo.run.environment import describe_environment, warn_of_changes
@@ -54,7 +54,7 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
     warn_of_changes()
     images = None if options.data is None else recognize(options.data, options.paper)
     found = {paper: _read_runs(options, paper) for paper in papers_of(options)}
-    scoreboard = Scoreboard(PAPERS, read_rows(options.out))
+    earlier = {paper: read_report(options.out, paper) for paper in PAPERS}
 
     def choose() -> dict[str, list[Measurement]]:
         cifar10, scores = options.data if images == "CIFAR-10" else None, read_scores(options.out)
@@ -80,19 +80,18 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
         report = Report(
             options.out, paper, title, options.command_line, environment, not options.no_plot, cost, remarks
         )
-        sections: list[Section] = []
+        sections, measured = {section.key: section for section in earlier[paper]}, set[str]()
         for measurement in measurements:
-            item = measurement.item
-            sections.append(_measure(paper, measurement))
-            reports[paper] = write_report(report, sections)
-            for comparison in sections[-1].comparisons:
-                by = MeasuredBy(item, _command_of(options, paper, item, comparison), environment)
-                scoreboard.add(comparison, by, is_part=bool(options.only))
-            _write_scoreboard(options, scoreboard, environment)
-        if not options.only:
-            scoreboard.complete(paper, MeasuredBy("", f"zoo reproduce {paper}", environment))
-            _write_scoreboard(options, scoreboard, environment)
-    return Reproduced(reports, list(scoreboard.rows.values()))
+            section = _measure(options, paper, measurement, environment)
+            measured.add(section.key)
+            sections[section.key] = merged(section, sections.get(section.key))
+            if not options.only:
+                sections[section.key] = sections.pop(section.key)  # in the order of measurement
+            reports[paper] = write_report(report, list(sections.values()))
+        if not options.only and measured != set(sections):
+            reports[paper] = write_report(report, [sections[key] for key in sections if key in measured])
+        write_forms(options.out)
+    return Reproduced(reports, read_rows(options.out))
 
 
 def recognize(data: Path, paper: str) -> ImageSet:
@@ -148,12 +147,12 @@ def _plain(item: str) -> str:
     return "".join(item.split()).lower()
 
 
-def _command_of(options: PaperOptions, paper: str, item: str, comparison: Comparison) -> str:
-    """Return the command that measures a comparison of an item, including its inputs."""
+def _command_of(options: PaperOptions, paper: str, item: str, section: Section) -> str:
+    """Return the command that measures a section, including its inputs."""
     words = ["zoo", "reproduce", paper, "--only", item]
-    if comparison.environment is not None:
+    if any(each.environment is not None for each in section.comparisons):
         words += ["--runs", *map(str, options.runs)] if options.runs else []
-    elif comparison.data and options.data is not None:
+    elif any(each.data for each in section.comparisons) and options.data is not None:
         words += ["--data", str(options.data)]
     return shlex.join(words)
 
@@ -179,14 +178,11 @@ def _keep_runs(options: PaperOptions, paper: str, runs: Sequence[TrainingRun]) -
         draw_runs(options.out, paper, runs)
 
 
-def _measure(paper: str, measurement: Measurement) -> Section:
+def _measure(options: PaperOptions, paper: str, measurement: Measurement, environment: Mapping[str, Any]) -> Section:
     logger.info("%s, %s", paper, measurement.item)
     start_s = time.monotonic()
     section = measurement.measure()
     section.seconds = round(time.monotonic() - start_s, 1)
+    section.command, section.environment = _command_of(options, paper, measurement.item, section), environment
     logger.info("%s, %s: %.0f s", paper, section.title, section.seconds)
     return section
-
-
-def _write_scoreboard(options: PaperOptions, scoreboard: Scoreboard, environment: Mapping[str, Any]) -> None:
-    write_scoreboard(options.out, list(scoreboard.rows.values()), options.command_line, environment)

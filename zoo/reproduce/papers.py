@@ -25,6 +25,7 @@ from zoo.reproduce.inplace_abn_timing import measure_overheads
 from zoo.reproduce.revnext_costs import measure_passes, measure_widths
 from zoo.reproduce.revnext_figures5and6 import measure_norm_law, measure_slope_law
 from zoo.reproduce.revnext_figures10and11 import measure_depths, measure_layers
+from zoo.reproduce.settings import report_settings
 from zoo.reproduce.training_runs import TrainingRun
 
 ImageSet = Literal["ImageNet", "CIFAR-10"]
@@ -82,7 +83,7 @@ def _figure4_measurement(inputs: Inputs) -> Callable[[], Section]:
 
 PAPERS = {
     "inplace_abn": Paper(
-        "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018), reproduced",
+        "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018)",
         (),
         "ImageNet",
         lambda inputs: [
@@ -90,15 +91,18 @@ PAPERS = {
             Measurement("Figure 1", inplace_abn_figures1and2.count_block_buffers),
             Measurement("Figure 2", inplace_abn_figures1and2.count_stored_tensors),
             Measurement("Section 4.1", measure_batches),
+            Measurement("Section 4.1", partial(report_settings, "inplace_abn", "Section 4.1")),
+            Measurement("Section 4.2", partial(report_settings, "inplace_abn", "Section 4.2")),
             Measurement("Table 1", partial(inplace_abn_scores.report_imagenet_scores, inputs.scores)),
             Measurement("Section 4.3", measure_overheads),
             Measurement("Table 2", inplace_abn_scores.report_segmentation_scores),
             Measurement("Table 2", measure_memory_gains),
+            Measurement("Blog", inplace_abn_scores.report_blog),
             Measurement("README", partial(inplace_abn_scores.report_readme_scores, inputs.scores)),
         ],
     ),
     "revnet": Paper(
-        "The Reversible Residual Network (Gomez et al. 2017), reproduced",
+        "The Reversible Residual Network (Gomez et al. 2017)",
         (
             *revnet_tables2to5.CIFAR_ERRORS,
             *revnet_tables2to5.IMAGENET_ERRORS,
@@ -109,6 +113,7 @@ PAPERS = {
         lambda inputs: [
             Measurement("Abstract", revnet_table1.measure_growth),
             Measurement("Section 1", revnet_table1.measure_savings),
+            Measurement("Section 3.1", revnet_table1.report_partitions),
             Measurement("Section 3.2", revnet_table1.measure_operations),
             Measurement("Table 1", revnet_table1.measure_complexity),
             Measurement("Section 4", revnet_table1.measure_layer_costs),
@@ -122,13 +127,13 @@ PAPERS = {
             Measurement("Table 5", revnet_tables2to5.measure_imagenet_memory),
             Measurement("Figure 3", partial(revnet_figures3and4.report_imagenet_curves, inputs.runs)),
             Measurement("Figure 4", _figure4_measurement(inputs)),
-            Measurement("Section 7.1", revnet_section7.report_settings),
+            Measurement("Section 7.1", partial(report_settings, "revnet", "Section 7.1")),
             Measurement("Section 7.2", revnet_section7.measure_fits),
         ],
     ),
     # EURASIP Journal on Image and Video Processing 2023:1
     "revnext": Paper(
-        "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), reproduced",
+        "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023)",
         (
             revnext_tables1and2.EXPERIMENT,
             *revnext_tables1and2.OTHER_EXPERIMENTS,

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from zoo.tables import number_text
+
 PUBLISHED_DIR = Path(__file__).parent / "published"
 Kind = Literal["printed", "derived", "authors' log", "read off a figure"]
+Evidence = Literal[
+    "setting", "identity", "count", "parameters", "memory predicted", "memory measured", "time measured",
+    "signal-to-noise measured", "accuracy scored", "accuracy trained",
+]  # fmt: skip
+Direction = Literal["less", "more", "neither"]
+# The better direction of a kind of evidence; numbers of the other direction say so.
+BETTER: dict[Evidence, Direction] = {
+    "memory predicted": "less", "memory measured": "less", "time measured": "less", "signal-to-noise measured": "more",
+}  # fmt: skip
 
 
 class PublishedNumber(BaseModel):
@@ -19,15 +31,21 @@ class PublishedNumber(BaseModel):
     Args:
     - `item`: table, figure or section of the paper, such as "Table 3".
     - `quantity`: the measured quantity, such as "ResNet-32, CIFAR-10: test error".
-    - `value`: the number in `unit`, or a statement instead of a number, such as "rises".
+    - `value`: the number in `unit` with the printed digits, or a statement instead of a number, such as "rises"; None
+      if it was published, but is not available to us.
     - `unit`: "" for a number without a unit.
     - `kind`: "printed" in the paper; "derived" from printed numbers; "authors' log": output stored in the authors'
       public code; "read off a figure": estimated from a plot.
     - `quotation`: the printed words or table row, the numbers that a value is derived from, the line of the log, or a
       description of the figure.
     - `place`: location of the quotation, such as "Table 3, row ResNet-32" or "authors' notebook 4, cell 6".
+    - `evidence`: kind of evidence that a measurement of this number is. It sets the tolerance, see
+      `zoo.reproduce.comparison.RULES`.
+    - `at_least`, `at_most`: bounds of the measured value, for a statement or for a published bound or range.
+    - `better`: direction in which a measured value is better than published; by default that of `BETTER`.
     - `network`: network or experiment of this package; "" for none.
     - `settings`: further conditions, such as data set, batch and image size.
+    - `finding`: what our measurements showed about this number.
     - `id`: "PAPER/KEY", file name and key of the number.
     """
 
@@ -35,17 +53,22 @@ class PublishedNumber(BaseModel):
 
     item: Annotated[str, Field(min_length=1)]
     quantity: Annotated[str, Field(min_length=1)]
-    value: int | float | str
+    value: int | Decimal | str | None
     unit: str = ""
     kind: Kind
     quotation: Annotated[str, Field(min_length=1)]
     place: Annotated[str, Field(min_length=1)]
+    evidence: Evidence
+    at_least: float | None = None
+    at_most: float | None = None
+    better: Direction | None = None
     network: str = ""
     settings: str = ""
+    finding: str = ""
     id: str = ""
 
     @model_validator(mode="after")
-    def _check_id(self) -> PublishedNumber:
+    def _check(self) -> PublishedNumber:
         if not self.id:
             raise ValueError("a number has no id; published_numbers() adds it")
         return self
@@ -53,7 +76,24 @@ class PublishedNumber(BaseModel):
     @property
     def number(self) -> float:
         """The value as a float; raises ValueError for a statement."""
-        return float(self.value)
+        return float(self.value or 0)
+
+    @property
+    def text(self) -> str:
+        """The value with its printed digits; very large and small numbers have an exponent."""
+        if isinstance(self.value, Decimal) and 1e-3 <= abs(self.value) < 1e4:
+            return str(self.value)
+        return number_text(float(self.value) if isinstance(self.value, Decimal) else self.value)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the measured value has to be within bounds, and not near the published value."""
+        return self.at_least is not None or self.at_most is not None
+
+    @property
+    def direction(self) -> Direction | None:
+        """The better direction, if any."""
+        return self.better or BETTER.get(self.evidence)
 
     @property
     def paper(self) -> str:
@@ -64,7 +104,8 @@ class PublishedNumber(BaseModel):
 @cache
 def published_numbers(paper: str) -> dict[str, PublishedNumber]:
     """Return the numbers of a paper ("inplace_abn", "revnet", "revnext") by their keys, in the paper's order."""
-    content = json.loads((PUBLISHED_DIR / f"{paper}.json").read_text(encoding="utf-8"))
+    text = (PUBLISHED_DIR / f"{paper}.json").read_text(encoding="utf-8")
+    content = json.loads(text, parse_float=Decimal)  # keeps trailing zeros
     return {key: PublishedNumber(**number, id=f"{paper}/{key}") for key, number in content.items()}
 
 

@@ -24,19 +24,9 @@ from zoo.data.transforms import ValTransform
 from zoo.engine.meters import angle_between, gradients
 from zoo.errors import DataError
 from zoo.registry import CIFAR_INPUT
-from zoo.reproduce.comparison import Comparison, Section, State, Verdict, not_measured, unpublished
-from zoo.reproduce.error_rates import (
-    ERROR_TOLERANCE,
-    UNKNOWN_DURATION,
-    command_of,
-    decide,
-    error_curves,
-    facts_of,
-    judge,
-    missing_images,
-    needs_training,
-    standard_error,
-)
+from zoo.reproduce.comparison import RULES, Comparison, Section, Verdict, not_measured, unpublished
+from zoo.reproduce.error_rates import command_of, error_curves, facts_of, missing_images, needs_training
+from zoo.reproduce.operations import operations_of
 from zoo.reproduce.paper_networks import build_for_training
 from zoo.reproduce.published_numbers import PublishedNumber, published
 from zoo.reproduce.training_runs import TrainingRun
@@ -45,7 +35,6 @@ from zoo.run.plot_style import Line, Panel
 IMAGENET_EXPERIMENTS = ("revnet104", "resnet101_preact")
 CIFAR_EXPERIMENT = "revnet164_cifar10"
 LONG_CIFAR_EXPERIMENT = "revnet164_cifar10_longer"  # longer by the published number of epochs, with the angle meter
-LOSS_TOLERANCE = 5.0  # percent, of the training loss
 TREND_PARTS = 5  # a trend compares the first fifth of the angles with the last
 NETWORKS = {"revnet164_cifar": 20, "revnet38_cifar": 60}  # number of training steps of each network
 MEASUREMENTS = 6  # equally spaced, the first before training
@@ -61,21 +50,21 @@ def report_imagenet_curves(runs: Sequence[TrainingRun]) -> Section:
     """Return Figure 3: the training curves of RevNet-104 and ResNet-101."""
     section = Section(
         "figure3", "Figure 3: training on ImageNet",
-        "Ratio of the training losses of RevNet-104 and ResNet-101, geometric mean over the epochs. No slowdown: the "
-        f"loss is at most {LOSS_TOLERANCE:g} % larger.",
+        "Ratio of the training losses of RevNet-104 and ResNet-101, geometric mean over the epochs.",
     )  # fmt: skip
     epochs, slowdown = (published("revnet", f"figure3/{key}") for key in ("epochs", "slowdown"))
     for name in IMAGENET_EXPERIMENTS:
         ours = load_experiment(experiments_dir() / f"{name}.json").optimizer.schedule.epochs
-        verdict = Verdict("reproduced", "equal") if ours == epochs.number else Verdict("off", "another length")
-        section.comparisons.append(Comparison(f"{name}: epochs of the experiment", epochs, ours, "epochs", verdict))
+        what = f"{name}: epochs of the experiment"
+        section.comparisons.append(Comparison(what=what, published=epochs, measured=ours, unit="epochs"))
     revnet, resnet = (
         [run for run in runs if run.experiment == name and not run.is_stored] for name in IMAGENET_EXPERIMENTS
     )
-    compared = _compare_loss("training loss, RevNet-104 over ResNet-101", slowdown, revnet, resnet, at_most=True)
+    compared = _compare_loss("training loss, RevNet-104 over ResNet-101", slowdown, revnet, resnet)
     commands = " and ".join(f"`{command_of(name)}`" for name in IMAGENET_EXPERIMENTS)
-    verdict = Verdict("needs training", f"{commands}, {UNKNOWN_DURATION}")
-    section.comparisons.append(compared or not_measured(slowdown.quantity, slowdown, "", verdict))
+    operations = sum(map(operations_of, IMAGENET_EXPERIMENTS))
+    missing = not_measured(slowdown.quantity, slowdown, "%", Verdict("needs training", commands), operations=operations)
+    section.comparisons.append(compared or missing)
     shown = [*revnet, *resnet]
     section.panels += [*loss_curves("ImageNet", shown), error_curves("ImageNet", shown)] if shown else []
     return section
@@ -89,9 +78,9 @@ def report_reconstruction(runs: Sequence[TrainingRun], images: ImageFolder | Non
     section = Section(
         "figure4", "Figure 4: reconstructed and stored activations",
         "Angle between the gradients of a batch from stored and from reconstructed activations, with the same weights: "
-        "2 arcsin(|u - v| / 2) of the unit vectors. Trend: mean of the first fifth and of the last fifth of a run's "
-        "angles. Training losses are compared by the geometric mean of their ratio over the epochs, with a tolerance "
-        f"of {LOSS_TOLERANCE:g} %; errors after the last epoch with a tolerance of {ERROR_TOLERANCE} points.",
+        "2 arcsin(|u - v| / 2) of the unit vectors. Trend: mean of the last fifth of a run's angles over that of the "
+        "first fifth. Training losses are compared by the geometric mean of their ratio over the epochs, errors after "
+        "the last epoch.",
     )  # fmt: skip
     metered = _by_experiment([run for run in runs if run.angles and not run.is_stored])
     for name, group in metered.items():
@@ -142,24 +131,14 @@ def _compare_angles(name: str, runs: Sequence[TrainingRun]) -> list[Comparison]:
     ends = [-(-len(each) // TREND_PARTS) for each in angles]
     first = mean(mean(each[:end]) for each, end in zip(angles, ends, strict=True))
     last = mean(mean(each[-end:]) for each, end in zip(angles, ends, strict=True))
-    grows = last > first
-    top = max(max(each) for each in angles)
-    trend, largest = (published("revnet", f"figure4/{key}") for key in ("trend", "largest"))
-    weakness, facts = _weakness(name, runs), facts_of(runs)
-    of_trend = _verdict(grows, "it grows" if grows else "it does not grow", weakness)
-    of_largest = _verdict(top <= largest.number, f"the axis ends at {largest.value}", weakness)
+    facts = facts_of(runs) | {"weakness": _weakness(name, runs), "spread": None}
     return [
-        Comparison(what, number, measured, "degrees", verdict, len(runs), **facts)
-        for what, number, measured, verdict in (
-            (f"{name}: trend of the angle", trend, f"{first:.2g} to {last:.2g}", of_trend),
-            (f"{name}: largest angle", largest, top, of_largest),
-        )
-    ]
-
-
-def _verdict(is_as_published: bool, text: str, weakness: str) -> Verdict:
-    state: State = "reproduced" if is_as_published else "off"
-    return Verdict("underpowered", f"{text}; {weakness}") if weakness else Verdict(state, text)
+        Comparison(
+            what=f"{name}: trend of the angle", published=published("revnet", "figure4/trend"), measured=last / first,
+            note=f"{first:.2g} to {last:.2g} degrees", **facts,
+        ),
+        Comparison(what=f"{name}: largest angle", measured=max(map(max, angles)), unit="degrees", **facts),
+    ]  # fmt: skip
 
 
 def _weakness(name: str, runs: Sequence[TrainingRun]) -> str:
@@ -177,16 +156,13 @@ def _compare_length(runs: Sequence[TrainingRun]) -> Comparison:
     number = published("revnet", "figure4/more_epochs")
     finished = [run for run in runs if run.is_finished]
     if not finished:
-        return not_measured(number.quantity, number, "epochs", needs_training(LONG_CIFAR_EXPERIMENT, runs))
+        return needs_training(number.quantity, number, LONG_CIFAR_EXPERIMENT, runs, unit="epochs")
     regular = load_experiment(experiments_dir() / f"{CIFAR_EXPERIMENT}.json").optimizer.schedule.epochs
     change = max(run.top1[regular - 1] - run.top1[-1] for run in finished)
-    verdict = _verdict(
-        change <= ERROR_TOLERANCE,
-        f"the error changes by {change:+.2f} points",
-        _weakness(LONG_CIFAR_EXPERIMENT, finished),
-    )
-    more, facts = finished[0].num_epochs - regular, facts_of(finished)
-    return Comparison(number.quantity, number, more, "epochs", verdict, len(finished), **facts)
+    stable = finished[0].num_epochs - regular if change <= RULES["accuracy trained"].tolerance else 0
+    facts = facts_of(finished) | {"weakness": _weakness(LONG_CIFAR_EXPERIMENT, finished), "spread": 0.0}
+    note = f"the error changes by {change:+.2f} points"
+    return Comparison(what=number.quantity, published=number, measured=stable, unit="epochs", note=note, **facts)
 
 
 def _compare_kinds(runs: Sequence[TrainingRun]) -> list[Comparison]:
@@ -199,11 +175,16 @@ def _compare_kinds(runs: Sequence[TrainingRun]) -> list[Comparison]:
             weakness, (loss, error) = _weakness(name, group), numbers
             of_loss = _compare_loss(f"{name}: {loss.quantity}", loss, reconstructed, stored)
             of_error = _compare_error(f"{name}: {error.quantity}", error, reconstructed, stored)
-            comparisons += [_weakened(found, weakness) for found in (of_loss, of_error) if found is not None]
+            comparisons += [
+                replace(found, weakness=weakness or found.weakness)
+                for found in (of_loss, of_error)
+                if found is not None
+            ]
     if not comparisons:
-        file = f"experiments/{CIFAR_EXPERIMENT}.json with network.memory auto and plain"
-        verdict = Verdict("needs training", f"`zoo train FILE DATA`, FILE: {file}, {UNKNOWN_DURATION}")
-        comparisons = [not_measured(number.quantity, number, "", verdict) for number in numbers]
+        comparisons = [
+            needs_training(number.quantity, number, CIFAR_EXPERIMENT, unit=number.unit, memory="plain")
+            for number in numbers
+        ]
     return comparisons
 
 
@@ -212,42 +193,22 @@ def _compare_error(
 ) -> Comparison:
     """Return the difference between the mean errors of two groups of finished runs."""
     difference = mean(run.top1[-1] for run in second) - mean(run.top1[-1] for run in first)
-    n, spread = min(len(first), len(second)), standard_error(first, second).best
-    verdict, facts = judge(difference, first, second), facts_of([*first, *second])
-    return Comparison(what, number, difference, "points", verdict, n, spread, **facts)
+    return Comparison(what=what, published=number, measured=difference, unit="points", **facts_of(first, second))
 
 
 def _compare_loss(
-    what: str,
-    number: PublishedNumber,
-    first: Sequence[TrainingRun],
-    second: Sequence[TrainingRun],
-    at_most: bool = False,
+    what: str, number: PublishedNumber, first: Sequence[TrainingRun], second: Sequence[TrainingRun]
 ) -> Comparison | None:
-    """Return the ratio of the training losses of two groups; None unless both have finished runs with losses.
-
-    With ``at_most``, smaller losses of the first group are not off.
-    """
+    """Return the ratio of the training losses of two groups; None unless both have finished runs with losses."""
     groups = [[run for run in runs if run.is_finished and _losses(run)] for runs in (first, second)]
     if not all(groups):
         return None
     logs = [[mean(map(math.log, _losses(run).values())) for run in runs] for runs in groups]
     difference = 100 * (math.exp(mean(logs[0]) - mean(logs[1])) - 1)
-    n, both = min(map(len, groups)), [*groups[0], *groups[1]]
-    spread = 100 * math.hypot(*(stdev(each) / math.sqrt(len(each)) for each in logs)) if n > 1 else None
-    text = f"{difference:+.1f} %, standard error {'unknown' if spread is None else f'{spread:.1f} %'}"
-    missing = missing_images(both)
-    if missing or spread is None:
-        verdict = Verdict("underpowered", f"{missing}; {text}" if missing else text)
-    else:
-        verdict = decide(difference if at_most else abs(difference), 2 * spread, LOSS_TOLERANCE, text)
-    return Comparison(what, number, difference, "%", verdict, n, spread, **facts_of(both))
-
-
-def _weakened(comparison: Comparison, weakness: str) -> Comparison:
-    """Return the comparison as underpowered, unless there is no weakness."""
-    reason = f"{weakness}; {comparison.verdict.reason}"
-    return replace(comparison, verdict=Verdict("underpowered", reason)) if weakness else comparison
+    is_known = min(map(len, groups)) > 1
+    spread = 100 * math.hypot(*(stdev(each) / math.sqrt(len(each)) for each in logs)) if is_known else None
+    facts = facts_of(*groups) | {"spread": spread}
+    return Comparison(what=what, published=number, measured=difference, unit="%", **facts)
 
 
 class Angles(NamedTuple):
@@ -291,25 +252,24 @@ def measure_angles(data: ImageFolder | None, networks: Mapping[str, int] = NETWO
         "gradients of a measurement have the same weights and images",
     )  # fmt: skip
     section.notes.append("the paper shows the angle over a whole training on CIFAR-10 and states no bound")
-    trend, largest = (published("revnet", f"figure4/{key}") for key in ("trend", "largest"))
-    first_steps = Verdict(
-        "underpowered", f"the first steps only; `zoo train {LONG_CIFAR_EXPERIMENT} DATA`, {UNKNOWN_DURATION}"
-    )
+    trend = published("revnet", "figure4/trend")
+    first_steps = f"the first steps only; `{command_of(LONG_CIFAR_EXPERIMENT)}`"
     digest = "" if data is None else data.names_digest()
     for name, count in networks.items():
         torch.manual_seed(0)
         angles = _train(build_for_training(name), _batches(data, batch), count)
         between = [a.between for a in angles]
         stored, reconstructed = [a.stored for a in angles], [a.reconstructed for a in angles]
-        ends = f"{between[0]:.2g} to {between[-1]:.2g}"
         section.comparisons += [
-            Comparison(what, number, measured, "degrees", first_steps, data=digest)
-            for what, number, measured in (
-                (f"{name}: trend of the angle in {count} steps", trend, ends),
-                (f"{name}: largest angle in {count} steps", largest, max(between)),
-            )
-        ]
-        section.comparisons += [
+            Comparison(
+                what=f"{name}: trend of the angle in {count} steps",
+                published=trend,
+                measured=between[-1] / between[0],
+                note=f"{between[0]:.2g} to {between[-1]:.2g} degrees",
+                weakness=first_steps,
+                data=digest,
+            ),
+            unpublished(f"{name}: largest angle in {count} steps", max(between), "degrees"),
             unpublished(f"{name}: stored to float64, largest", max(stored), "degrees"),
             unpublished(f"{name}: reconstructed to float64, largest", max(reconstructed), "degrees"),
         ]

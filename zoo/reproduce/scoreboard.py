@@ -1,180 +1,163 @@
-"""The scoreboard: one row per published number, with its latest measurement."""
+"""The scoreboard: one row per published number, with what was measured by the paper's rule and as shipped here.
+
+Rows are computed from the published numbers and the reports of the papers whenever they are needed.
+"""
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict
+from zoo.reproduce.comparison import RULES, Comparison, Section, State, Verdict, not_measured
+from zoo.reproduce.published_numbers import Evidence, PublishedNumber, published_numbers
+from zoo.run.stale import is_stale
+from zoo.tables import Cell, number_text
 
-from zoo.reproduce.comparison import Comparison, State, Verdict, not_measured
-from zoo.reproduce.published_numbers import Kind, PublishedNumber, published_numbers
-from zoo.tables import number_text
-
-#: States of a published number, in the order of the tables.
-STATES: tuple[State, ...] = (
-    "reproduced", "off", "underpowered", "needs data", "needs training", "not built", "not run",
-)  # fmt: skip
-#: States that do not replace an earlier measurement.
-PENDING_STATES: tuple[State, ...] = ("needs data", "needs training", "not run")
+#: States of a measured number, from the one that a row with two of them is known by to the best.
+JUDGED: tuple[State, ...] = ("off", "underpowered", "better", "reproduced")
+#: States of a number that was not measured.
+UNMEASURED: tuple[State, ...] = ("needs data", "needs training", "not built", "not available", "not run")
+STATES = (*reversed(JUDGED), *UNMEASURED)
+EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
 DATE_LENGTH = len("2018-06-18")
-NOT_REPORTED = "no measurement reports this number"
+# Operations per second of a training step of ResNet-50, and the result file with its time.
+RATES = {"core": (59e9, "model_cpu"), "H100": (97e12, "model_h100")}
 
 
-class Row(BaseModel):
-    """A published number and its latest measurement.
+@dataclass(frozen=True)
+class Row:
+    """A published number and its latest measurements.
 
     Args:
-    - `id`, `paper`, `item`, `quantity`, `unit`, `kind`, `place`, `quotation`, `network`, `settings`: those of
-      `zoo.reproduce.published_numbers.PublishedNumber`; `published` is its value.
-    - `what`: name of the number in the report of the paper.
-    - `measured`: the measured number in `measured_unit`, which may be more specific than `unit`; None if not measured.
-    - `n`, `spread`: number of runs or repetitions, and their spread; see `zoo.reproduce.comparison.Comparison`.
-    - `state`, `verdict`: the verdict as a state and as text.
-    - `section`: the item of the paper's report that contains the row.
-    - `command`: the command that measures the row.
-    - `commit`, `date`: commit and date of the measurement; "" if its training runs do not record them.
-    - `environment`: versions and machine of the measurement; empty if unknown.
-    - `weights_md5`, `data`: digests of the scored weights and images, if any.
+    - `number`: the published number.
+    - `paper`: the measurement by the rule of the paper, or the reason why there is none.
+    - `shipped`: the measurement of what this package does by default; the same one if there is no difference.
+    - `section`: the section of the report that they are from; None if there is none.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    number: PublishedNumber
+    paper: Comparison
+    shipped: Comparison
+    section: Section | None
 
-    id: str
-    paper: str
-    item: str
-    quantity: str
-    published: int | float | str
-    unit: str
-    kind: Kind
-    place: str
-    quotation: str
-    network: str
-    settings: str
-    what: str = ""
-    measured: int | float | str | None = None
-    measured_unit: str = ""
-    n: int | None = None
-    spread: float | None = None
-    state: State
-    verdict: str
-    section: str = ""
-    command: str
-    commit: str = ""
-    date: str = ""
-    environment: dict[str, Any] = {}
-    weights_md5: str = ""
-    data: str = ""
+    @property
+    def is_one(self) -> bool:
+        """Whether the paper's rule and the defaults of this package are the same, or only one of them applies."""
+        return self.paper is self.shipped
+
+    @property
+    def state(self) -> State:
+        """The worse state of both measurements."""
+        states = [each.verdict.state for each in (self.paper, self.shipped)]
+        return next((state for state in JUDGED if state in states), states[0])
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is a measurement."""
+        return self.paper.measured is not None
+
+    @property
+    def command(self) -> str:
+        """The command that measures it."""
+        return self.paper.command or (self.section.command if self.section else f"zoo reproduce {self.number.paper}")
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Versions and machine of the measurement, with its commit; empty if unknown."""
+        return self.paper.environment or (self.section.environment if self.section else {})
+
+    @property
+    def commit(self) -> str:
+        """Commit of the measurement; "" if unknown."""
+        return str(self.environment.get("commit") or "") if self.is_measured else ""
+
+    @property
+    def date(self) -> str:
+        """Date of the measurement; "" if unknown."""
+        date = self.paper.date or str(self.environment.get("date") or "")
+        return date[:DATE_LENGTH] if self.is_measured else ""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it was measured before the code that it measures changed."""
+        return self.is_measured and is_stale(self.number.evidence, self.commit)
+
+    @property
+    def cost(self) -> str:
+        """What the missing training takes, from its operations; "" if none is missing or they are unknown."""
+        operations = self.paper.operations
+        if self.is_measured or operations is None:
+            return ""
+        hours = {name: number_text(float(f"{operations / rate / 3600:.2g}")) for name, (rate, _) in RATES.items()}
+        return f"{operations:.1e} operations: about {hours['core']} hours on one core, {hours['H100']} on one H100"
 
 
-class Scoreboard:
-    """The rows of all papers by id, in the papers' order.
+def rows_of(sections: Mapping[str, Iterable[Section]]) -> list[Row]:
+    """Return a row for each published number of the papers, given the ``sections`` of their reports."""
+    rows = []
+    for paper, of_paper in sections.items():
+        found: dict[str, list[tuple[Comparison, Section]]] = {}
+        for section in of_paper:
+            for comparison in section.comparisons:
+                if comparison.published is not None and comparison.basis != "variant":
+                    found.setdefault(comparison.published.id, []).append((comparison, section))
+        rows += [_row(number, found.get(number.id, [])) for number in published_numbers(paper).values()]
+    return rows
 
-    A row is kept until its number is measured again. A state without a measurement does not replace a measurement, and
-    a measurement without images does not replace one on given images.
+
+def _row(number: PublishedNumber, found: Sequence[tuple[Comparison, Section]]) -> Row:
+    """Return the row of a number, from the first comparison of each basis."""
+    if not found:
+        missing = Verdict("not run", f"`zoo reproduce {number.paper}`")
+        if number.value is None:
+            missing = Verdict("not available", number.place)
+        nothing = not_measured(number.quantity, number, number.unit, missing)
+        return Row(number, nothing, nothing, None)
+
+    def first(*bases: str) -> tuple[Comparison, Section]:
+        return next((each for each in found if each[0].basis in bases), found[0])
+
+    (paper, section), (shipped, _) = first("paper", "both"), first("shipped", "both")
+    return Row(number, paper, shipped, section)
+
+
+def counts_by_evidence(rows: Sequence[Row]) -> list[list[Cell]]:
+    """Return the headers, a line per kind of evidence with its numbers by state, and a line for all kinds.
+
+    A measured number counts twice: by the paper's rule and as shipped here ("12 / 10"), unless both counts are equal.
     """
-
-    def __init__(self, papers: Iterable[str], kept: Mapping[str, Row]) -> None:
-        """Start with the rows ``kept`` from earlier runs whose published numbers have not changed."""
-        numbers = [number for paper in papers for number in published_numbers(paper).values()]
-        self.rows = {number.id: _continued(number, kept.get(number.id)) for number in numbers}
-        self._named: set[str] = set()
-
-    def add(self, comparison: Comparison, measured_by: MeasuredBy, *, is_part: bool = False) -> None:
-        """Update the row of the comparison's number, unless this run has already updated it.
-
-        With ``is_part``, only some of the paper's items are measured, and a row that belongs to another item is kept.
-        """
-        number = comparison.published
-        if number is None or number.id in self._named:
-            return
-        old = self.rows[number.id]
-        if is_part and old.section not in ("", measured_by.section):
-            return
-        self._named.add(number.id)
-        new = _row(number, comparison, measured_by)
-        says_less = new.state in PENDING_STATES or (old.data and not new.data)
-        if old.measured is None or not says_less:
-            self.rows[number.id] = new
-
-    def complete(self, paper: str, measured_by: MeasuredBy) -> None:
-        """Mark the numbers of a paper without a comparison as "not built"; called after all items were measured."""
-        for number in published_numbers(paper).values():
-            if number.id not in self._named:
-                unnamed = not_measured("", number, number.unit, Verdict("not built", NOT_REPORTED))
-                self.rows[number.id] = _row(number, unnamed, measured_by)
-
-
-class MeasuredBy(NamedTuple):
-    """The command that measured an item of a paper, and the `describe_environment` of the run."""
-
-    section: str
-    command: str
-    environment: Mapping[str, Any]
-
-
-def count_states(rows: Iterable[Row]) -> dict[State, int]:
-    """Return the number of rows in each of `STATES`."""
-    counts = Counter(row.state for row in rows)
-    return {state: counts[state] for state in STATES}
+    lines: list[list[Cell]] = [["evidence", "numbers", *reversed(JUDGED), "not measured"]]
+    for evidence in (*EVIDENCE, "all"):
+        of_kind = [row for row in rows if evidence in (row.number.evidence, "all")]
+        sides = [Counter(each.verdict.state for each in side)
+                 for side in ([row.paper for row in of_kind], [row.shipped for row in of_kind])]  # fmt: skip
+        pairs = [[side[state] for side in sides] for state in reversed(JUDGED)]
+        cells: list[Cell] = [str(a) if a == b else f"{a} / {b}" for a, b in pairs]
+        if evidence == "all":  # different kinds of evidence have no common count
+            cells = [""] * len(pairs)
+        lines.append([evidence, len(of_kind), *cells, sum(not row.is_measured for row in of_kind)])
+    return lines
 
 
 def count_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence with the number of rows in each state."""
-    return f"Of {len(rows)} published numbers: {', '.join(counts_in_words(count_states(rows)))}."
-
-
-def counts_in_words(counts: Mapping[State, int]) -> list[str]:
-    """Return texts such as "5 off" and "3 need data" for the states that occur."""
-    return [
-        f"{count} {state if count == 1 else state.replace('needs', 'need')}" for state, count in counts.items() if count
-    ]
+    """Return a sentence with the number of measured rows by kind of evidence."""
+    measured = Counter(row.number.evidence for row in rows if row.is_measured)
+    agreeing = Counter(row.number.evidence for row in rows if row.state == "reproduced")
+    kinds = [f"{agreeing[kind]} of {measured[kind]} ({kind})" for kind in EVIDENCE if measured[kind]]
+    return f"Of {len(rows)} published numbers, {sum(measured.values())} are measured. Reproduced: {', '.join(kinds)}."
 
 
 def by_item(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Return the rows of a paper grouped by item, in order of first appearance."""
     items: dict[str, list[Row]] = {}
     for row in rows:
-        items.setdefault(row.item, []).append(row)
+        items.setdefault(row.number.item, []).append(row)
     return items
 
 
-def _row(number: PublishedNumber, comparison: Comparison, measured_by: MeasuredBy) -> Row:
-    """Return the row of a comparison. Provenance in the comparison takes precedence over ``measured_by``."""
-    is_measured = comparison.measured is not None
-    environment = measured_by.environment if comparison.environment is None else comparison.environment
-    return Row(
-        **_of_number(number),
-        what=comparison.what,
-        measured=comparison.measured,
-        measured_unit=comparison.unit if is_measured else "",
-        n=comparison.n if is_measured else None,
-        spread=comparison.spread if is_measured else None,
-        state=comparison.verdict.state,
-        verdict=str(comparison.verdict),
-        section=measured_by.section,
-        command=comparison.command or measured_by.command,
-        commit=str(environment.get("commit") or ""),
-        date=(comparison.date or str(environment.get("date") or ""))[:DATE_LENGTH],
-        environment={key: value for key, value in environment.items() if key not in ("commit", "date")},
-        weights_md5=comparison.weights_md5,
-        data=comparison.data,
-    )
-
-
-def _continued(number: PublishedNumber, old: Row | None) -> Row:
-    """Return the row of an earlier run, or a "not run" row if the published number is new or has changed."""
-    command = shlex.join(["zoo", "reproduce", number.paper])
-    if old is None:
-        return Row(**_of_number(number), state="not run", verdict=f"not run: `{command}`", command=command)
-    if (old.published, old.unit) == (number.value, number.unit):
-        return old.model_copy(update=_of_number(number))
-    verdict = f"not run: the published number was {number_text(old.published)} {old.unit} when it was measured"
-    return Row(**_of_number(number), state="not run", verdict=verdict, command=old.command or command)
-
-
-def _of_number(number: PublishedNumber) -> dict[str, Any]:
-    """Return the fields of a row that come from the published number."""
-    return {**number.model_dump(exclude={"value"}), "paper": number.paper, "published": number.value}
+def repeats_text(row: Row) -> str:
+    """Return what n counts and n, such as "deterministic" or "25 rounds"."""
+    repeats = RULES[row.number.evidence].repeats
+    return "" if not row.is_measured else repeats if repeats == "deterministic" else f"{row.paper.n} {repeats}"

@@ -1,94 +1,188 @@
-"""The scoreboard as a Markdown page."""
+"""The scoreboard as an HTML page: a table of all rows with filters, in one file without external parts."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from html import escape
 from itertools import groupby
 
-from zoo.reproduce.scoreboard import STATES, Row, by_item, count_sentence, count_states
-from zoo.tables import Cell, key_value_text, markdown_list, markdown_page, markdown_table, number_text
+from zoo.reproduce.comparison import RULES, Comparison
+from zoo.reproduce.model_index import URLS
+from zoo.reproduce.paper_report import plot_name, spread_text
+from zoo.reproduce.papers import PAPERS
+from zoo.reproduce.scoreboard import EVIDENCE, RATES, STATES, Row, by_item, counts_by_evidence, repeats_text
+from zoo.reproduce.scoreboard_summary import CSV, INDEX, PAGE, SCOPE, STATE_MEANINGS, TITLE, anchor, measured_with
+from zoo.tables import number_text
 
-JSON, CSV = "reproduction.json", "reproduction.csv"
-TITLE = "Published and measured numbers"
-STATE_MEANINGS = {
-    "reproduced": "the measured number agrees with the published one, within the tolerance in the verdict",
-    "off": "the measured number differs by more than the tolerance; the verdict says by how much",
-    "underpowered": "too few images or runs were measured for a verdict",
-    "needs data": "the command in the verdict measures it, given the data set",
-    "needs training": "the command in the verdict trains the network",
-    "not built": "this package does not measure it; the verdict gives the reason",
-    "not run": "the command in the verdict measures it, but has not been run for this page",
-}
-KIND_MEANINGS = {
-    "printed": "printed in the paper",
-    "derived": "computed from printed numbers",
-    "authors' log": "output stored in the authors' public code",
-    "read off a figure": "estimated from a plot",
-}
-HEADERS = ("quantity", "published", "kind", "measured", "n", "spread", "verdict", "command", "commit", "date")
-LONG_COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")  # shortened to ten digits
+COLORS = {"reproduced": "green", "better": "blue", "off": "red", "underpowered": "orange"}
+BAR_FACTOR = 4.0  # measured over published at the ends of a deviation bar
+HEADERS = ("quantity", "published", "by the paper's rule", "as shipped here", "evidence, n", "where and how")
+STYLE = """
+:root{color-scheme:light dark;--green:#2a8a4a;--blue:#2a6fb0;--red:#c0392b;--orange:#c77d0a;--grey:#8886}
+body{font:15px/1.45 system-ui,sans-serif;margin:auto;max-width:90rem;padding:1rem}
+table{border-collapse:collapse;width:100%;table-layout:fixed}
+td,th{padding:.3rem .5rem;text-align:left;vertical-align:top}
+tr{border-bottom:1px solid var(--grey)}thead th{position:sticky;top:0;background:Canvas}
+.counts{width:auto;table-layout:auto;display:block;overflow-x:auto}.counts td{overflow-wrap:normal}
+th:nth-child(2){width:26%}td{overflow-wrap:anywhere}.counts th:nth-child(2){width:auto}
+.counts td+td{text-align:right}
+form{display:flex;flex-wrap:wrap;gap:.5rem;margin:1rem 0}input{flex:1;min-width:12rem}
+.state{border-left:.4rem solid var(--grey);padding-left:.4rem}.note{opacity:.75;font-size:.85em}
+.bar{display:inline-block;width:6rem;height:.5rem;background:var(--grey);position:relative}
+.bar i{position:absolute;top:-.2rem;height:.9rem;width:.25rem}.bar::before{
+content:"";position:absolute;left:50%;height:100%;border-left:1px solid CanvasText}
+.finding{border-left:.3rem solid var(--orange);padding-left:.5rem;margin:.3rem 0}
+img{max-width:100%;background:#fff}button{font-size:.8em}h3{margin:1.5rem 0 .3rem}
+@media(max-width:50rem){section thead{display:none}section td{display:block}
+section td::before{content:attr(data-head) ": ";font-size:.8em;opacity:.7}}
+"""
+SCRIPT = """
+const form=document.querySelector('form'),rows=[...document.querySelectorAll('tr[data-state]')];
+function filter(){const f=Object.fromEntries(new FormData(form)),words=f.text.toLowerCase().split(/\\s+/);let n=0;
+for(const r of rows){const on=['paper','evidence','state'].every(k=>!f[k]||r.dataset[k]==f[k])&&
+words.every(w=>r.textContent.toLowerCase().includes(w));r.hidden=!on;n+=on}
+for(const s of document.querySelectorAll('section'))s.hidden=!s.querySelector('tr[data-state]:not([hidden])');
+document.querySelector('output').value=n+' rows'}
+form.addEventListener('input',filter);form.addEventListener('submit',e=>e.preventDefault());
+document.addEventListener('click',e=>{const c=e.target.dataset.copy,f=e.target.dataset.filter;
+if(c){navigator.clipboard.writeText(c);e.target.textContent='copied'}
+if(f){form.reset();form.elements.evidence.value=f;filter()}});filter();
+"""
 
 
-def scoreboard_page(rows: Sequence[Row], titles: Mapping[str, str], command: str) -> str:
-    """Return the Markdown page. ``titles``: titles of the papers; ``command``: command of the last run."""
-    parts = [
-        f"# {TITLE}",
-        f"{count_sentence(rows)} Written by `{command}`. The same rows, with quotations, places, versions and digests, "
-        f"are in [{CSV}]({CSV}) and [{JSON}]({JSON}).",
-        _counts_table(rows),
-        markdown_list(f"**{state}**: {meaning}" for state, meaning in STATE_MEANINGS.items()),
-        "Kinds of published numbers:",
-        markdown_list(f"**{kind}**: {meaning}" for kind, meaning in KIND_MEANINGS.items()),
-        "n is the number of runs or repetitions. The spread is the standard error of an accuracy, or the interquartile "
-        "range of times.",
-        "## Measured with",
-        markdown_list(measured_with(rows)),
+def scoreboard_page(rows: Sequence[Row]) -> str:
+    """Return the HTML page."""
+    headers, *lines = counts_by_evidence(rows)
+    counts = "".join(
+        f"<tr><td>{_filter_link(str(kind))}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        for kind, *cells in lines
+    )
+    meanings = "".join(f"<li><b>{state}</b>: {escape(meaning)}</li>" for state, meaning in STATE_MEANINGS.items())
+    rules = "".join(f"<li><b>{kind}</b>: {escape(rule.reason)}</li>" for kind, rule in RULES.items())
+    files = ", ".join(f'<a href="{name}">{name}</a>' for name in (PAGE, CSV, INDEX))
+    papers = "".join(
+        _paper(paper, list(of_paper)) for paper, of_paper in groupby(rows, key=lambda row: row.number.paper)
+    )
+    about = "".join(f"<li>{_code(escape(line))}</li>" for line in measured_with(rows))
+    rates = " and ".join(f"{rate:.0e} operations per second on one {name} ({file}.json)"
+                         for name, (rate, file) in RATES.items())  # fmt: skip
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{TITLE}</title><style>{STYLE}</style></head><body>
+<h1>{TITLE}</h1><p>{escape(SCOPE)} Other forms of this page: {files}.</p>
+<table class="counts"><thead><tr>{"".join(f"<th>{header}</th>" for header in headers)}</tr></thead>{counts}</table>
+<p>Two counts: by the paper's rule / as shipped here. A row has the worse of both states.</p>
+<details><summary>States, tolerances, machines</summary><ul>{meanings}</ul><ul>{rules}</ul><ul>{about}</ul>
+<p>Hours follow from the counted operations of a training and the rate of a training step of ResNet-50: {rates}.</p>
+</details>
+<form>{_select("paper", PAPERS)}{_select("evidence", EVIDENCE)}{_select("state", STATES)}
+<input name="text" type="search" placeholder="words" aria-label="words"><output></output></form>
+{papers}<script>{SCRIPT}</script></body></html>
+"""
+
+
+def _paper(paper: str, rows: Sequence[Row]) -> str:
+    title = (
+        f'<h2>{escape(PAPERS[paper].title)}</h2><p><a href="{URLS[paper]}">{URLS[paper]}</a>, <a href="{paper}.json">'
+    )
+    return f"{title}{paper}.json</a></p>" + "".join(_item(item, of_item) for item, of_item in by_item(rows).items())
+
+
+def _item(item: str, rows: Sequence[Row]) -> str:
+    """Return the heading, the findings, the plots and the table of an item."""
+    findings = dict.fromkeys(row.number.finding for row in rows if row.number.finding)
+    sections = {row.section.key: row.section for row in rows if row.section is not None and row.section.panels}
+    plots = "".join(
+        f'<details><summary>plot: {escape(section.title)}</summary><img loading="lazy" alt="{escape(section.title)}" '
+        f'src="{plot_name(rows[0].number.paper, key)}"></details>'
+        for key, section in sections.items()
+    )
+    head = "".join(f"<th>{header}</th>" for header in HEADERS)
+    return (
+        f"<section><h3>{escape(item)}</h3>"
+        + "".join(f'<p class="finding">{escape(finding)}</p>' for finding in findings)
+        + f"{plots}<table><thead><tr>{head}</tr></thead>{''.join(map(_row, rows))}</table></section>\n"
+    )
+
+
+def _row(row: Row) -> str:
+    number, unit = row.number, row.number.unit
+    source = escape(f"{number.kind}, {number.place}: “{number.quotation}”")
+    about = escape(", ".join(filter(None, (number.settings, number.network))))
+    shipped = "the same" if row.is_one and row.is_measured else "" if row.is_one else _side(row, row.shipped)
+    cells = [
+        f'<a href="#{anchor(row)}">{escape(number.quantity)}</a>{_note(about)}',
+        f"{escape(number.text or 'not available')} {unit}{_note(source)}",
+        _side(row, row.paper),
+        shipped,
+        f"{number.evidence}{_note(repeats_text(row))}",
+        _origin(row),
     ]
-    for paper, of_paper in groupby(rows, key=lambda row: row.paper):
-        parts.append(f"## {titles[paper]}")
-        for item, of_item in by_item(of_paper).items():
-            parts.append(f"### {item}")
-            commands = list(dict.fromkeys(row.command for row in of_item))
-            parts.append("\n".join(f"{number}. `{command}`" for number, command in enumerate(commands, 1)))
-            parts.append(markdown_table(HEADERS, [_cells(row, commands.index(row.command) + 1) for row in of_item]))
-    return markdown_page(parts)
+    body = "".join(f'<td data-head="{header}">{cell}</td>' for header, cell in zip(HEADERS, cells, strict=True))
+    return (
+        f'<tr id="{anchor(row)}" data-paper="{number.paper}" data-evidence="{number.evidence}" '
+        f'data-state="{row.state}">{body}</tr>\n'
+    )
 
 
-def measured_with(rows: Sequence[Row]) -> list[str]:
-    """Return a line per commit, machine and versions, with the number of its rows."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row.environment:
-            groups.setdefault((row.commit, key_value_text(row.environment)), []).append(row)
-    commits = list(dict.fromkeys(commit for commit, _ in groups))
-    lines = [f"The rows were measured on {len(commits)} commits; each row names its own."] if len(commits) > 1 else []
-    for (commit, environment), group in groups.items():
-        dates = sorted({row.date for row in group if row.date})
-        when = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "at an unknown time"
-        measured = sum(row.measured is not None for row in group)
-        commit = f"commit `{commit}`" if commit else "an unknown commit"
-        lines.append(f"{len(group)} rows of {commit}, {when}, {measured} of them measured: {environment}")
-    without = sum(not row.environment for row in rows)
-    return lines + [f"{without} rows without a run, or from training runs that recorded no environment"] * bool(without)
+def _side(row: Row, comparison: Comparison) -> str:
+    """Return a measurement with its spread, its verdict and its bar."""
+    verdict, number = comparison.verdict, row.number
+    color = COLORS.get(verdict.state, "grey")
+    measured = "" if comparison.measured is None else f"{number_text(comparison.measured)} {comparison.unit} "
+    spread = spread_text(number, comparison.spread) if measured else ""
+    reason = _code(escape(f"{verdict.state}{': ' * bool(verdict.reason)}{verdict.reason}"))
+    bar = _bar(row, comparison, color)
+    return (
+        f'<div class="state" style="border-color:var(--{color})">{escape(measured)}{spread} {bar}'
+        f"{_note(reason)}{_note(escape(comparison.what) if measured else '')}{_note(escape(comparison.note))}</div>"
+    )
 
 
-def _counts_table(rows: Sequence[Row]) -> str:
-    table: list[list[Cell]] = []
-    for paper, group in groupby(rows, key=lambda row: row.paper):
-        of_paper = list(group)
-        table.append([paper, len(of_paper), *count_states(of_paper).values()])
-    table.append(["all", len(rows), *count_states(rows).values()])
-    return markdown_table(["paper", "numbers", *STATES], table)
+def _bar(row: Row, comparison: Comparison, color: str) -> str:
+    """Return a bar with measured over published on a logarithmic scale, if both are positive numbers."""
+    number, measured = row.number, comparison.measured
+    if (
+        number.value is None
+        or isinstance(number.value, str)
+        or number.is_bounded
+        or not isinstance(measured, (int, float))
+    ):
+        return ""
+    if measured <= 0 or number.number <= 0:
+        return ""
+    place = 50 + 50 * max(-1.0, min(1.0, math.log(measured / number.number) / math.log(BAR_FACTOR)))
+    title = f"measured over published: {measured / number.number:.3g}"
+    return f'<span class="bar" title="{title}"><i style="left:{place:.0f}%;background:var(--{color})"></i></span>'
 
 
-def _cells(row: Row, command: int) -> list[Cell]:
-    """Return the cells of a row; ``command`` is the index of its command in the list above the table, from 1."""
-    measured, commit = with_unit(row.measured, row.measured_unit), LONG_COMMIT.sub(r"\1", row.commit)
-    cells = [with_unit(row.published, row.unit), row.kind, measured, number_text(row.n), number_text(row.spread)]
-    return [row.quantity, *cells, row.verdict, f"[{command}]", commit, row.date]
+def _origin(row: Row) -> str:
+    """Return the command with a copy button, commit, date, links to the experiment, and the cost of a training."""
+    command, experiment = escape(row.command), row.number.network
+    parts = [f'<code>{command}</code> <button data-copy="{command}">copy</button>']
+    if row.commit:
+        age = ", before the measured code changed" * row.is_stale
+        parts.append(f'<div class="note"><code>{row.commit[:10]}</code>, {row.date}{age}</div>')
+    if row.paper.operations is not None:
+        parts.append(f'<a href="../../experiments/{experiment}.json">{experiment}.json</a>')
+    return "".join(parts) + _note(row.cost)
 
 
-def with_unit(value: Cell, unit: str) -> str:
-    """Return a number with its unit, or "" for None."""
-    return "" if value is None else f"{number_text(value)} {unit}".strip()
+def _note(text: str) -> str:
+    return f'<div class="note">{text}</div>' if text else ""
+
+
+def _code(text: str) -> str:
+    """Return text with its parts between backticks as code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", text)
+
+
+def _filter_link(kind: str) -> str:
+    return f'<button data-filter="{kind}">{kind}</button>' if kind in EVIDENCE else kind
+
+
+def _select(name: str, options: Iterable[str]) -> str:
+    choices = "".join(f"<option>{option}</option>" for option in options)
+    return f'<select name="{name}" aria-label="{name}"><option value="">every {name}</option>{choices}</select>'

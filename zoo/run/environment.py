@@ -117,11 +117,19 @@ def device_name(device: torch.device) -> str:
 
 
 def cpu_model() -> str:
-    """Return the product name of the CPU, or its architecture if the name is unknown."""
+    """Return the product name of the CPU with its family, model and stepping, or its architecture if it is unknown.
+
+    Virtual machines hide the model in the product name.
+    """
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        lines = []
+    facts: dict[str, str] = {}
+    for key, _, value in (line.partition(":") for line in lines):
+        facts.setdefault(key.strip(), value.strip())
+    if "model name" not in facts:
+        return platform.processor() or platform.machine()
+    numbers = {"family": "cpu family", "model": "model", "stepping": "stepping"}
+    known = [f"{name} {facts[key]}" for name, key in numbers.items() if key in facts]
+    return facts["model name"] + (f" ({', '.join(known)})" if known else "")

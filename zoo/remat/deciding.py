@@ -1,0 +1,308 @@
+"""Decides for each saved tensor whether autograd holds it or its recipe."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from zoo.remat.budget import INPUT, RECOMPUTED, Decision
+from zoo.remat.operations import CONCATENATE, RULES, Operation
+from zoo.remat.recipes import Recipe, SavedHandle, TrackedTensor, detached
+from zoo.remat.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_plain
+from zoo.torch_internals import memory_id, storage_id
+
+NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save a tensor
+NOT_SMALLER = "the inputs of its recipe are not smaller"  # another
+
+
+class Inputs(NamedTuple):
+    """What a recipe needs.
+
+    Args:
+    - `through`: intermediates that it recomputes.
+    - `starts`: its inputs, which are saved with it.
+    - `depth`: length of the longest chain of recomputed saved tensors that it depends on.
+    """
+
+    through: list[TrackedTensor]
+    starts: list[tuple[TrackedTensor, Tensor]]
+    depth: int
+
+
+class Tie(NamedTuple):
+    """A tensor that is saved because the inputs of its recipe are not smaller.
+
+    Args:
+    - `value`: the tensor, whose recipe it no longer refers to.
+    - `recipe`: that recipe.
+    - `version`: the version that the tensor had.
+    - `position`: index of the decision in the log, if there is one.
+    """
+
+    value: TrackedTensor
+    recipe: Recipe
+    version: int
+    position: int
+
+
+class DecisionLog:
+    """The decisions of a forward pass, and the operations that computed its tensors.
+
+    Args:
+    - `place`: returns the name of the running module.
+    """
+
+    def __init__(self, place: Callable[[], str]) -> None:
+        self.decisions: list[Decision] = []
+        self._place = place
+        self._makers: dict[int, tuple[weakref.ref[Tensor], str, float | None]] = {}
+
+    def note(self, operation: Operation, args: tuple[Any, ...], out: Any, price: float | None = None) -> None:
+        """Record the outputs of an operation, which costs ``price`` FLOP per byte of output."""
+        for each in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(each, Tensor):
+                maker, price_of_base = str(operation).rpartition(".")[0], price
+                rule = RULES.get(operation)
+                if rule is not None and rule.is_view:  # costs what its base costs
+                    maker, price_of_base = self._maker_of(args[0])
+                self._makers[id(each)] = weakref.ref(each), maker, price_of_base
+
+    def decision(self, tensor: Tensor, new_bytes: int, is_kept: bool, reason: str) -> Decision:
+        """Return a decision about a tensor, which takes ``new_bytes`` if it is saved."""
+        made_by, flops_per_byte = self._maker_of(tensor)
+        return Decision(made_by, new_bytes, is_kept, reason, flops_per_byte, self._place())
+
+    def _maker_of(self, tensor: Tensor) -> tuple[str, float | None]:
+        """Return the name of the operation, and FLOP per byte of output if it is one with a price."""
+        live, maker, price = self._makers.get(id(tensor), (None, "", None))
+        return (maker, price) if live is not None and live() is tensor else ("", None)
+
+
+class Decider:
+    """Decides which tensors are saved, so that these take the fewest bytes.
+
+    Args:
+    - `depth`: recomputed saved tensors in a chain.
+    - `log`: receives the decisions; None to record none.
+    """
+
+    def __init__(self, tracker: Tracker, kept: KeptMemory, depth: int, log: DecisionLog | None) -> None:
+        self._tracker, self._kept, self._depth, self._log = tracker, kept, depth, log
+        # address of the storage of a saved tensor -> its recipe, which is decided again if an input is saved anyway
+        self._ties: dict[int, Tie] = {}
+        # address of the storage of such an input -> those of the saved tensors
+        self._awaiting: dict[int, list[int]] = {}
+        # address of a storage -> inputs of recipes in it, which autograd's own version check does not cover
+        self._started_from: dict[int, set[TrackedTensor]] = {}
+
+    def pack(self, tensor: Tensor) -> Any:
+        """Return what autograd holds in place of a tensor, of which backward reads the elements.
+
+        It is a `SavedHandle`, or a tensor and its version.
+        """
+        if self._log is None:  # the most frequent cases, which the rest would decide in the same way
+            if type(tensor) is Parameter:
+                return tensor, tensor._version
+            if type(tensor) is Tensor and id(tensor) not in self._tracker.known and not self._tracker.is_large(tensor):
+                return detached(tensor), tensor._version
+        value = self._tracker.find(tensor)
+        if value is None:
+            if not is_plain(tensor):
+                return tensor if tensor.is_leaf else tensor.detach(), tensor._version
+            if tensor.is_leaf:
+                self.decide(tensor, NOT_RECOMPUTABLE, is_kept=True)
+                return tensor, tensor._version
+            value = self._tracker.note(tensor, None, 0, tensor._version)
+        if value.readers == 0 and value.kept is None:
+            reason = self.reason_to_keep(value, tensor)
+            if reason is None:
+                self.decide(tensor, RECOMPUTED)
+            else:
+                self.decide(tensor, reason, is_kept=True)
+                tie = self._tie_of(value, tensor) if reason is NOT_SMALLER else None
+                value.keep(tensor)
+                if tie is not None:
+                    self._ties[memory_id(tensor)] = tie
+                value.is_copied = tensor.nbytes < self._tracker.smallest_bytes and not is_parameter(tensor)
+                if value.recipes > 0:  # it was an intermediate of theirs and is an input now
+                    self._start_from(value, tensor)
+        is_final = value.kept is not None and memory_id(tensor) not in self._ties
+        return (value.kept, value.version) if is_final else SavedHandle(value)
+
+    def decide(self, tensor: Tensor, reason: str, is_kept: bool = False) -> None:
+        """Record the decision to save the memory of a tensor, or not to."""
+        if self._log is not None:
+            new_bytes = 0 if memory_id(tensor) in self._kept else tensor.untyped_storage().nbytes()
+            self._log.decisions.append(self._log.decision(tensor, new_bytes, is_kept, reason))
+        if is_kept:
+            address = memory_id(tensor)
+            self._kept.add(address)
+            self._ties.pop(address, None)  # its memory is saved for another reason too
+            for tied in self._awaiting.pop(address, ()):
+                self._decide_again(tied)
+
+    def reason_to_keep(self, value: TrackedTensor, tensor: Tensor) -> str | None:
+        """Return why the tensor is saved; None if its recipe is, whose inputs then stay alive.
+
+        The recipe is saved if the inputs that only this recipe keeps alive take fewer bytes than the tensor.
+        """
+        if value.recipe is None:
+            return NOT_RECOMPUTABLE
+        storage = tensor.untyped_storage()
+        own_bytes = storage.nbytes()
+        if own_bytes < self._tracker.smallest_bytes:
+            return "small"
+        if storage_id(storage) in self._kept:
+            return "shares memory that is saved anyway"
+        found = self._search(value, own_bytes, set())
+        if isinstance(found, str):
+            stops = self._cheapest_starts(value)
+            if stops:
+                found = self._search(value, own_bytes, stops)
+        if isinstance(found, str):
+            return found
+        self._adopt(value, found)
+        return None
+
+    def copy_before_it_is_overwritten(self, address: int) -> None:
+        """Copy the inputs of recipes out of the memory at this address, which the next operation overwrites.
+
+        The write is legal: in plain training nothing would need the old contents.
+        """
+        for value in self._started_from.pop(address, ()):
+            if value.kept is not None:
+                self._kept.release(value.kept)
+                value.keep(copy_of(value.kept))
+                value.is_copied = False
+                value.clock = self._tracker.clock
+
+    def _tie_of(self, value: TrackedTensor, tensor: Tensor) -> Tie:
+        """Return what is needed to decide again once one of the inputs of a recipe is saved anyway."""
+        assert value.recipe is not None, "a tensor without a recipe is saved for another reason"
+        value.recipe.parts = ()
+        pending, seen = [value.recipe], set()
+        while pending:
+            for source in pending.pop().sources():
+                if source in seen or source.kept is not None or source.readers > 0:
+                    continue
+                seen.add(source)
+                if source.recipe is not None:
+                    pending.append(source.recipe)
+                elif (start := source.live()) is not None:
+                    address = memory_id(start)
+                    self._awaiting.setdefault(address, []).append(memory_id(tensor))
+        return Tie(value, value.recipe, value.version, 0 if self._log is None else len(self._log.decisions) - 1)
+
+    def _decide_again(self, address: int) -> None:
+        """Save the recipe of a tensor in place of the tensor, if its inputs are smaller now."""
+        tie = self._ties.pop(address, None)
+        if tie is None or tie.value.kept is None or tie.value.readers == 0:
+            return
+        value, kept, version = tie.value, tie.value.kept, tie.value.version
+        value.kept, value.version, value.recipe = None, tie.version, tie.recipe
+        found = self._search(value, kept.untyped_storage().nbytes(), set())
+        if isinstance(found, str) or kept._version != version or value in self._started_from.get(address, ()):
+            value.kept, value.version, value.recipe = kept, version, None
+            if found is NOT_SMALLER:
+                self._ties[address] = tie
+            return
+        self._kept.discard(address)
+        self._adopt(value, found)
+        if self._log is not None:
+            decision = self._log.decisions[tie.position]
+            self._log.decisions[tie.position] = decision._replace(is_kept=False, reason=RECOMPUTED)
+
+    def _adopt(self, value: TrackedTensor, inputs: Inputs) -> None:
+        """Save the recipe of a tensor, and the inputs of the recipe."""
+        value.adopt(inputs.depth, inputs.through)
+        for source, start in inputs.starts:
+            self._start_from(source, start)
+
+    def _search(self, value: TrackedTensor, own_bytes: int, stops: set[TrackedTensor]) -> Inputs | str:
+        """Return what a recipe needs if its inputs take fewer than ``own_bytes``, and otherwise why it is not saved.
+
+        Intermediates in ``stops`` are inputs.
+        """
+        assert value.recipe is not None, "only recipes have inputs"
+        through: list[TrackedTensor] = []
+        starts: list[tuple[TrackedTensor, Tensor]] = []
+        costs: dict[int, int] = {}
+        seen, pending, depth = {value}, [value.recipe], 0
+        while pending:
+            for source in pending.pop().sources():
+                if source in seen:
+                    continue
+                seen.add(source)
+                if source.kept is None and source.readers > 0:  # its own recipe is saved, so that its inputs are
+                    depth = max(depth, source.depth + 1)
+                elif source.kept is None and source.recipe is not None and source not in stops:
+                    through.append(source)
+                    pending.append(source.recipe)
+                else:
+                    start = source.live() if source.kept is None else source.kept
+                    if start is None:
+                        return "an input of its recipe was freed"
+                    if source.is_external and not source.is_copied:
+                        return "an input of its recipe is memory that torch does not own"
+                    if self._tracker.is_modified(start, source):
+                        return "an input of its recipe was overwritten"
+                    starts.append((source, start))
+                    if source.is_copied:
+                        costs[id(start)] = start.nbytes
+                    elif source.kept is None:
+                        memory = start.untyped_storage()
+                        if storage_id(memory) not in self._kept:
+                            costs[storage_id(memory)] = memory.nbytes()
+        # Prefer the parts of a concatenation to the whole: they are often parts of the next one too (DenseNet).
+        limit = own_bytes if value.recipe.operation is CONCATENATE else own_bytes - 1
+        if sum(costs.values()) > limit:
+            return NOT_SMALLER
+        if depth > self._depth:
+            return f"it would be the end of a chain of {depth} recipes"
+        return Inputs(through, starts, depth)
+
+    def _cheapest_starts(self, target: TrackedTensor) -> set[TrackedTensor]:
+        """Return the intermediates of a recipe that are alive and cost less than what they would be recomputed from."""
+        costs: dict[TrackedTensor, float] = {}
+        stops: set[TrackedTensor] = set()
+        pending = [(target, False)]
+        while pending:
+            value, has_sources = pending.pop()
+            if value in costs:
+                continue
+            if value.kept is not None or (value.readers > 0 and value is not target):
+                costs[value] = 0
+            elif value.recipe is None or has_sources:
+                through = float("inf") if value.recipe is None else sum(costs[each] for each in value.recipe.sources())
+                costs[value] = min(self._cost_of(value), through)
+                if costs[value] < through and value.recipe is not None:
+                    stops.add(value)
+            else:
+                pending.append((value, True))
+                pending += [(each, False) for each in value.recipe.sources()]
+        return stops - {target}
+
+    def _cost_of(self, value: TrackedTensor) -> float:
+        """Return the bytes that saving a tensor takes; infinity if it is freed or overwritten."""
+        tensor = value.live()
+        if tensor is None or self._tracker.is_modified(tensor, value):
+            return float("inf")
+        memory = tensor.untyped_storage()
+        return 0 if storage_id(memory) in self._kept else memory.nbytes()
+
+    def _start_from(self, value: TrackedTensor, tensor: Tensor) -> None:
+        """Save an input of recipes, or a copy of it that no in-place write can reach."""
+        if value.is_copied:
+            if value.kept is not None:
+                self._kept.release(value.kept)
+            tensor = copy_of(tensor)
+            value.is_copied = False
+            value.clock, value.kept = self._tracker.clock, None
+        if value.kept is None:
+            self.decide(tensor, INPUT, is_kept=True)
+            value.keep(tensor)
+        self._started_from.setdefault(memory_id(tensor), set()).add(value)

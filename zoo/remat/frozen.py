@@ -1,0 +1,167 @@
+"""Layers whose weights are frozen keep nothing: what autograd saves for them, although backward reads little of it.
+
+Autograd saves the input of a frozen convolution, of which backward reads only the shape, and the output of a ReLU, of
+which it reads only the signs. A ReLU is decided for once nothing else can save its output any more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.remat.budget import INPUT, RECOMPUTED, Decision
+from zoo.remat.deciding import Decider, DecisionLog
+from zoo.remat.operations import rectified_of, signs_of
+from zoo.remat.recipes import SavedHandle, TrackedTensor, detached, unmodified, unpack
+from zoo.remat.tracking import Tracker, is_plain
+from zoo.torch_internals import DisableTorchDispatch, saves_its_output, skip_autograd_and_autocast
+
+RELU_NODE = "ReluBackward0"  # autograd's name
+
+
+class FrozenLayers:
+    """What is not decided yet for layers whose weights are frozen.
+
+    ``is_seen`` tells whether there is such a layer. Without one, nothing has to be deferred.
+
+    Args:
+    - `log`: receives decisions; None to record none.
+    """
+
+    def __init__(self, tracker: Tracker, decider: Decider, log: DecisionLog | None) -> None:
+        self._tracker, self._decider, self._log = tracker, decider, log
+        self.is_seen = False
+        self.deferred: list[DeferredHandle] = []  # of tensors that the next operation saves
+        self._rectified: list[tuple[DeferredHandle, TrackedTensor]] = []  # of outputs of ReLUs
+        # contents of which nothing is saved -> the decision
+        self._unread: dict[TrackedTensor, Decision] = {}
+
+    def pack(self, tensor: Tensor) -> Any:
+        """Return what autograd holds in place of a saved tensor until it is decided; None if it can be decided now."""
+        if not (is_plain(tensor) and tensor.requires_grad and self._tracker.is_large(tensor)):
+            return None
+        value = self._tracker.find(tensor) or self._tracker.note(tensor, None, 0, tensor._version)
+        if value.readers > 0 or value.kept is not None:
+            return None
+        self._settle_rectified()
+        if not saves_its_output(tensor):
+            self.deferred.append(DeferredHandle(tensor))
+            return self.deferred[-1]
+        node: Any = tensor.grad_fn
+        return self._pack_rectified(value, tensor) if node.name() == RELU_NODE else None
+
+    def settle(self, unread: Tensor | None = None) -> None:
+        """Decide on the tensors that the operation which comes next has saved; it does not read ``unread``."""
+        deferred, self.deferred = self.deferred, []
+        # If there are several handles of this input, the earlier ones are those of other operations.
+        last = max((index for index, handle in enumerate(deferred) if handle.tensor is unread), default=None)
+        for index, handle in enumerate(deferred):
+            tensor = handle.tensor
+            assert tensor is not None, "a handle is settled once"
+            if index == last:
+                value = self._tracker.find(tensor)
+                if value is not None:
+                    self._note_unread(value, tensor, "backward reads only its shape")
+                handle.settle(Blank(tensor))
+            else:
+                handle.settle(self._decider.pack(tensor))
+
+    def finish(self) -> None:
+        """Decide on all that is left at the end of forward."""
+        self.settle()
+        self._settle_rectified(is_over=True)
+        if self._log is not None:
+            self._log.decisions += [
+                each for value, each in self._unread.items() if value.kept is None and value.readers == 0
+            ]
+
+    def _pack_rectified(self, value: TrackedTensor, tensor: Tensor) -> Any:
+        """Return what a ReLU holds in place of its output, of which it needs only the signs."""
+        reason = self._decider.reason_to_keep(value, tensor)
+        if reason is None:
+            self._decider.decide(tensor, RECOMPUTED)
+            return SavedHandle(value)
+        self._note_unread(value, tensor, "backward reads only its signs")
+        with DisableTorchDispatch(), torch.no_grad():
+            handle = DeferredHandle(detached(tensor))  # the output itself is freed once nothing else can save it
+        self._rectified.append((handle, value))
+        return handle
+
+    def _settle_rectified(self, is_over: bool = False) -> None:
+        """Decide on the outputs of ReLUs that no other operation can save any more, or that one has saved."""
+        undecided = []
+        for handle, value in self._rectified:
+            tensor = handle.tensor
+            if tensor is None or tensor._version != handle.version or self._tracker.was_written(tensor, value):
+                continue  # backward raises an error
+            if value.kept is not None or value.readers > 0:
+                handle.settle(SavedHandle(value))
+            elif is_over or value.live() is None:
+                signs = Signs(tensor)
+                handle.settle(signs)
+                self._decider.decide(signs.bits, INPUT, is_kept=True)
+            else:
+                undecided.append((handle, value))
+        self._rectified = undecided
+
+    def _note_unread(self, value: TrackedTensor, tensor: Tensor, reason: str) -> None:
+        if self._log is not None:
+            new_bytes = tensor.untyped_storage().nbytes()
+            self._unread.setdefault(value, self._log.decision(tensor, new_bytes, False, reason))
+
+
+class DeferredHandle:
+    """The object that autograd holds in place of a saved tensor until it is known what backward reads of it.
+
+    Args:
+    - `tensor`: the saved tensor. Then ``packed`` is None.
+
+    ``packed`` is later what autograd would otherwise hold, and ``tensor`` is None.
+    """
+
+    __slots__ = ("packed", "tensor", "version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor: Tensor | None = tensor
+        self.version = tensor._version
+        self.packed: Any = None
+
+    def settle(self, packed: Any) -> None:
+        """Hold ``packed`` in place of the tensor."""
+        self.tensor, self.packed = None, packed
+
+    def unpack(self) -> Tensor:
+        """Return the tensor, or what stands for it; RecipeError if it was overwritten or cannot be recomputed."""
+        return unpack(self.packed) if self.tensor is None else unmodified(self.tensor, self.version)
+
+
+class Blank:
+    """Stands for a saved tensor of which backward reads only the shape and strides."""
+
+    __slots__ = ("device", "dtype", "shape", "stride")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.stride, self.dtype, self.device = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+    def unpack(self) -> Tensor:
+        """Return a tensor whose elements are not initialized."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
+class Signs:
+    """Stands for the saved output of a ReLU, of which backward reads only which elements are 0."""
+
+    __slots__ = ("bits", "blank")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.blank = Blank(tensor)
+        with DisableTorchDispatch(), torch.no_grad():
+            self.bits = signs_of(tensor)
+
+    def unpack(self) -> Tensor:
+        """Return a tensor that is 0 where the output was, and else 1."""
+        blank = self.blank
+        with skip_autograd_and_autocast(), torch.no_grad():
+            return rectified_of(self.bits, blank.shape, blank.stride, blank.dtype, blank.device)

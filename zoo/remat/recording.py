@@ -1,0 +1,263 @@
+"""Records how the outputs of operations were computed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from zoo.remat.deciding import Decider, DecisionLog
+from zoo.remat.operations import (
+    ADD,
+    BATCH_NORMS,
+    COPIES,
+    ENLARGES,
+    MASKS,
+    RELU,
+    RULES,
+    Operation,
+    Rule,
+    apply_line,
+    bits_of,
+    call_with_keywords,
+    line_of_norm,
+    mask_of,
+    recipe_of_batch_norm,
+    repeated_fake_quantization,
+    writes_inside,
+    written_arguments,
+)
+from zoo.remat.recipes import Recipe
+from zoo.remat.tracking import Tracker
+from zoo.torch_internals import FAKE_QUANTIZE, DisableTorchDispatch, count_writes, may_overlap, memory_id
+
+
+class Recorder:
+    """Records the recipes of outputs, and the writes into tensors.
+
+    Args:
+    - `log`: receives the operations; None to log none.
+    """
+
+    def __init__(self, tracker: Tracker, decider: Decider, log: DecisionLog | None) -> None:
+        self._tracker, self._decider, self._log = tracker, decider, log
+
+    def record(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Record an operation that writes into none of its arguments."""
+        rule, tracker = traits.rule, self._tracker
+        is_worthwhile = tracker.is_large(out) or (  # a small view may hold large memory
+            rule.is_view and (id(args[0]) in tracker.known or tracker.is_large(args[0]))
+        )
+        if not is_worthwhile:
+            return
+        if _has_tensors(kwargs):
+            rule, args, kwargs = _without_keywords(rule, args, kwargs)
+        values = tracker.values_of(args)
+        if values is None:
+            return
+        if rule.repeat in COPIES and out.stride() == args[0].stride() and out.dtype == args[0].dtype:
+            if values[0].recipe is not None:
+                tracker.note_copy(out, values[0])
+            return  # a saved tensor is copied because one of the two will be overwritten
+        recipe = _recipe_of(rule, values, kwargs, args)
+        if rule.repeat in ENLARGES:
+            recipe.parts = _smaller_inputs(args, out)
+        if isinstance(out, Tensor):
+            tracker.note(out, recipe, 0, out._version)
+        else:
+            notes = [
+                tracker.note(each, recipe, index, each._version)
+                for index, each in enumerate(out)
+                if isinstance(each, Tensor)  # others are sizes
+            ]
+            recipe.outputs = [weakref.ref(value) for value in notes]
+
+    def record_write(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation that overwrites its first argument, and record how to recompute the result."""
+        target = args[0]
+        recipe = None
+        before = self._tracker.find(target)
+        if (
+            before is not None
+            and before.recipe is not None  # the inputs of a saved tensor may be gone
+            and self._tracker.is_large(target)
+            and not may_overlap(target)  # one element at several indices would be written several times
+            and not _has_tensors(kwargs)
+        ):
+            # Look up all arguments before the write, as another one may share the memory.
+            values = self._tracker.values_of(args)
+            recipe = None if values is None else _recipe_of(traits.rule, values, kwargs, args)
+        out = self.write(traits, args, kwargs)
+        if recipe is None:
+            self._tracker.known.pop(id(target), None)
+        else:
+            self._tracker.note(out, recipe, 0, out._version + 1)  # torch increments the version after this returns
+        return out
+
+    def write(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation that writes into tensors, and record which memory it writes, whichever alias they are."""
+        addresses = traits.written_memory(args, kwargs)
+        for address in addresses:
+            self._decider.copy_before_it_is_overwritten(address)
+        if traits.writes_inside:
+            with count_writes():
+                out = traits.operation(*args, **kwargs)
+        else:
+            out = traits.operation(*args, **kwargs)
+        self._tracker.note_writes(addresses)
+        return out
+
+    def record_batch_norm(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        """Record how to recompute a batch norm from its statistics."""
+        if not self._tracker.is_large(outputs[0]) or type(outputs[0]) is not Tensor:
+            return
+        repeat, arguments, own = recipe_of_batch_norm(traits.operation, args, outputs)
+        values = self._tracker.values_of(arguments)
+        if values is not None:
+            recipe = Recipe(repeat, (*values, *own), {}, is_view=False)
+            self._tracker.note(outputs[0], recipe, 0, outputs[0]._version)
+
+    def record_fake_quantization(
+        self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
+    ) -> None:
+        """Record how to quantize again with the scale that the operation has updated."""
+        with DisableTorchDispatch():
+            repeated = repeated_fake_quantization(args)
+        if repeated is not None:
+            operation, args = repeated
+            self.record(traits._replace(rule=Rule(operation, is_view=False, overwrites=False)), args, kwargs, outputs)
+
+    def record_mask(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Record that a dropout mask can be unpacked from its bits, without drawing random numbers."""
+        position = MASKS[traits.operation]
+        mask = out if position is None else out[position]
+        if mask.nbytes >= self._tracker.smallest_bytes and mask.numel() > 0:
+            with DisableTorchDispatch():
+                bits = bits_of(mask)
+            packed = self._tracker.note(bits, None, 0, 0)
+            recipe = Recipe(mask_of, (packed, mask.shape, mask.dtype), {}, is_view=False)
+            recipe.parts = (bits,)  # nothing else refers to them
+            self._tracker.note(mask, recipe, 0, mask._version + traits.is_writing)
+
+    def record_fused_norm(self, out: Tensor, operation: Operation, args: tuple[Any, ...]) -> None:
+        """Record the output of a norm of `zoo.remat.fusing`."""
+        values = self._tracker.values_of(args[:3])
+        if values is None:
+            return
+        # What is derived from the statistics is new and small: the recipe itself holds it.
+        if args[-1] == "identity" and (line := line_of_norm(*args[:-1])) is not None:
+            recipe = Recipe(apply_line, (values[0], *line, None, False), {}, is_view=False)
+        else:
+            recipe = Recipe(operation, (*values, *args[3:]), {}, is_view=False)
+        self._tracker.note(out, recipe, 0, out._version)
+        if self._log is not None:
+            self._log.note(torch.ops.zoo.norm_act.default, args, out)
+
+
+class Traits(NamedTuple):
+    """What a rematerializer needs to know about an operation, looked up once per process.
+
+    Args:
+    - `operation`: the operation. It stays alive, so that no other operation gets its id.
+    - `rule`: how its outputs are recomputed, if they are.
+    - `record`: the method that records its outputs. None if they are recomputed only within a budget, and for an
+      operation with `is_overwriting`.
+    - `is_overwriting`: whether it has a rule and writes into its first argument.
+    - `is_writing`: whether it writes into any tensor.
+    - `written`: the positions and names of the arguments that it writes into.
+    - `writes_inside`: whether its writes increment version counters inside its kernel, if at all.
+    """
+
+    operation: Operation
+    rule: Rule
+    record: Callable[..., None] | None
+    is_overwriting: bool
+    is_writing: bool
+    written: tuple[tuple[int, str], ...]
+    writes_inside: bool
+
+    def written_memory(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+        """Return the addresses of the storages that the operation writes into."""
+        addresses = []
+        for position, name in self.written:
+            arg = args[position] if position < len(args) else kwargs.get(name)
+            for each in arg if isinstance(arg, (list, tuple)) else (arg,):
+                if isinstance(each, Tensor) and each.layout is torch.strided:  # others have no storage
+                    addresses.append(memory_id(each))
+        return addresses
+
+
+_traits: dict[int, Traits] = {}  # by the id of the operation, which is hashed faster than the operation
+
+
+def traits_of(operation: Operation) -> Traits:
+    """Return the traits of an operation."""
+    if id(operation) in _traits:
+        return _traits[id(operation)]
+    record: Callable[..., None] | None = None
+    rule = RULES.get(operation)
+    if rule is not None:
+        record = None if rule.overwrites else Recorder.record
+    elif operation in MASKS:
+        record = Recorder.record_mask
+    elif operation in BATCH_NORMS:
+        record = Recorder.record_batch_norm
+    elif operation is FAKE_QUANTIZE:
+        record = Recorder.record_fake_quantization
+    rule = rule or Rule(operation, is_view=False, overwrites=False)
+    written, inside = written_arguments(operation), writes_inside(operation)
+    traits = Traits(operation, rule, record, rule.overwrites, bool(written) or inside, written, inside)
+    _traits[id(operation)] = traits
+    return traits
+
+
+def _without_keywords(
+    rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Rule, tuple[Any, ...], dict[str, Any]]:
+    """Return the same call with all tensors among the positional arguments, as recipes need them."""
+    names = [name for name, arg in kwargs.items() if isinstance(arg, Tensor)]
+    args = (rule.repeat, names, *[kwargs[name] for name in names], *args)
+    others = {name: arg for name, arg in kwargs.items() if name not in names}
+    return Rule(call_with_keywords, rule.is_view, overwrites=False), args, others
+
+
+def _has_tensors(kwargs: dict[str, Any]) -> bool:
+    return bool(kwargs) and any(isinstance(arg, Tensor) for arg in kwargs.values())
+
+
+def _smaller_inputs(args: Sequence[Any], out: Tensor) -> list[Tensor]:
+    """Return the inputs whose memory is smaller than an output, or that are parts of it."""
+    inputs = [each for arg in args for each in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    tensors = [each for each in inputs if isinstance(each, Tensor)]
+    return [each for each in tensors if each.untyped_storage().nbytes() < out.nbytes]
+
+
+def _recipe_of(rule: Rule, values: Sequence[Any], kwargs: Any, args: Sequence[Any]) -> Recipe:
+    """Return the recipe of an operation, fused with the batch norm before it where possible."""
+    return _fused_with_norm(rule.repeat, values, kwargs, args) or Recipe(
+        rule.repeat, tuple(values), kwargs, rule.is_view
+    )
+
+
+def _fused_with_norm(operation: Operation, values: Sequence[Any], kwargs: Any, args: Sequence[Any]) -> Recipe | None:
+    """Return the recipe that fuses an operation with the batch norm before it; None if there is none.
+
+    Both terms of a sum must have the same strides. ``args`` are the tensors of the tracked ``values``.
+    """
+    if operation is RELU:
+        norm = values[0].recipe
+        if norm is not None and norm.operation is apply_line and values[0].readers == 0:
+            return Recipe(apply_line, (*norm.args[:4], True), {}, is_view=False)
+    elif operation is ADD and not kwargs and isinstance(args[1], Tensor):
+        a, b = args
+        if a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride():
+            for value, other in (values, reversed(values)):
+                norm = value.recipe
+                if norm is not None and norm.operation is apply_line and value.readers == 0:
+                    x, alpha, beta, shortcut, is_rectified = norm.args
+                    if shortcut is None and not is_rectified:
+                        return Recipe(apply_line, (x, alpha, beta, other, False), {}, is_view=False)
+    return None

@@ -1,0 +1,193 @@
+"""Which contents the tensors of a forward pass have, and which memory stays alive until backward."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
+
+from zoo.remat.recipes import Recipe, Store, TrackedTensor
+from zoo.torch_internals import DisableTorchDispatch, is_wrapper, memory_id, storage_id
+
+SWEEP = 32  # tensors noted between two searches for those that were freed
+# Smaller tensors are saved, as recomputing them costs more time than the memory is worth: smaller than the largest
+# output so far by `SMALL_RATIO`, within these limits.
+MIN_BYTES, MAX_BYTES, SMALL_RATIO = 2**14, 2**16, 64
+
+
+class KeptMemory(set[int]):
+    """The addresses of storages that stay alive until backward.
+
+    Args:
+    - `parameters`: returns the parameters and buffers of the network, over which it walks.
+    """
+
+    def __init__(self, parameters: Callable[[], Sequence[Tensor]]) -> None:
+        super().__init__()
+        self._parameters = parameters
+        # the storages of parameters and buffers, as far as they were needed
+        self._permanent: list[torch.UntypedStorage] = []
+        self._has_all_permanent = False
+
+    def add_permanent(self, tensor: Tensor) -> None:
+        """Record that the memory of a tensor stays alive anyway."""
+        self._permanent.append(tensor.untyped_storage())
+        self.add(memory_id(tensor))
+
+    def add_all_permanent(self) -> None:
+        """Record that the memory of all parameters and buffers stays alive. Walks over the whole network."""
+        if not self._has_all_permanent:
+            self._has_all_permanent = True
+            for each in self._parameters():
+                self.add_permanent(each)
+
+    def release(self, tensor: Tensor) -> None:
+        """Forget that the memory of a tensor is saved: a copy replaces it, so that its address may be reused."""
+        self.add_all_permanent()
+        address = memory_id(tensor)
+        if all(storage_id(storage) != address for storage in self._permanent):
+            self.discard(address)
+
+
+class Tracker:
+    """The contents of the tensors of a forward pass, and the writes into them, which ``clock`` counts.
+
+    Args:
+    - `smallest_bytes`: the size from which a tensor is large. None: from 16 to 64 KiB, by the largest output so far.
+    """
+
+    def __init__(self, kept: KeptMemory, smallest_bytes: int | None) -> None:
+        self._kept = kept
+        self._is_relative = smallest_bytes is None
+        self.smallest_bytes = MIN_BYTES if smallest_bytes is None else smallest_bytes
+        # id of a tensor -> (weak reference to it, its version, its contents)
+        self.known: dict[int, tuple[Callable[[], Tensor | None], int, TrackedTensor]] = {}
+        self._next_sweep = SWEEP
+        # address of a storage -> the value of the clock at the last write into it
+        self._writes: dict[int, int] = {}
+        self.clock = 0
+        self._store = Store()
+
+    def is_large(self, out: Any) -> bool:
+        """Return whether an output is strided and large enough to recompute. Others are saved and serve as inputs.
+
+        No output of an operation is larger than the first.
+        """
+        if not isinstance(out, Tensor):
+            return len(out) > 0 and self.is_large(out[0])
+        if out.layout is not torch.strided:
+            return False
+        size = out.nbytes
+        if self._is_relative and size > SMALL_RATIO * self.smallest_bytes:
+            self.smallest_bytes = min(size // SMALL_RATIO, MAX_BYTES)
+            self._is_relative = self.smallest_bytes < MAX_BYTES
+        return size >= self.smallest_bytes
+
+    def note(self, tensor: Tensor, recipe: Recipe | None, index: int, version: int) -> TrackedTensor:
+        """Return the new contents of a tensor, which output ``index`` of a recipe recomputes."""
+        if len(self.known) > self._next_sweep:  # forget tensors that were freed, with the parts of their recipes
+            self.known = {key: entry for key, entry in self.known.items() if entry[0]() is not None}
+            self._next_sweep = len(self.known) + SWEEP
+        value = TrackedTensor(recipe, index, tensor, version, self._store, self.clock)
+        self.known[id(tensor)] = value.live, version, value
+        return value
+
+    def note_copy(self, copy: Tensor, value: TrackedTensor) -> None:
+        """Record that a copy of a tensor has the same contents."""
+        self.known[id(copy)] = weakref.ref(copy), copy._version, value
+
+    def note_writes(self, addresses: Sequence[int]) -> None:
+        """Record a write into the memory at these addresses."""
+        self.clock += 1
+        for address in addresses:
+            self._writes[address] = self.clock
+
+    def find(self, tensor: Tensor) -> TrackedTensor | None:
+        """Return the current contents of a tensor; None if they were not recorded."""
+        known = self.known.get(id(tensor))
+        if known is None:
+            return None
+        live, version, value = known
+        if live() is not tensor or version != tensor._version or self.was_written(tensor, value):
+            return None
+        return value
+
+    def was_written(self, tensor: Tensor, value: TrackedTensor) -> bool:
+        """Return whether a tensor's memory was written since. Not every write increments its version."""
+        if not self._writes:
+            return False
+        return self._writes.get(memory_id(tensor), 0) > value.clock
+
+    def is_modified(self, tensor: Tensor, value: TrackedTensor) -> bool:
+        """Return whether a tensor has other contents by now, by its version or a write into its memory."""
+        return tensor._version != value.version or self.was_written(tensor, value)
+
+    def values_of(self, args: Sequence[Any]) -> list[Any] | None:
+        """Return arguments with tracked tensors in place of tensors, also in lists; None if a tensor is not plain."""
+        values = []
+        for arg in args:
+            if isinstance(arg, Tensor):
+                arg = self.find(arg) or self._note_external(arg)
+                if arg is None:
+                    return None
+            elif isinstance(arg, (list, tuple)) and arg and (arg[0] is None or isinstance(arg[0], Tensor)):
+                arg = self.values_of(arg)
+                if arg is None:
+                    return None
+            values.append(arg)
+        return values
+
+    def _note_external(self, tensor: Tensor) -> TrackedTensor | None:
+        """Track a tensor that no recorded operation has computed, if it is plain."""
+        if not is_plain(tensor):
+            return None
+        limit = MAX_BYTES if self._is_relative and not tensor.requires_grad else self.smallest_bytes
+        is_small = tensor.nbytes < limit
+        if is_parameter(tensor):
+            self._kept.add_permanent(tensor)
+        elif is_small:
+            copy = copy_of(tensor)  # its memory may be freed or reused before backward
+            value = TrackedTensor(None, 0, copy, copy._version, self._store, self.clock)
+            value.live = lambda: copy
+            self.note_copy(tensor, value)
+            return value
+        elif not tensor.requires_grad:  # it may be a buffer
+            self._kept.add_all_permanent()
+        value = self.note(tensor, None, 0, tensor._version)
+        if is_small:
+            value.live = lambda: tensor  # a parameter that may be created for this call alone
+        return value
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is strided, owns its memory and has a version counter.
+
+    Excludes sparse, nested and lazy tensors, wrapper subclasses, and tensors of `torch.inference_mode`.
+    """
+    return (
+        (type(tensor) is Tensor or type(tensor) is Parameter or not (is_lazy(tensor) or is_wrapper(tensor)))
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_inference()
+    )
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    """Return ``isinstance(tensor, Parameter)``, which takes longer."""
+    return type(tensor) is Parameter or (type(tensor) is not Tensor and isinstance(tensor, Parameter))
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """Return a detached copy with the same strides, in memory of its own."""
+    with DisableTorchDispatch(), torch.no_grad():
+        once = tensor  # copy_ refuses to write into expanded dimensions
+        for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            if stride == 0 and size > 1:
+                once = once.narrow(dim, 0, 1)
+        copy = torch.empty_strided(once.shape, once.stride(), dtype=tensor.dtype, device=tensor.device)
+        return copy.copy_(once).expand(tensor.shape)
