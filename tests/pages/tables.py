@@ -375,6 +375,18 @@ def gpu_lean() -> str:
     return table(["", "", *GPU_COLUMNS], rows, text_columns=2)
 
 
+def lean_inductor() -> str:
+    """Memory and time of Inductor at torch's budgets and with the lean rule, relative to a plain eager step."""
+    metrics = ("held ratio", "peak without gradients ratio", "step ratio")
+    rows = []
+    for record in records("lean_inductor", "trains"):
+        if "Inductor" in (provider := record["provider"]):
+            ratios = [f"{median('lean_inductor', metric, provider=provider):.2f}" for metric in metrics]
+            (step,) = records("lean_inductor", "step ratio", provider=provider)
+            rows.append([provider.removeprefix("Inductor, "), *ratios, f"{step['spread']:.2f}"])
+    return table(["", *GPU_COLUMNS[:3], "spread of the time"], rows)
+
+
 # --- training runs ---
 
 CIFAR_RUNS = {  # title: file, label of the runs that reconstruct, label of those that store
@@ -617,6 +629,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "gpu_layers": gpu_layers,
     "gpu_models": gpu_models,
     "gpu_lean": gpu_lean,
+    "lean_inductor": lean_inductor,
     "headline": headline,
     "reproduction": reproduction,
     "networks": networks,

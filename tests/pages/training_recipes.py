@@ -29,8 +29,10 @@ SOURCES = {
     "ML-Decoder": f"{GITHUB}/Alibaba-MIIL/ML_Decoder",
     "TRAINING.md": f"{GITHUB}/facebookresearch/ConvNeXt/blob/main/TRAINING.md",
     "ConvNeXt main.py": f"{GITHUB}/facebookresearch/ConvNeXt/blob/main/main.py",
+    "ConvNeXt data": f"{GITHUB}/facebookresearch/ConvNeXt/blob/main/datasets.py",
     "README_deit": f"{GITHUB}/facebookresearch/deit/blob/main/README_deit.md",
     "deit main.py": f"{GITHUB}/facebookresearch/deit/blob/main/main.py",
+    "deit data": f"{GITHUB}/facebookresearch/deit/blob/main/datasets.py",
     "Swin config.py": f"{GITHUB}/microsoft/Swin-Transformer/blob/main/config.py",
     "Swin yaml": f"{GITHUB}/microsoft/Swin-Transformer/blob/main/configs/swin/swin_tiny_patch4_window7_224.yaml",
     "Swin main.py": f"{GITHUB}/microsoft/Swin-Transformer/blob/main/main.py",
@@ -60,7 +62,6 @@ class Recipe(NamedTuple):
 ERASING = (
     "Random erasing has the limits of timm: areas up to 1/3 and aspect ratios up to 10/3, instead of 0.33 and 3.3."
 )
-NO_BICUBIC = "Validation images are resized bilinearly; the source resizes them bicubically."
 
 V1 = Recipe(
     "imagenet_resnet50_torchvision_v1",
@@ -165,6 +166,7 @@ def _rsb(
         Row("input.random_erasing_train", 0, "no random erasing", table),
         Row("input.repeats_train", repeats, "--aug-repeats 3" if repeats > 1 else "no repeated augmentation", table),
         Row("input.scale_val", math.floor(224 / 0.95), "test crop ratio 0.95 of 224 px: floor(224 / 0.95)", table),
+        Row("input.interpolation_val", "bicubic", "bicubic", "timm results"),
         Row("input.crop_val", 224, "test resolution 224", table),
         Row("regularization.mixup", mixup, f"mixup {mixup}", table),
         Row("regularization.cutmix", 1.0, "CutMix 1.0", table),
@@ -173,9 +175,8 @@ def _rsb(
         Row("training.amp", "fp16", "mixed precision", table),
     ]
     differences = [
-        NO_BICUBIC,
-        "The paper states neither the interpolation nor the ends of the schedule: they are the defaults of timm at the "
-        "time. The threshold of the targets is that of the command in ML-Decoder, which repeats A2 with timm.",
+        "The paper states neither the interpolations nor the ends of the schedule: they are the defaults of timm at "
+        "the time. The threshold of the targets is that of the command in ML-Decoder, which repeats A2 with timm.",
         "timm added 10 epochs at the lowest rate (--cooldown-epochs 10, the default); the paper does not mention them.",
     ]
     is_set = {"network.options.drop_path_rate": drop_path > 0}
@@ -237,11 +238,11 @@ CONVNEXT = Recipe(
         *_timm_mixes("ConvNeXt main.py"),
         Row("input.repeats_train", 1, "DistributedSampler", "ConvNeXt main.py"),
         Row("input.scale_val", int(224 / (224 / 256)), "--crop_pct None (default): 224 / 256", "ConvNeXt main.py"),
+        Row("input.interpolation_val", "bicubic", "InterpolationMode.BICUBIC", "ConvNeXt data"),
         Row("input.crop_val", 224, "--input_size 224 (default)", "ConvNeXt main.py"),
         Row("training.amp", "off", "--use_amp false (default)", "ConvNeXt main.py"),
     ],
     [
-        NO_BICUBIC,
         "The warm-up reaches the full rate with the first step after it; the source reaches it one step earlier.",
         "Scores are those of timm with the published weights; the paper states 82.1 % top-1.",
     ],
@@ -273,11 +274,11 @@ DEIT = Recipe(
         *_timm_mixes("deit main.py"),
         Row("input.repeats_train", 3, "--repeated-aug (default), three times", "deit main.py"),
         Row("input.scale_val", int(224 / 0.875), "--eval-crop-ratio 0.875 (default)", "deit main.py"),
+        Row("input.interpolation_val", "bicubic", "interpolation=3", "deit data"),
         Row("input.crop_val", 224, "--input-size 224 (default)", "deit main.py"),
         Row("training.amp", "fp16", "torch.cuda.amp.autocast", "deit main.py"),
     ],
     [
-        NO_BICUBIC,
         "The source sets the rate of epoch n in epoch n + 1, so that its first two epochs have the first rate.",
         "The source also computes a moving average of the weights (decay 0.99996), but scores the weights themselves.",
     ],
@@ -316,10 +317,11 @@ EFFICIENTNET = Recipe(
         Row("input.random_erasing_train", 0.2, "--reprob 0.2", "timm docs"),
         Row("input.random_erasing_mode_train", "pixel", "--remode pixel", "timm docs"),
         Row("input.scale_val", math.floor(224 / 0.875), "crop_pct 0.875 of 224 px", "timm results"),
+        Row("input.interpolation_val", "bicubic", "bicubic", "timm results"),
         Row("input.crop_val", 224, "224 px", "timm results"),
         Row("training.amp", "fp16", "--amp", "timm docs"),
     ],
-    [NO_BICUBIC],
+    [],
 )
 
 MOBILENET = Recipe(
@@ -382,10 +384,11 @@ SWIN = Recipe(
         *_timm_mixes("Swin config.py", flags=False),
         Row("input.repeats_train", 1, "DistributedSampler", "Swin data"),
         Row("input.scale_val", int(256 / 224 * 224), "TEST.CROP True: 256 / 224 of 224 px", "Swin data"),
+        Row("input.interpolation_val", "bicubic", "DATA.INTERPOLATION bicubic", "Swin config.py"),
         Row("input.crop_val", 224, "IMG_SIZE 224", "Swin config.py"),
         Row("training.amp", "fp16", "AMP_ENABLE True", "Swin config.py"),
     ],
-    [NO_BICUBIC],
+    [],
 )
 
 RECIPES = [
