@@ -508,7 +508,8 @@ def test_scale_and_crop_can_be_others_than_the_models() -> None:
 
 
 def test_a_transform_shows_its_settings() -> None:
-    assert repr(transforms(CFG)) == f"ValTransform(scale=12, crop=8, mean={MEAN}, std={STD}, ten_crops=False)"
+    settings = f"scale=12, crop=8, mean={MEAN}, std={STD}, ten_crops=False, interpolation='bilinear'"
+    assert repr(transforms(CFG)) == f"ValTransform({settings}, crop_mode='center')"
     assert "crop_train=8" in repr(transforms(CFG, training=True))
 
 
@@ -524,7 +525,7 @@ def test_a_transform_shows_its_settings() -> None:
         (CFG, {"training": True, "scale": 20}, "scale=20 belongs to validation"),
         ({"mean": MEAN, "input_size": (3, 224, 224)}, {}, "has no std, scale, crop, interpolation"),
         (CFG, {"training": True, "ten_crops": True}, "ten crops are for validation"),
-        (CFG | {"interpolation": "bicubic"}, {}, "interpolation is 'bicubic'"),
+        (CFG | {"interpolation": "lanczos"}, {}, "interpolation"),
         (nn.Identity(), {}, "Identity has no pretrained_cfg"),
         ("rensett18", {}, "rensett18"),
     ],
