@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import zoo
 from zoo import config
@@ -225,6 +227,7 @@ def test_pretrained_cfg_holds_the_published_preprocessing():
         "scale": 256,
         "crop": 224,
         "interpolation": "bilinear",
+        "crop_mode": "center",
         "input_size": (3, 224, 224),
         "crop_pct": 0.875,
         "source": None,
@@ -237,8 +240,13 @@ def test_pretrained_cfg_holds_the_published_preprocessing():
 def test_experiments_build_what_they_say():
     for path in sorted(config.experiments_dir().glob("*.json")):
         experiment = config.load_experiment(path)
+        if experiment.network.arch.startswith("timm:") and find_spec("timm") is None:
+            continue
         model = build_from_config(experiment.network)
-        classifier = model.fc if is_external(experiment.network.arch) else model.get_classifier()
+        if is_external(experiment.network.arch):
+            *_, classifier = (module for module in model.modules() if isinstance(module, nn.Linear))
+        else:
+            classifier = model.get_classifier()
         assert classifier.weight.shape[0] == experiment.network.num_classes
     for name in published():
         experiment = config.load_experiment(config.experiments_dir() / f"{name}.json")

@@ -1,4 +1,4 @@
-"""Upper limits of values from files and callers, and predicates for them.
+"""Upper limits and choices of values from files and callers, and predicates for them.
 
 The limits are far beyond any use and below what would overflow or hang.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 # Pixels of an image, decoded or resized: 256 MiB as RGB. PIL warns above this limit and fails above twice this limit.
 MAX_PIXELS = 2**28 // 3
@@ -25,6 +25,10 @@ MAX_DILATION = 1024
 MAX_BLOCKS = 1000  # of one level; the deepest published i-RevNet has 300 in all
 MAX_CHANNELS = 4096
 MAX_LEVELS = 8
+
+# How validation images are resized and cropped.
+Interpolation = Literal["bilinear", "bicubic"]
+CropMode = Literal["center", "squash", "border"]
 
 
 def is_whole(value: Any, low: int, high: int) -> bool:

@@ -120,7 +120,8 @@ def get(
     """
     name, body_weights = os.fspath(name), options.pop("body_weights", None)
     is_file, is_body = is_stored(name) and not is_model(name), body_weights is not None
-    pretrained = pretrained and not is_hub_name(name)  # a repository's weights are loaded in any case
+    if is_hub_name(name):
+        pretrained = False  # a repository's weights are loaded in any case
     if [pretrained, is_file or weights is not None, is_body].count(True) > 1:
         remedy = "give one of pretrained, weights, body_weights and a weights file"
         raise ConfigError("there are two sources of weights", name, remedy)

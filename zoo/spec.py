@@ -24,7 +24,7 @@ from zoo.architectures import (
     is_external,
 )
 from zoo.errors import ConfigError, DataError, escape, join_names, shorten_repr
-from zoo.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE
+from zoo.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE, CropMode, Interpolation
 from zoo.section import Section, parse_section
 
 THREE = Field(min_length=3, max_length=3)
@@ -74,8 +74,6 @@ def _make_plain(value: Any) -> Any:
 
 
 Side = Annotated[int, Field(gt=0, le=MAX_SIDE)]
-Interpolation = Literal["bilinear", "bicubic"]
-CropMode = Literal["center", "squash", "border"]
 Scale = Annotated[int, Field(ge=-1, le=MAX_SIDE), AfterValidator(_check_scale)]
 ClassName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS), AfterValidator(_check_name)]
 ClassNames = Annotated[list[ClassName], Field(max_length=MAX_CLASSES), AfterValidator(_check_unique)]

@@ -18,7 +18,7 @@ def test_all_settings_are_those_of_the_schema(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("pattern", "keys"),
     [
-        ("input.*_val", ["scale_val", "crop_val"]),
+        ("input.*_val", ["scale_val", "crop_val", "interpolation_val", "crop_mode_val"]),
         ("label_smoothing", ["label_smoothing"]),
         ("warmup", ["ema_warmup", "warmup_epochs", "warmup_start", "decay_after_warmup"]),
         ("seed", ["seed"]),

@@ -96,7 +96,7 @@ def test_a_protocol_leaves_nothing_to_choose(
 ) -> None:
     command = ["validate", str(finished.checkpoint), str(finished.data), "--protocol", "center224", *option]
     assert main(command) == 2
-    assert "--protocol center224 fixes scale, crop" in capsys.readouterr().err
+    assert "--protocol center224 fixes how images are resized and cropped" in capsys.readouterr().err
 
 
 def test_a_crop_larger_than_the_scaled_image_is_refused(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -297,7 +297,7 @@ def test_without_pyarrow_one_message_says_what_to_install(data: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(
-        DataError, match=r'read with pyarrow, .*hub/train: install it with pip install "zoo\[parquet\]"'
+        DataError, match=r'read with pyarrow, .*hub/train: install it with pip install "zoo-lean\[parquet\]"'
     ):
         open_shardable(data / "train")
 

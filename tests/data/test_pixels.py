@@ -157,7 +157,7 @@ def test_a_missing_codec_is_an_error_that_says_what_to_install(
     monkeypatch.setitem(sys.modules, "nvidia", None)
     load_codec.cache_clear()
     config = parse_experiment({"network": {"classes": 2}, "input": {"decoder": "scaled"}}, "x")
-    with pytest.raises(ConfigError, match=r'input\.decoder "scaled" .*pip install "zoo\[scaled\]"'):
+    with pytest.raises(ConfigError, match=r'input\.decoder "scaled" .*pip install "zoo-lean\[scaled\]"'):
         build_train_loader(tmp_path, config)
     print("stderr is there again", file=sys.stderr)
     assert "there again" in capfd.readouterr().err

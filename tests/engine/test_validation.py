@@ -253,9 +253,9 @@ def test_the_json_of_a_result_has_the_agreed_keys_and_no_nan() -> None:
 
 def test_published_protocols_have_their_sizes_and_names() -> None:
     assert PROTOCOLS == {
-        "center224": (256, 224, False),
-        "tencrop224": (256, 224, True),
-        "center320": (320, 320, False),
+        "center224": (256, 224, False, "bilinear", "center"),
+        "tencrop224": (256, 224, True, "bilinear", "center"),
+        "center320": (320, 320, False, "bilinear", "center"),
     }
     assert [protocol.name for protocol in PROTOCOLS.values()] == list(PROTOCOLS)
     assert CropProtocol(36, 32, True).name == "tencrop32-scale36"

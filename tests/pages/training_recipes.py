@@ -443,6 +443,7 @@ CONVNEXT_COMMAND = [
     Flag("--reprob 0.25", "input.random_erasing_train", 0.25),
     Flag("--remode pixel", "input.random_erasing_mode_train", "pixel"),
     Flag("--train-interpolation bicubic", "input.interpolation_train", "bicubic"),
+    Flag("--interpolation bicubic", "input.interpolation_val", "bicubic"),
     Flag("--crop-pct 0.875", "input.scale_val", int(224 / 0.875), "224 / 0.875"),
 ]
 

@@ -28,6 +28,16 @@ OF_OTHER_SOURCES = {
     "irevnet_cifar10": "public code of i-RevNet",
     "quickstart_fashion_mnist": "mean of seeds",
     "quickstart_scenes": "mean of seeds",
+    "imagenet_convnext_tiny": "timm, results",
+    "imagenet_deit_small": "README_deit",
+    "imagenet_efficientnet_b0": "timm, results",
+    "imagenet_mobilenet_v3_large": "torchvision, MobileNet_V3_Large_Weights",
+    "imagenet_resnet50_a1": "timm, results",
+    "imagenet_resnet50_a2": "timm, results",
+    "imagenet_resnet50_a3": "timm, results",
+    "imagenet_resnet50_torchvision_v1": "torchvision, ResNet50_Weights",
+    "imagenet_resnet50_torchvision_v2": "torchvision, ResNet50_Weights",
+    "imagenet_swin_tiny": "microsoft/Swin-Transformer",
 }
 
 

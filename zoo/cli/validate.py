@@ -21,7 +21,7 @@ from zoo.cli.options import (
 )
 from zoo.data.location import require_local
 from zoo.errors import ConfigError, escape, join_names
-from zoo.spec import CropMode, Interpolation
+from zoo.limits import CropMode, Interpolation
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_crop
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from zoo.data.pixels import load_codec
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
-from zoo.spec import CropMode, Interpolation
+from zoo.limits import CropMode, Interpolation
 from zoo.torch_internals import end_workers
 
 NUM_CROPS = 10

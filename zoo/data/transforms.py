@@ -29,8 +29,7 @@ from zoo.data.policies import Policy
 from zoo.data.reading import Unreadable, to_rgb
 from zoo.data.seeding import random_of_torch
 from zoo.errors import ConfigError, DataError
-from zoo.limits import MAX_PIXELS, MAX_SIDE
-from zoo.spec import CropMode, Interpolation
+from zoo.limits import MAX_PIXELS, MAX_SIDE, CropMode, Interpolation
 
 KEEP_SCALE = -1
 AREAS = (0.08, 1.0)  # area of a training crop, as a fraction of the image

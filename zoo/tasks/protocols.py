@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from zoo.spec import CropMode, Interpolation
+from zoo.limits import CropMode, Interpolation
 
 if TYPE_CHECKING:  # commands that only list protocols do not import torch
     from torch import Tensor
