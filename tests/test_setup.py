@@ -48,6 +48,7 @@ def _quick_compiler(path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.exhaustive
 def test_the_documented_installation_works_in_a_fresh_environment(tmp_path: Path) -> None:
     """Torch and the other packages come from the environment that runs the test; setuptools is the new one's own."""
     checkout, home = _copy_of_the_checkout(tmp_path / "checkout"), tmp_path / "venv"

@@ -26,6 +26,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow  # starts processes, which import torch
 def test_loaders_take_turns(data: Path, tmp_path: Path) -> None:
     command = ["benchmark", "loaders", str(data), *OPTIONS, "--out", str(tmp_path / "out")]
