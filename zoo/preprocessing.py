@@ -13,7 +13,8 @@ from zoo.config import parse_experiment
 from zoo.data.transforms import TrainTransform, Transform, ValTransform
 from zoo.errors import ConfigError, join_names
 from zoo.models.external import own_preprocessing
-from zoo.registry import get
+from zoo.registry import describe_images, get
+from zoo.spec import NetworkSpec
 from zoo.weights.stored import is_stored
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
@@ -77,15 +78,7 @@ def transforms(
 def _cfg_of(source: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the ``pretrained_cfg`` of a name or model, or the mapping; raises ConfigError if keys are missing."""
     if isinstance(source, str) and is_external(source):
-        images = own_preprocessing(source)
-        source = {
-            "scale": images.scale_val,
-            "crop": images.crop_val,
-            "mean": images.mean,
-            "std": images.std,
-            "interpolation": images.interpolation_val,
-            "crop_mode": images.crop_mode_val,
-        }
+        source = describe_images(NetworkSpec(arch=source, preprocessing=own_preprocessing(source)))
     elif isinstance(source, str):
         # On the meta device, nothing is allocated. Weights that a file contains need memory.
         with torch.device("cpu" if is_stored(source) else "meta"):
