@@ -90,7 +90,7 @@ def hub_config(network: LoadedNetwork, spec: NetworkSpec) -> dict[str, Any]:
     package, _, own_name = spec.arch.rpartition(":")
     is_timm = package == "timm"
     images = {key: value for key, value in describe_images(spec).items() if key not in ("scale", "crop")}
-    cfg = {"num_classes": spec.num_classes, **images, "crop_mode": "center"}
+    cfg = {"num_classes": spec.num_classes, **images}
     of_timm: Mapping[str, Any] = getattr(network.model, "pretrained_cfg", {}) if is_timm else {}
     cfg |= {key: of_timm[key] for key in OF_TIMM if of_timm.get(key) is not None}
     return {
@@ -141,7 +141,8 @@ def model_card(
         "Classes": f"{spec.num_classes:,}",
     }
     if network.experiment.task == "classification":
-        resized = "not resized" if images.scale_val == -1 else f"shorter side {images.scale_val} px (bilinear)"
+        how = f"shorter side {images.scale_val} px ({images.interpolation_val})"
+        resized = "not resized" if images.scale_val == -1 else how
         facts["Images"] = f"{resized}, center crop {images.crop_val} px"
     facts |= {"Mean": f"{images.mean}", "Standard deviation": f"{images.std}"}
     facts["License"] = license_id or licence
