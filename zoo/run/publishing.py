@@ -123,7 +123,7 @@ def model_card(
     """
     from huggingface_hub import ModelCardData
 
-    own = {"license": license_id}
+    own: dict[str, Any] = {"license": license_id}
     if license_id is None:  # the name of another license has no spaces or capitals there
         own = {"license": "other", "license_name": re.sub(r"[^a-z0-9.]+", "-", licence.lower())}
     pipeline = PIPELINES[network.experiment.task]
