@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import get_worker_info
 from torchvision import io as tvio
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvF
@@ -34,6 +33,8 @@ WHAT = "an image"
 _JPEG_OPERATOR = getattr(torch.ops.image, "decode_jpeg", None)
 JPEG_START = b"\xff\xd8\xff"
 FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # start-of-frame markers; the others in this range define tables
+BASELINE_FRAMES = {0xC0, 0xC1}
+BLOCK = 8  # rows of the blocks that a JPEG file consists of, before the subsampling of colors
 DCT_SCALES = (8, 4, 2)  # downscaling factors of the JPEG decoder
 
 
@@ -47,6 +48,21 @@ class Box(NamedTuple):
     left: int
     height: int
     width: int
+
+
+class JPEGFrame(NamedTuple):
+    """The frame header of a JPEG file.
+
+    Args:
+    - `width`, `height`: of the image.
+    - `place`: of the height in the file, two bytes.
+    - `unit`: rows that are coded together if the rows of the file can be decoded from the top; otherwise None.
+    """
+
+    width: int
+    height: int
+    place: int
+    unit: int | None
 
 
 class Pixels(Protocol):
@@ -81,9 +97,9 @@ def open_pixels(encoded: bytes, name: str, decoder: Decoder) -> Pixels:
     """
     if decoder != "pil":
         with naming(name, WHAT):
-            size = jpeg_size(encoded)
-        if size is not None and _JPEG_OPERATOR is not None:
-            return (JPEGPixels if decoder == "torchvision" else ScaledJPEGPixels)(encoded, name, *size)
+            frame = jpeg_frame(encoded)
+        if frame is not None and _JPEG_OPERATOR is not None:
+            return (JPEGPixels if decoder == "torchvision" else ScaledJPEGPixels)(encoded, name, frame)
     return PILPixels(decode_as(encoded, name, load_rgb, WHAT))
 
 
@@ -160,17 +176,17 @@ class ByteTensorPixels:
 
 
 class JPEGPixels:
-    """A JPEG file that torchvision decodes as a whole on first use."""
+    """A JPEG file that torchvision decodes: as a whole, or in workers from the top to the end of the requested part."""
 
-    def __init__(self, encoded: bytes, name: str, width: int, height: int) -> None:
+    def __init__(self, encoded: bytes, name: str, frame: JPEGFrame) -> None:
         self.encoded = encoded
         self.name = name
-        self.height = height
-        self.width = width
+        self.frame = frame
+        self.width, self.height = frame[:2]
 
     def part(self, box: Box, least: tuple[int, int] = (0, 0)) -> ByteTensorPixels:
         """Return a part of the image."""
-        return self._decoded().part(box)
+        return self._decoded(box.top + box.height).part(box)
 
     def resized(
         self, height: int, width: int, window: Box | None = None, interpolation: Interpolation = "bilinear"
@@ -182,12 +198,32 @@ class JPEGPixels:
         """Return the pixels, uint8."""
         return self._decoded().tensor()
 
-    def _decoded(self) -> ByteTensorPixels:
+    def _decoded(self, end: int | None = None) -> ByteTensorPixels:
+        """Return the rows to ``end``, and those below that are decoded with them; default: all."""
+        encoded = bytearray(self.encoded)
+        silence: AbstractContextManager[None] = nullcontext()
+        # libjpeg warns on stderr that more data follows than its rows need. Only workers are silenced: their processes
+        # have no other threads that write to stderr.
+        if end is not None and get_worker_info() is not None and (rows := _rows_to_decode(self.frame, end)) is not None:
+            encoded[self.frame.place : self.frame.place + 2] = rows.to_bytes(2, "big")
+            silence = _silent_stderr()
         with naming(self.name, WHAT):
             try:
-                return ByteTensorPixels(decode_jpeg(torch.frombuffer(bytearray(self.encoded), dtype=torch.uint8)))
+                with silence:
+                    return ByteTensorPixels(decode_jpeg(torch.frombuffer(encoded, dtype=torch.uint8)))
             except RuntimeError as error:  # "decode_jpeg, FILE:LINE, what is wrong"
                 raise ValueError(str(error).rpartition(", ")[2]) from error
+
+
+def _rows_to_decode(frame: JPEGFrame, end: int) -> int | None:
+    """Return the height of the smallest image whose rows to ``end`` have the bits of the whole; None for the whole.
+
+    The upsampling of colors reads the row below.
+    """
+    if frame.unit is None:
+        return None
+    rows = (end // frame.unit + 1) * frame.unit
+    return rows if rows < frame.height else None
 
 
 class ScaledJPEGPixels(JPEGPixels):
@@ -234,8 +270,9 @@ def decode_jpeg(encoded: Tensor) -> Tensor:
 @lru_cache(maxsize=1)
 def load_codec() -> Any:
     """Return the module of nvImageCodec; ConfigError if it is not installed."""
+    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
     try:
-        with _silent_stderr():
+        with _silent_stderr():  # it warns about codecs that are not installed
             from nvidia import nvimgcodec
     except ImportError as error:
         raise ConfigError(
@@ -245,19 +282,23 @@ def load_codec() -> Any:
     return nvimgcodec
 
 
-@contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Suppress nvImageCodec's warnings on stderr about codecs that are not installed."""
-    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-            yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
+class _silent_stderr:
+    """Context manager that suppresses what libraries print on stderr."""
+
+    def __enter__(self) -> None:
+        """Begin."""
+        self._stderr = os.dup(2)
+        os.dup2(_open_null(), 2)
+
+    def __exit__(self, *error: object) -> None:
+        """End."""
+        os.dup2(self._stderr, 2)
+        os.close(self._stderr)
+
+
+@lru_cache(maxsize=1)
+def _open_null() -> int:
+    return os.open(os.devnull, os.O_WRONLY)
 
 
 @lru_cache(maxsize=1)
@@ -271,8 +312,8 @@ def _region_decoder(process: int) -> Any:
     )
 
 
-def jpeg_size(encoded: bytes) -> tuple[int, int] | None:
-    """Return (width, height) of an 8-bit JPEG file with one or three components; None for any other file.
+def jpeg_frame(encoded: bytes) -> JPEGFrame | None:
+    """Return the frame header of an 8-bit JPEG file with one or three components; None for any other file.
 
     Raises ValueError for too many pixels, before torchvision allocates memory for them.
     """
@@ -283,10 +324,13 @@ def jpeg_size(encoded: bytes) -> tuple[int, int] | None:
         marker = encoded[place + 1]
         if marker in FRAMES:
             height, width = (int.from_bytes(encoded[at : at + 2], "big") for at in (place + 5, place + 7))
-            if encoded[place + 4] != 8 or encoded[place + 9] not in (1, 3):
+            components = encoded[place + 9]
+            if encoded[place + 4] != 8 or components not in (1, 3):
                 return None
             check_size(width, height)
-            return width, height
+            samplings = encoded[place + 11 : place + 11 + 3 * components : 3]
+            unit = BLOCK * max((sampling % 16 for sampling in samplings), default=0)
+            return JPEGFrame(width, height, place + 5, unit or None if marker in BASELINE_FRAMES else None)
         # 0xFF bytes may pad a marker. Any other marker is followed by the length of its segment.
         place += 1 if marker == 0xFF else 2 + int.from_bytes(encoded[place + 2 : place + 4], "big")
     return None
