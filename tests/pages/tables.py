@@ -597,9 +597,14 @@ LOADERS = {
 
 
 def loaders() -> str:
-    """Images per second and core of training loaders, relative to zoo's."""
+    """Images per second and core of training loaders with each number of workers, relative to zoo's."""
     files = [result(f"loaders_{name}") for name in ("images_110kb", "images_resized")]
-    found = [file["loaders"]["1"] for file in files]
+    columns = {
+        f"{file['settings']['mean bytes'] / 1000:.0f} KB, {workers} worker{'s' * (workers != '1')}": own
+        for file in files
+        for workers, own in file["loaders"].items()
+    }
+    found = list(columns.values())
 
     def cell(own: dict[str, Any], name: str) -> str:
         if name not in own:
@@ -609,7 +614,7 @@ def loaders() -> str:
 
     rows = [["zoo, images/s and core", *(f"{own['zoo']['per core']['images_per_s']:.0f}" for own in found)]]
     rows += [[text, *(cell(own, name) for own in found)] for name, text in LOADERS.items()]
-    return table(["", *(f"{file['settings']['mean bytes'] / 1000:.0f} KB" for file in files)], rows)
+    return table(["", *columns], rows)
 
 
 def _range(values: Sequence[float], form: str) -> str:

@@ -176,9 +176,9 @@ def _rsb(
         Row("training.amp", "fp16", "mixed precision", table),
     ]
     differences = [
-        "Optimizer, weight decay, epochs, warm-up, smoothing, stochastic depth, repeated augmentation, RandAugment, mixes "
-        f"and test crop of Table 2 equal those of [mmpretrain's configurations]({MMPRETRAIN}) of A1, A2 and A3, which "
-        "train A3 at 224 px.",
+        "Optimizer, learning rate, weight decay, epochs, warm-up, smoothing, stochastic depth, repeated augmentation, "
+        "RandAugment, mixes and test crop of Table 2 equal those of "
+        f"[mmpretrain's configurations]({MMPRETRAIN}) of A1, A2 and A3, which train A3 at 224 px.",
         "The paper states neither the interpolations nor the ends of the schedule: they are the defaults of timm at "
         "the time. The threshold of the targets is that of the command in ML-Decoder, which repeats A2 with timm.",
         "timm added 10 epochs at the lowest rate (--cooldown-epochs 10, the default); the paper does not mention them.",
