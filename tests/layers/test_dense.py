@@ -97,7 +97,7 @@ def held(memory: str, layers: int, norm=InPlaceABN) -> int:
 def test_what_is_held_is_linear_in_depth_and_quadratic_in_plain():
     map_bytes = 2 * 8 * 8 * 4
     auto, checkpoint, plain, standard = (
-        [held(memory, layers, norm) for layers in (4, 8, 12)]
+        [held(memory, layers, norm) for layers in (2, 4, 6)]
         for memory, norm in (("auto", InPlaceABN), ("checkpoint", InPlaceABN), ("plain", InPlaceABN), ("plain", ABN))
     )
     per_channel = 16 * 8 * 16  # generous: the vectors of a norm are as long as its concatenation is wide
@@ -107,19 +107,9 @@ def test_what_is_held_is_linear_in_depth_and_quadratic_in_plain():
 
     for sizes, channels in ((auto, 8 + 32), (checkpoint, 8)):
         assert abs(bend(sizes)) < per_channel
-        assert abs(sizes[1] - sizes[0] - 4 * channels * map_bytes) < 2 * per_channel + 4 * 8 * map_bytes
-    assert bend(plain) >= 4 * 4 * 8 * map_bytes  # 4 layers more read 4 x 8 channels more, each
-    assert bend(standard) >= 2 * 4 * 4 * 8 * map_bytes
-
-
-@pytest.mark.slow
-def test_densenet264_holds_an_eighth_of_what_standard_norms_hold():
-    sizes = []
-    for settings in ({"norm": "inplace"}, {"norm": "standard", "memory": "plain"}):
-        with torch.device("meta"):
-            model, x = zoo.get("densenet264", input_3x3=True, **settings), torch.empty(4, 3, 224, 224)
-        sizes.append(held_bytes(lambda model=model, x=x: model(x).sum()))
-    assert sizes[0] / sizes[1] < 0.130
+        assert abs(sizes[1] - sizes[0] - 2 * channels * map_bytes) < 2 * per_channel + 2 * 8 * map_bytes
+    assert bend(plain) >= 2 * 2 * 8 * map_bytes  # 2 layers more read 2 x 8 channels more, each
+    assert bend(standard) >= 2 * 2 * 2 * 8 * map_bytes
 
 
 @pytest.mark.parametrize("memory", MEMORY)
@@ -148,10 +138,9 @@ def test_standard_norms_can_be_converted(memory):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it traces
-@pytest.mark.parametrize("memory", ["auto", "checkpoint"])
-def test_compiled_networks_take_the_same_step(memory):
+def test_compiled_networks_take_the_same_step():
     x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-    model, eager = (network(memory=memory, structure=(1, 2, 1, 1)).double() for _ in range(2))
+    model, eager = (network(memory="auto", structure=(1, 2, 1, 1)).double() for _ in range(2))
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert worst(step(model, x, compiled), step(eager, x)) < 1e-9

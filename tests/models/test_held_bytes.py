@@ -78,7 +78,12 @@ GOLDEN = json.loads(FILE.read_text()) if FILE.exists() else {}
 REVERSIBLE = json.loads(REVERSIBLE_FILE.read_text()) if REVERSIBLE_FILE.exists() else {}
 
 
-OF_KNOWN_BLOCKS = ("resnet101", "resnext101", "wider_resnet38")  # counted on demand: others have the same blocks
+OF_KNOWN_BLOCKS = (
+    "resnet101",
+    "resnext101",
+    "wider_resnet38_a2",
+    "densenet264",
+)  # counted on demand: others have the same blocks
 
 
 @pytest.mark.parametrize(

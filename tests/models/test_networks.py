@@ -10,7 +10,6 @@ import copy
 import functools
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +22,7 @@ from torch import nn
 import zoo
 from tests.formula import relative_error
 from zoo.architectures import ARCHITECTURES
-from zoo.layers import ABN, InPlaceABN, freeze_norms, init_weights
-from zoo.layers.residual import IdentityResidualBlock
+from zoo.layers import InPlaceABN, init_weights
 
 FILE = Path(__file__).parents[1] / "golden" / "networks.json"
 GOLDEN = json.loads(FILE.read_text())
@@ -183,7 +181,6 @@ def test_resnets_compute_what_torchvisions_do_with_the_same_weights(name):
 
 SMALL = ["resnet18", "resnet50", "resnext50", "wider_resnet16", "wider_resnet16_a2", "densenet121"]
 SMALL += ["revnet56", "revnet38_cifar", "resnet32_cifar"]
-QUICK = ["resnet18", "resnext50", "revnet38_cifar"]
 
 
 def side_of(name: str) -> int:
@@ -191,10 +188,7 @@ def side_of(name: str) -> int:
     return 32 if name.startswith("wider") or name.endswith("cifar") else 64
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SMALL],
-)
+@pytest.mark.parametrize("name", ["resnet18", "resnext50", "wider_resnet16_a2", "densenet121", "revnet38_cifar"])
 def test_in_place_and_standard_norms_compute_the_same_network(name):
     torch.manual_seed(0)
     standard = zoo.get(name, num_classes=5).double()
@@ -214,7 +208,7 @@ def test_in_place_and_standard_norms_compute_the_same_network(name):
         assert relative_error(ours, truth) < 1e-9
 
 
-@pytest.mark.parametrize(("norm", "training"), [("standard", True), ("inplace", True), ("inplace", False)])
+@pytest.mark.parametrize(("norm", "training"), [("standard", True), ("inplace", False)])
 @pytest.mark.parametrize("name", SMALL)
 def test_returned_features_are_raw_stage_outputs_that_nothing_overwrites_later(name, norm, training):
     model = zoo.get(name, norm=norm, features_only=True).train(training)
@@ -232,19 +226,6 @@ def test_returned_features_are_raw_stage_outputs_that_nothing_overwrites_later(n
     sum(f.square().mean() for f in features).backward()
     assert all(torch.equal(feature, clone) for feature, clone in zip(features, clones.values(), strict=True))
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-
-
-def test_feature_networks_have_the_keys_of_the_full_network_without_the_classifier():
-    for name in SMALL:
-        full, features = build_meta(name), build_meta(name, features_only=True)
-        assert list(features.state_dict()) == [key for key in full.state_dict() if not key.startswith("classifier.")]
-
-
-def test_keep_outputs_returns_the_modules_outputs_and_the_logits():
-    model = zoo.get("resnet18", num_classes=7, keep_outputs=True)
-    outputs = model(torch.randn(2, 3, 64, 64))
-    assert [o.shape[1] for o in outputs] == [64, 64, 128, 256, 512, 7]
-    assert len(zoo.get("resnet18", num_classes=0, keep_outputs=True)(torch.randn(2, 3, 64, 64))) == 5
 
 
 @pytest.mark.parametrize(
@@ -314,11 +295,6 @@ def test_activations_of_v1_branches_end_at_the_sum():
     block = build_meta("resnet50", activation="elu", activation_param=0.5, norm="inplace").mod3.block1
     assert [block.convs.get_submodule(f"bn{i}").activation for i in (1, 2, 3)] == ["elu", "elu", "identity"]
     assert block.proj_bn.activation == "identity"
-
-
-def test_groups_need_three_channels():
-    with pytest.raises(ValueError, match="groups=2 needs a bottleneck"):
-        IdentityResidualBlock(8, (8, 8), ABN, groups=2)
 
 
 def test_a_wrapped_in_place_norm_does_not_overwrite_a_shortcut():
@@ -413,27 +389,6 @@ def test_initialization_scales_as_its_method_says(method):
         "orthogonal": 2 * gain / fan_in**0.5,
     }[method.partition("_")[0]]
     assert abs(conv.weight.std().item() / deviation - 1) < 0.05
-
-
-@pytest.mark.slow
-def test_building_costs_no_more_than_its_initialization():
-    def seconds(function):
-        start = time.process_time()
-        function()
-        return time.process_time() - start
-
-    model = zoo.get("wider_resnet38", norm="inplace")
-    building = min(seconds(lambda: zoo.get("wider_resnet38", norm="inplace")) for _ in range(3))
-    assert building < 1.5 * min(seconds(lambda: init_weights(model)) for _ in range(3))
-
-
-def test_norms_of_a_network_freeze_with_one_call():
-    model = zoo.get("resnet18", norm="inplace", num_classes=2)
-    assert freeze_norms(model) == 20
-    model.train()
-    before = [b.clone() for b in model.buffers()]
-    model(torch.randn(2, 3, 64, 64)).sum().backward()
-    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), before, strict=True))
 
 
 if __name__ == "__main__":
