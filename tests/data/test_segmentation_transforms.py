@@ -103,14 +103,6 @@ def test_a_small_image_is_padded_at_the_right_and_the_bottom_with_the_mean_and_v
         assert (target[:6, :5] != IGNORE).all()
 
 
-def test_factors_are_uniform_in_the_range() -> None:
-    image, classes = Image.new("RGB", (100, 100)), np.zeros((100, 100), dtype=np.int32)
-    transform, generator = _transform(250, 0.5, 2.0), Random(0)
-    sides = np.array([int((transform(image, classes, None, generator)[1][0] != IGNORE).sum()) for _ in range(300)])
-    assert (sides.min() >= 50, sides.max() <= 200) == (True, True)
-    assert np.abs(np.quantile(sides, [0.25, 0.5, 0.75]) - [87.5, 125, 162.5]).max() < 12
-
-
 @pytest.mark.parametrize("factor", [0.6, 1.0, 2.0])
 def test_a_crop_contains_the_pixel_that_it_was_asked_for(factor: float) -> None:
     image, classes = _places(33, 47)
@@ -123,24 +115,6 @@ def test_a_crop_contains_the_pixel_that_it_was_asked_for(factor: float) -> None:
         near = ((torch.div(found, 64, rounding_mode="floor") - row).abs() <= 1) & ((found % 64 - column).abs() <= 1)
         assert near.any()
         assert factor < 1 or (found == row * 64 + column).any()
-
-
-def test_the_place_of_the_pixel_in_its_crop_is_drawn() -> None:
-    image, classes = _places(33, 47)
-    generator = Random(0)
-    targets = [_transform(8)(image, classes, Pixel(16, 20), generator)[1] for _ in range(200)]
-    places = {tuple((target == 16 * 64 + 20).nonzero()[0].tolist()) for target in targets}
-    assert {row for row, _ in places} == set(range(8))
-    assert {column for _, column in places} == set(range(8))
-
-
-def test_validation_keeps_the_size_of_the_image() -> None:
-    image = random_image(0, 13, 9)
-    classes = np.arange(13 * 9, dtype=np.int32).reshape(9, 13)
-    tensor, target = SegmentationVal(MEAN, STD)(image, classes, None, Random(0))
-    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
-    assert torch.equal(tensor, (tvF.to_tensor(image) - mean) / std)
-    assert torch.equal(target, torch.from_numpy(classes).long())
 
 
 @pytest.mark.parametrize(("size", "scaled"), [((13, 9), (20, 13)), ((9, 13), (13, 20)), ((40, 30), (20, 15))])

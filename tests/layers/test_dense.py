@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-import zoo
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
 from tests.held import held_bytes
-from zoo.convert import convert_norm
-from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.dense import DenseModule
 from zoo.models.densenet import DenseNet
@@ -127,15 +122,6 @@ def test_hooks_see_the_outputs_of_modules_layers_and_norms(memory):
     }
 
 
-@pytest.mark.parametrize("memory", MEMORY)
-def test_standard_norms_can_be_converted(memory):
-    standard = network("standard", memory)
-    inplace = convert_norm(copy.deepcopy(standard), "inplace")
-    x = torch.randn(2, 3, 64, 64)
-    assert sum(type(module) is InPlaceABN for module in inplace.modules()) == 20
-    assert relative_error(inplace.eval()(x), standard.eval()(x)) < 1e-4
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it traces
 def test_compiled_networks_take_the_same_step():
@@ -167,13 +153,6 @@ def test_two_processes_under_ddp_have_the_gradients_of_the_whole_batch():
     whole = _gradients(None)
     for found in run_distributed(_gradients_of_rank, 2):
         assert worst(found, whole) < 1e-9
-
-
-def test_an_unknown_way_is_an_error_that_names_those_there_are():
-    with pytest.raises(ConfigError, match="no such strategy; use one of auto, plain, checkpoint"):
-        zoo.get("densenet121", memory="invert_sums")
-    with pytest.raises(ValueError, match="memory='all' is not one of auto, plain, checkpoint"):
-        DenseModule(8, 4, 2, InPlaceABN, memory="all")
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -191,6 +191,16 @@ def test_compiled_stages_have_the_gradients_of_eager_ones():
     assert max(map(relative_error, step(compiled, x), expected)) < 1e-9
 
 
+@pytest.mark.parametrize(("family", "index", "memory"), CASES)
+def test_every_strategy_can_be_traced(family, index, memory):
+    with torch.device("meta"):
+        plain, other = (build(family, index, value) for value in ("plain", memory))
+    norms = [name for name, module in plain.named_modules() if isinstance(module, ABN)]
+    expected, trace = Trace(plain), Trace(other)
+    assert [trace.convolution_before(name) for name in norms] == [expected.convolution_before(name) for name in norms]
+    assert any(trace.convolution_before(name) for name in norms)
+
+
 def test_lean_networks_can_be_traced_and_exported():
     with torch.device("meta"):
         auto, lean = (zoo.get("resnet18", norm="inplace", memory=memory) for memory in ("auto", LEAN))

@@ -228,6 +228,13 @@ def test_returned_features_are_raw_stage_outputs_that_nothing_overwrites_later(n
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
+def test_keep_outputs_returns_the_modules_outputs_and_the_logits():
+    model = zoo.get("resnet18", num_classes=7, keep_outputs=True)
+    outputs = model(torch.randn(2, 3, 64, 64))
+    assert [o.shape[1] for o in outputs] == [64, 64, 128, 256, 512, 7]
+    assert len(zoo.get("resnet18", num_classes=0, keep_outputs=True)(torch.randn(2, 3, 64, 64))) == 5
+
+
 @pytest.mark.parametrize(
     ("name", "dilation", "reductions"),
     [
@@ -276,25 +283,11 @@ def test_impossible_dilations_are_refused_with_their_value(name, dilation):
     assert repr(dilation) in str(error.value)
 
 
-def test_a2_drops_whole_maps_before_the_last_convolution():
-    model = build_meta("wider_resnet16_a2")
-    found = {name: m.p for name, m in model.named_modules() if isinstance(m, nn.Dropout2d)}
-    assert found == {"mod6.block1.convs.dropout": 0.3, "mod7.block1.convs.dropout": 0.5}
-    order = [name for name, _ in model.mod6.block1.convs.named_children()]
-    assert order == ["conv1", "bn2", "conv2", "bn3", "dropout", "conv3"]
-
-
 def test_strides_sit_on_the_3x3_of_v1_and_on_the_first_1x1_of_pre_activation_bottlenecks():
     v1, pre = build_meta("resnet50").mod3.block1.convs, build_meta("resnext50").mod3.block1.convs
     assert [v1.get_submodule(f"conv{i}").stride[0] for i in (1, 2, 3)] == [1, 2, 1]
     assert [pre.get_submodule(f"conv{i}").stride[0] for i in (1, 2, 3)] == [2, 1, 1]
     assert pre.conv2.groups == 64
-
-
-def test_activations_of_v1_branches_end_at_the_sum():
-    block = build_meta("resnet50", activation="elu", activation_param=0.5, norm="inplace").mod3.block1
-    assert [block.convs.get_submodule(f"bn{i}").activation for i in (1, 2, 3)] == ["elu", "elu", "identity"]
-    assert block.proj_bn.activation == "identity"
 
 
 def test_a_wrapped_in_place_norm_does_not_overwrite_a_shortcut():
@@ -333,16 +326,6 @@ def test_a_whole_network_is_differentiated_by_func_grad():
         assert relative_error(gradients[name], parameter.grad) < 1e-9
 
 
-def test_a_wrong_number_of_classes_leaves_the_classifier_unchanged():
-    model = zoo.get("resnet18", num_classes=3)
-    for wrong in (-1, 2.5):
-        with pytest.raises(zoo.ConfigError, match=f"num_classes = {wrong}"):
-            model.reset_classifier(wrong)
-    assert model(torch.randn(2, 3, 64, 64)).shape == (2, 3)
-    with pytest.raises(zoo.ConfigError, match="features_only"):
-        zoo.get("resnet18", features_only=True).reset_classifier(3)
-
-
 def test_every_parameter_is_initialized_and_reproducible():
     torch.manual_seed(3)
     first = zoo.get("densenet121", num_classes=2).state_dict()
@@ -366,16 +349,6 @@ def test_truncated_normal_is_cut_at_two_deviations_of_the_fan_out_and_the_classi
     assert fc.weight.std().item() == pytest.approx(0.1 / 3**0.5, rel=0.01)
     assert not conv.bias.any()
     assert not fc.bias.any()
-
-
-def test_torchs_own_initialization_is_that_of_new_layers():
-    conv, fc = nn.Conv2d(3, 8, 3), nn.Linear(8, 5)
-    torch.manual_seed(1)
-    init_weights(nn.Sequential(conv, fc), "torch", 7.0, "relu")
-    torch.manual_seed(1)
-    for layer, new in ((conv, nn.Conv2d(3, 8, 3)), (fc, nn.Linear(8, 5))):
-        assert torch.equal(layer.weight, new.weight)
-        assert torch.equal(layer.bias, new.bias)
 
 
 @pytest.mark.parametrize("method", ["kaiming_normal", "kaiming_uniform", "xavier_uniform", "orthogonal"])

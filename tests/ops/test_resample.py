@@ -118,21 +118,6 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("source", [(45, 61), (1, 61), (45, 1)])
-def test_the_layout_of_the_image_does_not_matter(layout, source):
-    image = LAYOUTS[layout](make_image(*source))
-    assert image.shape == (3, *source)
-    assert torch.equal(resize_box(image, (32, 40)), resized_by_pil(image, (32, 40)))
-
-
-def test_a_view_is_resized_as_a_cropped_image_and_unlike_a_box():
-    image = make_image(60, 80)
-    view = resize_box(image[:, 10:50, 20:60], (16, 16))
-    assert torch.equal(view, resized_by_pil(image[:, 10:50, 20:60], (16, 16)))
-    assert not torch.equal(view, resize_box(image, (16, 16), box=(20, 10, 60, 50)))
-
-
 def test_the_result_is_written_into_out_and_nowhere_else():
     image = make_image(50, 40)
     batch = torch.full((2, 3, 30, 29), 7, dtype=torch.uint8)
