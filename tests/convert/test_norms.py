@@ -96,7 +96,7 @@ def test_scales_below_eps_are_refused_unless_the_approximation_is_asked_for():
     assert 0 < report.max_difference < 1e-3
 
 
-@pytest.mark.parametrize(("arch", "options"), CASES[:1] + CASES[2:3] + CASES[4:5])
+@pytest.mark.parametrize(("arch", "options"), CASES[:2])
 def test_in_place_scales_of_any_sign_become_plain_ones(arch, options):
     given = scrambled(arch, **options)
     converted, spec, report = inplace_to_standard(given, spec_of(arch, norm="sync", **options), images=IMAGES)

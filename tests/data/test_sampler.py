@@ -140,6 +140,18 @@ def test_skipping_beyond_the_epoch_is_an_error(batch: int) -> None:
         TrainBatches(97, 12).skip_to(batch)
 
 
+def _order(seed: int, epoch: int) -> list[int]:
+    sampler = TrainBatches(97, 12, seed=seed)
+    sampler.set_epoch(epoch)
+    return [index for keys in sampler for _, index in keys]
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    orders = {(seed, epoch): _order(seed, epoch) for seed in range(3) for epoch in range(3)}
+    assert all(_order(*key) == order for key, order in orders.items())
+    assert len({tuple(order) for order in orders.values()}) == 9
+
+
 def test_an_iteration_that_has_begun_keeps_its_epoch() -> None:
     sampler = TrainBatches(97, 12)
     expected = list(sampler)

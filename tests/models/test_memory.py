@@ -114,12 +114,7 @@ def held(name, memory, dtype=torch.float32) -> float:
 
 
 @pytest.mark.slow
-def test_each_strategy_of_a_resnet_holds_less_than_the_one_before():
-    ratios = [held("resnet50", memory) for memory in ("plain", "auto", "checkpoint")]
-    assert ratios[0] > 0.78
-    assert ratios[1] < 0.55
-    assert ratios[2] < 0.35
-    assert held("resnet50", "fused") == ratios[1]
+def test_a_resnet_holds_its_half_of_half_precision_if_it_is_fused():
     half = [held("resnet50", memory, torch.bfloat16) for memory in ("auto", "fused")]
     assert half[0] > 0.75
     assert half[1] < 0.55

@@ -241,9 +241,9 @@ def test_torchvision_extracts_features(arch: str, node: str, norm: str) -> None:
 
 
 @pytest.mark.slow
-def test_torch_hub_loads_every_network() -> None:
+def test_torch_hub_loads_a_network_of_every_family() -> None:
     with torch.device("meta"):
-        for name in ARCHITECTURES:
+        for name in {record.family: name for name, record in ARCHITECTURES.items()}.values():
             model = torch.hub.load(str(ROOT), name, source="local", num_classes=3)
             assert model.num_classes == 3
     named = torch.hub.load(str(ROOT), "resnext101_ipabn_lr_512", source="local", features_only=True)

@@ -240,16 +240,6 @@ def held(network, blocks, bottleneck, norm="standard", memory="auto") -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("bottleneck", "norm"), [(False, "standard"), (True, "inplace")])
-def test_held_bytes_do_not_grow_with_the_depth(bottleneck, norm):
-    size = held(RevNet, 3, bottleneck, norm)
-    assert held(RevNet, 18, bottleneck, norm) == size
-    stored = [held(RevNet, blocks, bottleneck, norm, "plain") for blocks in (3, 6)]
-    assert stored[0] > 2 * size
-    assert stored[1] > stored[0] + 2 * size
-
-
-@pytest.mark.slow
 def test_revnet_104_holds_less_than_its_twin_by_the_papers_factor():
     def held(name, norm, memory):
         with torch.device("meta"):
