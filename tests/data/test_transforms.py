@@ -111,6 +111,15 @@ def test_boxes_have_the_distribution_of_torchvision(height: int, width: int) -> 
         assert np.abs(shares[0] - shares[1]).max() < 1.95 * (2 / count) ** 0.5
 
 
+def test_boxes_have_the_areas_and_ratios_of_the_settings() -> None:
+    boxes = np.array([random_box(300, 400, random_of_torch(), (0.3, 0.5), (0.9, 1.2)) for _ in range(500)], dtype=float)
+    areas, ratios, *_ = _shapes(boxes, 300, 400)
+    assert 0.295 * 120_000 < areas.min() < 0.31 * 120_000
+    assert 0.49 * 120_000 < areas.max() < 0.505 * 120_000
+    assert 0.89 < ratios.min() < 0.92
+    assert 1.18 < ratios.max() < 1.21
+
+
 @pytest.mark.parametrize("scale", [-1, 28])
 def test_bicubic_crops_have_the_bits_of_pil(scale: int) -> None:
     image = random_image(0, width=40, height=30)
