@@ -103,6 +103,14 @@ def test_a_small_image_is_padded_at_the_right_and_the_bottom_with_the_mean_and_v
         assert (target[:6, :5] != IGNORE).all()
 
 
+def test_factors_are_uniform_in_the_range() -> None:
+    image, classes = Image.new("RGB", (100, 100)), np.zeros((100, 100), dtype=np.int32)
+    transform, generator = _transform(250, 0.5, 2.0), Random(0)
+    sides = np.array([int((transform(image, classes, None, generator)[1][0] != IGNORE).sum()) for _ in range(300)])
+    assert (sides.min() >= 50, sides.max() <= 200) == (True, True)
+    assert np.abs(np.quantile(sides, [0.25, 0.5, 0.75]) - [87.5, 125, 162.5]).max() < 12
+
+
 @pytest.mark.parametrize("factor", [0.6, 1.0, 2.0])
 def test_a_crop_contains_the_pixel_that_it_was_asked_for(factor: float) -> None:
     image, classes = _places(33, 47)

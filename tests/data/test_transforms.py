@@ -282,6 +282,20 @@ def test_jitter_blends_saturation_brightness_and_contrast_and_any_order_is_the_s
         assert _close(result, expected)
 
 
+def test_jitter_draws_factors_from_its_whole_range_and_does_not_clamp() -> None:
+    generator = Random(0)
+    colors = torch.tensor([draw_colors(jitter=True, lighting=False, generator=generator) for _ in range(2000)])
+    factors = colors[:, :3]
+    assert torch.equal(colors[:, 3:], torch.zeros(2000, 3))
+    assert (factors.amin(0) >= 0.6).all()
+    assert (factors.amax(0) <= 1.4).all()
+    # The mean and the variance of each factor are those of a uniform distribution, and no two factors are alike.
+    assert torch.allclose(factors.mean(0), torch.ones(3), atol=0.02)
+    assert torch.allclose(factors.T.cov(), torch.eye(3) * 0.8**2 / 12, atol=0.005)
+    white = torch.full((2000, 3, 2, 2), 255, dtype=torch.uint8)  # neither saturation nor contrast changes it
+    assert torch.allclose(finish(white, colors, UNCHANGED)[:, 0, 0, 0], factors[:, 1], atol=1e-6)
+
+
 def test_lighting_adds_one_color_along_the_published_components() -> None:
     generator = Random(0)
     colors = torch.tensor([draw_colors(jitter=False, lighting=True, generator=generator) for _ in range(4000)])

@@ -91,8 +91,9 @@ def test_there_is_one_for_every_body_that_can_be_dilated_with_the_bodys_strategi
         assert {8, 16} <= set(ARCHITECTURES[body].dilations)
 
 
-@pytest.mark.parametrize("stride", [8, 16])
-@pytest.mark.parametrize("name", ["deeplab_resnext50", "deeplab_densenet121", "deeplab_wider_resnet16_a2"])
+@pytest.mark.parametrize(
+    ("name", "stride"), [("deeplab_resnext50", 8), ("deeplab_densenet121", 16), ("deeplab_wider_resnet16_a2", 16)]
+)
 def test_bodies_are_dilated_and_the_head_sees_the_same_distances(name, stride) -> None:
     model = build_meta(name, output_stride=stride, num_classes=5)
     assert model.feature_info.reduction()[-1] == stride

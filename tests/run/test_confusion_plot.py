@@ -24,7 +24,7 @@ def test_rows_are_divided_by_their_sums() -> None:
     assert not np.array_equal(rare, colours(np.array([[900, 100], [2, 8]])))
 
 
-@pytest.mark.parametrize("num_classes", [1, 11, 65])
+@pytest.mark.parametrize("num_classes", [1, 11])
 def test_classes_without_pixels_are_gray(num_classes: int) -> None:
     matrix = np.diag(np.full(num_classes, 7))
     all_there = np.sum(colours(matrix) == 216)  # of letters
