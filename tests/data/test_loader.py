@@ -87,6 +87,15 @@ def test_an_epoch_after_one_that_was_left_early_is_complete_and_right(data: Path
     assert _equal(_two_epochs(loader), expected)
 
 
+def test_the_seed_of_the_experiment_decides_order_and_augmentation(data: Path) -> None:
+    loaders = [build_train_loader(data, _experiment(seed=seed)) for seed in (0, 0, 1)]
+    first, again, other = (list(loader.batch_sampler) for loader in loaders)
+    assert first == again != other
+    first, again, other = (loader.dataset[0, 0].image for loader in loaders)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_global_generators_do_not_notice(data: Path, workers: int) -> None:
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()

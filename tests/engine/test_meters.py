@@ -72,6 +72,12 @@ def test_the_first_step_whose_loss_is_not_finite_is_remembered(bad: float) -> No
     assert meter.read().first_bad_step is None
 
 
+def test_a_meter_that_saw_nothing_reads_nan_instead_of_failing() -> None:
+    reading = Meter("cpu", 2).read()
+    assert (reading.count, reading.counts.tolist()) == (0, [0, 0])
+    assert math.isnan(reading.loss)
+
+
 def test_a_restored_meter_continues_where_the_saved_one_stopped() -> None:
     first, second = Meter("cpu", 2), Meter("cpu", 2)
     _add(first, 4.0, [1, 1], 2, step=3)
