@@ -85,8 +85,8 @@ def _rearranged(encoded: bytes, sampling: int, width: int, height: int) -> bytes
     found = bytearray(encoded)
     frame = jpeg_frame(encoded)
     assert frame is not None
-    found[frame.place : frame.place + 4] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
-    found[frame.place + 6] = sampling
+    found[frame.place + 5 : frame.place + 9] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    found[frame.place + 11] = sampling
     return bytes(found)
 
 

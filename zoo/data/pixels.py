@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -55,14 +55,12 @@ class JPEGFrame(NamedTuple):
 
     Args:
     - `width`, `height`: of the image.
-    - `place`: of the height in the file, two bytes.
-    - `unit`: rows that are coded together if the rows of the file can be decoded from the top; otherwise None.
+    - `place`: of its marker in the file.
     """
 
     width: int
     height: int
     place: int
-    unit: int | None
 
 
 class Pixels(Protocol):
@@ -201,12 +199,13 @@ class JPEGPixels:
     def _decoded(self, end: int | None = None) -> ByteTensorPixels:
         """Return the rows to ``end``, and those below that are decoded with them; default: all."""
         encoded = bytearray(self.encoded)
-        silence: AbstractContextManager[None] = nullcontext()
+        rows = None if end is None or get_worker_info() is None else self._rows_to_decode(end)
+        if rows is not None:
+            place = self.frame.place + 5
+            encoded[place : place + 2] = rows.to_bytes(2, "big")
         # libjpeg warns on stderr that more data follows than its rows need. Only workers are silenced: their processes
         # have no other threads that write to stderr.
-        if end is not None and get_worker_info() is not None and (rows := _rows_to_decode(self.frame, end)) is not None:
-            encoded[self.frame.place : self.frame.place + 2] = rows.to_bytes(2, "big")
-            silence = _silent_stderr()
+        silence = nullcontext() if rows is None else _silent_stderr()
         with naming(self.name, WHAT):
             try:
                 with silence:
@@ -214,16 +213,18 @@ class JPEGPixels:
             except RuntimeError as error:  # "decode_jpeg, FILE:LINE, what is wrong"
                 raise ValueError(str(error).rpartition(", ")[2]) from error
 
+    def _rows_to_decode(self, end: int) -> int | None:
+        """Return the height of the smallest image whose rows to ``end`` have the bits of the whole; None for the whole.
 
-def _rows_to_decode(frame: JPEGFrame, end: int) -> int | None:
-    """Return the height of the smallest image whose rows to ``end`` have the bits of the whole; None for the whole.
-
-    The upsampling of colors reads the row below.
-    """
-    if frame.unit is None:
-        return None
-    rows = (end // frame.unit + 1) * frame.unit
-    return rows if rows < frame.height else None
+        The upsampling of colors reads the row below. Rows are coded in units of blocks of the largest sampling factor.
+        """
+        place = self.frame.place
+        samplings = self.encoded[place + 11 : place + 11 + 3 * self.encoded[place + 9] : 3]
+        unit = BLOCK * max((sampling % 16 for sampling in samplings), default=0)
+        if self.encoded[place + 1] not in BASELINE_FRAMES or unit == 0:
+            return None
+        rows = (end // unit + 1) * unit
+        return rows if rows < self.frame.height else None
 
 
 class ScaledJPEGPixels(JPEGPixels):
@@ -324,13 +325,10 @@ def jpeg_frame(encoded: bytes) -> JPEGFrame | None:
         marker = encoded[place + 1]
         if marker in FRAMES:
             height, width = (int.from_bytes(encoded[at : at + 2], "big") for at in (place + 5, place + 7))
-            components = encoded[place + 9]
-            if encoded[place + 4] != 8 or components not in (1, 3):
+            if encoded[place + 4] != 8 or encoded[place + 9] not in (1, 3):
                 return None
             check_size(width, height)
-            samplings = encoded[place + 11 : place + 11 + 3 * components : 3]
-            unit = BLOCK * max((sampling % 16 for sampling in samplings), default=0)
-            return JPEGFrame(width, height, place + 5, unit or None if marker in BASELINE_FRAMES else None)
+            return JPEGFrame(width, height, place)
         # 0xFF bytes may pad a marker. Any other marker is followed by the length of its segment.
         place += 1 if marker == 0xFF else 2 + int.from_bytes(encoded[place + 2 : place + 4], "big")
     return None
