@@ -127,7 +127,7 @@ def in_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workers_decode_the_top_of_a_file_to_the_same_bits(
     kind: str, in_worker: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    whole = _pil(FILES[kind])
+    whole = open_pixels(FILES[kind], "a.jpg", "torchvision").tensor()
     height, width = whole.shape[1:]
     for end in range(1, height + 1):
         image = open_pixels(FILES[kind], "a.jpg", "torchvision")
