@@ -80,28 +80,22 @@ def partition(
     - `options`: those of torch's default partitioner.
     """
     options.pop("compiler", None)  # Inductor names itself to its own partitioner
+    graph = joint.graph
     if is_eager:
-        share_casts(joint.graph, num_fwd_outputs, cached_casts)
-    joint.graph.eliminate_dead_code()
-    budget = budget or Budget()
-    if budget.peak_bytes is not None:
-        budget = _budget_within(budget, partial(_rewritten, joint.graph, num_fwd_outputs, is_eager=is_eager))
-    _rewrite(joint.graph, num_fwd_outputs, budget, is_eager)
-    joint.graph.lint()
-    joint.recompile()
-    return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
-
-
-def _rewrite(graph: Any, num_fwd_outputs: int, budget: Budget, is_eager: bool) -> None:
-    _Rewriting(graph, num_fwd_outputs, budget, is_eager).run()
+        share_casts(graph, num_fwd_outputs, cached_casts)
     graph.eliminate_dead_code()
 
+    def rewrite(graph: Any, budget: Budget) -> Any:
+        _Rewriting(graph, num_fwd_outputs, budget, is_eager).run()
+        graph.eliminate_dead_code()
+        return graph
 
-def _rewritten(graph: Any, num_fwd_outputs: int, budget: Budget, is_eager: bool) -> Any:
-    """Return a rewritten copy of a joint graph."""
-    graph = copy.deepcopy(graph)
-    _rewrite(graph, num_fwd_outputs, budget, is_eager)
-    return graph
+    budget = budget or Budget()
+    if budget.peak_bytes is not None:
+        budget = _budget_within(budget, lambda tried: rewrite(copy.deepcopy(graph), tried))
+    rewrite(graph, budget).lint()
+    joint.recompile()
+    return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
 
 def _budget_within(limited: Budget, rewritten: Callable[[Budget], Any]) -> Budget:

@@ -166,8 +166,7 @@ class Traits(NamedTuple):
     - `run`: computes its outputs: the operation itself, or a function with the same bits that takes less time.
     - `rule`: how its outputs are recomputed, if they are.
     - `record`: the method that records its outputs. None if they are recomputed only within a budget, and for an
-      operation with `is_overwriting`.
-    - `is_overwriting`: whether it has a rule and writes into its first argument.
+      operation whose rule overwrites.
     - `is_writing`: whether it writes into any tensor.
     - `written`: the positions and names of the arguments that it writes into.
     - `writes_inside`: whether its writes increment version counters inside its kernel, if at all.
@@ -177,7 +176,6 @@ class Traits(NamedTuple):
     run: Operation
     rule: Rule
     record: Callable[..., None] | None
-    is_overwriting: bool
     is_writing: bool
     written: tuple[tuple[int, str], ...]
     writes_inside: bool
@@ -212,16 +210,8 @@ def traits_of(operation: Operation) -> Traits:
         record = Recorder.record_fake_quantization
     rule = rule or Rule(operation, is_view=False, overwrites=False)
     written, inside = written_arguments(operation), writes_inside(operation)
-    traits = Traits(
-        operation,
-        FASTER.get(operation, operation),
-        rule,
-        record,
-        rule.overwrites,
-        bool(written) or inside,
-        written,
-        inside,
-    )
+    run, is_writing = FASTER.get(operation, operation), bool(written) or inside
+    traits = Traits(operation, run, rule, record, is_writing, written, inside)
     _traits[id(operation)] = traits
     return traits
 
