@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
@@ -308,14 +309,17 @@ LEAN_METRICS = ("held ratio", "peak without gradients ratio", "step ratio")
 
 def lean_networks() -> str:
     """Memory and time of a step relative to plain training, for each network and each way in which it was measured."""
+    notes = " ".join(result("lean_networks")["notes"])
+    holders = dict(re.findall(r"(\S+) [\d.]+ \((?:aten\.)?(\w+ \d+%)\)", notes))  # "NETWORK RATIO (OPERATION SHARE)"
     rows = []
     for subject, title in LEAN_NETWORKS.items():
         for way, (file, provider) in LEAN_WAYS.items():
             about = {"subject": subject, "provider": provider}
             found = {r["metric"]: r for r in result(file)["records"] if about.items() <= r.items()}
             if found.keys() >= {*LEAN_METRICS}:
-                rows.append([title, way, *(_with_spread(found[metric]) for metric in LEAN_METRICS)])
-    return table(["", "", "bytes held", "peak bytes", "time of a step"], rows, text_columns=2)
+                holder = holders.get(subject, "") if file == "lean_networks" else ""
+                rows.append([title, way, *(_with_spread(found[metric]) for metric in LEAN_METRICS), holder])
+    return table(["", "", "bytes held", "peak bytes", "time of a step", "most of the bytes held"], rows, text_columns=2)
 
 
 def lean_sweep() -> str:

@@ -100,27 +100,23 @@ LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
 VECTOR = 8  # channels
 
 
-def max_pool(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+def max_pool(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """Return the outputs of `max_pool2d_with_indices`.
 
     On the CPU, torch's kernel for channels-last tensors is three times as fast as the other if there are enough
     channels for its vectors. A maximum is not rounded, so that the bits are the same; in half precision, NaN beside
     infinity gives others.
     """
-    is_slow = (
-        type(x) is Tensor and x.device.type == "cpu" and x.dtype in LINE_DTYPES and x.ndim == 4 and x.is_contiguous()
-    )
+    is_slow = x.device.type == "cpu" and x.dtype in LINE_DTYPES and x.ndim == 4 and x.is_contiguous()
     if not is_slow or x.shape[1] < VECTOR:
-        first: tuple[Tensor, Tensor] = aten.max_pool2d_with_indices(x, *args, **kwargs)
+        first: tuple[Tensor, Tensor] = aten.max_pool2d_with_indices(x, *args)
         return first
-    out, indices = aten.max_pool2d_with_indices(x.contiguous(memory_format=torch.channels_last), *args, **kwargs)
+    out, indices = aten.max_pool2d_with_indices(x.contiguous(memory_format=torch.channels_last), *args)
     return out.contiguous(), indices.contiguous()
 
 
-#: Operations -> functions with the same bits that take less time, in forward too.
-FASTER = {aten.max_pool2d_with_indices.default: max_pool}
 #: Rules by the operations as a `TorchDispatchMode` sees them.
-RULES = _rules() | {key: Rule(repeat, is_view=False, overwrites=False) for key, repeat in FASTER.items()}
+RULES = _rules() | {aten.max_pool2d_with_indices.default: Rule(max_pool, is_view=False, overwrites=False)}
 
 #: Functional operations that preserve the dtype and shape of their first input -> their in-place variants.
 IN_PLACE = {

@@ -15,7 +15,6 @@ from zoo.remat.operations import (
     BATCH_NORMS,
     COPIES,
     ENLARGES,
-    FASTER,
     MASKS,
     RELU,
     RULES,
@@ -105,9 +104,9 @@ class Recorder:
             self._decider.copy_before_it_is_overwritten(address)
         if traits.writes_inside:
             with count_writes():
-                out = traits.run(*args, **kwargs)
+                out = traits.operation(*args, **kwargs)
         else:
-            out = traits.run(*args, **kwargs)
+            out = traits.operation(*args, **kwargs)
         self._tracker.note_writes(addresses)
         return out
 
@@ -163,19 +162,19 @@ class Traits(NamedTuple):
 
     Args:
     - `operation`: the operation. It stays alive, so that no other operation gets its id.
-    - `run`: computes its outputs: the operation itself, or a function with the same bits that takes less time.
     - `rule`: how its outputs are recomputed, if they are.
     - `record`: the method that records its outputs. None if they are recomputed only within a budget, and for an
-      operation whose rule overwrites.
+      operation with `is_overwriting`.
+    - `is_overwriting`: whether it has a rule and writes into its first argument.
     - `is_writing`: whether it writes into any tensor.
     - `written`: the positions and names of the arguments that it writes into.
     - `writes_inside`: whether its writes increment version counters inside its kernel, if at all.
     """
 
     operation: Operation
-    run: Operation
     rule: Rule
     record: Callable[..., None] | None
+    is_overwriting: bool
     is_writing: bool
     written: tuple[tuple[int, str], ...]
     writes_inside: bool
@@ -210,8 +209,7 @@ def traits_of(operation: Operation) -> Traits:
         record = Recorder.record_fake_quantization
     rule = rule or Rule(operation, is_view=False, overwrites=False)
     written, inside = written_arguments(operation), writes_inside(operation)
-    run, is_writing = FASTER.get(operation, operation), bool(written) or inside
-    traits = Traits(operation, run, rule, record, is_writing, written, inside)
+    traits = Traits(operation, rule, record, rule.overwrites, bool(written) or inside, written, inside)
     _traits[id(operation)] = traits
     return traits
 

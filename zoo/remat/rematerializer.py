@@ -134,12 +134,12 @@ class Rematerializer(EagerDispatchMode):
         traits, recorder = traits_of(operation), self._recorder
         # Transforms of torch.func run operations on wrapped tensors.
         is_recorded = torch.is_grad_enabled() and not are_transforms_active()
-        if traits.rule.overwrites and is_recorded:
+        if traits.is_overwriting and is_recorded:
             out = recorder.record_write(traits, args, kwargs)
         elif traits.is_writing:
             out = recorder.write(traits, args, kwargs)
         else:
-            out = traits.run(*args, **kwargs)
+            out = operation(*args, **kwargs)
         if is_recorded:
             price = None
             if traits.record is not None:
