@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
+from zoo.architectures import ARCHITECTURES
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.error_rates import SETTING, error_curves, errors_of, facts_of, image_counts, needs_training
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
@@ -15,6 +16,7 @@ from zoo.reproduce.training_runs import TrainingRun
 
 FLAT, HYBRID = "revnext_flat_cifar10", "revnext_cifar10"
 FLAT_EPOCHS = 40  # hybrids are trained without the epochs past 50, whose learning rate is 0
+DEFAULT_SLOPE = "0.2"  # of the experiments
 RECONSTRUCTED_CHANNELS = 48  # channels of the reconstructing flat networks of the depth study, instead of 32
 # Short experiments, and the keys of the statements of section 5.1 about such networks.
 SHORT_EXPERIMENTS = {
@@ -26,14 +28,17 @@ SHORT_EXPERIMENTS = {
 
 
 def experiment_of(key: str) -> str:
-    """Return the experiment of a published number of the figure, see `load_changed`."""
+    """Return the experiment of a published number of the figure, see `load_changed`; equal ones have the same name."""
     _, network, kind = key.split("/")
     *_, depths_or_slope = network.split("_")
     if network.startswith("hybrid"):
-        return f"{HYBRID} {json.dumps({'network.options': {'blocks': _numbers(depths_or_slope)}})}"
+        blocks = _numbers(depths_or_slope)
+        is_default = blocks == list(ARCHITECTURES["revnext"].options["blocks"])
+        return HYBRID if is_default else f"{HYBRID} {json.dumps({'network.options': {'blocks': blocks}})}"
     changes: dict[str, Any] = {"optimizer.schedule.epochs": FLAT_EPOCHS}
     if "_slope_" in network:
-        changes |= {"network.options": {"layers": [1, 2, 2]}, "network.activation_param": float(depths_or_slope)}
+        slope = {} if depths_or_slope == DEFAULT_SLOPE else {"network.activation_param": float(depths_or_slope)}
+        changes |= {"network.options": {"layers": [1, 2, 2]}, **slope}
     else:
         wider = {"channels": RECONSTRUCTED_CHANNELS} if kind == "reconstructed" else {}
         changes |= {"network.options": {"layers": _numbers(depths_or_slope), **wider}}
