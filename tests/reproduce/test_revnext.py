@@ -20,8 +20,9 @@ from zoo.reproduce import revnext_figure12 as figure12
 from zoo.reproduce import revnext_figures5and6 as laws
 from zoo.reproduce import revnext_figures10and11 as chains
 from zoo.reproduce import revnext_tables1and2 as memory
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Basis, Comparison, Section
 from zoo.reproduce.paper_networks import build_revnext
+from zoo.reproduce.paper_report import spread_text
 from zoo.reproduce.papers import PAPERS, Inputs
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.training_runs import load_changed, read_runs
@@ -88,30 +89,32 @@ def test_networks_of_the_figures_are_those_that_the_authors_notebooks_count_up_t
     assert flat[:10] == ["flat_" + "-".join(map(str, layers)) for layers in counted_up([0, 1, 1], 10)]
     runs = enumerate(counted_up([0, 1, 1], 8), start=1)
     assert hybrid == [f"hybrid_run{number}_{first}-{second}" for number, (first, second, _) in runs]
-    assert [options["layers"] for options in chains.FLAT_DEPTHS.values()] == counted_up([1, 1, 1], 10)
-    assert [sum(options["layers"]) for options in chains.FLAT_DEPTHS.values()] == list(chains.FLAT_DEPTHS)
-    blocks = [options["blocks"] for options in chains.HYBRID_DEPTHS.values()]
+    flat, hybrid = chains.DEPTHS.values()
+    assert [options["layers"] for options in flat.values()] == counted_up([1, 1, 1], 10)
+    assert [sum(options["layers"]) for options in flat.values()] == list(flat)
+    blocks = [options["blocks"] for options in hybrid.values()]
     assert blocks == [list(pair) for pair in dict.fromkeys((a, b) for a, b, _ in counted_up([0, 1, 1], 10))]
-    assert [1 + sum(network) for network in blocks] == list(chains.HYBRID_DEPTHS)
+    assert [1 + sum(network) for network in blocks] == list(hybrid)
     tenth = counted_up([0, 1, 1], 8)[-1]
-    assert chains.HYBRID_DEPTHS[chains.LOWEST_DEPTH]["blocks"] == tenth[:2], "drawn at 3 to 12, lowest at 10"
+    assert hybrid[chains.LOWEST_DEPTH]["blocks"] == tenth[:2], "drawn at 3 to 12, lowest at 10"
 
 
 def test_hybrids_over_depth_have_one_unit_per_branch_and_over_slopes_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Notebook 1.b, cell 9, and notebook 1, cell 9."""
     built: list[dict[str, Any]] = []
 
-    def measure(name: str, slope: float, **options: Any) -> chains.LayerRatios:
-        built.append({"name": name, **options})
+    def measure(name: str, slope: float, batch: int, as_authors: bool, **options: Any) -> chains.LayerRatios:
+        built.append({"name": name, "batch": batch, "as_authors": as_authors, **options})
         return chains.LayerRatios([1.0, 1.0, 1.0], [[], [], []], [])
 
     monkeypatch.setattr(chains, "measure_ratios", measure)
     chains.measure_depths()
     hybrids = [options for options in built if options["name"] == chains.HYBRID]
-    over_slopes = 2 + 2 * len(chains.ALL_SLOPES)
+    over_slopes = len(chains.SEEDS) * (2 + len(chains.ALL_SLOPES))
     assert {options["units"] for options in hybrids[:-over_slopes]} == {1}
     assert {(options["units"], *options["blocks"]) for options in hybrids[-over_slopes:]} == {(2, 1, 1)}
-    assert {options["batch"] for options in built if options.get("as_authors")} == {256}
+    assert {(options["as_authors"], options["batch"]) for options in built} == {(True, 256), (False, 8)}
+    assert {options["seed"] for options in built} == set(range(10))
 
 
 def test_every_published_number_has_a_row_without_data_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +175,6 @@ def test_ratios_inside_a_block_are_lower_than_that_of_its_input_which_is_kept_ex
     assert [len(inner) for _, inner in blocks] == [6, 12, 12], "conv, norm and activation in f and in g; two of each"
     own, inner = blocks[-1]
     assert min(inner) < own / 10
-    again = chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(1, 1), keep_branch_input=False)
-    assert again.smallest_of_blocks() < found.smallest_of_blocks() / 2
 
 
 @torch.no_grad()
@@ -194,12 +195,20 @@ def test_norms_inverted_as_in_the_authors_code_have_a_ratio_of_at_most_four_n_sq
 
 
 def test_figures_10_and_11_have_a_point_for_each_layer_depth_and_slope() -> None:
-    one, two = {3: {"layers": (1, 1, 1)}}, {3: {"blocks": (1, 1)}}
-    section = chains.measure_depths(one, two, slopes=(0.2,), all_slopes=(0.1, 0.2), batch=2, authors_batch=1)
-    assert [len(line.x) for panel in section.panels for line in panel.lines] == [1, 1, 1, 2, 2, 2]
-    _, flat, _, hybrid, _ = chains.measure_layers(batch=2, authors_batch=1).panels[0].lines
+    batches: dict[Basis, int] = {"paper": 1, "shipped": 2}
+    depths = {"flat": {3: {"layers": (1, 1, 1)}}, "hybrid": {3: {"blocks": (1, 1)}}}
+    section = chains.measure_depths(depths, (0.2,), all_slopes=(0.1, 0.2), batches=batches, seeds=(0, 1))
+    assert [len(line.x) for panel in section.panels for line in panel.lines] == [1, 1, 2, 2]
+    section = chains.measure_layers(batches, seeds=(0,))
+    _, flat, _, hybrid = section.panels[0].lines
     assert len(flat.x) == 2 + 3 * 7 + 2, "the stem's norm and activation, seven units, two pools"
     assert len(hybrid.x) == 2 + 6 + 2 + 6 + 5 * 12, "one block of a unit per branch, five of two"
+
+
+def test_ratios_of_random_networks_are_a_median_with_its_range() -> None:
+    found = chains._compare("x", "figure10/flat_first", [300.0, 100.0, 150.0])
+    assert (found.measured, found.n, found.spread, found.note) == (150.0, 3, 200.0, "1e+02 to 3e+02")
+    assert spread_text(found.published, found.spread) == "range 200"
 
 
 def test_a_curve_has_no_points_that_are_not_finite() -> None:

@@ -68,7 +68,10 @@ RULES: dict[Evidence, Rule] = {
         margin=0.5,
     ),
     "signal-to-noise measured": Rule(
-        FACTOR, "within a factor of 2: read off logarithmic axes, of one random network each", repeats="random networks"
+        FACTOR,
+        "within a factor of 2: read off logarithmic axes, of one random network each",
+        repeats="random networks",
+        spread="range",
     ),
     "accuracy scored": Rule(
         0.1,

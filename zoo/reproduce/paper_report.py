@@ -129,11 +129,12 @@ def plot_name(name: str, key: str) -> str:
 
 
 def spread_text(number: PublishedNumber | None, spread: float | None) -> str:
-    """Return a spread with its kind: a standard error as "±", an interquartile range by its name."""
+    """Return a spread with its kind: a standard error as "±", others by their names."""
     if spread is None:
         return ""
     kind = RULES[number.evidence].spread if number is not None else "interquartile range"
-    return f"± {number_text(spread)}" if kind == "standard error" else f"IQR {number_text(spread)}" if kind else ""
+    sign = {"standard error": "±", "interquartile range": "IQR"}.get(kind, kind)
+    return f"{sign} {number_text(spread)}" if kind else ""
 
 
 def _to_json(section: Section) -> dict[str, Any]:
