@@ -78,6 +78,18 @@ def test_an_accuracy_is_judged_at_plus_and_minus_two_standard_errors(
     assert state(measured, 7.24, unit="%", evidence="accuracy trained", spread=spread) == found
 
 
+def test_one_run_agrees_at_best_and_only_where_the_authors_spread_is_known() -> None:
+    accuracy = {"unit": "%", "evidence": "accuracy trained"}
+
+    def of_runs(n: int, measured: float, paper: str = "revnext", **bounds: float) -> str:
+        return judge(number("a", 92.2, paper, **accuracy, **bounds), measured, 0.1, n=n).state
+
+    assert [of_runs(n, 92.3) for n in (1, 2, 3)] == ["agrees", "agrees", "reproduced"]
+    assert [of_runs(1, accuracy) for accuracy in (91.7, 91.6, 90.0)] == ["agrees", "underpowered", "off"]
+    assert of_runs(1, 92.3, "revnet") == "underpowered"
+    assert [of_runs(1, accuracy, at_most=80.0) for accuracy in (34.0, 92.0)] == ["reproduced", "off"], "a collapse"
+
+
 def test_a_weak_measurement_is_underpowered_whatever_it_shows() -> None:
     verdict = judge(number("a", 7.24), 7.3, 0.1, "trained on 10 of 50,000 images")
     assert str(verdict) == "underpowered: trained on 10 of 50,000 images; +0.06 points"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from tests.reproduce.runs import make_run, run_of
 from zoo.config import experiments_dir, load_experiment
+from zoo.engine import checkpoint
 from zoo.layers.invertible import InvertibleNorm
 from zoo.ops.abn.backend import name_for
 from zoo.remat.memory_use import Memory
@@ -20,7 +22,7 @@ from zoo.reproduce import revnext_figure12 as figure12
 from zoo.reproduce import revnext_figures5and6 as laws
 from zoo.reproduce import revnext_figures10and11 as chains
 from zoo.reproduce import revnext_tables1and2 as memory
-from zoo.reproduce.comparison import Basis, Comparison, Section
+from zoo.reproduce.comparison import AUTHORS_SPREAD, Basis, Comparison, Section
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.paper_report import spread_text
 from zoo.reproduce.papers import PAPERS, Inputs
@@ -338,11 +340,43 @@ def test_a_run_of_a_network_of_figure_12_stands_beside_its_published_accuracy(tm
     run = make_run(tmp_path / "run", [90.0] * 50, "revnext_cifar10", memory="plain", options={"blocks": [1, 2]})
     runs, remarks = read_runs([run], PAPERS["revnext"].experiments)
     assert remarks == []
-    rows = by_key(figure12.report_reconstruction(runs))
+    section = figure12.report_reconstruction(runs)
+    rows = by_key(section)
     for key in ("figure12/hybrid_run2_1-2/stored", "figure12/hybrid_run3_1-2/stored"):
         assert rows[key].measured == 90.0
         assert rows[key].verdict.state == "underpowered", "of 500 images"
     assert rows["figure12/hybrid_run2_1-2/reconstructed"].measured is None
+    panel = next(panel for panel in section.panels if panel.title == "hybrid, run")
+    curves = {line.label: dict(zip(line.x, line.y, strict=True)) for line in panel.lines}
+    assert curves["here, stored"] == {3: 90.0}
+    assert curves["authors, stored"] == {2: 92.19, 3: 92.55, 4: 92.66, 5: 92.65, 6: 92.89, 7: 92.46}
+    assert [len(line.x) for panel in section.panels for line in panel.lines] == [10, 10, 10, 9, 6, 1, 6, 6, 1, 6]
+
+
+def test_one_run_fills_all_rows_of_its_network_however_its_file_spells_it(tmp_path: Path) -> None:
+    """The default depth may be omitted, and what changes neither the network nor the images does not count."""
+    for number, options in enumerate(({}, {"blocks": [1, 2], "units": 2})):
+        folder = make_run(tmp_path / str(number), [90.0] * 7, "revnext_cifar10", options=options)
+        saved = checkpoint.read(folder / checkpoint.CHECKPOINT)
+        saved["config"]["checkpoint"]["every_steps"] = 7
+        saved["config"]["training"]["channels_last"] = True
+        checkpoint.write(saved, folder, False)
+        (run,), remarks = read_runs([folder], PAPERS["revnext"].experiments)
+        assert (run.experiment, remarks) == ("revnext_cifar10", [])
+    rows = by_key(figure12.report_reconstruction([run]))
+    keys = [key for key, row in rows.items() if "a run has 7 of 50 epochs" in row.verdict.reason]
+    assert keys == [f"figure12/hybrid_{run}_1-2/reconstructed" for run in ("run2", "run3", "drawn_run2", "drawn_run3")]
+
+
+def test_the_authors_own_runs_have_the_spread_that_one_run_is_judged_by() -> None:
+    groups: dict[tuple[str, str], list[float]] = {}
+    for key, name in figure12.EXPERIMENTS.items():
+        if not NUMBERS[key].is_bounded:
+            groups.setdefault((name, key.rpartition("/")[2]), []).append(NUMBERS[key].number)
+    squares = sum((value - mean(group)) ** 2 for group in groups.values() for value in group)
+    freedom = sum(len(group) - 1 for group in groups.values())
+    assert (freedom, round(math.sqrt(squares / freedom), 2)) == (21, 0.18)
+    assert AUTHORS_SPREAD["revnext"] == pytest.approx(2 * math.sqrt(2 * squares / freedom), abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +399,7 @@ def test_loss_by_reconstruction_is_the_difference_of_runs_of_both_kinds(
     row = by_key(section)[key]
     assert row.measured == pytest.approx(stored - reconstructed)
     assert (row.verdict.state, row.n) == (state, 2)
-    assert len(section.panels) == 1
+    assert len(section.panels) == len(figure12.CURVES) + 1
     assert by_key(figure12.report_reconstruction(runs[:2]))[key].verdict.state == "needs training"
 
 

@@ -87,6 +87,8 @@ def measure_ratios(
     """
     torch.manual_seed(seed)
     model: Any = build_revnext(name, slope, eps_i=0.0, **options)
+    for parameter in list(model.parameters())[1:]:
+        parameter.requires_grad_(False)  # only the reconstruction is measured; the stem's gradient needs all of it
     for layer in model.modules():
         if isinstance(layer, InvertibleNorm):
             if gains != (1.0, 1.0):
@@ -141,7 +143,7 @@ def _watch_layer(layer: Any, index: int, ratios: Ratios) -> None:
 
     def undo_(y: Tensor, dy: Tensor, saved: Any) -> Any:
         x, dx, gradients = undo(y, dy, saved)
-        ratios[index] = signal_to_noise(inputs.pop().double(), x.double())
+        ratios[index] = signal_to_noise(inputs.pop(), x)
         return x, dx, gradients
 
     layer.record_, layer.undo_ = record_, undo_
