@@ -61,6 +61,11 @@ def test_numbers_that_round_to_the_printed_digits_are_equal_to_parameters_and_id
     assert state(9.5, 9, evidence="count") == "off", "within the tolerance of counts alone"
 
 
+def test_a_setting_may_be_that_of_the_authors_code_and_not_of_the_paper() -> None:
+    verdict = judge(number("a", "[0, 1]", evidence="setting", code="[-1, 1]"), "[-1, 1]")
+    assert verdict == Verdict("as in the code", "the paper differs from the authors' code")
+
+
 def test_statements_are_equal_or_another_one() -> None:
     assert judge(number("a", "x and z", evidence="count"), "x and z") == Verdict("reproduced", "equal")
     assert judge(number("a", "x and z", evidence="count"), "x") == Verdict("off", "another one")

@@ -17,12 +17,12 @@ from zoo.tables import number_text
 
 Value = float | str | None
 State = Literal[
-    "reproduced", "better", "agrees", "off", "underpowered", "needs data", "needs training", "not built",
-    "not available", "not run", "nothing published",
+    "reproduced", "better", "agrees", "as in the code", "off", "underpowered", "needs data", "needs training",
+    "not built", "not available", "not run", "nothing published",
 ]  # fmt: skip
 # "paper": by the rule or with the method of the paper; "shipped": as this package does it by default; "both": these are
-# the same; "variant": with other options, in the report of the paper only.
-Basis = Literal["both", "paper", "shipped", "variant"]
+# the same.
+Basis = Literal["both", "paper", "shipped"]
 FACTOR = 2.0  # tolerance of signal-to-noise ratios, which span 30 decades
 ROUNDED = 0.05  # a number whose last digit is a larger part of it is taken as exact
 MIN_RUNS = 3  # that reproduce an accuracy
@@ -98,10 +98,11 @@ class Verdict(NamedTuple):
 
     Args:
     - `state`: "reproduced"; "better": beyond the tolerance, in the better direction; "agrees": fewer than `MIN_RUNS`,
-      within `AUTHORS_SPREAD`; "off"; "underpowered": too few images or runs for a verdict; "needs data" or "needs
-      training": a command measures it, given a data set or a training run; "not built": this package cannot measure it;
-      "not available": published, but not available to us; "not run": a command measures it, but has not been run;
-      "nothing published": the paper has no such number.
+      within `AUTHORS_SPREAD`; "as in the code": equal to the authors' code, from which the paper differs; "off";
+      "underpowered": too few images or runs for a verdict; "needs data" or "needs training": a command measures it,
+      given a data set or a training run; "not built": this package cannot measure it; "not available": published, but
+      not available to us; "not run": a command measures it, but has not been run; "nothing published": the paper has no
+      such number.
     - `reason`: the difference, the command, or the reason why there is none.
     """
 
@@ -195,6 +196,8 @@ def judge(
     """Return the verdict on a measured value; it follows from the `RULES` of the number's evidence alone."""
     if number.value is None or measured is None:
         return Verdict("not available" if number.value is None else "not run")
+    if measured == number.code:
+        return Verdict("as in the code", "the paper differs from the authors' code")
     if isinstance(measured, str) or (isinstance(number.value, str) and not number.is_bounded):
         return Verdict("reproduced", "equal") if measured == number.value else Verdict("off", "another one")
     rule, (low, high) = RULES[number.evidence], accepted(number)
@@ -204,7 +207,8 @@ def judge(
         return Verdict("underpowered", f"{weakness}; {reason}")
     is_within = low <= measured - margin and measured + margin <= high
     is_outside = measured + margin < low or measured - margin > high
-    has_few_runs = number.evidence == "accuracy trained" and n < MIN_RUNS and not number.is_bounded
+    is_accuracy = number.evidence == "accuracy trained" and number.unit in IN_POINTS and not number.is_bounded
+    has_few_runs = is_accuracy and n < MIN_RUNS
     if has_few_runs and abs(measured - number.number) <= AUTHORS_SPREAD.get(number.paper, -1.0):
         return Verdict("agrees", f"{reason}; two runs of the authors differ by up to {AUTHORS_SPREAD[number.paper]}")
     if (has_few_runs and is_within) or not (is_within or is_outside) or (rule.margin and spread is None):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
-from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured, unpublished
+from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
 from zoo.reproduce.paper_networks import build_revnext, forward_of
 from zoo.reproduce.published_numbers import published
 from zoo.torch_internals import TorchDispatchMode
@@ -26,17 +26,14 @@ def measure_passes() -> Section:
         "passes, a step takes three forward passes.",
     )  # fmt: skip
     section.comparisons += [
-        *(_compare_passes(name, name) for name in PASSES),
-        _compare_passes("revnext, branch inputs reconstructed", "revnext", keep_branch_input=False),
-        unpublished("revnext_resnet18", additional_passes("revnext_resnet18")),
+        *(_compare_passes(name) for name in PASSES),
         _compare_layers_of_a_block(),
     ]
     return section
 
 
-def _compare_passes(what: str, name: str, **options: Any) -> Comparison:
-    number, measured = published("revnext", PASSES[name]), additional_passes(name, **options)
-    return Comparison(what=what, published=number, measured=measured, basis="variant" if options else "both")
+def _compare_passes(name: str) -> Comparison:
+    return Comparison(what=name, published=published("revnext", PASSES[name]), measured=additional_passes(name))
 
 
 class _Multiplications(TorchDispatchMode):

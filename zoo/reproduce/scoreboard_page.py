@@ -16,7 +16,14 @@ from zoo.reproduce.scoreboard import EVIDENCE, RATES, STATES, Row, by_item, coun
 from zoo.reproduce.scoreboard_summary import CSV, INDEX, PAGE, SCOPE, STATE_MEANINGS, TITLE, anchor, measured_with
 from zoo.tables import number_text
 
-COLORS = {"reproduced": "green", "better": "blue", "agrees": "green", "off": "red", "underpowered": "orange"}
+COLORS = {
+    "reproduced": "green",
+    "better": "blue",
+    "agrees": "green",
+    "as in the code": "orange",
+    "off": "red",
+    "underpowered": "orange",
+}
 BAR_FACTOR = 4.0  # measured over published at the ends of a deviation bar
 HEADERS = ("quantity", "published", "by the paper's rule", "as shipped here", "evidence, n", "where and how")
 STYLE = """
