@@ -214,23 +214,6 @@ def test_memory_per_pixel_is_a_slope_without_constants(monkeypatch: pytest.Monke
     assert comparison.measured < 1.1 * 320
 
 
-@pytest.mark.parametrize(("last", "notes"), [(300, 0), (330, 1)])
-def test_memory_that_is_no_line_over_the_pixels_is_noted(
-    monkeypatch: pytest.MonkeyPatch, last: int, notes: int
-) -> None:
-    pixels = [4 * side**2 for side in (8, 12, 16)]
-    peaks = [300 * pixels[0], 300 * pixels[1], 300 * pixels[1] + last * (pixels[2] - pixels[1])]
-    memories = iter(Memory(held=0, peak=peak, peak_without_gradients=peak, gradients=0) for peak in peaks)
-    monkeypatch.setattr(memory, "DEEPER_OPTIONS", {})
-    monkeypatch.setattr(memory, "measure_memory", lambda *_, **__: next(memories))
-    section = memory.measure_pixels(["revnext_flat"], sizes=(8, 12, 16), batch=4)
-    measured = [comparison.measured for comparison in section.comparisons if comparison.basis == "shipped"]
-    assert measured == [last * memory.PAPER_PIXELS / 1e6]
-    assert len(section.notes) == len(memory.NOTES) + notes
-    if notes:
-        assert section.notes[-1].endswith("from one size to the next: 300, 330")
-
-
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_memory_per_pixel_is_that_of_a_deeper_network() -> None:

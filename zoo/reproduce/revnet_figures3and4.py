@@ -12,7 +12,7 @@ from statistics import mean, stdev
 
 from zoo.config import experiments_dir, load_experiment
 from zoo.reproduce.comparison import RULES, Comparison, Section, Verdict, not_measured
-from zoo.reproduce.error_rates import command_of, error_curves, facts_of, missing_images, needs_training
+from zoo.reproduce.error_rates import command_of, compare_errors, error_curves, facts_of, missing_images, needs_training
 from zoo.reproduce.operations import operations_of
 from zoo.reproduce.published_numbers import PublishedNumber, published
 from zoo.reproduce.training_runs import TrainingRun
@@ -147,7 +147,7 @@ def _compare_kinds(runs: Sequence[TrainingRun]) -> list[Comparison]:
         if reconstructed and stored:
             weakness, (loss, error) = _weakness(name, group), numbers
             of_loss = _compare_loss(f"{name}: {loss.quantity}", loss, reconstructed, stored)
-            of_error = _compare_error(f"{name}: {error.quantity}", error, reconstructed, stored)
+            of_error = compare_errors(f"{name}: {error.quantity}", error, reconstructed, stored)
             comparisons += [
                 replace(found, weakness=weakness or found.weakness)
                 for found in (of_loss, of_error)
@@ -159,14 +159,6 @@ def _compare_kinds(runs: Sequence[TrainingRun]) -> list[Comparison]:
             for number in numbers
         ]
     return comparisons
-
-
-def _compare_error(
-    what: str, number: PublishedNumber, first: Sequence[TrainingRun], second: Sequence[TrainingRun]
-) -> Comparison:
-    """Return the difference between the mean errors of two groups of finished runs."""
-    difference = mean(run.top1[-1] for run in second) - mean(run.top1[-1] for run in first)
-    return Comparison(what=what, published=number, measured=difference, unit="points", **facts_of(first, second))
 
 
 def _compare_loss(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import mean
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from zoo.architectures import architecture
 from zoo.layers.reversible import ReversibleBlock
 from zoo.layers.revnet_blocks import TransitionBlock
 from zoo.reproduce.comparison import Basis, Comparison, Section, Verdict, not_measured, unpublished
-from zoo.reproduce.error_rates import command_of, facts_of, report_errors
+from zoo.reproduce.error_rates import command_of, compare_errors, report_errors
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
@@ -103,7 +102,7 @@ def report_differences(runs: Sequence[TrainingRun]) -> Section:
         for name in (*CIFAR_ERRORS, *IMAGENET_ERRORS)
     }
     pairs = [
-        _compare_pair(f"{revnet} minus {resnet}", number, finished[revnet], finished[resnet])
+        compare_errors(f"{revnet} minus {resnet}", number, finished[revnet], finished[resnet])
         for revnet, resnet in PAIRS.items()
         if finished[revnet] and finished[resnet]
     ]
@@ -113,14 +112,6 @@ def report_differences(runs: Sequence[TrainingRun]) -> Section:
         section.comparisons.append(not_measured("largest of all pairs", number, "points", verdict))
     section.comparisons += sorted(pairs, key=lambda pair: float(pair.measured or 0), reverse=True)
     return section
-
-
-def _compare_pair(
-    what: str, number: PublishedNumber, revnets: Sequence[TrainingRun], resnets: Sequence[TrainingRun]
-) -> Comparison:
-    difference = mean(run.top1[-1] for run in resnets) - mean(run.top1[-1] for run in revnets)
-    facts = facts_of(revnets, resnets)
-    return Comparison(what=what, published=number, measured=difference, unit="points", **facts)
 
 
 def measure_imagenet_memory(size: int = 224) -> Section:

@@ -10,7 +10,15 @@ from typing import Any
 
 from zoo.architectures import ARCHITECTURES
 from zoo.reproduce.comparison import Comparison, Section
-from zoo.reproduce.error_rates import SETTING, error_curves, errors_of, facts_of, image_counts, needs_training
+from zoo.reproduce.error_rates import (
+    SETTING,
+    compare_errors,
+    error_curves,
+    errors_of,
+    facts_of,
+    image_counts,
+    needs_training,
+)
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
 from zoo.run.plot_style import Line, Panel
@@ -128,6 +136,4 @@ def _compare_kinds(name: str, number: PublishedNumber, runs: Sequence[TrainingRu
         comparison = needs_training(what, number, name, runs, unit="points")
         stopped = "; ".join(f"seed {run.config.seed} {run.stop_reason}" for run in runs if run.stop_reason)
         return replace(comparison, note=f'once more with network.memory "plain"{"; " * bool(stopped)}{stopped}')
-    lost = mean(run.top1[-1] for run in stored) - mean(run.top1[-1] for run in reconstructed)
-    what += image_counts([*stored, *reconstructed])
-    return Comparison(what=what, published=number, measured=lost, unit="points", **facts_of(stored, reconstructed))
+    return compare_errors(what + image_counts([*stored, *reconstructed]), number, reconstructed, stored)

@@ -27,7 +27,6 @@ from zoo.run.plot_style import Line, Panel
 SIZES = (144, 192, 240)  # side of the images in pixels; for smaller batches, the peak is at another moment of the step
 BATCH = 8
 PAPER_PIXELS = 32 * 240 * 240  # of the batch in the paper's totals
-LINE_TOLERANCE = 0.01  # largest relative difference between the slopes of a straight line
 UNITS = {"GB": 1e9, "MB": 1e6}
 
 
@@ -89,11 +88,6 @@ def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] 
         slope = slopes[-1]
         section.comparisons += _compare_with_paper(name, slope, 4 * count_parameters(model))
         section.comparisons.append(unpublished(f"{name}: held after forward, bytes per pixel", held_slope, "B"))
-        if max(slopes) > (1 + LINE_TOLERANCE) * min(slopes):
-            text = ", ".join(f"{value:.0f}" for value in slopes)
-            section.notes.append(
-                f"{name}: the peaks are not on a straight line; bytes per pixel from one size to the next: {text}"
-            )
         lines.append(Line(f"{name}: {slope:.0f} B/px", [count / 1e3 for count in pixels], [p / 1e6 for p in peaks]))
         if name in DEEPER_OPTIONS:
             section.comparisons.append(_compare_depths(name, sizes[:2], batch, slopes[0]))
