@@ -117,11 +117,6 @@ def test_names_are_exact_in_json_and_printable_elsewhere(
     assert r"\x1b[31mé\n\|\udcff.png" in lines[2]
 
 
-def test_a_grid_that_is_no_png_is_refused_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "no-such-network", "no-such-image", "--grid", "grid.jpg"]) == 2
-    assert "grid.jpg does not end in .png" in capsys.readouterr().err
-
-
 def test_a_image_predicted_alone_is_what_validation_scored(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,6 +139,38 @@ def test_files_made_in_another_way_are_not_taken_for_finished(tmp_path: Path) ->
     assert segment_images(network, images, out, settings_file=file).skipped == 5
 
 
+def test_other_images_of_the_same_names_are_not_taken_for_finished(tmp_path: Path) -> None:
+    network, out, file = _network(), _folders(tmp_path / "out"), tmp_path / "s.json"
+    for folder in ("one", "two"):
+        _images(tmp_path / folder)
+    segment_images(network, tmp_path / "one", out, settings_file=file)
+    with pytest.raises(ConfigError, match=r"files of other settings \(images was '.*/one' and is now '.*/two'\)"):
+        segment_images(network, tmp_path / "two", out, settings_file=file)
+    assert segment_images(network, tmp_path / "one" / "a.png", out, settings_file=file).skipped == 1
+
+
+def test_an_interrupted_overwriting_leaves_no_old_file_that_seems_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, network, file = _images(tmp_path / "in"), _network(), tmp_path / "s.json"
+    segment_images(network, images, _folders(tmp_path / "out", ("ids", "prob")), settings_file=file)
+    plain = Folders.write
+
+    def write(output: Folders, name: str, *arguments: Any) -> None:
+        if name == "sub/a":
+            raise KeyboardInterrupt
+        plain(output, name, *arguments)
+
+    out, views = _folders(tmp_path / "out"), Augmentation(flip=True)
+    monkeypatch.setattr(Folders, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        segment_images(network, images, out, views, settings_file=file, overwrite=True)
+    monkeypatch.setattr(Folders, "write", plain)
+    assert set(_files(tmp_path / "out")) == {"ids/a.png", "ids/b.png"}
+    summary = segment_images(network, images, out, views, settings_file=file)
+    assert (summary.written, summary.skipped) == (3, 2)
+
+
 def test_overwriting_removes_no_image_that_it_reads(tmp_path: Path) -> None:
     """The overlays of a run are given to the next one, which writes other kinds beside them."""
     images, network, file = _images(tmp_path / "in"), _network(), tmp_path / "s.json"
