@@ -40,7 +40,7 @@ def publish(monkeypatch: pytest.MonkeyPatch, *numbers: PublishedNumber) -> None:
 def found(published: PublishedNumber | None, measured: Any = 7.3, **fields: Any) -> Comparison:
     """Return a comparison with a standard error of 0.1 points."""
     return Comparison(
-        **{"what": "error", "published": published, "measured": measured, "unit": "%", "spread": 0.1} | fields
+        **{"what": "error", "published": published, "measured": measured, "unit": "%", "spread": 0.1, "n": 3} | fields
     )
 
 

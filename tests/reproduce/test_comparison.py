@@ -61,6 +61,11 @@ def test_numbers_that_round_to_the_printed_digits_are_equal_to_parameters_and_id
     assert state(9.5, 9, evidence="count") == "off", "within the tolerance of counts alone"
 
 
+def test_a_setting_may_be_that_of_the_authors_code_and_not_of_the_paper() -> None:
+    verdict = judge(number("a", "[0, 1]", evidence="setting", code="[-1, 1]"), "[-1, 1]")
+    assert verdict == Verdict("as in the code", "the paper differs from the authors' code")
+
+
 def test_statements_are_equal_or_another_one() -> None:
     assert judge(number("a", "x and z", evidence="count"), "x and z") == Verdict("reproduced", "equal")
     assert judge(number("a", "x and z", evidence="count"), "x") == Verdict("off", "another one")
@@ -76,6 +81,18 @@ def test_an_accuracy_is_judged_at_plus_and_minus_two_standard_errors(
     measured: float, spread: float | None, found: str
 ) -> None:
     assert state(measured, 7.24, unit="%", evidence="accuracy trained", spread=spread) == found
+
+
+def test_one_run_agrees_at_best_and_only_where_the_authors_spread_is_known() -> None:
+    accuracy = {"unit": "%", "evidence": "accuracy trained"}
+
+    def of_runs(n: int, measured: float, paper: str = "revnext", **bounds: float) -> str:
+        return judge(number("a", 92.2, paper, **accuracy, **bounds), measured, 0.1, n=n).state
+
+    assert [of_runs(n, 92.3) for n in (1, 2, 3)] == ["agrees", "agrees", "reproduced"]
+    assert [of_runs(1, accuracy) for accuracy in (91.7, 91.6, 90.0)] == ["agrees", "underpowered", "off"]
+    assert of_runs(1, 92.3, "revnet") == "underpowered"
+    assert [of_runs(1, accuracy, at_most=80.0) for accuracy in (34.0, 92.0)] == ["reproduced", "off"], "a collapse"
 
 
 def test_a_weak_measurement_is_underpowered_whatever_it_shows() -> None:

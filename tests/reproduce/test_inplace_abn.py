@@ -73,9 +73,8 @@ class PredictionByHand(MemoryPrediction):
 
 def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table2, "MemoryPrediction", PredictionByHand)
-    monkeypatch.setattr(table2, "predict_and_measure", lambda setup, _: (104 if setup.batch == 2 else 0, 100))
     setup = Setup(NetworkSpec(arch="deeplab_resnext50"), batch=5, size=64)
-    section = table2.measure_memory_gains({"coco_stuff_resnext101": setup}, checked=(2, 32))
+    section = table2.measure_memory_gains({"coco_stuff_resnext101": setup})
     found = {c.what.removeprefix("coco_stuff_resnext101, "): (c.measured, c.note, str(c.verdict))
              for c in section.comparisons}  # fmt: skip
     assert found["fixed crop: iABN"] == (60, "32 x 64^2", "reproduced: +10.00 points"), "8 of 5 * 10 / 6"
@@ -83,11 +82,6 @@ def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeyp
     assert found["fixed batch: iABN"] == (56, "20 x 80^2", near), "64 times the root of 10 / 6, in steps of 8"
     assert found["fixed crop: iABN plain"] == (0, "20 x 64^2", "off: -50.00 points")
     assert found["fixed batch: iABN inverted sums"] == (352, "20 x 136^2", "nothing published")
-    exact = "pixels of iABN checkpointed over those of std-BN"
-    rounded = "inverted sums are rounded"
-    assert found[f"fixed crop: {exact}"] == (3.2, "at least 2.5", "nothing published"), rounded
-    checked = found["deeplab_resnext50, 2 x 32^2, iABN plain: prediction over a real step"]
-    assert checked[0] == pytest.approx(4)
     assert by_id(section)["table2/coco_stuff_resnext101_ipabn-sync_fixed_batch/pixels"].measured == 0
     bases = [(c.basis, c.measured) for c in section.comparisons if c.what.startswith("largest published gain")]
     assert bases == [("paper", 0), ("shipped", 60)]
@@ -95,17 +89,12 @@ def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeyp
     assert panel.lines[3] == Line("iABN", [2, 5, 8], [(100 + 6 * n * 64**2) / 1e9 for n in (2, 5, 8)])
 
 
-def test_a_gain_below_the_published_one_and_below_our_goal_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gain_below_the_published_one_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table2, "MemoryPrediction", PredictionByHand)
-    monkeypatch.setattr(table2, "predict_and_measure", lambda *_: (110, 100))
-    monkeypatch.setattr(table2, "TARGET_RATIO", 4)
     setup = Setup(NetworkSpec(arch="deeplab_resnext50"), batch=4, size=64)
     section = table2.measure_memory_gains({"cityscapes_resnext101": setup})
     found = {comparison.what: comparison for comparison in section.comparisons}
     assert str(found["cityscapes_resnext101, fixed crop: iABN"].verdict) == "off: -25.00 points", "1.5 of 1.75"
-    assert [each.note for what, each in found.items() if "pixels of" in what] == ["less than 4"] * 2
-    checked = found["deeplab_resnext50, 4 x 128^2, iABN plain: prediction over a real step"]
-    assert (checked.measured, checked.note) == (pytest.approx(10), "tolerance 5 %")
 
 
 def rows_of(scored: dict[str, dict[str, float]], data: ValidationSet, count: int = 50_000) -> list[dict[str, Any]]:
@@ -319,7 +308,6 @@ def test_every_published_number_has_a_row(
     monkeypatch: pytest.MonkeyPatch, network_memory: Section, figures_1_and_2: list[Section]
 ) -> None:
     monkeypatch.setattr(table2, "MemoryPrediction", PredictionByHand)
-    monkeypatch.setattr(table2, "predict_and_measure", lambda *_: (100, 100))
     monkeypatch.setattr(batches, "MemoryPrediction", BatchByHand)
     setups = {name: Setup(NetworkSpec(arch="deeplab_resnext50"), batch=5, size=64) for name in table2.COLUMNS}
     sections = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import torch
 
 from tests.reproduce.runs import make_run, run_of
 from zoo.config import experiments_dir, load_experiment
+from zoo.engine import checkpoint
 from zoo.layers.invertible import InvertibleNorm
-from zoo.ops.abn.backend import name_for
 from zoo.remat.memory_use import Memory
 from zoo.reproduce import error_rates
 from zoo.reproduce import revnext_costs as costs
@@ -20,8 +21,9 @@ from zoo.reproduce import revnext_figure12 as figure12
 from zoo.reproduce import revnext_figures5and6 as laws
 from zoo.reproduce import revnext_figures10and11 as chains
 from zoo.reproduce import revnext_tables1and2 as memory
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import AUTHORS_SPREAD, Basis, Comparison, Section
 from zoo.reproduce.paper_networks import build_revnext
+from zoo.reproduce.paper_report import spread_text
 from zoo.reproduce.papers import PAPERS, Inputs
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.training_runs import load_changed, read_runs
@@ -58,18 +60,6 @@ def counted_up(start: list[int], times: int) -> list[list[int]]:
     return found
 
 
-def test_only_what_follows_from_the_totals_is_called_derived() -> None:
-    derived = [key for key, number in NUMBERS.items() if number.kind == "derived" and key.endswith("bytes_per_pixel")]
-    assert derived == [key for key in memory.BYTES_PER_PIXEL_KEYS.values() if key != "abstract/bytes_per_pixel"]
-    for name, key in memory.BYTES_PER_PIXEL_KEYS.items():
-        row = memory.NETWORKS[name]
-        total, weights = (
-            NUMBERS[f"{each}/{part}"] for each, part in ((row.section, "total"), ("section3.3", "weights"))
-        )
-        in_bytes = total.number * memory.UNITS[total.unit] - (weights.number * 1e6 if row.with_weights else 0)
-        assert in_bytes / memory.PAPER_PIXELS == pytest.approx(NUMBERS[key].number, rel=0.003)
-
-
 def test_accuracies_are_those_of_the_authors_logs() -> None:
     ours = [(key.split("/"), number) for key, number in NUMBERS.items() if key.startswith("figure12/")]
     for prefix, log in (("flat_", FLAT_LOG + SLOPES_LOG), ("hybrid_", HYBRID_LOG)):
@@ -88,30 +78,32 @@ def test_networks_of_the_figures_are_those_that_the_authors_notebooks_count_up_t
     assert flat[:10] == ["flat_" + "-".join(map(str, layers)) for layers in counted_up([0, 1, 1], 10)]
     runs = enumerate(counted_up([0, 1, 1], 8), start=1)
     assert hybrid == [f"hybrid_run{number}_{first}-{second}" for number, (first, second, _) in runs]
-    assert [options["layers"] for options in chains.FLAT_DEPTHS.values()] == counted_up([1, 1, 1], 10)
-    assert [sum(options["layers"]) for options in chains.FLAT_DEPTHS.values()] == list(chains.FLAT_DEPTHS)
-    blocks = [options["blocks"] for options in chains.HYBRID_DEPTHS.values()]
+    flat, hybrid = chains.DEPTHS.values()
+    assert [options["layers"] for options in flat.values()] == counted_up([1, 1, 1], 10)
+    assert [sum(options["layers"]) for options in flat.values()] == list(flat)
+    blocks = [options["blocks"] for options in hybrid.values()]
     assert blocks == [list(pair) for pair in dict.fromkeys((a, b) for a, b, _ in counted_up([0, 1, 1], 10))]
-    assert [1 + sum(network) for network in blocks] == list(chains.HYBRID_DEPTHS)
+    assert [1 + sum(network) for network in blocks] == list(hybrid)
     tenth = counted_up([0, 1, 1], 8)[-1]
-    assert chains.HYBRID_DEPTHS[chains.LOWEST_DEPTH]["blocks"] == tenth[:2], "drawn at 3 to 12, lowest at 10"
+    assert hybrid[chains.LOWEST_DEPTH]["blocks"] == tenth[:2], "drawn at 3 to 12, lowest at 10"
 
 
 def test_hybrids_over_depth_have_one_unit_per_branch_and_over_slopes_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Notebook 1.b, cell 9, and notebook 1, cell 9."""
     built: list[dict[str, Any]] = []
 
-    def measure(name: str, slope: float, **options: Any) -> chains.LayerRatios:
-        built.append({"name": name, **options})
+    def measure(name: str, slope: float, batch: int, as_authors: bool, **options: Any) -> chains.LayerRatios:
+        built.append({"name": name, "batch": batch, "as_authors": as_authors, **options})
         return chains.LayerRatios([1.0, 1.0, 1.0], [[], [], []], [])
 
     monkeypatch.setattr(chains, "measure_ratios", measure)
     chains.measure_depths()
     hybrids = [options for options in built if options["name"] == chains.HYBRID]
-    over_slopes = 2 + 2 * len(chains.ALL_SLOPES)
+    over_slopes = len(chains.SEEDS) * (2 + len(chains.ALL_SLOPES))
     assert {options["units"] for options in hybrids[:-over_slopes]} == {1}
     assert {(options["units"], *options["blocks"]) for options in hybrids[-over_slopes:]} == {(2, 1, 1)}
-    assert {options["batch"] for options in built if options.get("as_authors")} == {256}
+    assert {(options["as_authors"], options["batch"]) for options in built} == {(True, 256), (False, 8)}
+    assert {options["seed"] for options in built} == set(range(10))
 
 
 def test_every_published_number_has_a_row_without_data_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +164,6 @@ def test_ratios_inside_a_block_are_lower_than_that_of_its_input_which_is_kept_ex
     assert [len(inner) for _, inner in blocks] == [6, 12, 12], "conv, norm and activation in f and in g; two of each"
     own, inner = blocks[-1]
     assert min(inner) < own / 10
-    again = chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(1, 1), keep_branch_input=False)
-    assert again.smallest_of_blocks() < found.smallest_of_blocks() / 2
 
 
 @torch.no_grad()
@@ -194,12 +184,20 @@ def test_norms_inverted_as_in_the_authors_code_have_a_ratio_of_at_most_four_n_sq
 
 
 def test_figures_10_and_11_have_a_point_for_each_layer_depth_and_slope() -> None:
-    one, two = {3: {"layers": (1, 1, 1)}}, {3: {"blocks": (1, 1)}}
-    section = chains.measure_depths(one, two, slopes=(0.2,), all_slopes=(0.1, 0.2), batch=2, authors_batch=1)
-    assert [len(line.x) for panel in section.panels for line in panel.lines] == [1, 1, 1, 2, 2, 2]
-    _, flat, _, hybrid, _ = chains.measure_layers(batch=2, authors_batch=1).panels[0].lines
+    batches: dict[Basis, int] = {"paper": 1, "shipped": 2}
+    depths = {"flat": {3: {"layers": (1, 1, 1)}}, "hybrid": {3: {"blocks": (1, 1)}}}
+    section = chains.measure_depths(depths, (0.2,), all_slopes=(0.1, 0.2), batches=batches, seeds=(0, 1))
+    assert [len(line.x) for panel in section.panels for line in panel.lines] == [1, 1, 2, 2]
+    section = chains.measure_layers(batches, seeds=(0,))
+    _, flat, _, hybrid = section.panels[0].lines
     assert len(flat.x) == 2 + 3 * 7 + 2, "the stem's norm and activation, seven units, two pools"
     assert len(hybrid.x) == 2 + 6 + 2 + 6 + 5 * 12, "one block of a unit per branch, five of two"
+
+
+def test_ratios_of_random_networks_are_a_median_with_its_range() -> None:
+    found = chains._compare("x", "figure10/flat_first", [300.0, 100.0, 150.0])
+    assert (found.measured, found.n, found.spread, found.note) == (150.0, 3, 200.0, "1e+02 to 3e+02")
+    assert spread_text(found.published, found.spread) == "range 200"
 
 
 def test_a_curve_has_no_points_that_are_not_finite() -> None:
@@ -210,55 +208,19 @@ def test_memory_per_pixel_is_a_slope_without_constants(monkeypatch: pytest.Monke
     monkeypatch.setattr(memory, "DEEPER_OPTIONS", {})
     section = memory.measure_pixels(["revnext_flat"], sizes=(64, 96), batch=4)
     (line,) = section.panels[0].lines
-    (comparison,) = (each for each in section.comparisons if each.basis == "shipped" and each.unit == "B")
+    (comparison,) = (each for each in section.comparisons if each.what.endswith("per input pixel, allocated"))
     assert isinstance(comparison.measured, float)
     assert comparison.measured == pytest.approx(1e3 * (line.y[1] - line.y[0]) / (line.x[1] - line.x[0]))
     assert comparison.measured < 1.1 * 320
 
 
-@pytest.mark.parametrize(("last", "notes"), [(300, 0), (330, 1)])
-def test_memory_that_is_no_line_over_the_pixels_is_noted(
-    monkeypatch: pytest.MonkeyPatch, last: int, notes: int
-) -> None:
-    pixels = [4 * side**2 for side in (8, 12, 16)]
-    peaks = [300 * pixels[0], 300 * pixels[1], 300 * pixels[1] + last * (pixels[2] - pixels[1])]
-    memories = iter(Memory(held=0, peak=peak, peak_without_gradients=peak, gradients=0) for peak in peaks)
-    monkeypatch.setattr(memory, "DEEPER_OPTIONS", {})
-    monkeypatch.setattr(memory, "measure_memory", lambda *_, **__: next(memories))
-    section = memory.measure_pixels(["revnext_flat"], sizes=(8, 12, 16), batch=4)
-    measured = [comparison.measured for comparison in section.comparisons if comparison.basis == "shipped"]
-    assert measured == [last, last * memory.PAPER_PIXELS / 1e6]
-    assert len(section.notes) == len(memory.NOTES) + notes
-    if notes:
-        assert section.notes[-1].endswith("from one size to the next: 300, 330")
-
-
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_memory_per_pixel_of_the_flat_network_is_measured_deeper_and_with_plain_kernels() -> None:
+def test_memory_per_pixel_is_that_of_a_deeper_network() -> None:
     section = memory.measure_pixels(["revnext_flat"], sizes=(16, 24), batch=2)
     assert by_key(section)["abstract/depth"].verdict.state == "reproduced"
     measured = {comparison.what: comparison.measured for comparison in section.comparisons}
     assert measured["revnext_flat: held after forward, bytes per pixel"] == 128, "one map of 32 float32 values"
-    plain = {what for what in measured if "plain torch kernels" in what}
-    assert len(plain) == (1 if name_for(torch.device("cpu")) != "reference" else 0)
-
-
-@pytest.mark.exhaustive
-def test_memory_per_pixel_is_measured_deeper_without_branch_inputs_and_with_plain_kernels() -> None:
-    section = memory.measure_pixels(["revnext"], sizes=(32, 48), batch=4)
-    found = {
-        comparison.what.partition(": bytes per pixel")[0]: comparison.measured for comparison in section.comparisons
-    }
-    assert by_key(section)["abstract/depth"].verdict.state == "reproduced"
-    kept, again = found["revnext"], found["revnext, branch inputs reconstructed"]
-    assert isinstance(kept, float)
-    assert isinstance(again, float)
-    assert kept - again == pytest.approx(64, rel=0.1)  # at small sizes, scratch memory counts too
-    prices = [c.measured for c in section.comparisons if "price of keeping the exact inputs" in c.what]
-    assert prices == [pytest.approx(kept - again)]
-    plain = {what for what in found if "plain torch kernels" in what}
-    assert len(plain) == (2 if name_for(torch.device("cpu")) != "reference" else 0)
 
 
 def test_the_papers_rule_gives_its_bytes_per_pixel() -> None:
@@ -291,7 +253,6 @@ def test_additional_forward_passes_are_counted_by_their_convolutions() -> None:
     assert costs.additional_passes("revnext_resnet18") == 0
     for name, passes in (("revnext_revnet", 1), ("revnext_flat", 1), ("revnext", 2)):
         assert costs.additional_passes(name) == pytest.approx(passes, abs=0.02), "all but the stem"
-        assert costs.additional_passes(name, memory="plain") == 0
     found = by_key(costs.measure_passes())
     layers = found.pop("section4.4/layers_per_block")
     assert {comparison.verdict.state for comparison in found.values()} == {"reproduced"}
@@ -329,11 +290,43 @@ def test_a_run_of_a_network_of_figure_12_stands_beside_its_published_accuracy(tm
     run = make_run(tmp_path / "run", [90.0] * 50, "revnext_cifar10", memory="plain", options={"blocks": [1, 2]})
     runs, remarks = read_runs([run], PAPERS["revnext"].experiments)
     assert remarks == []
-    rows = by_key(figure12.report_reconstruction(runs))
+    section = figure12.report_reconstruction(runs)
+    rows = by_key(section)
     for key in ("figure12/hybrid_run2_1-2/stored", "figure12/hybrid_run3_1-2/stored"):
         assert rows[key].measured == 90.0
         assert rows[key].verdict.state == "underpowered", "of 500 images"
     assert rows["figure12/hybrid_run2_1-2/reconstructed"].measured is None
+    panel = next(panel for panel in section.panels if panel.title == "hybrid, run")
+    curves = {line.label: dict(zip(line.x, line.y, strict=True)) for line in panel.lines}
+    assert curves["here, stored"] == {3: 90.0}
+    assert curves["authors, stored"] == {2: 92.19, 3: 92.55, 4: 92.66, 5: 92.65, 6: 92.89, 7: 92.46}
+    assert [len(line.x) for panel in section.panels for line in panel.lines] == [10, 10, 10, 9, 6, 1, 6, 6, 1, 6]
+
+
+def test_one_run_fills_all_rows_of_its_network_however_its_file_spells_it(tmp_path: Path) -> None:
+    """The default depth may be omitted, and what changes neither the network nor the images does not count."""
+    for number, options in enumerate(({}, {"blocks": [1, 2], "units": 2})):
+        folder = make_run(tmp_path / str(number), [90.0] * 7, "revnext_cifar10", options=options)
+        saved = checkpoint.read(folder / checkpoint.CHECKPOINT)
+        saved["config"]["checkpoint"]["every_steps"] = 7
+        saved["config"]["training"]["channels_last"] = True
+        checkpoint.write(saved, folder, False)
+        (run,), remarks = read_runs([folder], PAPERS["revnext"].experiments)
+        assert (run.experiment, remarks) == ("revnext_cifar10", [])
+    rows = by_key(figure12.report_reconstruction([run]))
+    keys = [key for key, row in rows.items() if "a run has 7 of 50 epochs" in row.verdict.reason]
+    assert keys == [f"figure12/hybrid_{run}_1-2/reconstructed" for run in ("run2", "run3", "drawn_run2", "drawn_run3")]
+
+
+def test_the_authors_own_runs_have_the_spread_that_one_run_is_judged_by() -> None:
+    groups: dict[tuple[str, str], list[float]] = {}
+    for key, name in figure12.EXPERIMENTS.items():
+        if not NUMBERS[key].is_bounded:
+            groups.setdefault((name, key.rpartition("/")[2]), []).append(NUMBERS[key].number)
+    squares = sum((value - mean(group)) ** 2 for group in groups.values() for value in group)
+    freedom = sum(len(group) - 1 for group in groups.values())
+    assert (freedom, round(math.sqrt(squares / freedom), 2)) == (21, 0.18)
+    assert AUTHORS_SPREAD["revnext"] == pytest.approx(2 * math.sqrt(2 * squares / freedom), abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +349,7 @@ def test_loss_by_reconstruction_is_the_difference_of_runs_of_both_kinds(
     row = by_key(section)[key]
     assert row.measured == pytest.approx(stored - reconstructed)
     assert (row.verdict.state, row.n) == (state, 2)
-    assert len(section.panels) == 1
+    assert len(section.panels) == len(figure12.CURVES) + 1
     assert by_key(figure12.report_reconstruction(runs[:2]))[key].verdict.state == "needs training"
 
 

@@ -14,11 +14,12 @@ import pytest
 
 from tests.reproduce.scoreboards import found, number, publish, rows, section, waiting
 from zoo.reproduce.model_index import model_index
-from zoo.reproduce.operations import operations_of
+from zoo.reproduce.operations import TRAINING_IMAGES, operations_of
 from zoo.reproduce.scoreboard import RATES, Row
 from zoo.reproduce.scoreboard_files import csv_text, forms_of, read_rows
 from zoo.reproduce.scoreboard_page import scoreboard_page
 from zoo.reproduce.scoreboard_summary import scoreboard_summary
+from zoo.reproduce.training_runs import load_changed
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 HOSTILE = """<script>alert("&")</script> | `a` {{rows}}"""
@@ -123,14 +124,21 @@ def test_every_row_of_the_committed_page_has_its_measurement_or_the_reason_for_n
     assert set(forms_of(committed)) <= {path.name for path in RESULTS.iterdir()}
 
 
-def test_rates_are_those_of_the_result_files() -> None:
-    """Of a ResNet-50 with 224 pixels, in images per second times operations per image."""
-    per_image = operations_of("resnet50_ipabn-sync_lr_512") / (1_281_167 * 90)
-    for name, (rate, file) in RATES.items():
+@pytest.mark.parametrize(
+    ("part", "network", "experiment", "memory"),
+    [("", "resnet50", "resnet50_ipabn-sync_lr_512", "auto"), ("cifar", "resnet32_cifar", "resnet32_cifar10", "auto"),
+     ("revnext", "revnext", "revnext_cifar10", "plain")],
+)  # fmt: skip
+def test_rates_are_those_of_the_result_files(part: str, network: str, experiment: str, memory: str) -> None:
+    """Images per second times operations per image, within the factor that hours are good for."""
+    config = load_changed(experiment)
+    images = TRAINING_IMAGES[config.network.num_classes] * config.optimizer.schedule.epochs
+    for machine, (rate, file) in RATES[part].items():
         records = json.loads((RESULTS / f"{file}.json").read_text())["records"]
         (step,) = (
             each
             for each in records
-            if (each["subject"], each["provider"], each["metric"]) == ("resnet50", "std-BN", "step")
+            if (each["subject"], each["provider"], each["metric"]) == (network, "std-BN", "step")
         )
-        assert rate == pytest.approx(step["shape"][0] * per_image / step["median"] * 1000, rel=0.1), name
+        measured = step["shape"][0] * operations_of(experiment, memory) / images / step["median"] * 1000
+        assert measured / 1.5 <= rate <= 1.5 * measured, machine

@@ -58,8 +58,6 @@ class ReproduceInPlaceABN(ReproduceAll):
 
     paper: str = field(default="inplace_abn", metadata=HIDDEN)
     runs: tuple[Path, ...] = field(default=(), metadata=HIDDEN)
-    data: Path | None = option(metavar="DIR")
-    """ImageNet, as train/ and val/ with one folder per class, to score the published networks on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +65,7 @@ class ReproduceRevNet(ReproduceAll):
     """Measure the numbers of the RevNet paper, in minutes on a CPU."""
 
     paper: str = field(default="revnet", metadata=HIDDEN)
-    data: Path | None = option(metavar="DIR")
-    """CIFAR-10, as train/ and val/ with one folder per class (default: random images)."""
+    data: Path | None = field(default=None, metadata=HIDDEN)
     workers: WholeNumber = field(default=4, metadata=HIDDEN)
 
 

@@ -67,6 +67,14 @@ def _score(what: str, name: str, published: PublishedNumber | None, runs: Sequen
     return Comparison(what=what, published=published, measured=measured, unit="%", **facts_of(finished))
 
 
+def compare_errors(
+    what: str, number: PublishedNumber, first: Sequence[TrainingRun], second: Sequence[TrainingRun]
+) -> Comparison:
+    """Return the mean error of finished runs minus that of a ``second`` group, in points."""
+    difference = mean(run.top1[-1] for run in second) - mean(run.top1[-1] for run in first)
+    return Comparison(what=what, published=number, measured=difference, unit="points", **facts_of(first, second))
+
+
 def facts_of(*groups: Sequence[TrainingRun]) -> dict[str, Any]:
     """Return what a comparison of the mean of a group, or of the difference between two, says about its runs."""
     runs = [run for group in groups for run in group]

@@ -6,13 +6,15 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from zoo.models.build import build_model
+from zoo.reproduce.paper_networks import forward_of
 from zoo.reproduce.training_runs import load_changed
 from zoo.torch_internals import TorchDispatchMode
 
-COUNTED_BATCH = 2  # images of the counted steps
+COUNTED_BATCH, CIFAR_SIZE = 2, 32  # images of the counted steps, and the side of those of CIFAR
 # Training images by the number of classes: CIFAR-10, CIFAR-100, ImageNet, Cityscapes, Mapillary Vistas, COCO-Stuff.
 TRAINING_IMAGES = {10: 50_000, 100: 50_000, 1000: 1_281_167, 19: 2_975, 65: 18_000, 91: 40_000}
 
@@ -29,6 +31,16 @@ class OperationLog(TorchDispatchMode):
         if func.overloadpacket in flop_registry:
             self.total += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=result)
         return result
+
+
+def count_operations(model: nn.Module) -> tuple[int, int]:
+    """Return the operations of forward and backward of a network on the meta device, for images of CIFAR."""
+    forward = forward_of(model, COUNTED_BATCH, CIFAR_SIZE)
+    with OperationLog() as in_forward:
+        loss = forward()
+    with OperationLog() as in_backward:
+        loss.backward()
+    return in_forward.total, in_backward.total
 
 
 @cache

@@ -1,13 +1,11 @@
 """The report of a paper: PAPER.md, PAPER.json and the plots.
 
 PAPER.json stores what was measured and how; verdicts are computed whenever it is read.
-``python -m zoo.reproduce.paper_report FILE.json`` redraws the plots of an earlier report.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
@@ -129,11 +127,12 @@ def plot_name(name: str, key: str) -> str:
 
 
 def spread_text(number: PublishedNumber | None, spread: float | None) -> str:
-    """Return a spread with its kind: a standard error as "±", an interquartile range by its name."""
+    """Return a spread with its kind: a standard error as "±", others by their names."""
     if spread is None:
         return ""
     kind = RULES[number.evidence].spread if number is not None else "interquartile range"
-    return f"± {number_text(spread)}" if kind == "standard error" else f"IQR {number_text(spread)}" if kind else ""
+    sign = {"standard error": "±", "interquartile range": "IQR"}.get(kind, kind)
+    return f"{sign} {number_text(spread)}" if kind else ""
 
 
 def _to_json(section: Section) -> dict[str, Any]:
@@ -187,16 +186,3 @@ def _blocks(section: Section) -> list[str]:
     findings = dict.fromkeys(each.published.finding for each in section.comparisons if each.published)
     notes = [*section.notes, *(f"**finding**: {finding}" for finding in findings if finding)]
     return [f"## {section.title}", setting, markdown_table(HEADERS, rows) if rows else "", markdown_list(notes)]
-
-
-def redraw(path: Path) -> None:
-    """Redraw the plots of the report ``path``, a JSON file, into files next to it."""
-    for section in json.loads(path.read_text(encoding="utf-8"))["sections"]:
-        if section["panels"]:
-            panels = [_panel(each) for each in section["panels"]]
-            write_bytes(path.with_name(plot_name(path.stem, section["key"])), draw_panels(section["title"], panels))
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        redraw(Path(name))

@@ -17,7 +17,7 @@ from zoo.reproduce.comparison import Section
 from zoo.reproduce.imagenet_scores import read_scores, reproduce_imagenet
 from zoo.reproduce.options import ALL, ImageNetOptions, PaperOptions
 from zoo.reproduce.paper_report import Report, merged, read_report, write_report
-from zoo.reproduce.papers import PAPERS, ImageSet, Inputs, Measurement
+from zoo.reproduce.papers import PAPERS, Inputs, Measurement
 from zoo.reproduce.scoreboard import Row
 from zoo.reproduce.scoreboard_files import read_rows, write_forms
 from zoo.reproduce.training_runs import TrainingRun, draw_runs, read_runs, write_runs
@@ -27,7 +27,8 @@ from zoo.run.plot_style import check_matplotlib
 
 logger = logging.getLogger(__name__)
 
-NUM_CLASSES: dict[ImageSet, tuple[str, int]] = {"ImageNet": ("val", 1000), "CIFAR-10": ("train", 10)}
+IMAGENET_CLASSES = 1000
+SCORED_PAPER = "inplace_abn"  # whose published networks are scored on ImageNet
 
 
 class Reproduced(NamedTuple):
@@ -45,25 +46,26 @@ def papers_of(options: PaperOptions) -> list[str]:
 def reproduce_papers(options: PaperOptions) -> Reproduced:
     """Measure all items, and write the paper's report and the scoreboard after each.
 
-    Stores the curves of training runs in PAPER_runs.json and plots them in PAPER_runs.png. If the data set is ImageNet,
-    scores the published networks on it first, as `zoo reproduce imagenet` does. Raises ConfigError, CheckpointError or
+    Stores the curves of training runs in PAPER_runs.json and plots them in PAPER_runs.png. Given ImageNet, scores the
+    published networks on it first, as `zoo reproduce imagenet` does. Raises ConfigError, CheckpointError or
     DataError for unusable options, and ConfigError if plots need matplotlib, before anything is measured.
     """
     if not options.no_plot:
         check_matplotlib()
     warn_of_changes()
-    images = None if options.data is None else recognize(options.data, options.paper)
+    if options.data is not None:
+        check_imagenet(options.data)
     found = {paper: _read_runs(options, paper) for paper in papers_of(options)}
     earlier = {paper: read_report(options.out, paper) for paper in PAPERS}
 
     def choose() -> dict[str, list[Measurement]]:
-        cifar10, scores = options.data if images == "CIFAR-10" else None, read_scores(options.out)
-        inputs = {paper: Inputs(runs, cifar10, scores) for paper, (runs, _) in found.items()}
+        scores = read_scores(options.out)
+        inputs = {paper: Inputs(runs, scores) for paper, (runs, _) in found.items()}
         return of_items(options.only, {paper: PAPERS[paper].measurements(inputs[paper]) for paper in inputs})
 
     chosen = choose()
     _make_folder(options.out)
-    if images == "ImageNet" and options.data is not None and any(PAPERS[paper].images == images for paper in chosen):
+    if options.data is not None and SCORED_PAPER in chosen:
         with open_process() as process:
             images_options = ImageNetOptions(
                 data=options.data, workers=options.workers, out=options.out, command_line=options.command_line
@@ -94,30 +96,16 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
     return Reproduced(reports, read_rows(options.out))
 
 
-def recognize(data: Path, paper: str) -> ImageSet:
-    """Return the data set of a folder: ImageNet has 1000 class folders in val/, CIFAR-10 has 10 in train/.
-
-    Raises DataError for anything else, and for a data set that the paper does not need.
-    """
-    counts = {name: _num_folders(data / part) for name, (part, _) in NUM_CLASSES.items()}
-    found = next((name for name, (_, expected) in NUM_CLASSES.items() if counts[name] == expected), None)
-    wanted = [PAPERS[paper].images] if paper != ALL else list(NUM_CLASSES)
-    if found is None or found not in wanted:
-        expected = ", or ".join(
-            f"{name}, which has {NUM_CLASSES[name][1]:,} class folders in {NUM_CLASSES[name][0]}/"
-            for name in wanted
-            if name
-        )
-        seen = " and ".join(f"{counts[name]:,} folders in {part}/" for name, (part, _) in NUM_CLASSES.items())
-        raise DataError(f"--data: this folder has {seen}", data, f"{paper} takes {expected}")
-    return found
-
-
-def _num_folders(folder: Path) -> int:
+def check_imagenet(data: Path) -> None:
+    """Raise DataError for a folder that is not ImageNet, which has 1000 class folders in val/."""
     try:
-        return sum(path.is_dir() for path in folder.iterdir())
+        count = sum(path.is_dir() for path in (data / "val").iterdir())
     except OSError:
-        return 0
+        count = 0
+    if count != IMAGENET_CLASSES:
+        raise DataError(
+            f"--data: this folder has {count:,} folders in val/", data, "give ImageNet, which has 1,000 there"
+        )
 
 
 def of_items(names: Sequence[str], measurements: Mapping[str, Sequence[Measurement]]) -> dict[str, list[Measurement]]:

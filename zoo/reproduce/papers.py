@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from zoo.reproduce import (
     inplace_abn_figures1and2,
@@ -28,8 +27,6 @@ from zoo.reproduce.revnext_figures10and11 import measure_depths, measure_layers
 from zoo.reproduce.settings import report_settings
 from zoo.reproduce.training_runs import TrainingRun
 
-ImageSet = Literal["ImageNet", "CIFAR-10"]
-
 
 @dataclass(frozen=True)
 class Paper:
@@ -38,14 +35,11 @@ class Paper:
     Args:
     - `title`: the heading of its report.
     - `experiments`: names of the experiments whose training runs belong to its tables, see `load_changed`.
-    - `images`: data set that its measurements read from --data; None if none of them needs images.
-    - `measurements`: returns the measurements of its tables and figures, in the paper's order. Raises DataError for
-      unusable images.
+    - `measurements`: returns the measurements of its tables and figures, in the paper's order.
     """
 
     title: str
     experiments: Sequence[str]
-    images: ImageSet | None
     measurements: Callable[[Inputs], list[Measurement]]
 
 
@@ -54,12 +48,10 @@ class Inputs(NamedTuple):
 
     Args:
     - `runs`: the training runs (--runs) of the paper's experiments.
-    - `data`: folder of CIFAR-10 (--data), or None.
     - `scores`: rows of imagenet.json of `zoo reproduce imagenet`, if it is in the folder of the reports.
     """
 
     runs: Sequence[TrainingRun] = ()
-    data: Path | None = None
     scores: Sequence[Mapping[str, Any]] = ()
 
 
@@ -75,17 +67,10 @@ class Measurement(NamedTuple):
     measure: Callable[[], Section]
 
 
-def _figure4_measurement(inputs: Inputs) -> Callable[[], Section]:
-    """Return the measurement of Figure 4 of the RevNet paper, after opening its images."""
-    images = None if inputs.data is None else revnet_figures3and4.open_images(inputs.data)
-    return partial(revnet_figures3and4.report_reconstruction, inputs.runs, images)
-
-
 PAPERS = {
     "inplace_abn": Paper(
         "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018)",
         (),
-        "ImageNet",
         lambda inputs: [
             Measurement("Abstract", inplace_abn_figures1and2.count_network_memory),
             Measurement("Figure 1", inplace_abn_figures1and2.count_block_buffers),
@@ -109,7 +94,6 @@ PAPERS = {
             *revnet_tables2to5.SHORT_EXPERIMENTS,
             revnet_figures3and4.LONG_CIFAR_EXPERIMENT,
         ),
-        "CIFAR-10",
         lambda inputs: [
             Measurement("Abstract", revnet_table1.measure_growth),
             Measurement("Section 1", revnet_table1.measure_savings),
@@ -126,7 +110,7 @@ PAPERS = {
             Measurement("Section 5.2", revnet_table1.measure_update_cost),
             Measurement("Table 5", revnet_tables2to5.measure_imagenet_memory),
             Measurement("Figure 3", partial(revnet_figures3and4.report_imagenet_curves, inputs.runs)),
-            Measurement("Figure 4", _figure4_measurement(inputs)),
+            Measurement("Figure 4", partial(revnet_figures3and4.report_reconstruction, inputs.runs)),
             Measurement("Section 7.1", partial(report_settings, "revnet", "Section 7.1")),
             Measurement("Section 7.2", revnet_section7.measure_fits),
         ],
@@ -140,7 +124,6 @@ PAPERS = {
             *revnext_figure12.SHORT_EXPERIMENTS,
             *revnext_figure12.EXPERIMENTS.values(),
         ),
-        None,
         lambda inputs: [
             Measurement("Section 1", revnext_tables1and2.count_whole_data_sets),
             Measurement("Table 1", revnext_tables1and2.measure_pixels),

@@ -41,6 +41,7 @@ class PublishedNumber(BaseModel):
     - `place`: location of the quotation, such as "Table 3, row ResNet-32" or "authors' notebook 4, cell 6".
     - `evidence`: kind of evidence that a measurement of this number is. It sets the tolerance, see
       `zoo.reproduce.comparison.RULES`.
+    - `code`: the value in the authors' public code, if it differs.
     - `at_least`, `at_most`: bounds of the measured value, for a statement or for a published bound or range.
     - `better`: direction in which a measured value is better than published; by default that of `BETTER`.
     - `network`: network or experiment of this package; "" for none.
@@ -59,6 +60,7 @@ class PublishedNumber(BaseModel):
     quotation: Annotated[str, Field(min_length=1)]
     place: Annotated[str, Field(min_length=1)]
     evidence: Evidence
+    code: str | None = None
     at_least: float | None = None
     at_most: float | None = None
     better: Direction | None = None

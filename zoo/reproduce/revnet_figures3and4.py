@@ -1,33 +1,19 @@
 """Figures 3 and 4 of Gomez et al. 2017: training curves, and angles between gradients.
 
-Curves and angles are read from training runs. If no run has logged angles (training.gradient_angle_meter), the first
-steps of a training are run here.
+Curves and angles are read from training runs that logged angles (training.gradient_angle_meter).
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean, stdev
-from typing import NamedTuple
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from zoo.config import experiments_dir, load_experiment
-from zoo.data.folder import ImageFolder, collate
-from zoo.data.transforms import ValTransform
-from zoo.engine.meters import angle_between, gradients
-from zoo.errors import DataError
-from zoo.registry import CIFAR_INPUT
-from zoo.reproduce.comparison import RULES, Comparison, Section, Verdict, not_measured, unpublished
-from zoo.reproduce.error_rates import command_of, error_curves, facts_of, missing_images, needs_training
+from zoo.reproduce.comparison import RULES, Comparison, Section, Verdict, not_measured
+from zoo.reproduce.error_rates import command_of, compare_errors, error_curves, facts_of, missing_images, needs_training
 from zoo.reproduce.operations import operations_of
-from zoo.reproduce.paper_networks import build_for_training
 from zoo.reproduce.published_numbers import PublishedNumber, published
 from zoo.reproduce.training_runs import TrainingRun
 from zoo.run.plot_style import Line, Panel
@@ -36,14 +22,6 @@ IMAGENET_EXPERIMENTS = ("revnet104", "resnet101_preact")
 CIFAR_EXPERIMENT = "revnet164_cifar10"
 LONG_CIFAR_EXPERIMENT = "revnet164_cifar10_longer"  # longer by the published number of epochs, with the angle meter
 TREND_PARTS = 5  # a trend compares the first fifth of the angles with the last
-NETWORKS = {"revnet164_cifar": 20, "revnet38_cifar": 60}  # number of training steps of each network
-MEASUREMENTS = 6  # equally spaced, the first before training
-BATCH = 16
-SIZE = 32
-CLASSES = 10
-LR = 0.1
-
-Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 def report_imagenet_curves(runs: Sequence[TrainingRun]) -> Section:
@@ -70,11 +48,8 @@ def report_imagenet_curves(runs: Sequence[TrainingRun]) -> Section:
     return section
 
 
-def report_reconstruction(runs: Sequence[TrainingRun], images: ImageFolder | None) -> Section:
-    """Return Figure 4: the angles, and the curves of runs that reconstruct activations and of runs that store them.
-
-    ``images``: images for the first steps of a training, if no run has angles; None for random ones.
-    """
+def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
+    """Return Figure 4: the angles, and the curves of runs that reconstruct activations and of runs that store them."""
     section = Section(
         "figure4", "Figure 4: reconstructed and stored activations",
         "Angle between the gradients of a batch from stored and from reconstructed activations, with the same weights: "
@@ -89,10 +64,8 @@ def report_reconstruction(runs: Sequence[TrainingRun], images: ImageFolder | Non
         lines = [_angle_line(run) for group in metered.values() for run in group]
         section.panels.append(Panel("gradients", "training step", "angle, degrees", lines, y_log=True))
     else:
-        first_steps = measure_angles(images)
-        section.comparisons += first_steps.comparisons
-        section.panels += first_steps.panels
-        section.notes += [first_steps.setting, *first_steps.notes]
+        trend = published("revnet", "figure4/trend")
+        section.comparisons.append(needs_training(trend.quantity, trend, LONG_CIFAR_EXPERIMENT, unit=""))
     section.comparisons.append(_compare_length([run for run in runs if run.experiment == LONG_CIFAR_EXPERIMENT]))
     section.comparisons += _compare_kinds(runs)
     for name, group in _by_experiment(runs).items():
@@ -174,7 +147,7 @@ def _compare_kinds(runs: Sequence[TrainingRun]) -> list[Comparison]:
         if reconstructed and stored:
             weakness, (loss, error) = _weakness(name, group), numbers
             of_loss = _compare_loss(f"{name}: {loss.quantity}", loss, reconstructed, stored)
-            of_error = _compare_error(f"{name}: {error.quantity}", error, reconstructed, stored)
+            of_error = compare_errors(f"{name}: {error.quantity}", error, reconstructed, stored)
             comparisons += [
                 replace(found, weakness=weakness or found.weakness)
                 for found in (of_loss, of_error)
@@ -186,14 +159,6 @@ def _compare_kinds(runs: Sequence[TrainingRun]) -> list[Comparison]:
             for number in numbers
         ]
     return comparisons
-
-
-def _compare_error(
-    what: str, number: PublishedNumber, first: Sequence[TrainingRun], second: Sequence[TrainingRun]
-) -> Comparison:
-    """Return the difference between the mean errors of two groups of finished runs."""
-    difference = mean(run.top1[-1] for run in second) - mean(run.top1[-1] for run in first)
-    return Comparison(what=what, published=number, measured=difference, unit="points", **facts_of(first, second))
 
 
 def _compare_loss(
@@ -209,115 +174,3 @@ def _compare_loss(
     spread = 100 * math.hypot(*(stdev(each) / math.sqrt(len(each)) for each in logs)) if is_known else None
     facts = facts_of(*groups) | {"spread": spread}
     return Comparison(what=what, published=number, measured=difference, unit="%", **facts)
-
-
-class Angles(NamedTuple):
-    """Angles between gradients at one training step, in degrees.
-
-    Args:
-    - `step`: number of training steps before the measurement.
-    - `between`: angle between the gradients with stored and with reconstructed activations.
-    - `stored`, `reconstructed`: angle between each of these float32 gradients and the one with stored activations in
-      float64.
-    """
-
-    step: int
-    between: float
-    stored: float
-    reconstructed: float
-
-
-def open_images(data: Path, batch: int = BATCH) -> ImageFolder:
-    """Return the images of train/; raises DataError for less than a batch, or more classes than the networks have."""
-    images = ImageFolder(data / "train", ValTransform(SIZE, SIZE, CIFAR_INPUT.mean, CIFAR_INPUT.std))
-    if len(images) < batch or len(images.classes) > CLASSES:
-        raise DataError(
-            f"{len(images)} images of {len(images.classes)} classes",
-            images.root,
-            f"give at least {batch} images of at most {CLASSES} classes, such as CIFAR-10",
-        )
-    return images
-
-
-def measure_angles(data: ImageFolder | None, networks: Mapping[str, int] = NETWORKS, batch: int = BATCH) -> Section:
-    """Train each of the ``networks`` for its number of steps and return the angles at some of them.
-
-    Without ``data``, images and labels are random.
-    """
-    images = "random images (--data DIR: CIFAR-10)" if data is None else f"images of {data.root}"
-    steps = ", ".join(f"{name} {count} steps" for name, count in networks.items())
-    section = Section(
-        "figure4", "Figure 4: angle between stored and reconstructed gradients",
-        f"first steps: trained with SGD, batch {batch}, lr {LR}, momentum 0.9, on {images}: {steps}. All three "
-        "gradients of a measurement have the same weights and images",
-    )  # fmt: skip
-    section.notes.append("the paper shows the angle over a whole training on CIFAR-10 and states no bound")
-    trend = published("revnet", "figure4/trend")
-    first_steps = f"the first steps only; `{command_of(LONG_CIFAR_EXPERIMENT)}`"
-    digest = "" if data is None else data.names_digest()
-    for name, count in networks.items():
-        torch.manual_seed(0)
-        angles = _train(build_for_training(name), _batches(data, batch), count)
-        between = [a.between for a in angles]
-        stored, reconstructed = [a.stored for a in angles], [a.reconstructed for a in angles]
-        section.comparisons += [
-            Comparison(
-                what=f"{name}: trend of the angle in {count} steps",
-                published=trend,
-                measured=between[-1] / between[0],
-                note=f"{between[0]:.2g} to {between[-1]:.2g} degrees",
-                weakness=first_steps,
-                data=digest,
-            ),
-            unpublished(f"{name}: largest angle in {count} steps", max(between), "degrees"),
-            unpublished(f"{name}: stored to float64, largest", max(stored), "degrees"),
-            unpublished(f"{name}: reconstructed to float64, largest", max(reconstructed), "degrees"),
-        ]
-        steps_measured = [a.step for a in angles]
-        lines = [
-            Line("stored to reconstructed", steps_measured, between),
-            Line("stored to float64", steps_measured, stored),
-            Line("reconstructed to float64", steps_measured, reconstructed),
-        ]
-        section.panels.append(Panel(name, "training step", "angle, degrees", lines, y_log=True))
-    return section
-
-
-def _train(model: nn.Module, batches: Batches, steps: int) -> list[Angles]:
-    """Train and return the angles at equally spaced steps, the first before and the last after training."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=2e-4)
-    measured_steps = {round(index * steps / (MEASUREMENTS - 1)) for index in range(MEASUREMENTS)}
-    angles = []
-    for step in range(steps + 1):
-        images, classes = next(batches)
-        if step in measured_steps:
-            angles.append(_measure(step, model, images, classes))
-        optimizer.zero_grad()
-        F.cross_entropy(model(images), classes).backward()
-        optimizer.step()
-    return angles
-
-
-def _measure(step: int, model: nn.Module, images: Tensor, classes: Tensor) -> Angles:
-    def gradients_of(network: nn.Module, images: Tensor, store: bool) -> list[Tensor]:
-        return gradients(network, lambda: [F.cross_entropy(network(images), classes)], store=store)
-
-    stored, reconstructed = (gradients_of(model, images, store) for store in (True, False))
-    exact = gradients_of(copy.deepcopy(model).double(), images.double(), store=True)
-    return Angles(
-        step, angle_between(stored, reconstructed), angle_between(stored, exact), angle_between(reconstructed, exact)
-    )
-
-
-def _batches(data: ImageFolder | None, batch: int) -> Batches:
-    """Yield images (batch, 3, SIZE, SIZE) and their classes, endlessly."""
-    while data is None:
-        yield torch.randn(batch, 3, SIZE, SIZE), torch.randint(CLASSES, (batch,))
-    while True:
-        order = torch.randperm(len(data)).tolist()
-        for start in range(0, len(order) - batch + 1, batch):
-            samples = data.__getitems__([(0, index) for index in order[start : start + batch]])
-            collated = collate(samples, (3, SIZE, SIZE))
-            if isinstance(collated, DataError):
-                raise collated
-            yield collated.on(torch.device("cpu")), collated.targets

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
-from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured, unpublished
-from zoo.reproduce.paper_networks import build_revnext, forward_of
+from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
+from zoo.reproduce.operations import CIFAR_SIZE, COUNTED_BATCH, count_operations
+from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.published_numbers import published
-from zoo.torch_internals import TorchDispatchMode
 
-BATCH, SIZE = 8, 32
 PASSES = {"revnext_revnet": "section3.4/passes", "revnext_flat": "section4.3/passes", "revnext": "section4.4/passes"}
 
 
@@ -21,47 +17,23 @@ def measure_passes() -> Section:
     """Return the forward passes that backward reruns, and the layers of a reversible block."""
     section = Section(
         "passes", "Sections 3.4, 4.3 and 4.4: additional forward passes in backward",
-        "Multiplications of all convolutions that a backward pass reruns, relative to those of the forward pass, for "
-        f"{BATCH} images of {SIZE} pixels. The stems of revnext and revnext_flat are not rerun. Without the additional "
-        "passes, a step takes three forward passes.",
+        "Operations of convolutions that a backward pass reruns, relative to those of the forward pass, for "
+        f"{COUNTED_BATCH} images of {CIFAR_SIZE} pixels. The stems of revnext and revnext_flat are not rerun. Without "
+        "the additional passes, a step takes three forward passes.",
     )  # fmt: skip
-    section.comparisons += [
-        *(_compare_passes(name, name) for name in PASSES),
-        _compare_passes("revnext, branch inputs reconstructed", "revnext", keep_branch_input=False),
-        unpublished("revnext_resnet18", additional_passes("revnext_resnet18")),
-        _compare_layers_of_a_block(),
+    section.comparisons = [
+        Comparison(what=name, published=published("revnext", key), measured=additional_passes(name))
+        for name, key in PASSES.items()
     ]
+    section.comparisons.append(_compare_layers_of_a_block())
     return section
 
 
-def _compare_passes(what: str, name: str, **options: Any) -> Comparison:
-    number, measured = published("revnext", PASSES[name]), additional_passes(name, **options)
-    return Comparison(what=what, published=number, measured=measured, basis="variant" if options else "both")
-
-
-class _Multiplications(TorchDispatchMode):
-    """Counts the multiplications of convolutions in ``count``, without those of their gradients."""
-
-    count = 0
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **kwargs or {})
-        if func is torch.ops.aten.convolution.default:
-            self.count += result.numel() * args[1][0].numel()
-        return result
-
-
-def additional_passes(name: str, **options: Any) -> float:
-    """Return the ratio of the multiplications of forward convolutions in backward and in forward."""
-    model = build_revnext(name, device="meta", **options)
-    forward = forward_of(model, BATCH, SIZE)
-    with _Multiplications() as multiplications:
-        loss = forward()
-        in_forward = multiplications.count
-        loss.backward()
-    return (multiplications.count - in_forward) / in_forward
+def additional_passes(name: str) -> float:
+    """Return the operations that backward reruns, relative to those of forward."""
+    auto, plain = (build_revnext(name, device="meta", memory=memory) for memory in ("auto", "plain"))
+    (forward, backward), (_, stored_backward) = count_operations(auto), count_operations(plain)
+    return (backward - stored_backward) / forward
 
 
 def _compare_layers_of_a_block() -> Comparison:

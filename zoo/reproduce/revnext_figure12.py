@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
 from typing import Any
 
+from zoo.architectures import ARCHITECTURES
 from zoo.reproduce.comparison import Comparison, Section
-from zoo.reproduce.error_rates import SETTING, error_curves, errors_of, facts_of, image_counts, needs_training
+from zoo.reproduce.error_rates import (
+    SETTING,
+    compare_errors,
+    error_curves,
+    errors_of,
+    facts_of,
+    image_counts,
+    needs_training,
+)
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
+from zoo.run.plot_style import Line, Panel
 
 FLAT, HYBRID = "revnext_flat_cifar10", "revnext_cifar10"
 FLAT_EPOCHS = 40  # hybrids are trained without the epochs past 50, whose learning rate is 0
+DEFAULT_SLOPE = "0.2"  # of the experiments
 RECONSTRUCTED_CHANNELS = 48  # channels of the reconstructing flat networks of the depth study, instead of 32
+# Curves of the figure and of the authors' log, by the beginning of the keys of their points: the label of the x axis.
+CURVES = {
+    "figure12/flat": "layers",
+    "figure12/flat_slope": "slope",
+    "figure12/hybrid_run": "blocks after the first",
+    "figure12/hybrid_drawn_run": "blocks after the first",
+}
 # Short experiments, and the keys of the statements of section 5.1 about such networks.
 SHORT_EXPERIMENTS = {
     "revnext_flat3_cifar10_short": "section5.1/flat_small_depth",
@@ -26,14 +44,17 @@ SHORT_EXPERIMENTS = {
 
 
 def experiment_of(key: str) -> str:
-    """Return the experiment of a published number of the figure, see `load_changed`."""
+    """Return the experiment of a published number of the figure, see `load_changed`; equal ones have the same name."""
     _, network, kind = key.split("/")
     *_, depths_or_slope = network.split("_")
     if network.startswith("hybrid"):
-        return f"{HYBRID} {json.dumps({'network.options': {'blocks': _numbers(depths_or_slope)}})}"
+        blocks = _numbers(depths_or_slope)
+        is_default = blocks == list(ARCHITECTURES["revnext"].options["blocks"])
+        return HYBRID if is_default else f"{HYBRID} {json.dumps({'network.options': {'blocks': blocks}})}"
     changes: dict[str, Any] = {"optimizer.schedule.epochs": FLAT_EPOCHS}
     if "_slope_" in network:
-        changes |= {"network.options": {"layers": [1, 2, 2]}, "network.activation_param": float(depths_or_slope)}
+        slope = {} if depths_or_slope == DEFAULT_SLOPE else {"network.activation_param": float(depths_or_slope)}
+        changes |= {"network.options": {"layers": [1, 2, 2]}, **slope}
     else:
         wider = {"channels": RECONSTRUCTED_CHANNELS} if kind == "reconstructed" else {}
         changes |= {"network.options": {"layers": _numbers(depths_or_slope), **wider}}
@@ -58,7 +79,9 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
         "CIFAR-10. Rows of the figure: top-1 in percent after the last epoch. Short experiments are trained with "
         f'network.memory "auto", which reconstructs activations, and "plain", which stores them. {SETTING}',
     )  # fmt: skip
-    section.comparisons += [_compare(key, name, runs) for key, name in EXPERIMENTS.items()]
+    found = {key: _compare(key, name, runs) for key, name in EXPERIMENTS.items()}
+    section.comparisons += found.values()
+    section.panels += [_beside_authors(prefix, x_label, found) for prefix, x_label in CURVES.items()]
     for name, key in SHORT_EXPERIMENTS.items():
         runs_of_name = [run for run in runs if run.experiment == name]
         section.comparisons += [_compare_kinds(name, published("revnext", key), runs_of_name)]
@@ -77,12 +100,30 @@ def _compare(key: str, name: str, runs: Sequence[TrainingRun]) -> Comparison:
     """Return the comparison of a published accuracy with that of the runs of its experiment."""
     number = published("revnext", key)
     is_stored = key.endswith("/stored")
-    runs = [run for run in runs if run.experiment == name and run.is_stored == is_stored and run.is_finished]
-    if not runs:
-        return needs_training(number.quantity, number, name, memory="plain" if is_stored else "auto")
-    measured = mean(run.top1[-1] for run in runs)
-    what = number.quantity + image_counts(runs)
-    return Comparison(what=what, published=number, measured=measured, unit="%", **facts_of(runs))
+    runs = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
+    finished = [run for run in runs if run.is_finished]
+    if not finished:
+        return needs_training(number.quantity, number, name, runs, memory="plain" if is_stored else "auto")
+    measured = mean(run.top1[-1] for run in finished)
+    what = number.quantity + image_counts(finished)
+    return Comparison(what=what, published=number, measured=measured, unit="%", **facts_of(finished))
+
+
+def _beside_authors(prefix: str, x_label: str, found: Mapping[str, Comparison]) -> Panel:
+    """Return the panel of the curves with this prefix: the authors' accuracies, and those measured here."""
+    lines = []
+    for kind in ("stored", "reconstructed"):
+        authors, here = {}, {}
+        for key, comparison in found.items():
+            stem, _, place = key.removesuffix(f"/{kind}").rpartition("_")
+            if key.endswith(f"/{kind}") and stem.rstrip("12345678") == prefix and comparison.published is not None:
+                x = float(place) if prefix.endswith("slope") else float(sum(_numbers(place)))
+                authors[x] = comparison.published.number
+                if isinstance(comparison.measured, float):
+                    here[x] = comparison.measured
+        lines += [Line(f"{whose}, {kind}", sorted(points), [points[x] for x in sorted(points)], group=f"{whose} {kind}")
+                  for whose, points in (("authors", authors), ("here", here)) if points]  # fmt: skip
+    return Panel(prefix.rpartition("/")[2].replace("_", ", "), x_label, "top-1, %", lines, prefix.endswith("slope"))
 
 
 def _compare_kinds(name: str, number: PublishedNumber, runs: Sequence[TrainingRun]) -> Comparison:
@@ -95,6 +136,4 @@ def _compare_kinds(name: str, number: PublishedNumber, runs: Sequence[TrainingRu
         comparison = needs_training(what, number, name, runs, unit="points")
         stopped = "; ".join(f"seed {run.config.seed} {run.stop_reason}" for run in runs if run.stop_reason)
         return replace(comparison, note=f'once more with network.memory "plain"{"; " * bool(stopped)}{stopped}')
-    lost = mean(run.top1[-1] for run in stored) - mean(run.top1[-1] for run in reconstructed)
-    what += image_counts([*stored, *reconstructed])
-    return Comparison(what=what, published=number, measured=lost, unit="points", **facts_of(stored, reconstructed))
+    return compare_errors(what + image_counts([*stored, *reconstructed]), number, reconstructed, stored)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -11,20 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from zoo.layers.invertible import InvertibleNorm, LayerwiseBlock
-from zoo.reproduce.comparison import Basis, Comparison, Section, unpublished
+from zoo.reproduce.comparison import Basis, Comparison, Section
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.revnext_figures5and6 import signal_to_noise
 from zoo.run.plot_style import Line, Panel
 
-BATCH, SIZE = 8, 32
-AUTHORS_BATCH = 256
+SIZE = 32
+SEEDS = range(10)  # of the random networks and images
 FLAT, HYBRID = "revnext_flat", "revnext"
+FAMILIES = {"flat": FLAT, "hybrid": HYBRID}
+# Norms are inverted as in the authors' code, with their batch, which limits the ratios; or as this package does it.
+BATCHES: Mapping[Basis, int] = {"paper": 256, "shipped": 8}
 AUTHORS_INVERSE = "norms inverted as in the authors' code"
-HYBRIDS: Mapping[str, dict[str, Any]] = {
-    "hybrid": {},
-    "hybrid, branch inputs reconstructed": {"keep_branch_input": False},
-}
 SLOPE = 0.2  # of Figure 10
 GAINS = (0.05, 1.5)  # range of the gains of norms, to test their law; those of an untrained norm are all 1
 SLOPES = (0.4, 0.2, 0.1, 0.05)
@@ -32,23 +31,24 @@ ALL_SLOPES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.75)
 # Notebook 1.b of the authors' public code adds a layer to each level in turn: flat networks from 2-1-1 to 5-4-4 (cell
 # 5), hybrids with one unit per branch from 1-1 to 4-4 blocks (cell 9; hybrids have two pools and ignore the third
 # number, so three of the ten networks are built twice). Its plot draws both at 3 to 12.
-FLAT_DEPTHS: Mapping[int, dict[str, Any]] = {
-    4 + n: {"layers": [2 + n // 3, 1 + (n + 2) // 3, 1 + (n + 1) // 3]} for n in range(10)
+DEPTHS: Mapping[str, Mapping[int, dict[str, Any]]] = {
+    "flat": {4 + n: {"layers": [2 + n // 3, 1 + (n + 2) // 3, 1 + (n + 1) // 3]} for n in range(10)},
+    "hybrid": {
+        1 + first + second: {"blocks": [first, second], "units": 1}
+        for first, second in ((1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4))
+    },
 }
-HYBRID_DEPTHS: Mapping[int, dict[str, Any]] = {
-    1 + first + second: {"blocks": [first, second]}
-    for first, second in ((1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4))
-}
+UNITS = {"flat": "layers", "hybrid": "blocks"}
 LOWEST_SLOPE, LOWEST_DEPTH = 0.05, 8  # minimum of the only published curve whose minimum is not its last point
 NOTES = [
     f"{AUTHORS_INVERSE}: their inverse of a batch norm normalizes the output by its own statistics, and then "
     "multiplies by the unbiased deviation, although forward divided by the biased one. The second limits the ratios to "
     "(2 n)^2 for n values per channel, from 1e9 to 3e11 in these networks; the first keeps them from falling much "
-    f"below 1e-2. These numbers are measured with batches of {AUTHORS_BATCH}, on which the limit depends",
+    f"below 1e-2. These numbers are measured with batches of {BATCHES['paper']}, on which the limit depends",
     "all other numbers are those of this package, which inverts with the statistics of the forward pass: the ratios "
     "have neither an upper nor a lower limit",
-    "hybrid: the exact input of a branch is saved, as in section 4.4 of the paper and the authors' code. Branch inputs "
-    "reconstructed: network.options keep_branch_input false, which takes 64 bytes per pixel less",
+    f"medians of {len(SEEDS)} networks with different random weights and images; the note has the smallest and the "
+    "largest value, and the spread is their difference",
 ]
 
 Ratios = list[float]  # infinite if nothing is lost
@@ -71,25 +71,24 @@ class LayerRatios(NamedTuple):
         """Return all ratios; the input of a block precedes those of the layers in its branches."""
         return [ratio for of_layer, inner in zip(self.layers, self.inside, strict=True) for ratio in (of_layer, *inner)]
 
-    def smallest_of_blocks(self) -> float:
-        """Return the smallest ratio at the inputs of blocks and pools, without the norm and activation of the stem."""
-        return min(self.layers[2:])
-
 
 def measure_ratios(
     name: str,
     slope: float,
-    batch: int = BATCH,
+    batch: int,
     as_authors: bool = False,
     gains: tuple[float, float] = (1.0, 1.0),
+    seed: int = 0,
     **options: Any,
 ) -> LayerRatios:
     """Return the ratios of an untrained network: sum of squares of a layer's input over that of its error.
 
     With ``as_authors``, norms are inverted as in the authors' code. The ``gains`` of norms are uniform within a range.
     """
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model: Any = build_revnext(name, slope, eps_i=0.0, **options)
+    for parameter in list(model.parameters())[1:]:
+        parameter.requires_grad_(False)  # only the reconstruction is measured; the stem's gradient needs all of it
     for layer in model.modules():
         if isinstance(layer, InvertibleNorm):
             if gains != (1.0, 1.0):
@@ -144,110 +143,99 @@ def _watch_layer(layer: Any, index: int, ratios: Ratios) -> None:
 
     def undo_(y: Tensor, dy: Tensor, saved: Any) -> Any:
         x, dx, gradients = undo(y, dy, saved)
-        ratios[index] = signal_to_noise(inputs.pop().double(), x.double())
+        ratios[index] = signal_to_noise(inputs.pop(), x)
         return x, dx, gradients
 
     layer.record_, layer.undo_ = record_, undo_
 
 
-def measure_layers(batch: int = BATCH, authors_batch: int = AUTHORS_BATCH) -> Section:
-    """Return Figure 10: the ratios over the layers of one flat and one hybrid network, and the loss in each layer.
-
-    ``authors_batch`` is the batch of networks whose norms are inverted as in the authors' code.
-    """
+def measure_layers(batches: Mapping[Basis, int] = BATCHES, seeds: Sequence[int] = SEEDS) -> Section:
+    """Return Figure 10: the ratios over the layers of one flat and one hybrid network, and the loss in each layer."""
     section = Section(
         "figure10", "Figure 10: signal-to-noise ratio over the layers",
-        f"Untrained networks, slope {SLOPE}, random images, batch {batch}; the loss is the sum of the logits. The plot "
-        "shows the ratio of each layer's reconstructed input, also inside the branches of reversible blocks. alpha: "
-        "the ratio of a layer's input over that of its output, here the median over the layers of a kind in the flat "
-        "network.", notes=list(NOTES),
+        f"Untrained networks, slope {SLOPE}, random images, batches of {batches['shipped']}; the loss is the sum of "
+        "the logits. The plot shows the ratio of each layer's reconstructed input, also inside the branches of "
+        "reversible blocks. alpha: the ratio of a layer's input over that of its output, here the median over the "
+        "layers of a kind in the flat network.", notes=list(NOTES),
     )  # fmt: skip
-    theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
-    flats = {
-        f"flat 2-3-3, {AUTHORS_INVERSE}": measure_ratios(FLAT, SLOPE, layers=(2, 3, 3), **theirs),
-        "flat 2-3-3": measure_ratios(FLAT, SLOPE, batch, layers=(2, 3, 3)),
-    }
-    hybrids = {
-        f"hybrid 2-3, {AUTHORS_INVERSE}": measure_ratios(HYBRID, SLOPE, blocks=(2, 3), **theirs),
-        **{label.replace("hybrid", "hybrid 2-3"): measure_ratios(HYBRID, SLOPE, batch, blocks=(2, 3), **options)
-           for label, options in HYBRIDS.items()},
-    }  # fmt: skip
-    for family, networks in (("flat", flats), ("hybrid", hybrids)):
-        for label, ratios in networks.items():
-            in_order = _finite(ratios.in_order())
-            values = {"first": in_order[0], "smallest": min(in_order), "last": in_order[-1]}
+    lines, stability = [], []
+    for family, levels in (("flat", {"layers": (2, 3, 3)}), ("hybrid", {"blocks": (2, 3)})):
+        for basis, batch in batches.items():
+            label = _label(f"{family} 2-3" + "-3" * (family == "flat"), basis)
+            networks = _of_seeds(seeds, family, SLOPE, basis, batch, **levels)
+            in_order = [_finite(network.in_order()) for network in networks]
+            ends = {"first": [each[0] for each in in_order], "last": [each[-1] for each in in_order]}
+            if family == "flat":
+                what = f"{label}: factor of the ratio per layer, from the first to the last"
+                stability.append(_compare(what, "section5.1/flat_trend", map(_factor_per_layer, networks), basis))
+            else:
+                ends["smallest"] = [min(each) for each in in_order]
+                what = f"{label}: smallest ratio inside the last block over that inside the first"
+                stability.append(_compare(what, "section5.1/hybrid_trend", map(_last_over_first, networks), basis))
             section.comparisons += [
-                _compare(f"{label}: {end}", f"figure10/{family}_{end}", values[end])
-                for end in ("first", "last", *["smallest"] * (family == "hybrid"))
+                _compare(f"{label}: {end}", f"figure10/{family}_{end}", values, basis) for end, values in ends.items()
             ]
-    section.comparisons += [_compare_accumulation(label, ratios) for label, ratios in flats.items()]
-    section.comparisons += [_compare_stability(label, ratios) for label, ratios in hybrids.items()]
-    with_gains = measure_ratios(FLAT, SLOPE, batch, layers=(1, 1, 1), gains=GAINS)
-    section.comparisons += _compare_alphas(flats["flat 2-3-3"], with_gains)
-    lines = [finite_line(label, ratios.in_order()) for label, ratios in {**flats, **hybrids}.items()]
+            medians = [median(values) for values in zip(*(network.in_order() for network in networks), strict=True)]
+            lines.append(finite_line(label, medians))
+            if (family, basis) == ("flat", "shipped"):
+                flats = networks
+    with_gains = _of_seeds(seeds, "flat", SLOPE, "shipped", batches["shipped"], layers=(1, 1, 1), gains=GAINS)
+    section.comparisons += [*stability, *_compare_alphas(flats, with_gains)]
     section.panels.append(Panel(f"slope {SLOPE}", "layer, input to output", "signal / noise", lines, y_log=True))
     return section
 
 
-def _basis(label: str) -> Basis:
-    """Return the basis of a network: inverted as in the authors' code, our default, or with another option of ours."""
-    if AUTHORS_INVERSE in label:
-        return "paper"
-    return "variant" if "branch inputs reconstructed" in label else "shipped"
+def _of_seeds(
+    seeds: Sequence[int], family: str, slope: float, basis: Basis, batch: int, **options: Any
+) -> list[LayerRatios]:
+    return [measure_ratios(FAMILIES[family], slope, batch, basis == "paper", seed=seed, **options) for seed in seeds]
 
 
-def _compare(what: str, key: str, measured: float) -> Comparison:
-    return Comparison(what=what, published=published("revnext", key), measured=measured, basis=_basis(what))
+def _label(what: str, basis: Basis) -> str:
+    return f"{what}, {AUTHORS_INVERSE}" if basis == "paper" else what
+
+
+def _compare(what: str, key: str, values: Iterable[float], basis: Basis = "both") -> Comparison:
+    """Return the comparison of the median of the values of random networks, with their range."""
+    values = sorted(values)
+    return Comparison(
+        what=what, published=published("revnext", key), measured=median(values), basis=basis, n=len(values),
+        spread=values[-1] - values[0], note=f"{values[0]:.2g} to {values[-1]:.2g}",
+    )  # fmt: skip
 
 
 def _finite(ratios: Ratios) -> Ratios:
     return [ratio for ratio in ratios if math.isfinite(ratio)]
 
 
-def _compare_accumulation(label: str, ratios: LayerRatios) -> Comparison:
-    """Return the ratios of the last and of the first layer with a loss."""
-    finite = _finite(ratios.layers)
-    first, last = finite[0], finite[-1]
-    per_layer = (last / first) ** (1 / (len(finite) - 1))
-    return Comparison(
-        what=f"{label}: factor of the ratio per layer, from the first to the last",
-        published=published("revnext", "section5.1/flat_trend"), measured=per_layer, basis=_basis(label),
-        note=f"{last:.2g} at the last layer, {first:.2g} at the first",
-    )  # fmt: skip
+def _factor_per_layer(network: LayerRatios) -> float:
+    """Return the factor of the ratio per layer, from the first to the last layer with a loss."""
+    finite = _finite(network.layers)
+    return (finite[-1] / finite[0]) ** (1 / (len(finite) - 1))
 
 
-def _compare_stability(label: str, ratios: LayerRatios) -> Comparison:
+def _last_over_first(network: LayerRatios) -> float:
     """Return the smallest ratio inside the last block over that inside the first."""
-    smallest = [min(inner) for inner in ratios.inside if inner]
-    first, last = smallest[0], smallest[-1]
-    return Comparison(
-        what=f"{label}: smallest ratio inside the last block over that inside the first",
-        published=published("revnext", "section5.1/hybrid_trend"), measured=last / first, basis=_basis(label),
-        note=f"{last:.2g} in the last block, {first:.2g} in the first",
-    )  # fmt: skip
+    smallest = [min(inner) for inner in network.inside if inner]
+    return smallest[-1] / smallest[0]
 
 
-def _compare_alphas(flat: LayerRatios, with_gains: LayerRatios) -> list[Comparison]:
+def _compare_alphas(flats: Sequence[LayerRatios], with_gains: Sequence[LayerRatios]) -> list[Comparison]:
     """Return the loss in convolutions over that in norms and in leaky ReLUs, and alpha of pools.
 
-    The norms are those of the network ``with_gains``, because a norm whose gains are equal loses nothing.
+    The norms are those of networks ``with_gains``, because a norm whose gains are equal loses nothing.
     """
     comparisons = []
-    for ratios, kind, key, words in (
+    for networks, kind, key, words in (
         (with_gains, "InvertibleNorm", "norm", f"batch norm with gains from {GAINS[0]} to {GAINS[1]}"),
-        (flat, "InvertibleLeakyReLU", "leaky_relu", "leaky ReLU"),
+        (flats, "InvertibleLeakyReLU", "leaky_relu", "leaky ReLU"),
     ):
-        alphas = _alphas(ratios)
-        conv, other = (1 / alphas[each] - 1 for each in ("InvertibleConv", kind))
-        comparisons.append(
-            Comparison(
-                what=f"loss of the ratio in the inverse of a convolution, over that of a {words}",
-                published=published("revnext", f"section4.2.3/{key}"), measured=conv / other,
-                note=f"{conv + 1:.2g} times less, {other + 1:.2g} times less",
-            )
-        )  # fmt: skip
-    number, alpha = published("revnext", "section4.2.4/alpha"), _alphas(flat)["ChannelPool"]
-    return [*comparisons, Comparison(what="channel pools: alpha", published=number, measured=alpha)]
+        alphas = [_alphas(network) for network in networks]
+        values = [(1 / each["InvertibleConv"] - 1) / (1 / each[kind] - 1) for each in alphas]
+        what = f"loss of the ratio in the inverse of a convolution, over that of a {words}"
+        comparisons.append(_compare(what, f"section4.2.3/{key}", values))
+    pools = [_alphas(network)["ChannelPool"] for network in flats]
+    return [*comparisons, _compare("channel pools: alpha", "section4.2.4/alpha", pools)]
 
 
 def _alphas(ratios: LayerRatios) -> dict[str, float]:
@@ -266,61 +254,53 @@ def finite_line(label: str, ratios: Ratios) -> Line:
 
 
 def measure_depths(
-    flat: Mapping[int, dict[str, Any]] = FLAT_DEPTHS,
-    hybrid: Mapping[int, dict[str, Any]] = HYBRID_DEPTHS,
+    depths: Mapping[str, Mapping[int, dict[str, Any]]] = DEPTHS,
     slopes: Sequence[float] = SLOPES,
     all_slopes: Sequence[float] = ALL_SLOPES,
-    batch: int = BATCH,
-    authors_batch: int = AUTHORS_BATCH,
+    batches: Mapping[Basis, int] = BATCHES,
+    seeds: Sequence[int] = SEEDS,
 ) -> Section:
     """Return Figure 11: the smallest ratio over depth and over slope.
 
-    ``flat`` and ``hybrid`` are the options of networks by depth, which are built with each of ``slopes``; networks of
-    one depth are built with ``all_slopes``. ``authors_batch`` is the batch of networks whose norms are inverted as in
-    the authors' code; they are built if there is a published number.
+    ``depths`` has the options of networks by family and depth, which are built with each of ``slopes``; networks of one
+    depth are built with ``all_slopes``. Norms are inverted as in the authors' code for published points only.
     """
     section = Section(
         "figure11", "Figure 11: smallest signal-to-noise ratio over depth and slope",
-        f"As in Figure 10, batch {batch}: the smallest ratio over all layers. Over depth: the authors' flat networks "
-        f"of {min(flat)} to {max(flat)} layers and hybrids of {min(hybrid)} to {max(hybrid)} blocks with one unit per "
-        "branch, which they draw at depths 3 to 12. Over slopes: flat 1-1-1, and hybrid 1-1 with two units per branch.",
+        f"As in Figure 10, batches of {batches['shipped']}: the smallest ratio over all layers. Over depth: the "
+        "authors' flat networks of 4 to 13 layers and hybrids of 3 to 9 blocks with one unit per branch, which they "
+        "draw at depths 3 to 12. Over slopes: flat 1-1-1, and hybrid 1-1 with two units per branch.",
         notes=list(NOTES),
     )  # fmt: skip
-    theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
-    curves: dict[str, tuple[str, str, dict[str, Any], Mapping[int, dict[str, Any]]]] = {
-        f"flat, {AUTHORS_INVERSE}": (FLAT, "layers", theirs, flat),
-        "flat": (FLAT, "layers", {"batch": batch}, flat),
-        f"hybrid, {AUTHORS_INVERSE}": (HYBRID, "blocks", {**theirs, "units": 1}, hybrid),
-        **{label: (HYBRID, "blocks", {"batch": batch, **options, "units": 1}, hybrid)
-           for label, options in HYBRIDS.items()},
-    }  # fmt: skip
-    deepest: dict[str, list[LayerRatios]] = {}
-    for label, (name, unit, options, depths) in curves.items():
-        lines = []
-        for slope in slopes:
-            ends = _published_ends(label.partition(",")[0], slope, depths)
-            measured = {
-                depth: measure_ratios(name, slope, **options, **depth_options)
-                for depth, depth_options in depths.items()
-                if not options.get("as_authors") or depth in ends.values()
-            }
-            smallest = {depth: min(ratios.in_order()) for depth, ratios in measured.items()}
-            section.comparisons += [
-                _compare(f"{label}, slope {slope}, {depth} {unit}", key, smallest[depth]) for key, depth in ends.items()
-            ]
-            lines.append(Line(f"slope {slope}", list(smallest), list(smallest.values())))
-            deepest.setdefault(label, []).append(measured[max(measured)])
-        if not options.get("as_authors"):
-            section.panels.append(Panel(label, unit, "smallest signal / noise", lines, y_log=True))
-    for label in HYBRIDS:
-        text = " / ".join(f"{ratios.smallest_of_blocks():.2g}" for ratios in deepest[label])
-        what = f"{label}, {max(hybrid)} blocks, slopes {' / '.join(map(str, slopes))}: inputs of blocks and pools"
-        section.comparisons.append(unpublished(what, text))
-    kept, again = (min(ratios.smallest_of_blocks() for ratios in deepest[label]) for label in HYBRIDS)
-    what = "branch inputs saved, not reconstructed: factor by which the smallest ratio at a block or pool is larger"
-    section.comparisons.append(unpublished(what, kept / again))
-    section.panels.append(_over_slopes(section, all_slopes, batch, authors_batch))
+    for family, networks in depths.items():
+        unit, lines = UNITS[family], []
+        for basis, batch in batches.items():
+            for slope in slopes:
+                ends = _published_ends(family, slope, networks)
+                smallest = {
+                    depth: _smallest(seeds, family, slope, basis, batch, options)
+                    for depth, options in networks.items()
+                    if basis == "shipped" or depth in ends.values()
+                }
+                section.comparisons += [
+                    _compare(_label(f"{family}, slope {slope}, {depth} {unit}", basis), key, smallest[depth], basis)
+                    for key, depth in ends.items()
+                ]
+                lines += [_medians(f"slope {slope}", smallest)] if basis == "shipped" else []
+        section.panels.append(Panel(family, unit, "smallest signal / noise", lines, y_log=True))
+    section.panels.append(_over_slopes(section, all_slopes, batches, seeds))
     return section
+
+
+def _smallest(
+    seeds: Sequence[int], family: str, slope: float, basis: Basis, batch: int, options: Mapping[str, Any]
+) -> list[float]:
+    """Return the smallest ratio of each network."""
+    return [min(each.in_order()) for each in _of_seeds(seeds, family, slope, basis, batch, **options)]
+
+
+def _medians(label: str, points: Mapping[Any, Sequence[float]]) -> Line:
+    return Line(label, list(points), [median(values) for values in points.values()])
 
 
 def _published_ends(family: str, slope: float, depths: Mapping[int, Any]) -> dict[str, int]:
@@ -331,29 +311,29 @@ def _published_ends(family: str, slope: float, depths: Mapping[int, Any]) -> dic
     return {f"figure11/{family}_slope_{slope}/{end}": depth for end, depth in ends.items()}
 
 
-def _over_slopes(section: Section, slopes: Sequence[float], batch: int, authors_batch: int) -> Panel:
+def _over_slopes(
+    section: Section, slopes: Sequence[float], batches: Mapping[Basis, int], seeds: Sequence[int]
+) -> Panel:
     """Return the panel of the smallest ratios over the slopes, and add its comparisons to the section.
 
     Both networks have the levels 1-1-1, and the hybrid has two units per branch (notebook 1, cells 8 and 9).
     """
     ends = [slope for slope in slopes if slope in (ALL_SLOPES[0], ALL_SLOPES[-1])]
-    theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
-    of_hybrid = {"blocks": [1, 1], "units": 2}
-    curves: dict[str, tuple[str, Sequence[float], dict[str, Any]]] = {
-        f"flat 1-1-1, {AUTHORS_INVERSE}": (FLAT, ends, {"layers": [1, 1, 1], **theirs}),
-        "flat 1-1-1": (FLAT, slopes, {"layers": [1, 1, 1], "batch": batch}),
-        f"hybrid 1-1, {AUTHORS_INVERSE}": (HYBRID, ends, {**of_hybrid, **theirs}),
-        **{label.replace("hybrid", "hybrid 1-1"): (HYBRID, slopes, {**of_hybrid, **added, "batch": batch})
-           for label, added in HYBRIDS.items()},
-    }  # fmt: skip
     lines = []
-    for label, (name, points, options) in curves.items():
-        smallest = {slope: min(measure_ratios(name, slope, **options).in_order()) for slope in points}
-        family = label.partition(" ")[0]
-        section.comparisons += [
-            _compare(f"{label}, slope {slope}", f"figure11/{family}_over_slopes/{slope}", smallest[slope])
-            for slope in ends
-        ]
-        if points is slopes:
-            lines.append(Line(label, list(smallest), list(smallest.values())))
+    levels: Mapping[str, dict[str, Any]] = {"flat": {"layers": [1, 1, 1]}, "hybrid": {"blocks": [1, 1], "units": 2}}
+    for family, options in levels.items():
+        for basis, batch in batches.items():
+            label = f"{family} 1-1" + "-1" * (family == "flat")
+            smallest = {
+                slope: _smallest(seeds, family, slope, basis, batch, options)
+                for slope in (ends if basis == "paper" else slopes)
+            }
+            section.comparisons += [
+                _compare(
+                    _label(f"{label}, slope {slope}", basis), f"figure11/{family}_over_slopes/{slope}", smallest[slope],
+                    basis,
+                )
+                for slope in ends
+            ]  # fmt: skip
+            lines += [_medians(label, smallest)] if basis == "shipped" else []
     return Panel("over slopes", "slope", "smallest signal / noise", lines, True, True)

@@ -15,7 +15,7 @@ from zoo.config import experiments_dir, load_experiment
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
 from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock
-from zoo.ops.abn.backend import forced, name_for
+from zoo.ops.abn.backend import name_for
 from zoo.remat.memory_use import Memory, count_memory, measure_memory
 from zoo.reproduce.comparison import Basis, Comparison, Section, unpublished
 from zoo.reproduce.error_rates import errors_of, needs_training, report_errors
@@ -27,7 +27,6 @@ from zoo.run.plot_style import Line, Panel
 SIZES = (144, 192, 240)  # side of the images in pixels; for smaller batches, the peak is at another moment of the step
 BATCH = 8
 PAPER_PIXELS = 32 * 240 * 240  # of the batch in the paper's totals
-LINE_TOLERANCE = 0.01  # largest relative difference between the slopes of a straight line
 UNITS = {"GB": 1e9, "MB": 1e6}
 
 
@@ -45,11 +44,6 @@ NETWORKS = {
     "revnext_flat": Row("section4.3", with_weights=False),
     "revnext": Row("section4.4", with_weights=False),
 }
-BYTES_PER_PIXEL_KEYS = {
-    name: "abstract/bytes_per_pixel" if name == "revnext" else f"{row.section}/bytes_per_pixel"
-    for name, row in NETWORKS.items()
-    if name != "irevnet_revnext"  # follows from a total and from weights that no text available to us states
-}
 DEEPER_OPTIONS: Mapping[str, dict[str, Any]] = {"revnext_flat": {"layers": (3, 3, 3)}, "revnext": {"blocks": (3, 3)}}
 # Trained on CIFAR-10; no text available to us shows the accuracies of the others. The abstract prints 93.3 % for a
 # network without its depths and pools; we assume that it is this one.
@@ -57,9 +51,8 @@ EXPERIMENT = "revnext_cifar10"
 OTHER_EXPERIMENTS = (
     "revnext_resnet18_cifar10", "revnext_revnet_cifar10", "irevnet_revnext_cifar10", "revnext_flat_cifar10",
 )  # fmt: skip
-# Number and side of the images in the data sets that section 1 processes in one batch.
-DATA_SETS = {"mnist": (60_000, 28), "cifar10": (50_000, 32)}
-PAPER_IMAGES = 50_000  # of both data sets in the paper's totals
+# Side of the images in the data sets that section 1 processes in one batch, and their number in the paper's totals.
+DATA_SETS, PAPER_IMAGES = {"mnist": 28, "cifar10": 32}, 50_000
 NOTES = [
     "the paper counts the inputs of convolutions and norms, and one gradient; by this rule, our networks have its "
     "totals. The measurement is everything that the allocator returned, including the outputs of stem and levels, the "
@@ -70,17 +63,17 @@ NOTES = [
     "revnext, in values of 4 bytes: the feature map 32, its gradient 32, the map inside a branch 16, its gradient 16 "
     "and scratch memory 4 are 100. The paper's 88 has no gradient inside the branch, and 8 for its convolution instead "
     "of the scratch memory. If the inputs of branches are reconstructed (network.options keep_branch_input false), the "
-    "map inside a branch takes no additional memory, at the cost of precision, see Figure 11",
+    "map inside a branch takes no additional memory, at the cost of precision",
     "the slope also depends on sizes and batch, because the scratch memory of convolutions is not proportional to them",
 ]
 
 
 def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] = SIZES, batch: int = BATCH) -> Section:
     """Return bytes per pixel, the slope over image sizes, and the resulting totals of the paper's batch."""
-    kernels = name_for(torch.device("cpu"))
     section = Section(
         "pixels", "Bytes per input pixel, and Table 1: memory",
-        f"float32, batches of {batch} images of {', '.join(map(str, sizes))} pixels, norms by the {kernels} kernels. "
+        f"float32, batches of {batch} images of {', '.join(map(str, sizes))} pixels, norms by the "
+        f"{name_for(torch.device('cpu'))} kernels. "
         "Bytes per pixel: slope between the two largest sizes of the allocator's peak in a training step, without the "
         "gradients of the parameters. The slope excludes memory that does not grow with the images. Total: the slope "
         "times the paper's 32 images of 240 pixels, plus the weights if the paper adds them.", notes=list(NOTES),
@@ -95,14 +88,9 @@ def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] 
         slope = slopes[-1]
         section.comparisons += _compare_with_paper(name, slope, 4 * count_parameters(model))
         section.comparisons.append(unpublished(f"{name}: held after forward, bytes per pixel", held_slope, "B"))
-        if max(slopes) > (1 + LINE_TOLERANCE) * min(slopes):
-            text = ", ".join(f"{value:.0f}" for value in slopes)
-            section.notes.append(
-                f"{name}: the peaks are not on a straight line; bytes per pixel from one size to the next: {text}"
-            )
         lines.append(Line(f"{name}: {slope:.0f} B/px", [count / 1e3 for count in pixels], [p / 1e6 for p in peaks]))
         if name in DEEPER_OPTIONS:
-            section.comparisons += _compare_variants(name, sizes[:2], batch, slopes[0], kernels)
+            section.comparisons.append(_compare_depths(name, sizes[:2], batch, slopes[0]))
     section.panels.append(Panel("peak of a step", "thousand pixels of a batch", "MB", lines))
     return section
 
@@ -124,8 +112,10 @@ def _compare_with_paper(name: str, slope: float, weights: int) -> list[Compariso
     )  # fmt: skip
     for rule, per_pixel, basis in cases:
         found = {total.id: (per_pixel * PAPER_PIXELS + (weights if row.with_weights else 0)) / UNITS[total.unit]}
-        if name in BYTES_PER_PIXEL_KEYS:
-            found = {f"revnext/{BYTES_PER_PIXEL_KEYS[name]}": per_pixel, **found}
+        if name == "revnext":
+            found["revnext/abstract/bytes_per_pixel"] = per_pixel
+        else:
+            comparisons.append(unpublished(f"{name}: memory of training per input pixel, {rule}", per_pixel, "B"))
         if name == "revnext_resnet18":
             found[f"revnext/{row.section}/activations"] = per_pixel * PAPER_PIXELS / 1e9
         for key, measured in found.items():
@@ -163,40 +153,17 @@ def count_by_rule(name: str) -> float:
     return 4 * values / (images.numel() / 3)
 
 
-def _compare_variants(name: str, sizes: Sequence[int], batch: int, slope: float, kernels: str) -> list[Comparison]:
-    """Return the bytes per pixel of a deeper network, of plain kernels, and of hybrids that reconstruct branch inputs.
-
-    They are measured between the two smallest sizes, for which the slope of the network itself is ``slope``.
-    """
+def _compare_depths(name: str, sizes: Sequence[int], batch: int, slope: float) -> Comparison:
+    """Return the bytes per pixel of a deeper network, between the two ``sizes``, over those of the default depth."""
     pixels = [batch * size**2 for size in sizes]
-
-    def slope_of(**options: Any) -> float:
-        memories = _measure(build_revnext(name, **options), sizes, batch)
-        return _slopes(pixels, [memory.peak_without_gradients for memory in memories])[0]
-
+    peaks = [
+        each.peak_without_gradients for each in _measure(build_revnext(name, **DEEPER_OPTIONS[name]), sizes, batch)
+    ]
+    deep = _slopes(pixels, peaks)[0]
     (option, depth), *_ = DEEPER_OPTIONS[name].items()
-    deep = slope_of(**DEEPER_OPTIONS[name])
-    unit = f"bytes per pixel, {sizes[0]} to {sizes[1]} pixels"
-    what = f"{name}, {option} {'-'.join(map(str, depth))} over the default depth: {unit}"
+    what = f"{name}, {option} {'-'.join(map(str, depth))} over the default depth: bytes per pixel"
     number, note = published("revnext", "abstract/depth"), f"{deep:.4g} B, {slope:.4g} B"
-    comparisons = [Comparison(what=what, published=number, measured=deep / slope, note=note)]
-    variants: dict[str, dict[str, Any]] = {name: {}}
-    if name == "revnext":
-        variants[f"{name}, branch inputs reconstructed"] = {"keep_branch_input": False}
-    number = published("revnext", BYTES_PER_PIXEL_KEYS[name])
-    for used in dict.fromkeys((kernels, "reference")):
-        with forced(used):
-            for label, options in variants.items():
-                if (used, options) == (kernels, {}):  # measured already
-                    continue
-                measured, what = slope_of(**options), f"{label}{', plain torch kernels' * (used != kernels)}: {unit}"
-                comparisons.append(
-                    Comparison(what=what, published=number, measured=measured, unit="B", basis="variant")
-                )
-                if used == kernels:
-                    what = f"{name}: cost of saving the exact inputs of branches, {unit}"
-                    comparisons.append(unpublished(what, slope - measured, "B"))
-    return comparisons
+    return Comparison(what=what, published=number, measured=deep / slope, note=note)
 
 
 def count_whole_data_sets() -> Section:
@@ -206,21 +173,21 @@ def count_whole_data_sets() -> Section:
         "revnext in float32. The weights and the peak of all tensors of a step are counted on the meta device, without "
         "the gradients of the parameters, the images, and the scratch memory of convolutions.",
     )  # fmt: skip
-    for name, (num_images, size) in DATA_SETS.items():
+    for name, size in DATA_SETS.items():
         number = published("revnext", f"section1/{name}")
         model = build_revnext("revnext", device="meta")
         weights = 4 * count_parameters(model)
         by_rule = count_by_rule("revnext") * PAPER_IMAGES * size**2
-        counted = count_memory(forward_of(model, num_images, size), model.parameters()).peak_without_gradients
-        cases: tuple[tuple[int, str, float, Basis], ...] = (
-            (PAPER_IMAGES, "by the paper's rule", by_rule, "paper"), (num_images, "counted", counted, "shipped"),
+        counted = count_memory(forward_of(model, PAPER_IMAGES, size), model.parameters()).peak_without_gradients
+        cases: tuple[tuple[str, float, Basis], ...] = (
+            ("by the paper's rule", by_rule, "paper"), ("counted", counted, "shipped"),
         )  # fmt: skip
         section.comparisons += [
             Comparison(
-                what=f"{images:,} images of {size} pixels, {rule}", published=number, measured=(bytes_ + weights) / 1e9,
-                unit="GB", basis=basis,
+                what=f"{PAPER_IMAGES:,} images of {size} pixels, {rule}", published=number,
+                measured=(bytes_ + weights) / 1e9, unit="GB", basis=basis,
             )
-            for images, rule, bytes_, basis in cases
+            for rule, bytes_, basis in cases
         ]  # fmt: skip
     return section
 

@@ -16,14 +16,19 @@ from zoo.run.stale import is_stale
 from zoo.tables import Cell, number_text
 
 #: States of a measured number, from the one that a row with two of them is known by to the best.
-JUDGED: tuple[State, ...] = ("off", "underpowered", "better", "reproduced")
+JUDGED: tuple[State, ...] = ("off", "underpowered", "as in the code", "agrees", "better", "reproduced")
 #: States of a number that was not measured.
 UNMEASURED: tuple[State, ...] = ("needs data", "needs training", "not built", "not available", "not run")
 STATES = (*reversed(JUDGED), *UNMEASURED)
 EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
 DATE_LENGTH = len("2018-06-18")
-# Operations per second of a training step of ResNet-50, and the result file with its time.
-RATES = {"core": (59e9, "model_cpu"), "H100": (97e12, "model_h100")}
+# Operations per second of a training step on a quiet machine, within a factor of 1.5, and the result file with its
+# time, by a part of the name of the network.
+RATES: Mapping[str, Mapping[str, tuple[float, str]]] = {
+    "revnext": {"core": (1.0e11, "model_cifar")},
+    "cifar": {"core": (6.5e10, "model_cifar")},
+    "": {"core": (5.9e10, "model_cpu"), "H100": (9.7e13, "model_h100")},  # ResNet-50
+}
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,12 @@ class Row:
         operations = self.paper.operations
         if self.is_measured or operations is None:
             return ""
-        hours = {name: number_text(float(f"{operations / rate / 3600:.2g}")) for name, (rate, _) in RATES.items()}
-        return f"{operations:.1e} operations: about {hours['core']} hours on one core, {hours['H100']} on one H100"
+        rates = next(rates for part, rates in RATES.items() if part in self.number.network)
+        hours = ", ".join(
+            f"{number_text(float(f'{operations / rate / 3600:.2g}'))} hours on one {machine}"
+            for machine, (rate, _) in rates.items()
+        )
+        return f"{operations:.1e} operations: about {hours}"
 
 
 def rows_of(sections: Mapping[str, Iterable[Section]]) -> list[Row]:
@@ -101,7 +110,7 @@ def rows_of(sections: Mapping[str, Iterable[Section]]) -> list[Row]:
         found: dict[str, list[tuple[Comparison, Section]]] = {}
         for section in of_paper:
             for comparison in section.comparisons:
-                if comparison.published is not None and comparison.basis != "variant":
+                if comparison.published is not None:
                     found.setdefault(comparison.published.id, []).append((comparison, section))
         rows += [_row(number, found.get(number.id, [])) for number in published_numbers(paper).values()]
     return rows

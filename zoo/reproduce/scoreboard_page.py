@@ -16,7 +16,14 @@ from zoo.reproduce.scoreboard import EVIDENCE, RATES, STATES, Row, by_item, coun
 from zoo.reproduce.scoreboard_summary import CSV, INDEX, PAGE, SCOPE, STATE_MEANINGS, TITLE, anchor, measured_with
 from zoo.tables import number_text
 
-COLORS = {"reproduced": "green", "better": "blue", "off": "red", "underpowered": "orange"}
+COLORS = {
+    "reproduced": "green",
+    "better": "blue",
+    "agrees": "green",
+    "as in the code": "orange",
+    "off": "red",
+    "underpowered": "orange",
+}
 BAR_FACTOR = 4.0  # measured over published at the ends of a deviation bar
 HEADERS = ("quantity", "published", "by the paper's rule", "as shipped here", "evidence, n", "where and how")
 STYLE = """
@@ -66,8 +73,11 @@ def scoreboard_page(rows: Sequence[Row]) -> str:
         _paper(paper, list(of_paper)) for paper, of_paper in groupby(rows, key=lambda row: row.number.paper)
     )
     about = "".join(f"<li>{_code(escape(line))}</li>" for line in measured_with(rows))
-    rates = " and ".join(f"{rate:.0e} operations per second on one {name} ({file}.json)"
-                         for name, (rate, file) in RATES.items())  # fmt: skip
+    rates = ", ".join(
+        f"{part or 'others'}: {rate:.1e} operations per second on one {machine} ({file}.json)"
+        for part, of_machines in RATES.items()
+        for machine, (rate, file) in of_machines.items()
+    )
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{TITLE}</title><style>{STYLE}</style></head><body>
@@ -75,7 +85,8 @@ def scoreboard_page(rows: Sequence[Row]) -> str:
 <table class="counts"><thead><tr>{"".join(f"<th>{header}</th>" for header in headers)}</tr></thead>{counts}</table>
 <p>Two counts: by the paper's rule / as shipped here. A row has the worse of both states.</p>
 <details><summary>States, tolerances, machines</summary><ul>{meanings}</ul><ul>{rules}</ul><ul>{about}</ul>
-<p>Hours follow from the counted operations of a training and the rate of a training step of ResNet-50: {rates}.</p>
+<p>Hours follow from the counted operations of a training and the measured rate of a step, by the name of the network:
+{rates}.</p>
 </details>
 <form>{_select("paper", PAPERS)}{_select("evidence", EVIDENCE)}{_select("state", STATES)}
 <input name="text" type="search" placeholder="words" aria-label="words"><output></output></form>

@@ -23,6 +23,8 @@ STATE_MEANINGS = {
     "reproduced": "within the tolerance of its kind of evidence",
     "better": "beyond the tolerance in the better direction: less memory or time, more images or pixels in the same "
     "memory, or a larger signal-to-noise ratio",
+    "agrees": "one or two trained networks, as close to the published accuracy as the authors' own runs to each other",
+    "as in the code": "equal to the authors' public code, from which the paper differs",
     "off": "beyond the tolerance otherwise",
     "underpowered": "too few images, runs or rounds for a verdict",
     "needs data": "a command measures it, given the data set",

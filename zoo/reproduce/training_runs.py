@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, escape
@@ -30,8 +31,13 @@ from zoo.run.plot_style import Line, Panel, draw_panels
 NUM_RECONSTRUCTIONS, NUM_ANGLES = 12, 160
 TEXT_LOG = "training_0.log"
 # Settings in which runs of an experiment may differ, because they do not change the expected accuracy.
-METER_SETTINGS = {"reconstruction_meter", "gradient_angle_meter"}
-VARIABLE_SETTINGS = {"expected": True, "seed": True, "network": {"memory"}, "training": METER_SETTINGS}
+COMPUTATION = {
+    "channels_last", "compile", "compile_mode", "activation_memory_budget", "reconstruction_meter",
+    "gradient_angle_meter",
+}  # fmt: skip
+VARIABLE_SETTINGS = {
+    "expected": True, "seed": True, "checkpoint": True, "network": {"memory"}, "training": COMPUTATION,
+}  # fmt: skip
 # Required keys of the records of each event.
 REQUIRED_KEYS = {
     "train": ("epoch", "epoch_loss", "epoch_top1"), "validation": ("epoch", "top1"),
@@ -139,8 +145,8 @@ def read_runs(
 ) -> tuple[list[TrainingRun], list[str]]:
     """Return the runs of the experiments ``names`` that were validated at least once, and remarks on skipped runs.
 
-    A run belongs to the experiment with the same settings, except for seed, memory and meters. The note of a run in a
-    file is a remark too.
+    A run belongs to the experiment with the same settings, except for `VARIABLE_SETTINGS`. The note of a run in a file
+    is a remark too.
 
     Args:
     - `paths`: log folders of `zoo train`, and files of runs; each is read once.
@@ -189,8 +195,11 @@ def load_changed(name: str) -> Experiment:
 
 
 def _settings(config: Experiment) -> str:
-    """Return the settings that distinguish experiments, as text."""
-    return json.dumps(config.model_dump(mode="json", exclude=VARIABLE_SETTINGS), sort_keys=True)  # type: ignore[arg-type]
+    """Return the settings that distinguish experiments, with the defaults of omitted network options, as text."""
+    content = config.model_dump(mode="json", exclude=VARIABLE_SETTINGS)  # type: ignore[arg-type]
+    record = ARCHITECTURES.get(config.network.arch)
+    content["network"]["options"] = {**(record.options if record else {}), **content["network"]["options"]}
+    return json.dumps(content, sort_keys=True)
 
 
 def read_path(path: Path) -> list[TrainingRun]:
