@@ -17,7 +17,6 @@ from tests.data.sample_images import make_folder, random_image
 from zoo.cli import main
 from zoo.data.reading import read_image
 from zoo.data.scan import scan_folder
-from zoo.run.predictions import MARGIN_PX, TILE_PX
 from zoo.weights import read_checkpoint
 
 PNG_MAGIC = b"\x89PNG\r\n"
@@ -68,14 +67,10 @@ def test_a_thousand_classes_have_imagenet_names(tmp_path: Path, capsys: pytest.C
     assert len(found["predictions"]) == 5
 
 
-def test_the_table_has_a_line_per_class_and_the_grid_is_drawn(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_has_a_line_per_class(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
     images = sorted(map(str, finished.data.glob("val/*/*.png")))
-    grid = tmp_path / "new" / "grid.png"
-    assert main(["predict", str(finished.checkpoint), *images, "--grid", str(grid)]) == 0
+    assert main(["predict", str(finished.checkpoint), *images]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2 + 2 * len(images)
-    assert grid.read_bytes().startswith(PNG_MAGIC)
 
 
 @pytest.mark.parametrize(
@@ -87,14 +82,13 @@ def test_bad_images_are_named_and_the_others_keep_their_results(
     (broken := tmp_path / "broken.jpg").write_bytes(b"no image")
     good = str(finished.data / "val/class0/0.png")
     images = [str(broken), good, str(tmp_path / "missing.png")]
-    command = ["predict", str(finished.checkpoint), *images, "--json", "--grid", str(tmp_path / "g.png"), *policy]
+    command = ["predict", str(finished.checkpoint), *images, "--json", *policy]
     assert main(command) == code
     output = capsys.readouterr()
     assert [entry["path"] for entry in json.loads(output.out)] == [good]
     assert "broken.jpg" in output.err
     assert "missing.png" in output.err
     assert "2 of 3 images" in output.err
-    assert (tmp_path / "g.png").exists()
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
@@ -103,10 +97,9 @@ def test_no_usable_image_is_an_error_without_output(
 ) -> None:
     paths = [tmp_path / f"{index}.jpg" for index in range(12)]
     command = ["predict", str(finished.checkpoint), *map(str, paths), "--on-bad-image", policy]
-    assert main([*command, "--grid", str(tmp_path / "g.png")]) == 2
+    assert main(command) == 2
     output = capsys.readouterr()
     assert output.out == ""
-    assert not (tmp_path / "g.png").exists()
     assert "9.jpg" in output.err
     assert "10.jpg" not in output.err  # ten are named
     assert "and 2 more" in output.err
@@ -148,27 +141,11 @@ def test_names_are_exact_in_json_and_printable_elsewhere(
     (found,) = json.loads(output)
     assert os.fsencode(found["path"]) == os.fsencode(path)
     assert {entry["name"] for entry in found["predictions"]} == {"one\x1b[0m", "two"}
-    assert main([*command, "--grid", str(tmp_path / "grid.png")]) == 0
+    assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert all(line.isprintable() for line in lines)
     assert r"\x1b[31mé\n\|\udcff.png" in lines[2]
-
-
-def test_a_grid_of_many_images_shows_the_first(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("zoo.cli.predict.GRID_IMAGES", 3)
-    grid = tmp_path / "grid.png"
-    assert main(["predict", str(finished.checkpoint), str(finished.data / "val"), "--grid", str(grid)]) == 0
-    assert "shows the first 3 of 7 images" in capsys.readouterr().err
-    with Image.open(grid) as drawn:
-        assert drawn.width == 2 * (TILE_PX + MARGIN_PX) + MARGIN_PX
-
-
-def test_a_grid_that_is_no_png_is_refused_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "no-such-network", "no-such-image", "--grid", "grid.jpg"]) == 2
-    assert "grid.jpg does not end in .png" in capsys.readouterr().err
 
 
 def test_a_image_predicted_alone_is_what_validation_scored(

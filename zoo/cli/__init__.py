@@ -17,7 +17,6 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 from zoo.cli.benchmark import BENCHMARK
-from zoo.cli.compare import Compare
 from zoo.cli.convert import Convert
 from zoo.cli.data import DATA
 from zoo.cli.doctor import Doctor
@@ -47,7 +46,6 @@ COMMANDS: Mapping[str, type[Command] | Group] = {
     "data": DATA,
     "train": Train,
     "validate": Validate,
-    "compare": Compare,
     "convert": Convert,
     "push": Push,
     "predict": Predict,

@@ -88,7 +88,7 @@ class ScoreOptions(LoaderOptions, ProcessOptions):
     """Write the scores to FILE."""
     predictions: Path | None = None
     """Write a CSV file with one line per image, sorted by path: path, class, and the top five classes with their
-    probabilities; zoo compare tests two such files."""
+    probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
