@@ -7,12 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from tests.cli.conftest import SETTINGS, Run
 from tests.data.sample_labels import make_labeled
 from zoo.cli import main
-from zoo.cli.quickstart import BODY_EXPERIMENT, EXPERIMENTS, NUM_EXAMPLES
+from zoo.cli.quickstart import BODY_EXPERIMENT, EXPERIMENTS
 from zoo.data.prepare.scenes import GARMENTS_DIR
 
 pytestmark = pytest.mark.slow  # trains several times
@@ -76,7 +75,7 @@ def test_one_folder_is_not_enough_for_two_seeds(capsys: pytest.CaptureFixture[st
     assert "--log-dir" in capsys.readouterr().err
 
 
-def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
+def test_the_quickstart_of_segmentation_tells_of_classes(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {
@@ -86,7 +85,7 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
     }
     (tmp_path / f"{EXPERIMENTS['segmentation']}.json").write_text(json.dumps(settings))
     (tmp_path / f"{BODY_EXPERIMENT}.json").write_text(json.dumps(SETTINGS))
-    data = make_labeled(tmp_path / "data", num_train=4, num_val=NUM_EXAMPLES + 1)
+    data = make_labeled(tmp_path / "data", num_train=4, num_val=3)
     shutil.copytree(finished.data, data / GARMENTS_DIR)
     (data / "classes.txt").write_text("sky\nsea\nship\n")
     monkeypatch.setattr("zoo.config.experiments_dir", lambda: tmp_path)
@@ -112,12 +111,7 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
     content = json.loads(Path("seeds.json").read_text())
     assert content["command"] == f"zoo {' '.join(command)}"
     (run,) = content["runs"]
-    assert (run["seed"], run["results"][0]["count"], len(run["results"][0]["iou"])) == (3, NUM_EXAMPLES + 1, 3)
-    examples = sorted(Path("runs/quickstart-segmentation-seed3/examples").iterdir())
-    assert len(examples) == NUM_EXAMPLES
-    with Image.open(examples[0]) as example:
-        assert example.width == 3 * 22 * 12  # three images of 12 px, enlarged
-        assert example.height > 22 * 10  # there are legends below
+    assert (run["seed"], run["results"][0]["count"], len(run["results"][0]["iou"])) == (3, 3, 3)
 
 
 @pytest.mark.exhaustive

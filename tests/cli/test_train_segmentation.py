@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.data.sample_labels import make_labeled
@@ -60,9 +58,7 @@ def test_a_run_logs_its_scores_everywhere(trained: Path) -> None:
     board.Reload()
     assert [event.step for event in board.Scalars("val/miou")] == [2]
     assert board.Scalars("train/miou")
-    assert sorted(board.Tags()["images"]) == ["train/inputs", *(f"val/image{index}" for index in (0, 1, 2, 3))]
-    (shown,) = board.Images("val/image0")
-    assert Image.open(io.BytesIO(shown.encoded_image_string)).size == (3 * 12, 10)
+    assert board.Tags()["images"] == ["train/inputs"]
 
 
 def test_the_checkpoint_has_the_score_of_its_validation(trained: Path, tmp_path: Path) -> None:

@@ -94,23 +94,14 @@ def test_the_scores_are_those_of_all_pixels_counted_one_by_one(
     assert f"| 3     | {iou[3]:5.2f} |" in printed
 
 
-def test_the_confusion_is_drawn(files: Files, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    assert files.run("--confusion", tmp_path / "new" / "plot.png", "--limit", 2, "--protocol", "whole-flip") == 0
-    with Image.open(tmp_path / "new" / "plot.png") as plot:
-        assert plot.format == "PNG"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--confusion", "plot.jpg"], "plot.jpg does not end in .png"),
         (["--task", "classification"], "tiny (deeplab_resnet18) is a network of segmentation; --task classification"),
-        (["--crop", "8"], "whole images are scored, one at a time; command line: leave out --crop"),
+        (["--crop", "8"], "which scores whole images, one at a time; command line: leave out --crop"),
         (["--scale", "-1", "--ten-crops"], "leave out --scale, --ten-crops"),
         (["--batch-size", "2"], "leave out --batch-size"),
         (["--predictions", "lines.csv"], "leave out --predictions"),
-        (["--confusion", "a.png", "--json", "./a.png"], "two options name this file; "),
         (["--protocol", "center224"], "'center224' is not a published protocol; those are whole, whole-flip"),
     ],
 )
@@ -120,16 +111,6 @@ def test_options_that_do_not_fit_are_refused(
     assert files.run(*words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
-
-
-def test_a_classifier_has_no_options_of_segmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "two.json").write_text('{"network": {"arch": "resnet18", "activation": "leaky_relu", "classes": 2}}')
-    torch.save(zoo.get("resnet18", num_classes=2).state_dict(), tmp_path / "weights.pth")
-    command = ["validate", str(tmp_path / "two.json"), str(tmp_path), "--weights", str(tmp_path / "weights.pth")]
-    assert main([*command, "--confusion", str(tmp_path / "plot.png")]) == 2
-    assert "each image has one class; command line: leave out --confusion" in capsys.readouterr().err
-    assert main([*command, "--task", "segmentation"]) == 2
-    assert "two (resnet18) is a network of classification; --task segmentation" in capsys.readouterr().err
 
 
 def test_weights_of_the_body_alone_get_no_score(

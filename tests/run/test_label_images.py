@@ -12,13 +12,10 @@ from zoo.errors import ConfigError
 from zoo.run.label_images import (
     VISTAS_COLORS,
     Palette,
-    classes_over,
     distinct_colors,
     overlay,
-    overlay_with_legend,
     palette_for,
     write_ids,
-    write_overlay,
     write_palette,
     write_probabilities,
 )
@@ -92,35 +89,3 @@ def test_an_overlay_is_half_image_and_half_colour() -> None:
     pixels = np.asarray(overlay(image, np.array([[0, 1, 2]]), THREE)).astype(int)
     expected = (np.asarray(image).astype(int) + THREE.colors[None]) / 2
     assert np.abs(pixels - expected).max() <= 1
-
-
-@pytest.mark.parametrize("size", [(5, 4), (600, 40)])
-def test_a_legend_below_the_overlay_has_the_classes_that_occur(tmp_path: Path, size: tuple[int, int]) -> None:
-    image = Image.new("RGB", size, "white")
-    classes = np.zeros((size[1], size[0]), dtype=np.int32)
-    classes[0] = 2
-    write_overlay(tmp_path / "a.png", image, classes, THREE)
-    with Image.open(tmp_path / "a.png") as written:
-        pixels = np.asarray(written)
-    assert np.array_equal(pixels[: size[1], : size[0]], np.asarray(overlay(image, classes, THREE)))
-    below = {tuple(color) for color in pixels[size[1] :].reshape(-1, 3).tolist()}
-    assert {(255, 0, 0), (0, 0, 255), (0, 0, 0), (255, 255, 255)} <= below
-    assert (0, 255, 0) not in below
-
-
-def test_names_of_any_length_and_script_stay_in_their_column() -> None:
-    image = Image.new("RGB", (600, 40), "white")
-    classes = np.arange(3)[None].repeat(40, 0).repeat(200, 1)
-    short = overlay_with_legend(image, classes, Palette(THREE.colors, ["a", "b", "c"]))
-    long = overlay_with_legend(image, classes, Palette(THREE.colors, ["\u4e2d" * 300, "wide " * 90, ""]))
-    assert short.size == long.size
-    swatch = np.asarray(short)[40:] == (0, 255, 0)
-    assert np.array_equal(swatch.all(2), (np.asarray(long)[40:] == (0, 255, 0)).all(2))
-
-
-def test_where_there_is_no_class_the_image_shows_through_and_a_map_of_another_size_fits() -> None:
-    image = Image.fromarray(np.full((4, 6, 3), 100, dtype=np.uint8))
-    classes = np.array([[0, 255, 1], [1, 0, -1]])
-    shown = np.asarray(classes_over(image, classes, Palette(np.array([[0] * 3, [200] * 3], dtype=np.uint8), "ab")))
-    colours = {0: 50, 1: 150, 255: 100, -1: 100}
-    assert np.array_equal(shown[..., 0], np.vectorize(colours.get)(classes).repeat(2, axis=0).repeat(2, axis=1))

@@ -8,9 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -18,11 +16,9 @@ from torch.utils.tensorboard.summary import hparams
 from zoo.config import Experiment, leaves
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.task import Result
-from zoo.run.label_images import classes_over, palette_of
 from zoo.tasks import task_of
 
 NUM_IMAGES = 8
-MAX_SIDE_PX = 512  # of validation images, which are logged every epoch
 HISTOGRAM_NAMES = ("fc", "bn_out")
 
 
@@ -71,21 +67,8 @@ class Board:
 
     def images(self, step: int, images: Tensor) -> None:
         """Write the first of the normalized input images (N, 3, H, W), denormalized."""
-        self._writer.add_images("train/inputs", self._denormalized(images[:NUM_IMAGES]), step)
-
-    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
-        """Write a normalized image (3, h, w) next to its overlays with class maps (H, W), each at most 512 px wide."""
-        pixels = (255 * self._denormalized(image)).round().clamp(0, 255).to(torch.uint8)
-        picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-        picture.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX), Image.Resampling.BILINEAR)
-        palette = palette_of(self._config)
-        panels = [picture, *(classes_over(picture, classes.numpy(), palette) for classes in maps.values())]
-        row = np.concatenate([np.asarray(panel) for panel in panels], axis=1)
-        self._writer.add_image(name, row, step, dataformats="HWC")
-
-    def _denormalized(self, images: Tensor) -> Tensor:
-        """Return normalized images (..., 3, H, W) with values from 0 to 1, on the CPU."""
-        return images.detach().float().cpu() * self._std + self._mean
+        shown = images[:NUM_IMAGES].detach().float().cpu() * self._std + self._mean
+        self._writer.add_images("train/inputs", shown, step)
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Write the relative errors reconstruction/CHAIN/BLOCK at the optimizer step."""

@@ -7,8 +7,6 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import ImageFont
-
 from zoo.files import write_text
 from zoo.tasks.prediction import Prediction
 
@@ -28,13 +26,3 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
     for line in lines:
         writer.writerow([line.path, line.target, *line.classes, *(f"{value:.6f}" for value in line.probabilities)])
     write_text(path, text.getvalue())
-
-
-def cut_line(line: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: float) -> str:
-    """Return ``line`` shortened with "..." to at most ``width`` px; "?" replaces characters that the font lacks."""
-    line = line.encode("latin-1", errors="replace").decode("latin-1")
-    if font.getlength(line) <= width:
-        return line
-    while line and font.getlength(f"{line}...") > width:
-        line = line[:-1]
-    return f"{line}..."

@@ -249,11 +249,6 @@ class RunLog:
         if self._board is not None:
             self._write(partial(self._board.images, step, images))
 
-    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
-        """Record class maps (H, W) over a normalized validation image (3, h, w) in TensorBoard."""
-        if self._board is not None:
-            self._write(partial(self._board.class_maps, step, name, image, maps))
-
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains."""
         self._add_line("reconstruction", step=step, errors=dict(errors))
