@@ -79,10 +79,10 @@ class BuildOptions(Section):
     global_pool: str | None = None
     """Pooling before the classifier, see `zoo.models.base.Network.reset_classifier`."""
 
-    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield a problem if stages are selected without ``features_only``."""
         if self.out_indices is not None and not self.features_only:
-            yield ("out_indices", "features_only"), "chooses among features; give features_only=True too"
+            yield "out_indices", "chooses among features; give features_only=True too"
 
 
 def get(
