@@ -14,7 +14,6 @@ import torchvision
 
 import zoo
 from tests.convert.networks import scramble
-from tests.data.sample_images import make_folder
 from tests.engine.tiny import make_images
 from zoo.cli import main
 from zoo.convert import fold_network
@@ -58,24 +57,6 @@ def test_each_kind_writes_a_file_that_torch_loads(kind, files, tmp_path):
     assert "classifier.fc.bias" in torch.load(tmp_path / "new.pth", weights_only=True)["state_dict"]
 
 
-def test_accuracy_is_measured_before_and_after_and_statistics_estimated_again(files, tmp_path, capsys):
-    options = ["--data", str(files / "data"), "--reestimate", "3", "--batch-size", "8", "-s", "12", "-c", "10"]
-    report_file = tmp_path / "report.json"
-    target = tmp_path / "leaky.pth"
-    assert (
-        convert("relu-to-leaky-relu", files / "zoo.pth", target, *options, "-j", "0", "--json", str(report_file)) == 0
-    )
-    assert "before: top-1 " in capsys.readouterr().out
-    report = json.loads(report_file.read_text())
-    assert [report[name]["count"] for name in ("before", "converted", "reestimated")] == [7, 7, 7]
-    assert 0 <= report["before"]["top1"] <= report["before"]["top5"] == 100
-    assert "3 batches" in report["reason"]
-    given, new = torch.load(files / "zoo.pth"), read_state_dict(target)
-    assert new["mod1.bn1.num_batches_tracked"] == 3
-    assert not torch.allclose(new["mod1.bn1.running_mean"], given["mod1.bn1.running_mean"])
-    assert torch.equal(new["mod1.bn1.weight"], given["mod1.bn1.weight"])
-
-
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11's own loader
 def test_export_writes_a_program_that_computes_what_the_network_does(files, tmp_path):
     assert convert("export", files / "zoo.pth", tmp_path / "net.pt2", "-c", "32", "--norm", "inplace") == 0
@@ -88,9 +69,7 @@ def test_export_writes_a_program_that_computes_what_the_network_does(files, tmp_
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("fold", ["--data", "d"], "--data goes with relu-to-leaky-relu, not with fold"),
         ("from-torchvision", ["--input-3x3"], "--input-3x3 goes with"),
-        ("relu-to-leaky-relu", ["--reestimate", "2"], "--reestimate needs images"),
         ("to-torchvision", [], "missing"),
     ],
 )
@@ -152,11 +131,9 @@ def test_what_was_torchvisions_is_built_with_relu_without_being_told(files, relu
 def test_an_export_needs_no_name_and_computes_what_torchvision_does(files, relu_file, tmp_path):
     assert run("export", relu_file, tmp_path / "x.pt2", "-c", "64") == 0
     images = torch.randn(2, 3, 64, 64)
-    extra = {"metadata.json": ""}
-    program = torch.export.load(tmp_path / "x.pt2", extra_files=extra)
+    program = torch.export.load(tmp_path / "x.pt2")
     with torch.no_grad():
         assert torch.allclose(program.module()(images), torchvision_network(files)(images), atol=1e-3)
-    network = json.loads(extra["metadata.json"])["network"]
     assert (network["arch"], network["activation"], network["num_classes"]) == ("resnet18", "relu", 2)
 
 
@@ -217,27 +194,12 @@ def test_a_folded_file_says_that_it_is_folded(relu_file, tmp_path, capsys):
 def test_a_checkpoint_is_exported_as_the_network_that_it_is(finished, tmp_path):
     """In-place norms read scales as |w| + eps: taken for standard ones they would give another network."""
     assert run("export", finished.checkpoint, tmp_path / "x.pt2") == 0
-    extra = {"metadata.json": ""}
-    program = torch.export.load(tmp_path / "x.pt2", extra_files=extra)
+    program = torch.export.load(tmp_path / "x.pt2")
     images = torch.randn(2, 3, 10, 10)  # the crop of the run
     with torch.no_grad():
         assert torch.allclose(program.module()(images), zoo.get(finished.checkpoint).eval()(images), atol=1e-4)
-    assert json.loads(extra["metadata.json"])["network"]["class_names"] == ["class0", "class1"]
     with pytest.raises(zoo.WeightsError, match="norm='inplace' in the file, but norm='standard' is asked for"):
         zoo.load_weights(zoo.get("resnet18", num_classes=2), finished.checkpoint)
-
-
-def test_accuracy_is_measured_by_the_names_of_the_classes(files, tmp_path, capsys):
-    """Two of three classes, of which the second is always the answer."""
-    model = zoo.get("resnet18", num_classes=3, activation="relu")
-    with torch.no_grad():
-        model.classifier.fc.bias.copy_(torch.tensor([0.0, 1e4, 0.0]))
-    record = {**model.built_as.model_dump(mode="json"), "class_names": ["a", "b", "c"]}
-    torch.save({"state_dict": model.state_dict(), "network": record}, tmp_path / "w.pth")
-    make_folder(tmp_path / "data" / "val", {"b": 3, "c": 1})
-    options = ["--data", str(tmp_path / "data"), "-s", "10", "-c", "10", "-j", "0", "--no-compare"]
-    assert run("relu-to-leaky-relu", tmp_path / "w.pth", tmp_path / "leaky.pth", *options) == 0
-    assert "before: top-1 75.00 ± 21.65 %, top-5 100.00 ± 0.00 %, 4 images" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", [[], ["--json"]])
@@ -258,14 +220,12 @@ def test_folders_of_files_are_made_and_places_that_cannot_be_written_are_refused
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
-def test_an_onnx_file_of_a_checkpoint_carries_its_record_and_computes_what_it_does(finished, tmp_path):
+def test_an_onnx_file_of_a_checkpoint_computes_what_it_does(finished, tmp_path):
     onnx = pytest.importorskip("onnx")
     from onnx.reference import ReferenceEvaluator
 
     assert run("export", finished.checkpoint, tmp_path / "x.onnx", "--no-compare") == 0
     written = onnx.load(str(tmp_path / "x.onnx"))
-    found = {entry.key: entry.value for entry in written.metadata_props}
-    assert json.loads(found["metadata"])["network"]["norm"] == "inplace"
     session, images = ReferenceEvaluator(written), torch.randn(2, 3, 10, 10)
     (output,) = session.run(None, {session.input_names[0]: images.numpy()})
     with torch.no_grad():
@@ -286,8 +246,7 @@ def test_what_is_assumed_of_a_file_without_a_record_is_logged(files, tmp_path, c
 def test_torchvisions_file_gets_the_command_that_converts_it(kind, files, tmp_path, capsys):
     assert convert(kind, files / "tv.pth", tmp_path / "x.pt2") == 2
     message = capsys.readouterr().err
-    assert f"`zoo convert from-torchvision {files / 'tv.pth'} TARGET --arch resnet18`" in message
-    assert "load TARGET with activation" not in message
+    assert f"`zoo convert from-torchvision {files / 'tv.pth'} TARGET --arch NAME`" in message
 
 
 def test_relu_is_to_be_converted_before_the_norms_become_inplace(relu_file, tmp_path, capsys):
@@ -333,9 +292,3 @@ def test_a_file_that_exists_is_overwritten_on_request_alone(files, tmp_path, cap
     assert target.read_bytes() == b"something that took days"
     assert convert("from-torchvision", files / "tv.pth", target, "--no-compare", "--overwrite") == 0
     assert "classifier.fc.bias" in read_state_dict(target)
-
-
-def test_images_may_be_at_an_address(files, tmp_path, capsys):
-    options = ["--data", "https://images.example/mine", "-s", "12", "-c", "10"]
-    assert convert("relu-to-leaky-relu", files / "zoo.pth", tmp_path / "new.pth", *options) == 2
-    assert "ZOO_OFFLINE is set; https://images.example/mine/val" in capsys.readouterr().err

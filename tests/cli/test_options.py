@@ -110,7 +110,6 @@ def test_a_wrong_option_is_told_first_and_a_missing_kind_with_its_choices(
 COMMANDS_WITH_WORKERS = {
     "validate": ["a", "b"],
     "reproduce": ["imagenet", "--data", "a"],
-    "convert": ["fold", "a", "b", "--arch", "c"],
     "train": ["a", "b"],
     "data": ["check", "a", "b"],
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 
 import pytest
@@ -95,39 +94,18 @@ def test_a_convolution_with_a_bias_is_folded_into():
         assert torch.allclose(fold_network(model)(IMAGES), model(IMAGES), rtol=1e-10, atol=1e-12)
 
 
-METADATA = {"arch": "resnet18", "input": {"mean": [0.5, 0.25], "size": 32}, "classes": ["a", "ü"]}
-
-
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
-def test_a_program_carries_metadata(tmp_path):
-    model = fold_network(scramble(zoo.get("resnet18", num_classes=2)))
-    export(model, tmp_path / "net.pt2", 32, metadata=METADATA)
-    files = {"metadata.json": ""}
-    torch.export.load(tmp_path / "net.pt2", extra_files=files)
-    assert json.loads(files["metadata.json"]) == METADATA
-    assert [path.name for path in tmp_path.iterdir()] == ["net.pt2"]
-
-
-@pytest.mark.slow
-def test_an_onnx_file_has_the_usual_names_and_carries_metadata(tmp_path, capfd):
+def test_an_onnx_file_has_the_usual_names(tmp_path, capfd):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     model = fold_network(scramble(zoo.get("resnet18", num_classes=2)))
-    export(model, tmp_path / "net.onnx", 32, metadata=METADATA)
+    export(model, tmp_path / "net.onnx", 32)
     written = onnx.load(tmp_path / "net.onnx")
     assert [value.name for value in written.graph.input] == ["input"]
     assert [value.name for value in written.graph.output] == ["logits"]
     for value in (*written.graph.input, *written.graph.output):
         assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
-    assert {item.key: json.loads(item.value) for item in written.metadata_props} == {"metadata": METADATA}
     assert capfd.readouterr() == ("", "")
-
-
-def test_metadata_that_json_cannot_hold_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ConversionError, match=r"metadata .* not JSON: Object of type object"):
-        export(nn.Identity(), tmp_path / "net.pt2", metadata={"size": object()})
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

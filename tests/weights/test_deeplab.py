@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
 from torch import Tensor, nn
 
 import zoo
@@ -192,13 +191,3 @@ def test_the_published_name_builds_the_network_of_its_experiment() -> None:
     assert experiment.segmentation.longest_side_val == 2048
     assert experiment.expected.scores["whole-flip"].miou == 53.42
     assert experiment.network.options["pooling_size"] == [experiment.input.crop_train // 8] * 2
-
-
-def test_a_file_of_torchvision_says_how_its_backbone_is_taken(tmp_path: Path) -> None:
-    with torch.device("meta"):
-        theirs = torchvision.models.resnet50()
-    backbone = {f"backbone.{key}": torch.zeros(tensor.shape) for key, tensor in theirs.state_dict().items()}
-    path = write(tmp_path / "tv.pth", {**backbone, "classifier.4.weight": torch.zeros(21, 256, 1, 1)})
-    for argument in ("weights", "body_weights"):
-        with pytest.raises(WeightsError, match=rf"on resnet50, .*from-torchvision {path} TARGET --arch resnet50"):
-            zoo.get("deeplab_resnet50", **{argument: path})

@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from zoo.cli.options import (
     Command,
-    DataFolder,
-    LoaderOptions,
     Positive,
-    WholeNumber,
     argument,
     check_writable,
     option,
@@ -36,7 +33,7 @@ CONVERSIONS = {
     "from-torchvision": Kind("rename the keys of a torchvision ResNet to those of this package"),
     "to-torchvision": Kind("the inverse of from-torchvision"),
     "relu-to-leaky-relu": Kind(
-        "use the same weights in the network with leaky_relu", ("activation_param", "input_3x3", "data")
+        "use the same weights in the network with leaky_relu", ("activation_param", "input_3x3")
     ),
     "inplace-to-standard": Kind("convert in-place norms to standard norms", NETWORK_OPTIONS[1:]),
     "standard-to-inplace": Kind(
@@ -57,7 +54,7 @@ RESTRICTED_OPTIONS = dict.fromkeys(option for kind in CONVERSIONS.values() for o
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convert(Command, LoaderOptions):
+class Convert(Command):
     """Convert weights to another variant of their network, and report how exact the result is."""
 
     kind: str = argument(
@@ -94,17 +91,8 @@ class Convert(Command, LoaderOptions):
     """Write the report to FILE."""
     overwrite: bool = False
     """Replace TARGET if it exists."""
-    data: DataFolder | None = option(metavar="DIR")
-    """(relu-to-leaky-relu) Data set, as a folder or the URL of shards: the accuracy before and after is measured on
-    val/."""
-    reestimate: WholeNumber = 0
-    """(with --data) Recompute the running statistics on N batches of DIR/train; 0 keeps them."""
-    batch_size: Positive = 64
-    """Images per batch."""
-    scale: Positive | None = option("-s", metavar="PX")
-    """Shorter side before the crop (default: stored in SOURCE, or 256)."""
     crop: Positive | None = option("-c", metavar="PX")
-    """Side of the crop, and of the images of an export (default: stored in SOURCE, or 224)."""
+    """Side of the images of an export, and of those that are compared (default: stored in SOURCE, or 224)."""
 
     def run(self) -> int:
         """Convert, write TARGET and the JSON file, and print the report."""
@@ -113,47 +101,29 @@ class Convert(Command, LoaderOptions):
         _check_options(self)
         if self._writes_safetensors:
             check_installed(self.target)
-        measured: dict[str, Any] = {}
+        difference = None
         match self.kind:
             case "norms":
                 report = self._convert_norms()
             case "export" if self._writes_safetensors:
                 report = self._export_weights()
             case "export":
-                report, measured["exported_max_difference"] = self._export()
+                report, difference = self._export()
             case _:
-                report, measured = self._convert()
-        self._print(report, measured)
+                report = self._convert()
+        self._print(report, difference)
         return 0
 
-    def _convert(self) -> tuple[ConversionReport, dict[str, Any]]:
-        from zoo.convert.files import convert_file, save_weights
+    def _convert(self) -> ConversionReport:
+        from zoo.convert.files import convert_file
 
         assert self.target is not None
-        measured: dict[str, Any] = {}
         asked, options = self._given_settings(), {"compare_with_source": not self.no_compare}
         if self.kind == "relu-to-leaky-relu" and "activation_param" in asked:
             options["activation_param"] = asked.pop("activation_param")  # this option is about the target
         if self.allow_approximate:
             options["allow_approximate"] = True
-        conversion = convert_file(self.kind, self.source, asked, **options)
-        if self.data is not None:
-            from zoo.run.conversion_accuracy import measure_accuracy
-
-            conversion, measured = measure_accuracy(
-                conversion,
-                self.data,
-                reestimate=self.reestimate,
-                scale=self.scale,
-                crop=self.crop,
-                batch_size=self.batch_size,
-                workers=self.workers,
-                on_bad_image=self.on_bad_image,
-                log_every=self.log_every,
-                compare_with_source=not self.no_compare,
-            )
-        save_weights(conversion.state_dict, conversion.spec, self.target, conversion.source.path)
-        return conversion.report, measured
+        return convert_file(self.kind, self.source, self.target, asked, **options)
 
     @property
     def _writes_safetensors(self) -> bool:
@@ -193,26 +163,20 @@ class Convert(Command, LoaderOptions):
         """Return the settings of the source's network that were given as options."""
         return {key: value for key in ("arch", *NETWORK_OPTIONS) if (value := getattr(self, key)) not in (None, False)}
 
-    def _print(self, report: ConversionReport, measured: dict[str, Any]) -> None:
-        """Print the report of a conversion and what was measured, and write both to the JSON file."""
+    def _print(self, report: ConversionReport, difference: float | None) -> None:
+        """Print the report and the largest difference of the outputs of an exported file, and write both as JSON."""
         from zoo.files import write_json
 
         print(report)
-        for name, value in measured.items():
-            print(f"  {_as_line(name, value)}")
+        exported: dict[str, Any] = {}
+        if difference is not None:
+            exported["exported_max_difference"] = difference
+            print(f"  exported file, reloaded: largest difference {difference:.2e} (float32)")
         if self.target is not None:
             print(f"  written: {escape(self.target)}")
         if self.json is not None:
             target = None if self.target is None else str(self.target)
-            write_json(self.json, {**report.to_json(), **measured, "source": str(self.source), "target": target})
-
-
-def _as_line(name: str, value: Any) -> str:
-    """Return a measurement as text: an accuracy, or the largest difference of the outputs of an exported file."""
-    if isinstance(value, dict):
-        top1, top5 = (f"{value[key]:.2f} ± {value['standard_errors'][key]:.2f} %" for key in ("top1", "top5"))
-        return f"{name}: top-1 {top1}, top-5 {top5}, {value['count']:,} images"
-    return f"exported file, reloaded: largest difference {value:.2e} (float32)"
+            write_json(self.json, {**report.to_json(), **exported, "source": str(self.source), "target": target})
 
 
 def _check_options(args: Convert) -> None:
@@ -221,8 +185,6 @@ def _check_options(args: Convert) -> None:
         if getattr(args, name) not in (None, False) and name not in CONVERSIONS[args.kind].options:
             takers = ", ".join(other for other, kind in CONVERSIONS.items() if name in kind.options)
             raise ConfigError(f"--{name.replace('_', '-')} goes with {takers}, not with {args.kind}")
-    if args.reestimate and args.data is None:
-        raise ConfigError("--reestimate needs images", "command line", "give --data DIR with train/ and val/")
     if args.target is None and args.kind != "norms":
         remedy = f"zoo convert {args.kind} SOURCE TARGET"
         raise ConfigError(f"{args.kind} writes a file", "command line", remedy)

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import ConversionError, VerificationError, escape
+from zoo.errors import ConversionError, VerificationError
 from zoo.files import replacing
 from zoo.layers.norm import InPlaceABN
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
 TOLERANCE = 1e-3  # largest difference relative to the largest output: float32 sums in another order
-METADATA_FILE = "metadata.json"  # extra file of a .pt2 file
-METADATA_PROPERTY = "metadata"  # property of an .onnx file
 
 
-def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mapping[str, Any] | None = None) -> float:
+def export(model: nn.Module, path: str | Path, size: int = 224) -> float:
     """Write ``model`` to a .pt2 or .onnx file; return the largest absolute error of the written network's outputs.
 
     The written file is loaded and run on two random images, and compared with ``model``, before it replaces ``path``.
@@ -35,15 +31,12 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
     - `model`: the network; set to evaluation mode and single precision.
     - `path`: file to write; missing folders are created.
     - `size`: side of the images in px. The exported network takes float32 images (N, 3, size, size) for any N.
-    - `metadata`: saved as JSON, in the extra file "metadata.json" of a .pt2 file or the property "metadata" of an .onnx
-      file.
 
-    Raises ConversionError for another file suffix, missing packages, in-place norms in ONNX, outputs that are not
-    tensors, and metadata that is not JSON; VerificationError for outputs that differ.
+    Raises ConversionError for another file suffix, missing packages, in-place norms in ONNX, and outputs that are not
+    tensors; VerificationError for outputs that differ.
     """
     path = Path(path)
     _check_format(path)
-    text = _as_json(metadata)
     if path.suffix == ".onnx" and any(isinstance(part, InPlaceABN) for part in model.modules()):
         raise ConversionError(
             f"{type(model).__name__} has in-place norms, whose operators ONNX does not have; export "
@@ -58,9 +51,9 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
     # Both writers read the suffix of the name.
     with replacing(path, suffix=f".tmp{path.suffix}") as temporary:
         if path.suffix == ".onnx":
-            written_outputs = _write_onnx(program, temporary, images, names, text)
+            written_outputs = _write_onnx(program, temporary, images, names)
         else:
-            written_outputs = _write_program(program, temporary, images, text)
+            written_outputs = _write_program(program, temporary, images)
         difference = max(
             (ours - truth).abs().max().item() for ours, truth in zip(written_outputs, expected, strict=True)
         )
@@ -81,13 +74,6 @@ def _check_format(path: Path) -> None:
         )
 
 
-def _as_json(metadata: Mapping[str, Any] | None) -> str | None:
-    try:
-        return None if metadata is None else json.dumps(dict(metadata), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConversionError(f"the metadata for the exported file is not JSON: {escape(error)}") from error
-
-
 def _outputs(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[str]]:
     """Return the network's outputs as a list, and their names."""
     result = model(images)
@@ -105,36 +91,20 @@ def _outputs(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[str]]
     return outputs, ["logits" if has_classes else "features"]
 
 
-def _write_program(
-    program: torch.export.ExportedProgram, path: Path, images: Tensor, metadata: str | None
-) -> list[Tensor]:
-    torch.export.save(program, path, extra_files=None if metadata is None else {METADATA_FILE: metadata})
-    read = {} if metadata is None else {METADATA_FILE: ""}
+def _write_program(program: torch.export.ExportedProgram, path: Path, images: Tensor) -> list[Tensor]:
+    torch.export.save(program, path)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")  # torch 2.11's own loader
-        outputs, _ = _outputs(torch.export.load(path, extra_files=read).module(), images)
-    _check_metadata(path, read.get(METADATA_FILE), metadata)
+        outputs, _ = _outputs(torch.export.load(path).module(), images)
     return outputs
 
 
-def _write_onnx(
-    program: torch.export.ExportedProgram, path: Path, images: Tensor, names: list[str], metadata: str | None
-) -> list[Tensor]:
+def _write_onnx(program: torch.export.ExportedProgram, path: Path, images: Tensor, names: list[str]) -> list[Tensor]:
     onnx: Any = importlib.import_module("onnx")
     reference: Any = importlib.import_module("onnx.reference")
     written: Any = torch.onnx.export(
         program, dynamo=True, input_names=["input"], output_names=names, dynamic_shapes=({0: "batch"},), verbose=False
     )
-    if metadata is not None:
-        written.model.metadata_props[METADATA_PROPERTY] = metadata
     written.save(str(path))
-    model = onnx.load(str(path))
-    properties = {item.key: item.value for item in model.metadata_props}
-    _check_metadata(path, properties.get(METADATA_PROPERTY), metadata)
-    session = reference.ReferenceEvaluator(model)
+    session = reference.ReferenceEvaluator(onnx.load(str(path)))
     return [torch.from_numpy(output) for output in session.run(None, {"input": images.numpy()})]
-
-
-def _check_metadata(path: Path, read_back: str | None, expected: str | None) -> None:
-    if read_back != expected:
-        raise VerificationError("the metadata read back differs from the metadata given; nothing was written", path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,31 +36,13 @@ FUNCTIONS: dict[str, Callable[..., tuple[dict[str, Tensor], NetworkSpec | None, 
 }
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """The result of `convert_file`.
-
-    Args:
-    - `source`: the file that was converted.
-    - `source_spec`: the network of the file.
-    - `state_dict`: the converted weights.
-    - `spec`: the network of the converted weights; None for those of torchvision.
-    - `report`: what was done, and how exactly.
-    """
-
-    source: StoredWeights
-    source_spec: NetworkSpec
-    state_dict: Mapping[str, Tensor]
-    spec: NetworkSpec | None
-    report: ConversionReport
-
-
-def convert_file(kind: str, source: Path, asked: Mapping[str, Any], **options: Any) -> Conversion:
-    """Return the converted weights of a file.
+def convert_file(kind: str, source: Path, target: Path, asked: Mapping[str, Any], **options: Any) -> ConversionReport:
+    """Write the converted weights of a file, with the description of their network, and return a report.
 
     Args:
     - `kind`: a key of `FUNCTIONS`.
     - `source`: path of the weights file, or a published name.
+    - `target`: file to write, see `save_weights`.
     - `asked`: settings and options of the network, which must agree with the file's description.
     - `**options`: keyword arguments of the function.
 
@@ -72,10 +54,11 @@ def convert_file(kind: str, source: Path, asked: Mapping[str, Any], **options: A
     if kind != "from-torchvision":  # whose tensors have other names
         check_fits_spec(stored.state_dict, spec, escape(source))
     try:
-        state_dict, target, report = FUNCTIONS[kind](stored.state_dict, spec, **options)
+        state_dict, converted, report = FUNCTIONS[kind](stored.state_dict, spec, **options)
     except ConversionError as error:
         raise ConversionError(f"{escape(source)}: {error}") from error
-    return Conversion(stored, spec, state_dict, target, report)
+    save_weights(state_dict, converted, target, stored.path)
+    return report
 
 
 def export_file(
@@ -95,7 +78,7 @@ def export_file(
     stored = read_weights(source)
     spec = _source_spec(stored, "export", asked)
     check_fits_spec(stored.state_dict, spec, escape(source))
-    size = prepare_images(spec, crop=crop).crop_val
+    size = crop or (spec.preprocessing or Preprocessing()).crop_val
     images = None
     if spec.is_external:  # which may not accept small images
         images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
@@ -104,7 +87,7 @@ def export_file(
         folded, report = fold_and_compare(model, spec.arch, stored.state_dict, images, compare_with_source)
     except ConversionError as error:
         raise ConversionError(f"{escape(source)}: {error}") from error
-    return report, export(folded, target, size, {"network": spec.model_dump(mode="json")})
+    return report, export(folded, target, size)
 
 
 def export_weights(source: Path, target: Path, asked: Mapping[str, Any]) -> ConversionReport:
@@ -132,12 +115,6 @@ def convert_external(
     images = torch.randn(2, *image_shape(name, size), generator=torch.Generator().manual_seed(0))
     converted, report = convert_network(model, images=images, **options)
     return converted.state_dict(), replace(report, arch=name)
-
-
-def prepare_images(spec: NetworkSpec, scale: int | None = None, crop: int | None = None) -> Preprocessing:
-    """Return the preprocessing of a spec, or the default, with another scale and crop if these are given."""
-    images = spec.preprocessing or Preprocessing()
-    return images.model_copy(update={"scale_val": scale or images.scale_val, "crop_val": crop or images.crop_val})
 
 
 def save_weights(
