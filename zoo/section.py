@@ -67,7 +67,7 @@ class Section(BaseModel):
     """A group of settings: no unknown keys, exact types (whole numbers pass as floats), finite numbers.
 
     Sections are immutable, so that a digest stays valid. The text below a setting is its description, which
-    `zoo show --schema` prints.
+    `zoo settings` prints.
     """
 
     model_config = ConfigDict(
