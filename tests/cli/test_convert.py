@@ -134,7 +134,6 @@ def test_an_export_needs_no_name_and_computes_what_torchvision_does(files, relu_
     program = torch.export.load(tmp_path / "x.pt2")
     with torch.no_grad():
         assert torch.allclose(program.module()(images), torchvision_network(files)(images), atol=1e-3)
-    assert (network["arch"], network["activation"], network["num_classes"]) == ("resnet18", "relu", 2)
 
 
 @pytest.mark.parametrize("options", [["--activation", "leaky_relu"], ["--norm", "inplace"], ["--arch", "resnet34"]])

@@ -87,20 +87,12 @@ def test_wrong_arguments_exit_with_code_2(command: list[str], capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("--helpp", "zoo: error: there is no option --helpp; did you mean --help?"),
-        ("train --helpp", "zoo train: error: there is no option --helpp; did you mean --help?"),
-        ("train --log_dir=here", "zoo train: error: there is no option --log_dir; did you mean --log-dir?"),
-        ("data check a --worker 2", "zoo data check: error: the following arguments are required: DATA"),  # abbreviated
-        ("data check --wrokers 2", "zoo data check: error: there is no option --wrokers; did you mean --workers?"),
-        ("benchmark --fulder x", "zoo benchmark: error: there is no option --fulder; did you mean"),
-        ("data", "required: KIND (check, "),
-        ("convert", "required: KIND ("),
-        ("reproduce", "required: BENCHMARK (all, "),
+        ("train a b --helpp", "unrecognized arguments: --helpp"),
+        ("trian a b", "invalid choice: 'trian' (choose from "),
+        ("data", "the following arguments are required: KIND"),
     ],
 )
-def test_a_wrong_option_is_told_first_and_a_missing_kind_with_its_choices(
-    command: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_or_option_is_named(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         main(command.split())
     assert error.value.code == 2

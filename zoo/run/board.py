@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +35,9 @@ class Board:
         self._std = torch.tensor(config.input.std).view(3, 1, 1)
         self._scores = list(task_of(config).shown_labels)
         indented = config.model_dump_json(indent=2).replace("\n", "\n    ")
-        with ExitStack() as opened:
-            opened.enter_context(_quiet_writer_thread())
-            self._writer: Any = SummaryWriter(str(log_dir), purge_step=step + 1 if step else None)
-            self._writer.add_text("config", f"    {indented}", step)
-            self._add_hparams(dict(leaves(config.model_dump(exclude={"expected"}))), self._scores)
-            self._opened = opened.pop_all()
+        self._writer: Any = SummaryWriter(str(log_dir), purge_step=step + 1 if step else None)
+        self._writer.add_text("config", f"    {indented}", step)
+        self._add_hparams(dict(leaves(config.model_dump(exclude={"expected"}))), self._scores)
 
     def _add_hparams(self, values: dict[str, Any], scores: Iterable[str]) -> None:
         """Write hyperparameters like SummaryWriter.add_hparams, which would create a separate run in TensorBoard."""
@@ -87,25 +82,7 @@ class Board:
 
     def close(self) -> None:
         """Flush and close the event file. Raises OSError if records could not be written."""
-        with self._opened:
-            try:
-                self._writer.flush()  # raises if the writer thread has failed; close() does not
-            finally:
-                self._writer.close()
-
-
-@contextmanager
-def _quiet_writer_thread() -> Iterator[None]:
-    """Context manager: suppresses tracebacks of OSErrors in TensorBoard's writer thread; the next write raises them."""
-    before = threading.excepthook
-
-    def hook(failure: threading.ExceptHookArgs) -> None:
-        of_tensorboard = type(failure.thread).__module__.startswith("tensorboard.")
-        if not (of_tensorboard and isinstance(failure.exc_value, OSError)):
-            before(failure)
-
-    threading.excepthook = hook
-    try:
-        yield
-    finally:
-        threading.excepthook = before
+        try:
+            self._writer.flush()  # raises if the writer thread has failed; close() does not
+        finally:
+            self._writer.close()
