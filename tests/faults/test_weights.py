@@ -60,7 +60,7 @@ def test_a_small_file_that_claims_a_large_network_is_refused_before_anything_is_
     start = time.monotonic()
     with pytest.raises(WeightsError, match=r"has 3,000 layers or blocks|describes two networks|does not fit"):
         zoo.get(path)
-    for command in (["validate", str(path), str(tmp_path)], ["convert", "fold", str(path), str(tmp_path / "t.pth")]):
+    for command in (["validate", str(path), str(tmp_path)], ["convert", "export", str(path), str(tmp_path / "t.pth")]):
         assert main(command) == 2
         assert "w.pth: " in capsys.readouterr().err
     assert time.monotonic() - start < 10
@@ -86,9 +86,9 @@ def test_a_classifier_that_is_a_single_number_is_an_error(tmp_path: Path, capsys
     with pytest.raises(WeightsError, match=r"classifier\.fc\.weight is a single number.*w\.pth"):
         zoo.get(tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"classifier\.fc\.weight is a single number"):
-        zoo.convert.fold(state_dict, model.built_as)
+        zoo.convert.inplace_to_standard(state_dict, model.built_as.changed(norm="inplace"))
     torch.save(state_dict, tmp_path / "bare.pth")
-    command = ["convert", "fold", str(tmp_path / "bare.pth"), str(tmp_path / "t.pth"), "--arch", "resnet18"]
+    command = ["convert", "export", str(tmp_path / "bare.pth"), str(tmp_path / "t.pth"), "--arch", "resnet18"]
     assert main(command) == 2
     message = capsys.readouterr().err
     assert "bare.pth" in message
@@ -136,7 +136,7 @@ def test_a_file_of_two_kinds_of_number_is_folded_and_zoo_is_not_blamed(factor: f
     model = zoo.get("resnet18", num_classes=2)
     state_dict = {**model.state_dict(), "mod1.conv1.weight": model.mod1.conv1.weight.detach().double() * factor}
     torch.save({"state_dict": state_dict, "network": model.built_as.model_dump(mode="json")}, tmp_path / "w.pth")
-    assert main(["convert", "fold", str(tmp_path / "w.pth"), str(tmp_path / "t.pth")]) == 0
+    assert main(["convert", "export", str(tmp_path / "w.pth"), str(tmp_path / "t.pth")]) == 0
 
 
 def test_weights_beyond_float32_are_blamed_on_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +144,7 @@ def test_weights_beyond_float32_are_blamed_on_the_weights(tmp_path: Path, capsys
     mean = torch.full((64,), 1e300, dtype=torch.float64)
     state_dict = {**model.state_dict(), "mod1.bn1.running_mean": mean}
     torch.save({"state_dict": state_dict, "network": model.built_as.model_dump(mode="json")}, tmp_path / "w.pth")
-    assert main(["convert", "fold", str(tmp_path / "w.pth"), str(tmp_path / "t.pth")]) == 2
+    assert main(["convert", "export", str(tmp_path / "w.pth"), str(tmp_path / "t.pth")]) == 2
     message = capsys.readouterr().err
     assert "are not finite" in message
     assert "fault of zoo" not in message

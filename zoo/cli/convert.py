@@ -43,12 +43,7 @@ CONVERSIONS = {
         "convert the norms of a network of another package to in-place norms, and write its weights",
         ("allow_approximate", "partial", "relu", "pretrained"),
     ),
-    "fold": Kind("fold norms into the convolutions before them, for inference", NETWORK_OPTIONS),
-    "export": Kind(
-        "fold, and write TARGET as .pt2 (torch.export) or .onnx, or write the weights unchanged as .safetensors; also "
-        "checkpoints of timm:NAME, torchvision:NAME",
-        NETWORK_OPTIONS,
-    ),
+    "export": Kind("write the weights unchanged, as .safetensors or .pth", NETWORK_OPTIONS),
 }
 RESTRICTED_OPTIONS = dict.fromkeys(option for kind in CONVERSIONS.values() for option in kind.options)
 
@@ -76,7 +71,7 @@ class Convert(Command):
     activation_param: float | None = None
     """Slope of leaky_relu or alpha of elu (default: stored in SOURCE, or 0.01)."""
     norm: Literal["standard", "inplace"] | None = None
-    """Norms of the network to fold (default: stored in SOURCE, or standard)."""
+    """Norms of the network (default: stored in SOURCE, or standard)."""
     allow_approximate: bool = False
     """Round scales that in-place norms cannot represent to the nearest value that they can, instead of an error."""
     partial: bool = False
@@ -91,27 +86,24 @@ class Convert(Command):
     """Write the report to FILE."""
     overwrite: bool = False
     """Replace TARGET if it exists."""
-    crop: Positive | None = option("-c", metavar="PX")
-    """Side of the images of an export, and of those that are compared (default: stored in SOURCE, or 224)."""
+    crop: Positive = option("-c", default=224, metavar="PX")
+    """(norms) Side of the images that are compared."""
 
     def run(self) -> int:
         """Convert, write TARGET and the JSON file, and print the report."""
-        from zoo.weights.safetensors_files import check_installed
+        from zoo.weights.safetensors_files import SUFFIX, check_installed
 
         _check_options(self)
-        if self._writes_safetensors:
+        if self.target is not None and self.target.suffix == SUFFIX:
             check_installed(self.target)
-        difference = None
         match self.kind:
             case "norms":
                 report = self._convert_norms()
-            case "export" if self._writes_safetensors:
-                report = self._export_weights()
             case "export":
-                report, difference = self._export()
+                report = self._export_weights()
             case _:
                 report = self._convert()
-        self._print(report, difference)
+        self._print(report)
         return 0
 
     def _convert(self) -> ConversionReport:
@@ -125,23 +117,11 @@ class Convert(Command):
             options["allow_approximate"] = True
         return convert_file(self.kind, self.source, self.target, asked, **options)
 
-    @property
-    def _writes_safetensors(self) -> bool:
-        return self.target is not None and self.target.suffix == ".safetensors"
-
     def _export_weights(self) -> ConversionReport:
         from zoo.convert.files import export_weights
 
         assert self.target is not None
         return export_weights(self.source, self.target, self._given_settings())
-
-    def _export(self) -> tuple[ConversionReport, float]:
-        from zoo.convert.files import export_file
-
-        assert self.target is not None
-        return export_file(
-            self.source, self.target, self._given_settings(), crop=self.crop, compare_with_source=not self.no_compare
-        )
 
     def _convert_norms(self) -> ConversionReport:
         from zoo.convert.files import convert_external, save_weights
@@ -149,7 +129,7 @@ class Convert(Command):
         state_dict, report = convert_external(
             str(self.source),
             pretrained=self.pretrained,
-            size=self.crop or 224,
+            size=self.crop,
             partial=self.partial,
             relu=self.relu,
             allow_approximate=self.allow_approximate,
@@ -163,20 +143,16 @@ class Convert(Command):
         """Return the settings of the source's network that were given as options."""
         return {key: value for key in ("arch", *NETWORK_OPTIONS) if (value := getattr(self, key)) not in (None, False)}
 
-    def _print(self, report: ConversionReport, difference: float | None) -> None:
-        """Print the report and the largest difference of the outputs of an exported file, and write both as JSON."""
+    def _print(self, report: ConversionReport) -> None:
+        """Print the report, and write it as JSON."""
         from zoo.files import write_json
 
         print(report)
-        exported: dict[str, Any] = {}
-        if difference is not None:
-            exported["exported_max_difference"] = difference
-            print(f"  exported file, reloaded: largest difference {difference:.2e} (float32)")
         if self.target is not None:
             print(f"  written: {escape(self.target)}")
         if self.json is not None:
             target = None if self.target is None else str(self.target)
-            write_json(self.json, {**report.to_json(), **exported, "source": str(self.source), "target": target})
+            write_json(self.json, {**report.to_json(), "source": str(self.source), "target": target})
 
 
 def _check_options(args: Convert) -> None:

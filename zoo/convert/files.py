@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.convert.conversion import REQUIRED, ConversionReport, build_with_weights
-from zoo.convert.export import export
-from zoo.convert.fold import fold, fold_and_compare
+from zoo.convert.conversion import REQUIRED, ConversionReport
 from zoo.convert.norms import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 from zoo.errors import ConfigError, ConversionError, escape
 from zoo.files import replacing, write_bytes
 from zoo.models.external import build_external, image_shape
-from zoo.spec import NetworkSpec, Preprocessing, merge, parse_spec
+from zoo.spec import NetworkSpec, merge, parse_spec
 from zoo.weights import StoredWeights, md5_of, read_weights
 from zoo.weights.load import num_outputs
 from zoo.weights.safetensors_files import SUFFIX, safetensors_bytes
@@ -32,7 +30,6 @@ FUNCTIONS: dict[str, Callable[..., tuple[dict[str, Tensor], NetworkSpec | None, 
     "relu-to-leaky-relu": relu_to_leaky_relu,
     "inplace-to-standard": inplace_to_standard,
     "standard-to-inplace": standard_to_inplace,
-    "fold": fold,
 }
 
 
@@ -59,35 +56,6 @@ def convert_file(kind: str, source: Path, target: Path, asked: Mapping[str, Any]
         raise ConversionError(f"{escape(source)}: {error}") from error
     save_weights(state_dict, converted, target, stored.path)
     return report
-
-
-def export_file(
-    source: Path,
-    target: Path,
-    asked: Mapping[str, Any],
-    *,
-    crop: int | None = None,
-    compare_with_source: bool = True,
-) -> tuple[ConversionReport, float]:
-    """Fold the network of a weights file and write it with `zoo.convert.export`.
-
-    The file may be a checkpoint of an external network. ``asked`` is that of `convert_file`; ``crop`` is the side of
-    the images in pixels, by default that of the file's preprocessing. Returns the report of folding, and the largest
-    difference of the outputs of the written file. Raises the errors of `convert_file` and `zoo.convert.export`.
-    """
-    stored = read_weights(source)
-    spec = _source_spec(stored, "export", asked)
-    check_fits_spec(stored.state_dict, spec, escape(source))
-    size = crop or (spec.preprocessing or Preprocessing()).crop_val
-    images = None
-    if spec.is_external:  # which may not accept small images
-        images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    model = build_with_weights(stored.state_dict, spec)
-    try:
-        folded, report = fold_and_compare(model, spec.arch, stored.state_dict, images, compare_with_source)
-    except ConversionError as error:
-        raise ConversionError(f"{escape(source)}: {error}") from error
-    return report, export(folded, target, size)
 
 
 def export_weights(source: Path, target: Path, asked: Mapping[str, Any]) -> ConversionReport:
