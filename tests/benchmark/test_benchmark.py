@@ -285,13 +285,6 @@ def test_without_rounds_only_bytes_are_measured() -> None:
     assert not values_of(results, "convolution")
 
 
-def test_installed_packages_of_the_same_name_are_peers() -> None:
-    results = new_results()
-    measure_networks(results, [Setup(NetworkSpec(arch="resnet18"), batch=2, size=32)], ["eager"], rounds=0)
-    held = values_of(results, "held")
-    assert held["torchvision eager"] == pytest.approx(held[BASELINE], rel=0.05)  # torch's norms and ReLU, in place
-
-
 def test_a_network_of_another_package_has_its_own_norms_checkpointed_or_lean() -> None:
     results = new_results()
     setup = Setup(NetworkSpec(arch="torchvision:resnet18"), batch=2, size=32)

@@ -22,7 +22,6 @@ from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
 from zoo.config import load_experiment
 from zoo.engine.checkpoint import read
-from zoo.run.log_folder import check_log_dir
 from zoo.run.run_log import JsonLines, RunLog
 from zoo.tasks.classification import ClassificationResult
 
@@ -198,37 +197,6 @@ def test_tensorboard_without_room_is_one_warning_and_no_traceback_of_its_thread(
     assert "Exception in thread" not in printed
     assert caplog.text.count("File too large") == 1
     assert threading.excepthook is before
-
-
-@pytest.mark.parametrize("name", ["log\udcff", "log\udcff/deeper"])
-def test_a_log_folder_that_tensorboard_cannot_name_is_refused_before_anything_is_written(
-    finished: Run, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _train(finished, tmp_path / name) == 2
-    message = capsys.readouterr().err
-    assert "log\\udcff" in message
-    assert "not UTF-8" in message
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("place", [".", "train", "train/log", "train/class0", "val/../val", "link", "elsewhere"])
-def test_a_log_folder_among_the_images_is_refused(
-    finished: Run, tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
-    (data / "val").rename(tmp_path / "val")
-    (data / "val").symlink_to(tmp_path / "val")
-    (data / "link").symlink_to(data)
-    target = tmp_path / "val" if place == "elsewhere" else data / place
-    before = sorted(tmp_path.rglob("*"))
-    assert _train(finished._replace(data=data), target) == 2
-    assert "inside the data" in capsys.readouterr().err
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_log_folder_beside_the_images_or_above_them_is_no_fault(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "data-log", tmp_path / "data" / "runs" / "tiny"):
-        check_log_dir(folder, tmp_path / "data")
 
 
 def test_a_checkpoint_that_is_a_link_to_itself_cannot_be_read(

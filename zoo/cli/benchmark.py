@@ -166,7 +166,7 @@ class BenchmarkLayer(Benchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkModel(Benchmark, StepOptions):
-    """Measure step time, its breakdown, and memory of networks with each norm, eager and compiled."""
+    """Measure step time and memory of networks with each norm, eager and compiled."""
 
     kind = "model"
     networks: tuple[str, ...] = argument("NETWORK")

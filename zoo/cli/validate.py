@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -38,18 +36,6 @@ CLASSIFICATION_OPTIONS = {"crop": "--crop", "scale": "--scale", "ten_crops": "--
 PROTOCOL_OPTIONS = ("crop", "scale", "ten_crops", "interpolation", "crop_mode")  # what a published protocol fixes
 
 
-def protocol(text: str) -> str:
-    """Return ``text`` if it is a published protocol; the error explains how to score with other sizes."""
-    if text in PROTOCOLS or text in WHOLE_IMAGES:
-        return text
-    other = re.fullmatch(r"(center|tencrop)(\d+)", text)
-    crops, crop = ("--ten_crops " if other[1] == "tencrop" else "", other[2]) if other else ("[--ten_crops] ", "PX")
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is not a published protocol ({', '.join([*PROTOCOLS, *WHOLE_IMAGES])}); for other sizes leave out "
-        f"--protocol and give {crops}-c {crop} -s PX, the crop and the shorter side before it"
-    )
-
-
 def scale(text: str) -> int:
     """Return ``text`` as a size in px, or -1."""
     return -1 if text == "-1" else positive(text)
@@ -59,7 +45,7 @@ def scale(text: str) -> int:
 class ScoreOptions(LoaderOptions, ProcessOptions):
     """How weights are scored, and which files are written."""
 
-    protocol: Annotated[str, protocol] | None = option(choices=[*PROTOCOLS, *WHOLE_IMAGES], metavar=None)
+    protocol: str | None = option(choices=[*PROTOCOLS, *WHOLE_IMAGES], metavar=None)
     """Published protocol. Classification: center224 and tencrop224 (shorter side 256), center320 (shorter side 320,
     center crop 320: not documented by the original project, the usual convention of its time). Segmentation: whole
     (images at one scale), whole-flip (probabilities averaged with those of the mirrored image)."""
@@ -105,8 +91,6 @@ class Validate(Command, ScoreOptions):
     """Variant of ImageNet in the folder DATA: imagenet-a, imagenet-r, imagenet-v2 and imagenet-sketch as unpacked,
     imagenet-c with folders CORRUPTION/SEVERITY, imagenet-real with val/ and real.json. Its classes are matched to the
     network's; imagenet-c is scored by its mean corruption error."""
-    task: Literal["classification", "segmentation"] | None = None
-    """Required task: one class per image, or one per pixel (default: the task of the network)."""
 
     def run(self) -> int:
         """Score the weights, print a table and write the requested files."""
@@ -129,7 +113,10 @@ class Validate(Command, ScoreOptions):
         with open_process(self.local_rank, self.dist_backend) as process:
             process.on_main(lambda: check_writable(self.json, self.predictions))
             network = _with_colors(self, load_network(self.name, self.weights))
-            _check_task(self, network)
+            given = [option for name, option in CLASSIFICATION_OPTIONS.items() if getattr(self, name)]
+            if given and network.experiment.task == "segmentation":
+                what = f"{network.title} segments images, which are scored whole and one at a time"
+                raise ConfigError(what, "command line", f"leave out {join_names(given)}")
             recorder = Recorder(self.data) if self.predictions else None
             options: dict[str, Any] = {
                 "process": process,
@@ -184,18 +171,6 @@ def _report_classes(network: LoadedNetwork, result: SegmentationResult) -> dict[
     names = palette_of(network.experiment, network.class_names).names
     print(f"\n{class_table(result, names)}")
     return {"classes": list(names)}
-
-
-def _check_task(options: Validate, network: LoadedNetwork) -> None:
-    """Raise ConfigError if the network is for another task than ``--task``, and for options of the other task."""
-    task, arch = network.experiment.task, network.experiment.network.arch
-    if options.task not in (None, task):
-        what = f"{network.title} ({arch}) is a network of {task}"
-        raise ConfigError(what, f"--task {options.task}", "remove it, or give another NAME")
-    given = [option for name, option in CLASSIFICATION_OPTIONS.items() if getattr(options, name)]
-    if given and task == "segmentation":
-        what = f"{network.title} ({arch}) is a network of segmentation, which scores whole images, one at a time"
-        raise ConfigError(what, "command line", f"leave out {join_names(given)}")
 
 
 def _protocol(options: Validate, network: LoadedNetwork) -> CropProtocol | str | None:

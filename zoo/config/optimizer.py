@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -148,9 +147,7 @@ class Schedule(Section):
         return SCHEDULE_PARAMS[info.data["type"]].model_validate(value).model_dump()
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Yield problems of warmup, exploding rates and triangle schedules."""
-        if self.mode == "epoch" and self._largest_factor_log10() > 6:
-            yield "params", f"makes the rate grow more than a million times in {self.epochs} epochs"
+        """Yield problems of warmup and triangle schedules."""
         if self.warmup_epochs >= self.epochs:
             yield "warmup_epochs", f"should be less than epochs, which is {self.epochs}"
         if self.warmup_start is not None and not self.warmup_epochs:
@@ -165,16 +162,6 @@ class Schedule(Section):
             yield "mode", 'a triangle begins and ends at a rate of 0; use mode "step"'
         if self.params["peak_epoch"] >= self.epochs:
             yield "params", f"peak_epoch should be less than epochs, which is {self.epochs}"
-
-    def _largest_factor_log10(self) -> float:
-        """Return log10 of the schedule's final power of gamma; 0 without gamma."""
-        params = self.params
-        num_changes = {
-            "step": self.epochs // params.get("step_size", self.epochs),
-            "multistep": len(params.get("milestones", ())),
-            "exponential": self.epochs,
-        }
-        return num_changes.get(self.type, 0) * math.log10(params.get("gamma", 1.0))
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]

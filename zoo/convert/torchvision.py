@@ -60,7 +60,7 @@ def _convert(
     arch, known = spec.arch, [name for name, each in ARCHITECTURES.items() if each.family == "resnet"]
     if arch not in known:
         raise ConfigError(f"{arch!r} is not a network that torchvision also has; those are {', '.join(known)}")
-    plain = NetworkSpec(arch=arch, activation="relu", num_classes=spec.num_classes)
+    plain = NetworkSpec(arch=arch, activation="relu", num_classes=1)
     names = {torchvision_key(key): key for key in build_on_meta(plain).state_dict()}
     if conversion == "to-torchvision":
         names = {key: other for other, key in names.items()}
@@ -69,7 +69,7 @@ def _convert(
         new: state_dict[old].detach().clone() if old in state_dict else torch.tensor(0) for old, new in names.items()
     }
     zoo_weights = converted if conversion == "from-torchvision" else state_dict
-    model = build_with_weights(zoo_weights, plain)  # checks the shapes
+    model = build_with_weights(zoo_weights, plain.changed(num_classes=spec.num_classes))  # checks the shapes
     measured: dict[str, Any] = {}
     if compare_with_source:
         other = _torchvision_network(arch, state_dict if zoo_weights is converted else converted)

@@ -170,7 +170,3 @@ class Task(ABC):
     @abstractmethod
     def result(self, reading: Reading, protocol: str) -> Result:
         """Return the result of a validation by the named protocol; DataError if there is nothing to score."""
-
-    @abstractmethod
-    def next_commands(self, checkpoint: str, data: str) -> Mapping[str, str]:
-        """Return the commands to suggest after training, by their purpose; both paths are shell-quoted."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine import loop
 from zoo.engine.checkpoint import BEST, CHECKPOINT
-from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint, sizes_digest
+from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
 from zoo.engine.process import Process, open_process
 from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
@@ -37,7 +36,7 @@ from zoo.registry import build_from_config
 from zoo.remat.lean import is_lean, lean
 from zoo.run.environment import describe_environment
 from zoo.run.experiments import experiment_for
-from zoo.run.log_folder import check_log_dir, check_unused, log_folder, writable
+from zoo.run.log_folder import check_unused, log_folder, writable
 from zoo.run.run_log import RunLog, buffered_records, read_validation
 from zoo.run.seeds import SeedRun, seeds_json
 from zoo.run.train_options import TrainOptions
@@ -155,7 +154,6 @@ def train_experiment(
     options = options or TrainOptions()
     _check_settings_agree(config, process, options)
     check_world_size(config, process.world_size)
-    process.on_main(lambda: check_log_dir(log_dir, data))
     task = task_of(config)
     if isinstance(data, Datasets) and config.task == "segmentation":
         raise ConfigError(f"{config.network.arch} segments images", data, "give a folder with images and label maps")
@@ -169,14 +167,7 @@ def train_experiment(
         split: dataset_fingerprint(loader.dataset, loader.batch_sampler.num_images)
         for split, loader in of_splits.items()
     }
-    check_same_on_all_ranks(
-        process,
-        lambda: {
-            split: {**images[split], "sizes": sizes_digest(loader.dataset)} for split, loader in of_splits.items()
-        },
-        "copy the same DATA to every machine",
-        DataError,
-    )
+    check_same_on_all_ranks(process, lambda: images, "copy the same DATA to every machine", DataError)
     num_parameters = _count_parameters(config) if module is None else _size(module)
     build = build_from_config if module is None else partial(_prepared, module)
     with (
@@ -200,7 +191,7 @@ def train_experiment(
             log.message(_begin_summary(state, num_parameters, loaders, data, log_dir))
             log.begin(state.step, process.device, process.world_size, images)
             loop.train(state, *loaders, log, log_dir, log_interval=options.log_every)
-        log.message(_end_summary(state, data, log_dir))
+        log.message(_end_summary(state, log_dir))
     return state
 
 
@@ -353,15 +344,10 @@ def _begin_summary(
     return "\n".join(lines)
 
 
-def _end_summary(state: TrainState, data: DataPath | Datasets, log_dir: Path) -> str:
-    """Return the best score, and the commands to run next if their paths need no escapes."""
-    if state.best_epoch is None and isinstance(data, Datasets) and data.val is None:
+def _end_summary(state: TrainState, log_dir: Path) -> str:
+    """Return the best score and its checkpoint, or the last checkpoint of a run without validation."""
+    if state.best_epoch is None:
         return f"done; {escape(log_dir / CHECKPOINT)}"
-    best, images = str(log_dir / BEST), str(data)
-    after = "" if state.best_epoch is None else f" after epoch {state.best_epoch + 1}"
     label = next(iter(state.task.labels.values()))
-    lines = [f"best {label} {state.best_score:.2f} %{after}; {escape(best)}"]
-    if not isinstance(data, Datasets) and escape(best + images) == best + images:  # escaped paths would not exist
-        commands = state.task.next_commands(shlex.quote(best), shlex.quote(images))
-        lines += [f"{purpose:<11} {command}" for purpose, command in commands.items()]
-    return "\n".join(lines)
+    best = escape(log_dir / BEST)
+    return f"best {label} {state.best_score:.2f} % after epoch {state.best_epoch + 1}; {best}"

@@ -187,10 +187,6 @@ class SegmentationTask(Task):
         classes = self.config.network.num_classes
         return ConfusionMatrix(reading.counts.view(classes, classes))
 
-    def next_commands(self, checkpoint: str, data: str) -> Mapping[str, str]:
-        """Return the commands that score and apply the network."""
-        return {"score it": f"zoo validate {checkpoint} {data}", "use it": f"zoo segment {checkpoint} IMAGES OUT"}
-
 
 def bootstrapped_loss(
     logits: Tensor, targets: Tensor, *, hard_pixels: float, ignore_label: int, label_smoothing: float = 0.0
