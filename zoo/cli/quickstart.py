@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -182,7 +182,7 @@ def _write_json(
 ) -> None:
     from zoo.files import write_json
     from zoo.run.environment import describe_environment, warn_of_changes
-    from zoo.run.seeds import seeds_json
+    from zoo.run.seeds import spreads_of
 
     warn_of_changes()
     content = {
@@ -191,7 +191,10 @@ def _write_json(
         "environment": describe_environment(process.device),
         "cost": cost.read(),
         "runs": [run._asdict() | {"results": [result.record() for result in run.results]} for run in runs],
-        "summary": {protocol: seeds_json(seeds)["summary"] for protocol, seeds in by_protocol.items()},
+        "summary": {
+            protocol: {name: asdict(spread) for name, spread in spreads_of(seeds).items()}
+            for protocol, seeds in by_protocol.items()
+        },
     }
     write_json(file, content)
 

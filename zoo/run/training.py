@@ -28,17 +28,14 @@ from zoo.engine.process import Process, open_process
 from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
-from zoo.errors import ConfigError, DataError, NonFiniteLossError, escape, join_names
-from zoo.files import write_json
+from zoo.errors import ConfigError, DataError, escape, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
 from zoo.registry import build_from_config
 from zoo.remat.lean import is_lean, lean
-from zoo.run.environment import describe_environment
 from zoo.run.experiments import experiment_for
-from zoo.run.log_folder import check_unused, log_folder, writable
+from zoo.run.log_folder import log_folder
 from zoo.run.run_log import RunLog, buffered_records, read_validation
-from zoo.run.seeds import SeedRun, seeds_json
 from zoo.run.train_options import TrainOptions
 from zoo.spec import NetworkSpec
 from zoo.tasks import task_of
@@ -209,42 +206,6 @@ def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dic
     }
 
 
-def train_seeds(
-    config: Experiment,
-    data: DataPath,
-    log_dir: Path,
-    process: Process,
-    seeds: Sequence[int],
-    options: TrainOptions | None = None,
-    command: str = "",
-) -> list[SeedRun]:
-    """Train once with each seed, one after the other, and return the scores of their last validations.
-
-    The run with seed N is `train_experiment` with the log folder ``log_dir``-seedN and the same ``options``. After each
-    run, mean and spread of the scores so far and the ``command`` are written to ``log_dir``-seeds.json. If the loss of
-    a run is not finite, that run has failed and the next one starts. Other errors are raised, because they would affect
-    the other seeds too.
-
-    All processes of a run must call this function; all of them return the same.
-    """
-    options = options or TrainOptions()
-    configs = seed_configs(config, log_dir, seeds)
-    if options.resume is None and not options.overwrite:
-        for folder in configs:  # all folders before the first run, which may take days
-            process.on_main(partial(check_unused, folder))
-    runs: list[SeedRun] = []
-    for folder, seed_config in configs.items():
-        try:
-            train_experiment(seed_config, data, folder, process, options)
-        except NonFiniteLossError as error:  # raised on every rank
-            logger.error("seed %d has failed: %s", seed_config.seed, error)
-            runs.append(SeedRun(seed_config.seed, str(folder), None, str(error)))
-        else:
-            runs.append(SeedRun(seed_config.seed, str(folder), _last_scores(seed_config, folder, process)))
-        process.on_main(partial(_write_seeds, log_dir, runs, command, process))
-    return runs
-
-
 def _result(state: TrainState, log_dir: Path) -> TrainingResult:
     validates = state.best_epoch is not None
     return TrainingResult(
@@ -267,12 +228,6 @@ def _last_scores(config: Experiment, log_dir: Path, process: Process) -> dict[st
     last_epoch = config.optimizer.schedule.epochs - 1
     scored = process.on_main(partial(read_validation, log_dir, last_epoch))
     return {name: float(scored[name]) for name in task_of(config).labels}
-
-
-def _write_seeds(log_dir: Path, runs: Sequence[SeedRun], command: str, process: Process) -> None:
-    content = {"command": command, "environment": describe_environment(process.device), **seeds_json(runs)}
-    with writable(log_dir.parent):
-        write_json(log_dir.with_name(f"{log_dir.name}-seeds.json"), content)
 
 
 def _check_settings_agree(config: Experiment, process: Process, options: TrainOptions) -> None:
