@@ -210,34 +210,6 @@ def test_relu_is_to_be_converted_before_the_norms_become_inplace(relu_file, tmp_
     assert "train again" not in message
 
 
-def test_the_norms_of_a_network_of_another_package_are_converted_as_far_as_they_can_be(tmp_path, capsys):
-    source, report_file, target = "torchvision:resnet18", tmp_path / "report.json", tmp_path / "new.pth"
-    options = ["--partial", "--relu", "leaky_relu", "-c", "32", "--json", str(report_file)]
-    assert main(["convert", "norms", source, str(target), *options]) == 0
-    assert "norms to inplace torchvision:resnet18: approximate, 9 ReLUs became leaky" in capsys.readouterr().out
-    report = json.loads(report_file.read_text())
-    assert (len(report["layers"]), len(report["left"]), report["target"]) == (12, 8, str(target))
-    model = torchvision.models.resnet18()
-    zoo.convert.convert_norm(model, "inplace", partial=True, relu="leaky_relu")
-    model.load_state_dict(torch.load(target))
-    assert main(["convert", "norms", source, "--no-compare"]) == 2  # nothing is written where norms are refused
-    assert "17 of 20 norms of ResNet cannot become InPlaceABN" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["norms", "resnet18"], "does not begin with the name of a package"),
-        (["norms", "torchvision:resnet18", "--norm", "inplace"], "--norm goes with export, not with norms"),
-        (["export", "resnet18", "--partial"], "--partial goes with norms, not with export"),
-        (["export", "resnet18"], "export writes a file; command line: zoo convert export SOURCE TARGET"),
-    ],
-)
-def test_options_that_do_not_go_with_the_conversion_of_a_network_are_refused(command, message, capsys):
-    assert main(["convert", *command]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_file_that_exists_is_overwritten_on_request_alone(files, tmp_path, capsys):
     target = tmp_path / "there.pth"
     target.write_bytes(b"something that took days")

@@ -146,15 +146,6 @@ def test_a_bundled_experiment_is_shown_as_settings_that_can_be_read_again(
     assert "optimizer.momentum" not in differing
 
 
-def test_an_experiment_file_is_shown_with_what_is_doubtful(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text('{"network": {"bn_mode": "inplace"}, "input": {"crop_val": 32}}')
-    assert main(["show", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert '"activation": "leaky_relu"' in out
-    assert "warning: input.crop_val = 32: validation sees 1.6%" in out
-
-
 def test_an_experiment_that_there_is_not_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "revnet38_cifar1.json"]) == 2
     assert "revnet38_cifar10" in capsys.readouterr().err

@@ -87,7 +87,6 @@ def test_the_default_log_folder_has_the_whole_name(name: str, monkeypatch: pytes
 def test_the_default_experiment_is_that_of_the_network_of_zoo_get(name: str, crop: int, data: Path) -> None:
     config = default_experiment(name, parse_data_path(data))
     assert (config.network.num_classes, config.input.crop_train, config.input.crop_val) == (2, crop, crop)
-    assert list(config.doubts()) == []
     assert parse_experiment(json.loads(config.model_dump_json()), "test") == config
     record = zoo.get(name, num_classes=2).built_as
     assert (record.norm, record.activation, record.activation_param) == ("standard", "leaky_relu", 0.01)

@@ -120,17 +120,6 @@ def test_no_bundled_file_rests_on_a_default_activation() -> None:
         assert ("activation" in network) != is_external(network["arch"]), path.name
 
 
-@pytest.mark.parametrize(
-    ("content", "doubt"),
-    [
-        ({"input": {"crop_val": 32}}, "input.crop_val = 32: validation sees 1.6% of an image"),
-    ],
-)
-def test_what_few_people_mean_is_doubted(content, doubt) -> None:
-    (said,) = parse_experiment(content, "x.json").doubts()
-    assert said.startswith(doubt)
-
-
 def test_a_file_of_an_earlier_version_that_leaves_the_activation_out_is_warned_about(tmp_path, caplog) -> None:
     (tmp_path / "x.json").write_text('{"network": {"arch": "resnet18", "classes": 10}}')
     assert load_experiment(tmp_path / "x.json").network.activation == "relu"
@@ -139,11 +128,6 @@ def test_a_file_of_an_earlier_version_that_leaves_the_activation_out_is_warned_a
     (tmp_path / "x.json").write_text('{"network": {"arch": "resnet18", "num_classes": 10}}')
     assert load_experiment(tmp_path / "x.json").network.activation == "leaky_relu"
     assert not caplog.text
-
-
-def test_nothing_is_doubted_in_the_bundled_files() -> None:
-    for path in experiments_dir().glob("*.json"):
-        assert not list(load_experiment(path).doubts()), path.name
 
 
 def test_a_bundled_experiment_is_found_by_its_name_and_a_file_by_its_path(tmp_path, monkeypatch) -> None:

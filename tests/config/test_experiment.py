@@ -199,7 +199,6 @@ def test_the_settings_of_a_network_of_another_package_are_its_own_and_can_be_rea
     content = experiment.model_dump(mode="json")
     assert content["network"] == network
     assert parse_experiment(content, "x.json") == experiment
-    assert not list(experiment.doubts())
 
 
 def test_pretrained_weights_are_left_out_where_others_come_from_a_file() -> None:

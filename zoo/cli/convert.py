@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from zoo.cli.options import (
     Command,
-    Positive,
     argument,
     check_writable,
-    option,
 )
 from zoo.errors import ConfigError, escape
 
@@ -39,10 +37,6 @@ CONVERSIONS = {
     "standard-to-inplace": Kind(
         "convert standard norms to in-place norms", (*NETWORK_OPTIONS[1:], "allow_approximate")
     ),
-    "norms": Kind(
-        "convert the norms of a network of another package to in-place norms, and write its weights",
-        ("allow_approximate", "partial", "relu", "pretrained"),
-    ),
     "export": Kind("write the weights unchanged, as .safetensors or .pth", NETWORK_OPTIONS),
 }
 RESTRICTED_OPTIONS = dict.fromkeys(option for kind in CONVERSIONS.values() for option in kind.options)
@@ -58,10 +52,9 @@ class Convert(Command):
         help="; ".join(f"{name}: {kind.meaning}" for name, kind in CONVERSIONS.items()),
     )
     source: Path = argument("SOURCE")
-    """Weights file, checkpoint or published name; (norms) timm:NAME or torchvision:NAME."""
-    target: Path | None = argument("TARGET", default=None)
-    """File to write; weights are written as safetensors if it ends in .safetensors (norms: default none, report
-    only)."""
+    """Weights file, checkpoint or published name."""
+    target: Path = argument("TARGET")
+    """File to write; weights are written as safetensors if it ends in .safetensors."""
     arch: str | None = None
     """Architecture of the weights, such as resnet50 (default: stored in SOURCE)."""
     input_3x3: bool = False
@@ -74,42 +67,26 @@ class Convert(Command):
     """Norms of the network (default: stored in SOURCE, or standard)."""
     allow_approximate: bool = False
     """Round scales that in-place norms cannot represent to the nearest value that they can, instead of an error."""
-    partial: bool = False
-    """(norms) Convert the norms that can be converted and list the others, instead of an error."""
-    relu: Literal["leaky_relu"] | None = None
-    """(norms) Replacement of ReLU after an in-place norm (default: ReLU is an error)."""
-    pretrained: bool = False
-    """(norms) Use the published weights of the package."""
     no_compare: bool = False
     """Do not compare the outputs of both networks on random images."""
     json: Path | None = None
     """Write the report to FILE."""
     overwrite: bool = False
     """Replace TARGET if it exists."""
-    crop: Positive = option("-c", default=224, metavar="PX")
-    """(norms) Side of the images that are compared."""
 
     def run(self) -> int:
         """Convert, write TARGET and the JSON file, and print the report."""
         from zoo.weights.safetensors_files import SUFFIX, check_installed
 
         _check_options(self)
-        if self.target is not None and self.target.suffix == SUFFIX:
+        if self.target.suffix == SUFFIX:
             check_installed(self.target)
-        match self.kind:
-            case "norms":
-                report = self._convert_norms()
-            case "export":
-                report = self._export_weights()
-            case _:
-                report = self._convert()
-        self._print(report)
+        self._print(self._export() if self.kind == "export" else self._convert())
         return 0
 
     def _convert(self) -> ConversionReport:
         from zoo.convert.files import convert_file
 
-        assert self.target is not None
         asked, options = self._given_settings(), {"compare_with_source": not self.no_compare}
         if self.kind == "relu-to-leaky-relu" and "activation_param" in asked:
             options["activation_param"] = asked.pop("activation_param")  # this option is about the target
@@ -117,27 +94,10 @@ class Convert(Command):
             options["allow_approximate"] = True
         return convert_file(self.kind, self.source, self.target, asked, **options)
 
-    def _export_weights(self) -> ConversionReport:
+    def _export(self) -> ConversionReport:
         from zoo.convert.files import export_weights
 
-        assert self.target is not None
         return export_weights(self.source, self.target, self._given_settings())
-
-    def _convert_norms(self) -> ConversionReport:
-        from zoo.convert.files import convert_external, save_weights
-
-        state_dict, report = convert_external(
-            str(self.source),
-            pretrained=self.pretrained,
-            size=self.crop,
-            partial=self.partial,
-            relu=self.relu,
-            allow_approximate=self.allow_approximate,
-            compare_with_source=not self.no_compare,
-        )
-        if self.target is not None:
-            save_weights(state_dict, None, self.target)
-        return report
 
     def _given_settings(self) -> dict[str, Any]:
         """Return the settings of the source's network that were given as options."""
@@ -148,11 +108,9 @@ class Convert(Command):
         from zoo.files import write_json
 
         print(report)
-        if self.target is not None:
-            print(f"  written: {escape(self.target)}")
+        print(f"  written: {escape(self.target)}")
         if self.json is not None:
-            target = None if self.target is None else str(self.target)
-            write_json(self.json, {**report.to_json(), "source": str(self.source), "target": target})
+            write_json(self.json, {**report.to_json(), "source": str(self.source), "target": str(self.target)})
 
 
 def _check_options(args: Convert) -> None:
@@ -161,11 +119,8 @@ def _check_options(args: Convert) -> None:
         if getattr(args, name) not in (None, False) and name not in CONVERSIONS[args.kind].options:
             takers = ", ".join(other for other, kind in CONVERSIONS.items() if name in kind.options)
             raise ConfigError(f"--{name.replace('_', '-')} goes with {takers}, not with {args.kind}")
-    if args.target is None and args.kind != "norms":
-        remedy = f"zoo convert {args.kind} SOURCE TARGET"
-        raise ConfigError(f"{args.kind} writes a file", "command line", remedy)
     check_writable(args.target, args.json)
-    if args.target is not None and args.target.exists() and args.source.exists() and args.target.samefile(args.source):
+    if args.target.exists() and args.source.exists() and args.target.samefile(args.source):
         raise ConfigError("TARGET is the same file as SOURCE", args.target, "give another TARGET")
-    if args.target is not None and os.path.lexists(args.target) and not args.overwrite:
+    if os.path.lexists(args.target) and not args.overwrite:
         raise ConfigError("TARGET exists already", args.target, "give another TARGET, or --overwrite to replace it")

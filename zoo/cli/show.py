@@ -69,14 +69,11 @@ def _show_experiment(name: str, as_json: bool) -> None:
     print("\ndifferent from the defaults:")
     for path, value in differences(experiment).items():
         print(f"  {path:<34}{json.dumps(value)}")
-    warnings = list(experiment.doubts())
     if is_external(experiment.network.arch):
         try:
             list_networks(experiment.network.arch)
         except ConfigError as error:
-            warnings.append(escape(error))
-    for warning in warnings:
-        print(f"\nwarning: {warning}")
+            print(f"\nwarning: {escape(error)}")
 
 
 def _facts_of_network(name: str) -> dict[str, Any]:

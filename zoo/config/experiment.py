@@ -27,7 +27,6 @@ SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
 Decoder = Literal["pil", "torchvision", "scaled"]
 TWO = Field(min_length=2, max_length=2)
 SizeFrom = Annotated[list[Annotated[int, Field(ge=0, le=MAX_EPOCHS)]], TWO]  # epoch, side
-SMALL_CROP_AREA = 0.25  # of a validation image: a smaller crop is probably a mistake
 # By section, the settings that segmentation does not use.
 UNUSED_IN_SEGMENTATION = {
     "input": (
@@ -375,16 +374,6 @@ class Experiment(Section):
         """Return the default experiment, with a ``segmentation`` section if this one has it."""
         section = None if self.segmentation is None else Segmentation()
         return Experiment().model_copy(update={"segmentation": section})
-
-    def doubts(self) -> Iterator[str]:
-        """Yield warnings about settings that are valid but probably unintended; training logs them."""
-        size = self.input
-        if size.scale_val != -1 and size.crop_val**2 < SMALL_CROP_AREA * size.scale_val**2:
-            yield (
-                f"input.crop_val = {size.crop_val}: validation sees {size.crop_val**2 / size.scale_val**2:.1%} of an "
-                f"image or less, because its shorter side is input.scale_val = {size.scale_val}; set scale_val to "
-                f"about {round(size.crop_val * 8 / 7)}, or to -1 if images should not be resized"
-            )
 
     def digest(self) -> str:
         """Return the sha256 of all settings, including defaults, without the ``expected`` scores."""

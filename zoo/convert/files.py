@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import torch
 from torch import Tensor
 
 from zoo.convert.conversion import REQUIRED, ConversionReport
-from zoo.convert.norms import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
+from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 from zoo.errors import ConfigError, ConversionError, escape
 from zoo.files import replacing, write_bytes
-from zoo.models.external import build_external, image_shape
 from zoo.spec import NetworkSpec, merge, parse_spec
 from zoo.weights import StoredWeights, md5_of, read_weights
 from zoo.weights.load import num_outputs
@@ -69,20 +67,6 @@ def export_weights(source: Path, target: Path, asked: Mapping[str, Any]) -> Conv
     check_fits_spec(stored.state_dict, spec, escape(source))
     save_weights(stored.state_dict, spec, target, stored.path)
     return ConversionReport("export", spec.arch, (), True, "the weights are unchanged")
-
-
-def convert_external(
-    name: str, *, pretrained: bool = False, size: int = 224, **options: Any
-) -> tuple[dict[str, Tensor], ConversionReport]:
-    """Return the weights of the external network ``name`` with converted norms, and the report.
-
-    ``options`` are those of `zoo.convert.convert_network`. The networks are compared on images of ``size`` pixels, or
-    of the size that the network requires.
-    """
-    model = build_external(name, pretrained=pretrained)
-    images = torch.randn(2, *image_shape(name, size), generator=torch.Generator().manual_seed(0))
-    converted, report = convert_network(model, images=images, **options)
-    return converted.state_dict(), replace(report, arch=name)
 
 
 def save_weights(

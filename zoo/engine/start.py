@@ -60,8 +60,6 @@ def start(
     """
     config = task.config
     check_world_size(config, process.world_size)
-    for doubt in config.doubts():
-        log.message(f"warning: {doubt}")
     resumed = load_checkpoint(resume, log_dir, process)
     seed_everything(config.seed, rank=-1)
     is_fresh = resumed is None and weights is None
