@@ -9,13 +9,11 @@ import os
 import resource
 import shutil
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from filelock import FileLock, Timeout
 
 from tests.cli.conftest import SETTINGS, Run
@@ -23,7 +21,6 @@ from zoo.cli import main
 from zoo.config import load_experiment
 from zoo.engine.checkpoint import read
 from zoo.run.run_log import JsonLines, RunLog
-from zoo.tasks.classification import ClassificationResult
 
 
 @pytest.fixture
@@ -168,34 +165,6 @@ def test_a_disk_that_is_full_for_a_while_leaves_whole_records_and_no_traceback(
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 50]
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("last", [False, True])
-def test_tensorboard_without_room_is_one_warning_and_no_traceback_of_its_thread(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, last: bool
-) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = threading.excepthook
-    with RunLog(tmp_path, 0, load_experiment("quickstart_fashion_mnist")) as log:
-        log.begin(0, torch.device("cpu"), world_size=1, images={})
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-        try:
-            log.images(1, torch.zeros(8, 3, 32, 32))
-            if not last:
-                for step in range(2, 30):
-                    log.validation(0, step, ClassificationResult(1.0, 1.0, 1.0, 1, 0, "center"), False)
-            else:
-                time.sleep(1)
-                assert log._board is not None
-                log._write(log._board.close)
-                log._board = None
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    printed = capsys.readouterr().err
-    assert "Traceback" not in printed
-    assert "Exception in thread" not in printed
-    assert caplog.text.count("File too large") == 1
-    assert threading.excepthook is before
 
 
 def test_a_checkpoint_that_is_a_link_to_itself_cannot_be_read(

@@ -18,7 +18,7 @@ from zoo.architectures import ARCHITECTURES, PACKAGES, is_external
 from zoo.config.describe import describe_settings
 from zoo.config.experiment import Experiment
 from zoo.errors import ConfigError, escape, nearest
-from zoo.section import MAX_PROBLEMS, UNKNOWN_KEY, KeyPath, Problem, check_extent, problems_of, raise_problems
+from zoo.section import MAX_PROBLEMS, UNKNOWN_KEY, KeyPath, Problem, check_extent, dotted, problems_of, raise_problems
 from zoo.spec import read_earlier_form
 
 logger = logging.getLogger("zoo")
@@ -125,7 +125,8 @@ def _with_nearest(problem: Problem) -> Problem:
     if problem.message != UNKNOWN_KEY:
         return problem
     near = difflib.get_close_matches(str(problem.path[-1]), _places(), n=1)
-    hint = f"the nearest is {' or '.join(_places()[near[0]])}" if near else "zoo settings lists all"
+    places = [place for name in near for place in _places()[name] if place != dotted(problem.path)]
+    hint = f"the nearest is {' or '.join(places)}" if places else "zoo settings lists all"
     return replace(problem, message=f"{UNKNOWN_KEY}; {hint}")
 
 
