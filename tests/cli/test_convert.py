@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,9 +13,10 @@ import zoo
 from tests.convert.networks import scramble
 from tests.engine.tiny import make_images
 from zoo.cli import main
-from zoo.weights import read_state_dict, read_weights
+from zoo.weights import read_state_dict
 
 pytestmark = pytest.mark.slow  # exports networks
+
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,13 +73,6 @@ def test_the_source_is_never_overwritten(files, capsys):
     assert "TARGET is the same file as SOURCE" in capsys.readouterr().err
 
 
-def test_the_script_is_the_command():
-    script, environment = ROOT / "scripts" / "convert.py", {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, script, "--help"], env=environment, capture_output=True, check=False)
-    assert done.returncode == 0
-    assert b"from-torchvision" in done.stdout
-
-
 def test_a_file_that_cannot_be_converted_is_named(files, tmp_path, capsys):
     assert convert("from-torchvision", files / "zoo.pth", tmp_path / "x.pth") == 2
     assert f"zoo convert: {files / 'zoo.pth'}: the state dict is not that of resnet18" in capsys.readouterr().err
@@ -133,31 +124,6 @@ def test_a_file_that_does_not_say_its_network_asks_for_it(files, tmp_path, capsy
     assert "--arch" in message
 
 
-def test_a_chain_of_conversions_needs_its_network_named_once(files, relu_file, tmp_path):
-    assert run("relu-to-leaky-relu", relu_file, tmp_path / "leaky.pth", "--activation-param", "0.02") == 0
-    record = read_weights(tmp_path / "leaky.pth").spec
-    assert (record.activation, record.activation_param, record.norm) == ("leaky_relu", 0.02, "standard")
-    assert run("standard-to-inplace", tmp_path / "leaky.pth", tmp_path / "inplace.pth") == 0
-    assert read_weights(tmp_path / "inplace.pth").spec.norm == "inplace"
-    assert run("inplace-to-standard", tmp_path / "inplace.pth", tmp_path / "standard.pth") == 0
-    images = torch.randn(2, 3, 64, 64)
-    networks = [zoo.get(tmp_path / f"{name}.pth").eval() for name in ("leaky", "inplace", "standard")]
-    with torch.no_grad():
-        first, second, third = (network(images.clone()) for network in networks)
-    assert torch.allclose(first, second, atol=1e-4)
-    assert torch.allclose(first, third, atol=1e-4)
-    assert run("to-torchvision", relu_file, tmp_path / "tv.pth") == 0
-    given, back = torch.load(files / "tv.pth"), torch.load(tmp_path / "tv.pth")
-    assert all(torch.equal(given[key], back[key]) for key in given)
-
-
-@pytest.mark.parametrize("kind", ["inplace-to-standard", "from-torchvision"])
-def test_a_kind_that_is_not_for_the_files_network_says_so(kind, relu_file, tmp_path, capsys):
-    assert run(kind, relu_file, tmp_path / "x.pth") == 2
-    assert f"{kind} is for" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_checkpoint_is_exported_as_the_network_that_it_is(finished, tmp_path):
     """In-place norms read scales as |w| + eps: taken for standard ones they would give another network."""
     assert run("export", finished.checkpoint, tmp_path / "x.pth") == 0
@@ -166,48 +132,6 @@ def test_a_checkpoint_is_exported_as_the_network_that_it_is(finished, tmp_path):
         assert torch.equal(zoo.get(tmp_path / "x.pth").eval()(images), zoo.get(finished.checkpoint).eval()(images))
     with pytest.raises(zoo.WeightsError, match="norm='inplace' in the file, but norm='standard' is asked for"):
         zoo.load_weights(zoo.get("resnet18", num_classes=2), finished.checkpoint)
-
-
-@pytest.mark.parametrize("option", [[], ["--json"]])
-def test_folders_of_files_are_made_and_places_that_cannot_be_written_are_refused_before_the_work(
-    option, relu_file, tmp_path, capsys
-):
-    def command(file):
-        return ["export", relu_file, tmp_path / "x.pth" if option else file, *option, *([str(file)] if option else [])]
-
-    assert run(*command(tmp_path / "new" / "folder" / "file")) == 0
-    assert (tmp_path / "new" / "folder" / "file").is_file()
-    (tmp_path / "x.pth").unlink(missing_ok=True)
-    assert run(*command(relu_file / "file")) == 2
-    assert (
-        f"the file cannot be written, as {relu_file} is not a writable folder; {relu_file / 'file'}"
-        in capsys.readouterr().err
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
-
-
-def test_what_is_assumed_of_a_file_without_a_record_is_logged(files, tmp_path, caplog):
-    assert convert("export", files / "zoo.pth", tmp_path / "a.pth", "--norm", "standard", "--no-compare") == 0
-    assert "zoo.pth does not describe its network: assuming resnet18 with activation='leaky" in caplog.text
-    caplog.clear()
-    options = ["--norm", "standard", "--activation", "leaky_relu", "--no-compare"]
-    assert convert("export", files / "zoo.pth", tmp_path / "b.pth", *options) == 0
-    assert convert("relu-to-leaky-relu", files / "zoo.pth", tmp_path / "c.pth", "--no-compare") == 0
-    assert "does not say" not in caplog.text
-
-
-@pytest.mark.parametrize("kind", ["export", "inplace-to-standard"])
-def test_torchvisions_file_gets_the_command_that_converts_it(kind, files, tmp_path, capsys):
-    assert convert(kind, files / "tv.pth", tmp_path / "x.pth") == 2
-    message = capsys.readouterr().err
-    assert f"`zoo convert from-torchvision {files / 'tv.pth'} TARGET --arch NAME`" in message
-
-
-def test_relu_is_to_be_converted_before_the_norms_become_inplace(relu_file, tmp_path, capsys):
-    assert run("standard-to-inplace", relu_file, tmp_path / "x.pth") == 2
-    message = capsys.readouterr().err
-    assert "zoo convert relu-to-leaky-relu" in message
-    assert "train again" not in message
 
 
 def test_a_file_that_exists_is_overwritten_on_request_alone(files, tmp_path, capsys):

@@ -10,7 +10,7 @@ from torch import nn
 import zoo
 from tests.convert.networks import IMAGES, outputs, scramble, scrambled
 from tests.convert.test_norms import CASES, unfoldable
-from zoo.convert import convert_norm, fold_network
+from zoo.convert import fold_network
 from zoo.layers import ABN
 
 
@@ -76,24 +76,3 @@ def test_a_convolution_that_feeds_a_second_reader_is_not_folded_into():
     assert isinstance(folded.bn, nn.BatchNorm2d)
     with torch.no_grad():
         assert torch.equal(folded(IMAGES), model(IMAGES))
-
-
-def test_a_convolution_with_a_bias_is_folded_into():
-    model = scramble(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))).double().eval()
-    with torch.no_grad():
-        assert torch.allclose(fold_network(model)(IMAGES), model(IMAGES), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_torch_exports_an_in_place_network_to_onnx_after_its_norms_became_standard(tmp_path):
-    """This is what the README's Troubleshooting says to do."""
-    pytest.importorskip("onnxscript")
-    model = scramble(zoo.get("resnet18", num_classes=2, norm="inplace")).eval()
-    images = torch.randn(2, 3, 32, 32)
-    with pytest.raises(torch.onnx.errors.OnnxExporterError):
-        torch.onnx.export(model, (images,), dynamo=True, verbose=False)
-    written = torch.onnx.export(convert_norm(model, "standard"), (images,), dynamo=True, verbose=False)
-    session = pytest.importorskip("onnx.reference").ReferenceEvaluator(written.model_proto)
-    (found,) = session.run(None, {session.input_names[0]: images.numpy()})
-    with torch.no_grad():
-        assert torch.allclose(torch.from_numpy(found), model(images), rtol=1e-3, atol=1e-4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import this_process
-from zoo.engine.process import open_process, seed_everything
+from zoo.engine.process import open_process
 from zoo.errors import ConfigError
 
 TWO_RANKS = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -34,26 +32,6 @@ def test_without_a_launcher_the_process_is_alone_and_has_no_group() -> None:
         assert (process.rank, process.local_rank, process.world_size) == (0, 0, 1)
         assert process.is_main
         assert not dist.is_initialized()
-
-
-def test_a_launcher_of_one_process_needs_no_group_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set(monkeypatch, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
-    with open_process(local_rank_arg=0) as process:
-        assert process.world_size == 1
-        assert not dist.is_initialized()
-
-
-@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE"])
-def test_a_half_set_environment_is_refused(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    _set(monkeypatch, {name: value for name, value in TWO_RANKS.items() if name != missing})
-    with pytest.raises(ConfigError, match="only one of RANK and WORLD_SIZE is set"), open_process():
-        pass
-
-
-def test_a_variable_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set(monkeypatch, {**TWO_RANKS, "WORLD_SIZE": "two"})
-    with pytest.raises(ConfigError, match="WORLD_SIZE='two' is not a whole number; environment"), open_process():
-        pass
 
 
 @pytest.mark.parametrize(("backend", "message"), [("nccl", "nccl needs CUDA"), ("mpi", "'mpi' is not one of")])
@@ -91,17 +69,14 @@ def test_two_processes_find_each_other_by_argument_and_environment_and_leave() -
     assert found[1] == {"rank": 1, "local": 1, "gathered": [], **shared}
 
 
-def _draw(seed: int, rank: int) -> tuple[float, float]:
-    seed_everything(seed, rank)
-    return torch.rand(()).item(), random.random()
+@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE"])
+def test_a_half_set_environment_is_refused(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    _set(monkeypatch, {name: value for name, value in TWO_RANKS.items() if name != missing})
+    with pytest.raises(ConfigError, match="only one of RANK and WORLD_SIZE is set"), open_process():
+        pass
 
 
-def test_seeds_repeat_and_differ_between_ranks_and_runs() -> None:
-    draws = [_draw(0, 0), _draw(0, 1), _draw(1, 0), _draw(0, -1)]
-    assert _draw(0, 0) == draws[0]
-    assert len({value for draw in draws for value in draw}) == 8
-
-
-def test_alone_a_message_to_all_ranks_comes_back_as_it_is() -> None:
-    process = this_process()
-    assert (process.gather("a"), process.broadcast("b"), process.any_rank(True)) == (["a"], "b", True)
+def test_a_variable_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(monkeypatch, {**TWO_RANKS, "WORLD_SIZE": "two"})
+    with pytest.raises(ConfigError, match="WORLD_SIZE='two' is not a whole number; environment"), open_process():
+        pass

@@ -20,7 +20,7 @@ from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
 from zoo.config import load_experiment
 from zoo.engine.checkpoint import read
-from zoo.run.run_log import JsonLines, RunLog
+from zoo.run.run_log import RunLog
 
 
 @pytest.fixture
@@ -165,44 +165,6 @@ def test_a_disk_that_is_full_for_a_while_leaves_whole_records_and_no_traceback(
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 50]
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_a_checkpoint_that_is_a_link_to_itself_cannot_be_read(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    assert _train(finished, tmp_path / "log", "--resume", str(loop)) == 2
-    assert f"no such checkpoint; {loop}" in capsys.readouterr().err
-
-
-def test_the_last_lines_name_no_file_that_does_not_exist(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log\n\x1b[31m"))
-    assert _train(finished, log_dir, "--resume", "auto") == 0
-    printed = capsys.readouterr().err
-    assert "log\\n\\x1b[31m/model_best.pth.tar" in printed
-    assert "zoo validate" not in printed
-    assert "zoo predict" not in printed
-
-
-def test_a_record_that_the_system_takes_in_parts_is_written_whole(tmp_path: Path) -> None:
-    lines = JsonLines(tmp_path / "metrics.jsonl")
-    whole = lines._file
-
-    class Slow:
-        def write(self, content: bytes) -> int:
-            return int(whole.write(content[:3]))
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(whole, name)
-
-    lines._file = Slow()  # type: ignore[assignment]
-    lines.write("train", step=1)
-    lines.write("train", step=2)
-    lines.close()
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
 
 def test_a_wrong_data_path_leaves_no_file_anywhere(

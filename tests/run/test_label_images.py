@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zoo.errors import ConfigError
 from zoo.run.label_images import (
     VISTAS_COLORS,
     Palette,
-    distinct_colors,
-    overlay,
     palette_for,
     write_ids,
     write_palette,
@@ -21,6 +18,8 @@ from zoo.run.label_images import (
 )
 
 CLASSES = np.array([[0, 1, 2], [64, 2, 2]])
+
+
 THREE = Palette(np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255]], dtype=np.uint8), ["red", "green", "blue"])
 
 
@@ -46,14 +45,6 @@ def test_ids_take_16_bits_where_8_do_not_suffice(tmp_path: Path, num_classes: in
         assert np.array_equal(np.asarray(image), classes)
 
 
-def test_a_png_that_cannot_hold_so_many_classes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"257 classes.*palette can hold 256; --output: give ids"):
-        write_palette(tmp_path / "a.png", CLASSES, palette_for(257))
-    with pytest.raises(ConfigError, match=r"65,537 classes.*ids can hold 65,536"):
-        write_ids(tmp_path / "a.png", CLASSES, 65537)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(("num_classes", "dtype"), [(65, np.uint8), (300, np.uint16), (70000, np.uint32)])
 def test_probabilities_are_written_with_their_classes(tmp_path: Path, num_classes: int, dtype: type) -> None:
     probabilities = np.array([[0.5, 1.0, 0.25], [0.1, 0.9999, 0.3]], dtype=np.float32)
@@ -68,24 +59,8 @@ def test_probabilities_are_written_with_their_classes(tmp_path: Path, num_classe
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
-def test_colours_are_different_deterministic_and_not_black() -> None:
-    colors = distinct_colors(256)
-    assert len({tuple(color) for color in colors.tolist()}) == 256
-    assert np.array_equal(distinct_colors(10), colors[:10])
-    assert colors.max(axis=1).min() > 100
-    distances = np.abs(colors[:20, None].astype(int) - colors[None, :20]).sum(2) + 1000 * np.eye(20)
-    assert distances.min() > 100
-
-
 def test_names_are_those_of_the_data_set_then_of_vistas_then_numbers() -> None:
     assert list(palette_for(65, layout="vistas").names) == list(VISTAS_COLORS)
     assert palette_for(65, list("abc" * 21 + "de"), "vistas").names[:2] == ["a", "b"]
     assert palette_for(65).names[:2] == ["0", "1"]
     assert palette_for(3, ["ground", "shirt\n"]).names == ["ground", "shirt\\n", "2"]
-
-
-def test_an_overlay_is_half_image_and_half_colour() -> None:
-    image = Image.new("RGB", (3, 1), (100, 200, 0))
-    pixels = np.asarray(overlay(image, np.array([[0, 1, 2]]), THREE)).astype(int)
-    expected = (np.asarray(image).astype(int) + THREE.colors[None]) / 2
-    assert np.abs(pixels - expected).max() <= 1

@@ -17,7 +17,6 @@ from tests.data.sample_images import random_image
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import this_process
 from zoo.config import parse_experiment
-from zoo.engine.process import Process
 from zoo.errors import ConfigError, DataError
 from zoo.run.label_images import palette_for
 from zoo.run.scoring import LoadedNetwork
@@ -26,6 +25,8 @@ from zoo.tasks.tta import TestTimeAugmentation as Augmentation
 from zoo.tasks.tta import segment
 
 CLASSES = 4
+
+
 KINDS = ("palette", "ids", "prob", "overlay")
 
 
@@ -104,13 +105,6 @@ def test_what_is_there_is_skipped_and_replaced_on_request(tmp_path: Path) -> Non
     assert _files(tmp_path / "out") == before
 
 
-def test_a_folder_in_the_place_of_a_file_does_not_count_as_the_file(tmp_path: Path) -> None:
-    images, out = _images(tmp_path / "in"), _folders(tmp_path / "out")
-    (tmp_path / "out" / "ids" / "a.png").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"a file cannot be written: .*a\.png"):
-        segment_images(_network(), images, out)
-
-
 def test_an_image_that_a_scale_makes_too_large_is_left_out(tmp_path: Path) -> None:
     images = _images(tmp_path / "in")
     Image.new("1", (30_000, 40)).save(images / "wide.png")
@@ -147,12 +141,6 @@ def test_full_memory_is_a_fault_of_the_image_with_advice(tmp_path: Path, monkeyp
     assert len(summary.faults) == 1
     assert "the memory of cpu is full; give a smaller --longest-side" in summary.faults[0]
     assert "a.bmp" in summary.faults[0]
-
-
-def test_a_single_image_may_be_in_the_folder_of_its_files(tmp_path: Path) -> None:
-    images = _images(tmp_path)
-    assert segment_images(_network(), images / "b.JPG", _folders(tmp_path)).written == 1
-    assert (tmp_path / "ids" / "b.png").exists()
 
 
 def test_a_place_without_images_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
@@ -231,15 +219,3 @@ def test_processes_share_the_images_and_make_the_files_of_one(tmp_path: Path) ->
     assert sorted(share[0] for share in shares) == [2, 3]
     assert {share[1:] for share in shares} == {(5, 1)}
     assert _files(tmp_path / "one") == _files(tmp_path / "two")
-
-
-def test_processes_that_do_not_know_of_each_other_share_the_images_too(tmp_path: Path) -> None:
-    images, counts = _images(tmp_path / "in"), []
-    for rank in range(3):
-        network = _network()
-        segment_images(
-            network, images, _folders(tmp_path / "out"), process=Process(rank=rank, world_size=3), overwrite=True
-        )
-        counts.append(network.model.num_images)
-    assert counts == [2, 2, 1]
-    assert len(_files(tmp_path / "out")) == 5
