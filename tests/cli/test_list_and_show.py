@@ -47,18 +47,14 @@ def test_an_experiment_with_an_unknown_network_of_another_package_is_shown_with_
         assert warned == (arch == "torchvision:resnet19")
 
 
-def test_doctor_names_versions_kernels_and_a_cache_that_cannot_be_written(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+def test_doctor_names_versions_kernels_and_folders(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZOO_CACHE", "/proc/no-such-folder")
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert torch.__version__ in out
-    assert "reference" in out
-    assert "/proc/no-such-folder (not writable" in out
-    monkeypatch.setenv("ZOO_CACHE", f"{tmp_path}/new/cache")
-    main(["doctor"])
-    assert f"{tmp_path}/new/cache (writable" in capsys.readouterr().out
+    for fact in (torch.__version__, "reference", "/proc/no-such-folder (ZOO_CACHE"):
+        assert fact in out
 
 
 def test_a_network_is_shown_as_json_with_its_options_explained(capsys: pytest.CaptureFixture[str]) -> None:
