@@ -77,7 +77,7 @@ def test_a_checkpoint_is_scored_used_and_shown(
     assert main(["predict", checkpoint, str(run.data / "val" / "class0" / "0.png")]) == 0
     assert "class1" in capsys.readouterr().out, "the names of the classes are those of the training"
     assert main(["show", checkpoint]) == 0
-    assert re.search("architecture +torchvision:shufflenet", capsys.readouterr().out)
+    assert re.search("arch +torchvision:shufflenet", capsys.readouterr().out)
     assert main(["show", NETWORK["arch"]]) == 0
     assert "auto, plain, lean" in capsys.readouterr().out
 
