@@ -36,21 +36,14 @@ def test_a_description_needs_no_torch() -> None:
 # What no description may say: settings, and words of the message. Experiments, weights files and zoo.get refuse it.
 WRONG = [
     ({"norm": "batch"}, "norm"),
-    ({"norm": ["inplace"]}, "norm"),
     ({"activation": "gelu"}, "activation"),
-    ({"activation": ["elu"]}, "activation"),
     ({"norm": "inplace", "activation": "relu"}, "activation.*has no inverse, which norm.*inplace"),
-    ({"norm": "sync", "activation": "relu"}, "activation.*has no inverse, which norm.*sync"),
     ({"activation": "elu", "activation_param": 0}, "activation_param.*greater than 0 for elu"),
     ({"activation": "leaky_relu", "activation_param": -0.01}, "activation_param.*greater than 0"),
-    ({"activation_param": "0.01"}, "activation_param"),
     ({"activation_param": math.nan}, "activation_param"),
     ({"activation_param": 1e308}, "activation_param"),
-    ({"activation_param": True}, "activation_param"),
     ({"num_classes": -1}, "num_classes"),
-    ({"num_classes": 2.5}, "num_classes"),
     ({"num_classes": True}, "num_classes"),
-    ({"num_classes": "10"}, "num_classes"),
     ({"num_classes": MAX_CLASSES + 1}, "num_classes"),
     ({"num_classes": 10**5000}, "num_classes"),
     ({"memory": "nonsense"}, "memory"),
@@ -61,11 +54,9 @@ WRONG = [
     ({"options": {"input_3x3": True}}, "'input_3x3'.* options are dilation, keep_outputs"),
     ({"options": {"dilation": 0}}, "dilation must be"),
     ({"options": {"dilation": True}}, None),  # a value of WiderResNet-A2, which building a ResNet refuses
-    ({"options": {"dilation": []}}, "dilation must be"),
     ({"options": {"dilation": [1, [2, 0]]}}, "dilation must be"),
     ({"options": {"dilation": 10**9}}, "dilation must be"),
     ({"options": {"dilation": [1] * 10_000}}, "dilation must be|holds more than"),
-    ({"options": {"dilation": {"a": 1}}}, "dilation must be"),
     ({"options": {"keep_outputs": 1}}, "keep_outputs must be True or False"),
 ]
 REFUSED = [(settings, words) for settings, words in WRONG if words is not None]

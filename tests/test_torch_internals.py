@@ -9,7 +9,6 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._functorch.aot_autograd import aot_module_simplified
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -421,31 +419,6 @@ def test_the_partitioner_of_inductor_is_replaced_and_named_by_its_source(tmp_pat
     assert internals.inductor_partitioner(lambda *_: ("", ""), str(other)).uuid() != partitioner.uuid()
 
 
-@pytest.mark.parametrize("is_saved", [False, True])
-def test_the_min_cut_saves_what_is_marked_and_obeys_the_budget(is_saved):
-    graphs = []
-
-    def partition(graph: Any, inputs: Any, **options: Any) -> Any:
-        for node in graph.graph.nodes:
-            if is_saved and node.target is torch.ops.aten.sin.default:
-                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        assert internals.current_activation_memory_budget() == 0.01
-        graphs.append(internals.partition_by_min_cut(graph, inputs, **options))
-        return graphs[-1]
-
-    def compile_graph(graph: Any, inputs: Any) -> Any:
-        return aot_module_simplified(graph, inputs, fw_compiler=lambda graph, _: graph, partition_fn=partition)
-
-    torch.compiler.reset()
-    function = torch.compile(lambda x: (x.sin().exp() * 2).sum(), backend=compile_graph)
-    with internals.activation_memory_budget(0.01):
-        function(torch.ones(8, 8, requires_grad=True))
-    torch.compiler.reset()
-    ((_, backward),) = graphs
-    recomputed = [node.target for node in backward.graph.nodes]
-    assert (torch.ops.aten.sin.default in recomputed) == (not is_saved)
-
-
 def test_workers_of_a_loader_end_and_those_that_hang_are_killed():
     loader = DataLoader(range(4), num_workers=2, persistent_workers=True)
     iterator = iter(loader)
@@ -486,46 +459,8 @@ def test_the_limit_of_compilations_of_a_function_is_raised_and_restored():
 # Graphs
 
 
-def _run_boxed(graph: Any, inputs: Any) -> Any:
-    return internals.boxed(graph)
-
-
 def _as_traced(operation: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
     return outputs
-
-
-def _joint_graph(partition: Callable[..., Any]) -> None:
-    """Trace and partition forward and backward of a module with an in-place norm of running statistics and dropout."""
-    torch.compiler.reset()
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
-    backend = internals.aot_backend(_run_boxed, partition, _as_traced)
-    torch.compile(model, backend=backend)(torch.randn(2, 3, 5, 5)).sum().backward()
-    torch.compiler.reset()
-
-
-@pytest.mark.slow
-def test_joint_graphs_tell_forward_from_backward_and_are_split_between_them():
-    seen = []
-
-    def partition(joint: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
-        nodes = list(joint.graph.nodes)
-        forward = [node for node in nodes if internals.is_forward_node(node)]
-        (tangent,) = filter(internals.is_tangent_node, nodes)
-        backward = nodes[1 + nodes.index(forward[-1]) : -1]
-        writes = torch.ops.aten.copy_.default  # of running statistics, at the end of forward
-        calls = [node for node in backward if node.op == "call_function" and node.target is not writes]
-        assert {node.meta["partitioner_tag"] for node in calls} == {internals.BACKWARD_TAG["partitioner_tag"]}
-        (norm,) = (node for node in forward if node.target is internals.BATCH_NORM)
-        assert [bool(each) for each in norm.args[5:6]] == [True]
-        assert isinstance(norm.target, internals.OperatorOverload)
-        first, second = internals.default_partition(joint, inputs, **options)
-        assert norm.name in {node.name for node in first.graph.nodes}
-        assert tangent.name in {node.name for node in second.graph.nodes}
-        seen.append(norm)
-        return first, second
-
-    _joint_graph(partition)
-    assert len(seen) == 1
 
 
 def _targets_of_graphs() -> tuple[Any, list[list[Any]]]:
@@ -548,37 +483,6 @@ def test_backward_is_traced_without_autocast():
         out = function(torch.randn(3, 3, requires_grad=True), torch.randn(3, 3))
     out.backward()
     assert internals.CAST in graphs[0]
-    torch.compiler.reset()
-
-
-@pytest.mark.slow
-def test_graphs_call_the_operations_of_eager_training():
-    backend, graphs = _targets_of_graphs()
-    model = nn.Sequential(nn.Dropout(0.1), nn.Upsample(scale_factor=2, mode="bilinear"))
-    torch.compile(model, backend=backend)(torch.randn(1, 1, 2, 2, requires_grad=True)).sum().backward()
-    assert torch.ops.aten.bernoulli.p in graphs[0]
-    assert torch.ops.aten.upsample_bilinear2d.default in graphs[0]
-    assert torch.ops.aten.upsample_bilinear2d_backward.default in graphs[1]
-    assert torch.ops.aten.dropout.default.py_kernels  # Inductor decomposes them
-    torch.compiler.reset()
-
-
-@pytest.mark.slow
-def test_outputs_are_corrected_while_a_graph_is_traced():
-    graphs = []
-
-    def run(graph: Any, inputs: Any) -> Any:
-        graphs.append({node.target: node.meta.get("val") for node in graph.graph.nodes})
-        return internals.boxed(graph)
-
-    def transpose(operation: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
-        return outputs.new_empty_strided((2, 3), (1, 2)) if operation is torch.ops.aten.relu.default else outputs
-
-    torch.compiler.reset()
-    backend = internals.aot_backend(run, internals.default_partition, transpose)
-    with torch.no_grad():
-        torch.compile(torch.relu, backend=backend)(torch.ones(2, 3))
-    assert graphs[0][torch.ops.aten.relu.default].stride() == (1, 2)
     torch.compiler.reset()
 
 
@@ -650,9 +554,6 @@ SEMI_PUBLIC = {
 #: Private names of other packages.
 NOT_OF_TORCH = {
     "_SubParsersAction": "argparse, whose classes of parsers and groups have no public names",
-    "_subparsers": "argparse",
-    "_option_string_actions": "argparse",
-    "_get_positional_actions": "argparse",
     "_replace": "typing.NamedTuple, documented",
     "_asdict": "typing.NamedTuple, documented",
     "_init_handles": "triton, which loads compiled code with it",

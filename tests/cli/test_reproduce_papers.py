@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,17 +130,6 @@ def test_the_curves_of_runs_are_kept_and_drawn(tmp_path: Path) -> None:
     assert (out / "revnet_runs.png").exists()
 
 
-def test_no_matplotlib_is_noticed_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measured: Measured
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["reproduce", "revnet", "--out", str(tmp_path)]) == 2
-    assert "extra `plot`" in capsys.readouterr().err
-    assert (list(tmp_path.iterdir()), measured.items) == ([], [])
-    assert reproduce("revnet", "--out", tmp_path) == 0
-    assert [path.name for path in tmp_path.glob("*.png")] == []
-
-
 def make_classes(folder: Path, count: int) -> None:
     for index in range(count):
         (folder / f"n{index:08}").mkdir(parents=True)
@@ -201,12 +189,8 @@ def test_other_images_are_refused_before_anything_is_measured(
     ("command", "option"),
     [
         (["revnet", "--models", "a"], "--models"),
-        (["all", "--batch-size", "4"], "--batch-size"),
         (["revnext", "--data", "here"], "--data"),
-        (["revnext", "-j", "99"], "-j"),
         (["inplace_abn", "--runs", "there"], "--runs"),
-        (["imagenet", "--data", "here", "--no-plot"], "--no-plot"),
-        (["imagenet", "--data", "here", "--runs", "there"], "--runs"),
         (["imagenet", "--data", "here", "--only", "Table 1"], "--only"),
         (["imagenet"], "--data"),
     ],

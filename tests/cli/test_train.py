@@ -151,15 +151,6 @@ def test_a_run_begins_and_ends_with_what_a_person_wants_to_know(finished: Run) -
     assert text.splitlines()[-1].partition(" - ")[2].startswith("best top-1")
 
 
-def test_a_finished_run_that_is_resumed_says_that_all_is_done(finished: Run, tmp_path: Path) -> None:
-    log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
-    command = ["train", str(finished.config), str(finished.data), "--log-dir", str(log_dir), "-j", "0"]
-    assert main([*command, "--resume", "auto"]) == 0
-    new = (log_dir / "training_0.log").read_text()[len((finished.log_dir / "training_0.log").read_text()) :]
-    assert "checkpoint.pth.tar: all 2 epochs are done, 6 steps" in new
-    assert "best top-1" in new
-
-
 def test_evaluating_falls_back_to_the_previous_checkpoint_and_says_so(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,6 @@ import pytest
 import zoo
 from tests.engine.tiny import make_images
 from zoo.cli import main
-from zoo.cli.train import Train
 from zoo.config import load_experiment, parse_experiment
 from zoo.run.experiments import default_experiment
 
@@ -40,20 +39,6 @@ def test_an_architecture_is_trained_by_its_name(
     assert load_experiment(tmp_path / "log" / "experiment.json") == one_epoch(name, data)
     model = zoo.get(tmp_path / "log" / "checkpoint.pth.tar")
     assert type(model) is type(zoo.get(name, num_classes=2))
-
-
-@pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:resnet18.a1_in1k"])
-def test_the_default_log_folder_has_the_whole_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights of timm that differ only behind the dot are not trained into one folder."""
-    folders: list[Path] = []
-
-    def train(self: Train, log_dir: Path) -> int:
-        folders.append(log_dir)
-        return 0
-
-    monkeypatch.setattr(Train, "_train", train)
-    assert main(["train", name, "data"]) == main(["train", f"folder/{name}.json", "data"]) == 0
-    assert folders == [Path("runs") / name] * 2
 
 
 @pytest.mark.parametrize(

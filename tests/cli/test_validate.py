@@ -194,6 +194,24 @@ def test_the_numbered_folders_of_imagenet_v2_are_scored_as_the_classes_of_their_
     assert _targets(tmp_path / "p.csv") == {"2": "2", "100": "100", "207": "207"}
 
 
+def test_other_folders_are_refused_by_a_network_of_imagenet(
+    golden_retrievers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_folder(tmp_path / "data" / "val", {"cat": 1, "dog": 1})
+    assert main(["validate", "resnet18", str(tmp_path / "data"), "--weights", str(golden_retrievers), "-j", "0"]) == 2
+    assert "2 class folders but the network has 1000 outputs" in capsys.readouterr().err
+
+
+def test_evaluation_by_the_trainer_matches_names_too(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
+    (data / "val" / "class0").rename(data / "val" / "klass0")
+    command = ["train", "-e", str(finished.config), str(data), "--weights", str(finished.checkpoint), "-j", "0"]
+    assert main(command) == 2
+    assert "not classes of the network: klass0" in capsys.readouterr().err
+
+
 def test_an_experiment_that_contradicts_its_weights_gets_no_score(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

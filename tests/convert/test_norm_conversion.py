@@ -438,6 +438,17 @@ def test_what_cannot_be_traced_is_left_and_the_parts_around_and_in_it_are_conver
     assert [plan.name for plan in plans] == ["second.1"]
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_what_only_training_does_between_norm_and_activation_is_seen_in_evaluation_too(training):
+    class Dropping(nn.Module):
+        def forward(self, x):
+            return x * 2 if self.training else x
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), Dropping(), nn.ELU()).train(training)
+    convert_norm(model, "inplace")
+    assert (model[1].activation, type(model[3]), model[2].training) == ("identity", nn.ELU, training)
+
+
 TIMM = {"ReLU": nn.ReLU, "LeakyReLU": nn.LeakyReLU, "SiLU": nn.SiLU, "PReLU": nn.PReLU, "none": None}
 
 

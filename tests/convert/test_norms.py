@@ -96,6 +96,14 @@ def test_scales_below_eps_are_refused_unless_the_approximation_is_asked_for():
     assert 0 < report.max_difference < 1e-3
 
 
+def test_unfoldable_negative_scales_become_eps_when_the_approximation_is_asked_for():
+    given = scrambled("resnext50", positive=unfoldable("resnext50"))
+    given["bn_out.weight"][5] = -0.5
+    converted, _, report = standard_to_inplace(given, spec_of("resnext50"), allow_approximate=True, images=IMAGES)
+    assert report.clamped == {"bn_out": 1}
+    assert converted["bn_out.weight"][5] == 0
+
+
 @pytest.mark.parametrize(("arch", "options"), CASES[:2])
 def test_in_place_scales_of_any_sign_become_plain_ones(arch, options):
     given = scrambled(arch, **options)

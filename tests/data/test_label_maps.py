@@ -156,6 +156,14 @@ def test_ids_of_one_two_and_four_bits_are_not_spread_over_the_range_of_a_byte(
     assert read_label(_png(tmp_path / "4.png", [b"\x01\x20"], 3, 4), table).tolist() == [[0, 1, 2]]
 
 
+def test_ids_of_16_bits_beyond_a_byte_are_classes_of_their_own(tmp_path: Path) -> None:
+    table = _find(make_labeled(tmp_path / "data", 1, 1), num_classes=3000).table
+    label_map([[0, 2999, 256]], "I;16").save(tmp_path / "x.png")
+    with pytest.raises(DataError, match="no class"):
+        read_label(tmp_path / "x.png", _find(tmp_path / "data").table)
+    assert read_label(tmp_path / "x.png", table).tolist() == [[0, 2999, 256]]
+
+
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
 def test_colors_are_no_ids(tmp_path: Path, table: np.ndarray, mode: str) -> None:
     random_image(0).convert(mode).save(tmp_path / "x.png")

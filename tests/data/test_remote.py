@@ -237,6 +237,16 @@ def test_in_a_cache_of_two_windows_no_shard_is_fetched_twice(
     assert _fetched(server, 6) == list(range(6))
 
 
+def test_other_shards_at_the_address_are_another_cache(server: Server, local_shards: Path, cache: Path) -> None:
+    root = parse_data_path(server.url) / "train"
+    open_source(root).read(0)
+    index = (local_shards / "val.index").read_bytes()
+    server.script["/train.index"] = [_sends(index)] * 2
+    val = open_source(root)
+    assert val.names.tolist() == Shards(local_shards / "val").names.tolist()
+    assert len(list(cache.glob("*/index"))) == 2
+
+
 def test_zoo_trains_validates_and_checks_shards_of_a_server(
     server: Server, local_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

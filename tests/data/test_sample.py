@@ -103,6 +103,19 @@ def test_the_finished_tree_is_moved_into_place_in_one_step(tmp_path: Path, monke
 
 
 @pytest.mark.usefixtures("few")
+def test_an_interrupted_unpacking_leaves_nothing_that_looks_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def _fail(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sample.shutil, "copyfile", _fail)
+    with pytest.raises(KeyboardInterrupt):
+        unpack_sample(tmp_path / "cache")
+    assert os.listdir(tmp_path / "cache") == []
+
+
+@pytest.mark.usefixtures("few")
 def test_a_cache_that_cannot_be_written_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot be unpacked: .*set ZOO_CACHE to another folder"):

@@ -57,6 +57,23 @@ def test_shards_hold_the_files_of_the_folder_in_another_order(data: Path, shards
     assert [val.read(index) for index in range(21)] == [val_folder.read(index) for index in range(21)]
 
 
+def test_the_same_images_give_the_same_shards_to_the_byte(data: Path, shards: Path, tmp_path: Path) -> None:
+    for seed, is_same in (("0", True), ("1", False)):
+        out = tmp_path / seed
+        assert main(["data", "shard", str(data), str(out), "--per-shard", "4", "--seed", seed]) == 0
+        same = [path.read_bytes() == (out / "train" / path.name).read_bytes() for path in (shards / "train").iterdir()]
+        assert all(same) is is_same
+
+
+def test_any_program_that_reads_tar_files_reads_them(data: Path, shards: Path) -> None:
+    source = open_source(shards / "train")
+    with tarfile.open(shards / "train" / "000001.tar") as tar:
+        assert tar.getnames() == [f"{number:09}.{kind}" for number in range(4, 8) for kind in ("png", "cls")]
+        for number in range(4, 8):
+            assert tar.extractfile(f"{number:09}.png").read() == source.read(number)
+            assert int(tar.extractfile(f"{number:09}.cls").read()) == source.targets[number]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves files open
 def test_webdataset_reads_them(shards: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
@@ -394,6 +411,30 @@ def test_the_digest_of_shards_depends_on_what_their_images_are(data: Path, tmp_p
         assert main(["data", "shard", str(data), str(tmp_path / seed), "--seed", seed]) == 0
         digests.add(build_train_loader(tmp_path / seed, small_experiment()).dataset.names_digest())
     assert len(digests) == 2
+
+
+def _relabel(path: Path, labels: dict[bytes, bytes]) -> None:
+    """Write a shard of the same size with other labels, and keep its time."""
+    status = path.stat()
+    with tarfile.open(path) as tar:
+        members = [(member, tar.extractfile(member).read()) for member in tar.getmembers()]
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for member, content in members:
+            tar.addfile(member, io.BytesIO(labels[content] if member.name.endswith(".cls") else content))
+    assert path.stat().st_size == status.st_size
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_label_that_changed_since_the_shard_was_written_is_noticed_by_its_checksum(shards: Path) -> None:
+    source = open_source(shards / "train")
+    before = source.targets.tolist()
+    _relabel(shards / "train" / "000000.tar", {b"0": b"1", b"1": b"2", b"2": b"0"})
+    with pytest.raises(DataError, match=r"the shard is damaged, or has changed .*; .*train/000000.tar/000000000"):
+        open_source(shards / "train").read(0)
+    assert main(["data", "index", str(shards)]) == 0
+    again = open_source(shards / "train")
+    assert again.targets.tolist() == [(target + 1) % 3 for target in before[:4]] + before[4:]
+    assert again.read(0)
 
 
 @pytest.mark.parametrize("is_indexed_by_hand", [False, True])

@@ -131,6 +131,19 @@ def test_a_layer_used_twice_in_a_block_gets_both_gradients(where):
     assert max(map(relative_error, found, truths)) < 1e-10
 
 
+def test_two_forward_passes_before_backward_each_keep_their_statistics():
+    torch.manual_seed(0)
+    layers = chain_of("flat")
+    truth = copy.deepcopy(layers)
+    xs = [images("flat"), (3 * images("flat") + 1).detach().requires_grad_()]
+    sum(run_chain(layers, x)[0].square().sum() for x in xs).backward()
+    found = [x.grad.clone() for x in xs]
+    for x in xs:
+        x.grad = None
+    sum(truth(x).square().sum() for x in xs).backward()
+    assert max(relative_error(ours, x.grad) for ours, x in zip(found, xs, strict=True)) < 1e-10
+
+
 def test_frozen_layers_get_no_gradients_and_the_others_theirs():
     torch.manual_seed(0)
     layers = chain_of("hybrid")

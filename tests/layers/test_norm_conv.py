@@ -86,6 +86,16 @@ def test_the_batch_is_counted_once_per_step_and_not_in_evaluation():
     assert layer.num_batches_tracked == 1
 
 
+def test_a_training_batch_between_evaluation_and_its_backward_is_allowed():
+    layer, conv = pair()
+    inputs = parts()
+    truth = outcome(unfused, copy.deepcopy(layer).eval(), conv, inputs)[1:-3]
+    out = norm_conv(layer.eval(), conv, *inputs)
+    norm_conv(layer.train(), conv, *parts(1))
+    leaves = [*layer.parameters(), *conv.parameters(), *inputs]
+    assert worst(torch.autograd.grad(out.square().sum(), leaves), truth) < 1e-10
+
+
 class OwnNorm(InPlaceABN):
     def forward(self, x):
         return super().forward(x) * 2
@@ -154,6 +164,22 @@ def test_compiled_it_equals_eager():
     compiled = torch.compile(norm_conv, fullgraph=True, backend="aot_eager")
     found = outcome(compiled, norm, conv, parts())
     assert worst(found, outcome(norm_conv, twin, conv, parts())) < 1e-10
+
+
+def test_torch_func_differentiates_it():
+    norm, conv = pair()
+    inputs = parts()
+    names = dict(norm.named_parameters())
+
+    def loss(parameters):
+        running = {"running_mean": norm.running_mean.clone(), "running_var": norm.running_var.clone()}
+        layer = copy.copy(norm)
+        layer._parameters, layer._buffers = parameters, running | {"num_batches_tracked": torch.tensor(0)}
+        return norm_conv(layer, conv, *inputs).square().sum()
+
+    found = torch.func.grad(loss)(names)
+    truth = outcome(unfused, copy.deepcopy(norm), conv, inputs)[1:3]
+    assert worst(found.values(), truth) < 1e-10
 
 
 def _sync_step(sizes: tuple[int, ...]) -> tuple[list[torch.Tensor], Counter]:

@@ -88,6 +88,13 @@ def test_norms_of_torch_keep_their_momentum_and_count_once(momentum):
     assert {int(norm.num_batches_tracked) for norm in net.modules() if isinstance(norm, nn.BatchNorm2d)} == {2}
 
 
+def test_evaluation_takes_running_statistics_and_still_has_the_gradients():
+    net = network(InPlaceABN).double()
+    step(net, images())
+    net.eval()
+    assert max(map(relative_error, step(net, images()), step(stored(net), images()))) < 1e-10
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("number", [1, 8, 18])
 def test_the_inverse_returns_the_input_and_moves_no_statistics(dtype, number):

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
-from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, freeze_norms, init_weights
+from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, checkpoint, freeze_norms, init_weights
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import ResidualInversion
 from zoo.ops.residual_inversion import ResidualSum
@@ -238,6 +238,23 @@ def test_hooks_see_every_call(where):
     twin.get_submodule(where).register_forward_hook(lambda module, args, out: seen.append(out.shape))
     step(twin, images())
     assert len(seen) == 1
+
+
+def test_a_checkpoint_around_an_unwound_stage_is_right():
+    plain = stage()
+    twin = unwound(plain, recompute_3x3=True)
+    expected = step(plain, images())
+    ours = step(_Checkpointed(twin), images())
+    assert error(ours, expected) < 1e-12
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return checkpoint(self.inner, x)
 
 
 def _distributed_step(inverted: bool) -> list[torch.Tensor]:

@@ -87,6 +87,14 @@ def test_the_derivative_of_the_scale_at_zero_is_plus_one():
     assert torch.equal(*gradients)
 
 
+def test_without_affine_parameters_the_output_is_the_activated_x_hat():
+    x, _, _, dz = make((4, 3, 6, 6))
+    leaf, truth_leaf = x.clone().requires_grad_(), x.clone().requires_grad_()
+    z, truth = inplace_abn(leaf * 1, None, None, None, None), activated_batch_norm(truth_leaf, None, None)
+    assert relative_error(z, truth) < 1e-12
+    assert relative_error(torch.autograd.grad(z, leaf, dz)[0], torch.autograd.grad(truth, truth_leaf, dz)[0]) < 1e-12
+
+
 def test_running_statistics_are_used_in_evaluation_and_their_gradient_is_that_of_constants():
     case = make((4, 3, 6, 6))
     mean, var = torch.randn(3).double(), torch.rand(3).double() + 0.5
@@ -133,6 +141,12 @@ def test_no_momentum_without_the_number_of_batches_is_refused_before_anything_mo
         inplace_abn(x, None, None, mean, var, momentum=None)
     assert torch.equal(x, before)
     assert not mean.any()
+
+
+def test_nan_in_unused_running_buffers_does_not_reach_the_output():
+    x, w, b, _ = make((4, 3, 5, 5))
+    poison = torch.full((3,), torch.nan).double()
+    assert inplace_abn(x.clone(), w, b, poison, poison.clone(), training=True).isfinite().all()
 
 
 def test_the_input_is_overwritten_and_only_the_output_is_kept():

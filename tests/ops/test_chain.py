@@ -180,6 +180,13 @@ def test_branches_that_share_a_module_accumulate_its_gradients():
     assert_equal_steps([ReversibleBlock(shared, shared), ReversibleBlock(Branch().double(), shared)], pair())
 
 
+def test_a_parameter_that_a_branch_does_not_use_gets_no_gradient():
+    chain = blocks()
+    chain[1].f.spare = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    assert_equal_steps(chain, pair())
+    assert chain[1].f.spare.grad is None
+
+
 class _Offset(nn.Module):
     """A branch whose parameter has the gradient of the branch's output."""
 
@@ -253,6 +260,16 @@ def test_changing_what_backward_needs_is_refused(what):
         (y1 if what == "output" else chain[0].f.linear.weight).add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         total.backward()
+
+
+def test_hooks_on_parameters_run_once():
+    chain, results = blocks(), []
+    calls = []
+    chain[1].g.linear.weight.register_hook(lambda grad: calls.append(1) or 3 * grad)
+    for store in (False, True):
+        results.append(gradients(chain, pair(), store))
+    assert len(calls) == 2
+    assert max(map(relative_error, *results)) < 1e-12
 
 
 def test_other_parameters_in_backward_than_in_forward_are_refused():
@@ -348,6 +365,14 @@ def test_autocast_of_the_forward_holds_in_the_recomputation_and_the_stream_is_si
     for spy in (chain[0].f, chain[0].g, chain[1].f, chain[1].g):
         assert spy.seen == [(True, torch.float32, torch.bfloat16)] * 2
         assert spy.linear.weight.grad.abs().sum() > 0
+
+
+def test_backward_under_autocast_of_a_forward_without_it_stays_in_single_precision():
+    chain = [ReversibleBlock(Spy(), Spy())]
+    outputs = run_chain(chain, *pair(dtype=torch.float32))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss(outputs).backward()
+    assert chain[0].f.seen == [(False, torch.float32, torch.float32)] * 2
 
 
 def test_the_meter_gets_the_error_of_each_links_input_last_one_first():

@@ -55,6 +55,15 @@ def test_channel_pool_puts_offsets_first_so_that_halves_are_even_and_odd_rows():
     assert torch.equal(y, unshuffled.unflatten(1, (3, 4)).transpose(1, 2).flatten(1, 2))
 
 
+def test_batch_pool_keeps_the_parts_of_an_image_together():
+    x = torch.randn(3, 2, 4, 6)
+    y = batch_pool(batch_pool(x[..., :4]))
+    for n in range(3):
+        own = batch_pool(batch_pool(x[n : n + 1, :, :, :4]))
+        assert torch.equal(y[16 * n : 16 * n + 16], own)
+    assert torch.equal(batch_pool(x)[4 * 1 + 2 * 1 + 0], x[1, :, 1::2, 0::2])
+
+
 def test_the_largest_values_are_those_of_all_images_that_belong_together_and_ties_share_the_gradient():
     x = torch.randn(6, 3, 4, 5, dtype=torch.float64)
     x[0, 0] = x[1, 0] = 7.0

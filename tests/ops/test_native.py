@@ -284,6 +284,13 @@ def test_mixed_layouts_and_dtypes_of_the_gradient_are_brought_to_those_of_the_ou
     compare(arrange(x, "channels_last"), constant, None, settings)
 
 
+def test_neither_the_input_nor_the_gradient_nor_the_shortcut_is_overwritten():
+    x, dz, shortcut, weight, bias = make((3, 20, 6, 5), torch.float32)
+    before = [t.clone() for t in (x, dz, shortcut)]
+    compare(x, dz, shortcut, NormSettings(weight, bias, 1e-5, "leaky_relu", 0.01))
+    assert all(torch.equal(a, b) for a, b in zip((x, dz, shortcut), before, strict=True))
+
+
 @pytest.mark.parametrize("batch", [True, False])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
 @pytest.mark.parametrize("shape", [(3, 20, 6, 5), (33, 700), (0, 3, 4, 4), (2, 0, 4, 4)])
@@ -376,6 +383,13 @@ def test_a_number_of_batches_that_is_no_integer_is_refused_before_anything_moves
             native.forward_(x, *running, num_batches, 0.1, settings)
     assert torch.equal(x, before)
     assert not running[0].any()
+
+
+def test_running_statistics_of_another_size_are_refused_before_they_move():
+    mean, var = torch.zeros(3), torch.ones(4)
+    with pytest.raises(RuntimeError, match="expected 3 numbers, got 4"):
+        native.track_statistics(torch.ones(2, 3), mean, var, 0.1)
+    assert not mean.any()
 
 
 @pytest.mark.parametrize(

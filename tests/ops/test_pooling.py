@@ -91,6 +91,14 @@ def test_ties_nan_and_infinities_choose_the_same_element(back_end, layout):
     assert torch.equal(dx, their_dx)
 
 
+def test_maps_narrower_than_the_window_and_maps_without_a_batch(back_end):
+    x = torch.tensor([[[[3.0], [1.0], [5.0]]]])
+    args = (16, 1, 8)
+    assert torch.equal(gradients(max_pool2d, x, *args)[1], gradients(F.max_pool2d, x, *args)[1])
+    x = torch.randn(3, 8, 8)
+    assert torch.equal(gradients(max_pool2d, x, 3, 2, 1)[1], gradients(F.max_pool2d, x, 3, 2, 1)[1])
+
+
 def test_windows_too_large_for_a_byte_take_torchs_pooling():
     x = torch.randn(1, 2, 40, 40)
     assert torch.equal(gradients(max_pool2d, x, 17, 3)[1], gradients(F.max_pool2d, x, 17, 3)[1])

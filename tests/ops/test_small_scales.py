@@ -41,6 +41,12 @@ def test_no_gradient_is_further_from_the_truth_than_it_can_be_large(dtype, activ
     assert_bounded(measure_kernels(KERNELS[back_end], x, dz, settings), dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bound_holds_for_planes_that_are_computed_channel_by_channel(dtype):
+    x, dz, settings = make(dtype, "leaky_relu", size=(2, 131, 127))
+    assert_bounded(measure_autograd(in_place, x, dz, settings), dtype)
+
+
 def in_place(x, settings):
     return inplace_abn(x, settings.weight, settings.bias, None, None, True, 0.1, *settings[2:])
 

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import logging
-import sys
 
 import pytest
 
 from zoo.run import console
 from zoo.run.console import Progress, set_up_console
-
-
-class Terminal(io.StringIO):
-    """A stderr that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def _open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Not a fixture: pytest sets stderr itself between the fixtures and the test."""
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    return stream
 
 
 def test_rank_0_prints_notices_and_the_others_only_warnings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,18 +16,6 @@ def test_rank_0_prints_notices_and_the_others_only_warnings(capsys: pytest.Captu
         logging.getLogger("zoo.data").info("notice")
         logging.getLogger("zoo.data").warning("warning")
     assert capsys.readouterr().err.splitlines() == ["notice", "warning", "rank 1: warning"]
-
-
-def test_a_terminal_gets_a_bar_with_the_told_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = _open_terminal(monkeypatch)
-    set_up_console(0)
-    with Progress("epoch 1/2", total=4, done=2) as progress:
-        progress.set_status("812 images/s")
-        progress.advance(1)
-        progress._bar.refresh()
-    assert "epoch 1/2" in terminal.getvalue()
-    assert "3/4" in terminal.getvalue()
-    assert "812 images/s" in terminal.getvalue()
 
 
 def test_without_a_terminal_a_line_comes_every_so_many_batches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from zoo.run.label_images import (
-    VISTAS_COLORS,
     Palette,
     palette_for,
     write_ids,
@@ -57,10 +56,3 @@ def test_probabilities_are_written_with_their_classes(tmp_path: Path, num_classe
         assert content["probability"].dtype == np.float16
         np.testing.assert_allclose(content["probability"], probabilities, atol=2**-11)
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
-
-
-def test_names_are_those_of_the_data_set_then_of_vistas_then_numbers() -> None:
-    assert list(palette_for(65, layout="vistas").names) == list(VISTAS_COLORS)
-    assert palette_for(65, list("abc" * 21 + "de"), "vistas").names[:2] == ["a", "b"]
-    assert palette_for(65).names[:2] == ["0", "1"]
-    assert palette_for(3, ["ground", "shirt\n"]).names == ["ground", "shirt\\n", "2"]

@@ -164,6 +164,16 @@ def test_a_module_of_zoo_is_described_in_its_checkpoint_unless_it_was_changed(tm
     assert read(result.checkpoint)["network"] is None
 
 
+def test_the_moving_average_is_returned_if_there_is_one(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "optimizer": {**SETTINGS["optimizer"], "ema_decay": 0.5}}
+    module = make_module()
+    result = zoo.train(module, Noise(), log_dir=tmp_path, experiment=settings)
+    saved = read(result.checkpoint)
+    assert differences(weights_of(result.model), saved["ema"]) == []
+    assert differences(weights_of(module), saved["state_dict"]) == []
+    assert differences(saved["ema"], saved["state_dict"])
+
+
 def test_settings_are_a_mapping_or_an_experiment_whose_network_is_replaced(tmp_path: Path) -> None:
     spec = NetworkSpec(arch="resnet32_cifar", num_classes=2, norm="inplace")
     result = zoo.train(spec, Noise(), log_dir=tmp_path, experiment="resnet32_cifar10_short", epochs=1, batch_size=12)

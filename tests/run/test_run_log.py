@@ -72,6 +72,18 @@ def _scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in _events(folder).Scalars(tag)]
 
 
+def test_scalars_stand_at_the_optimizer_step(tmp_path: Path, config: Experiment) -> None:
+    with RunLog(tmp_path, 0, config) as log:
+        log.begin(0, CPU, world_size=1, images={})
+        log.train_metrics(_metrics(10))
+        log.train_metrics(_metrics(20, loss=1.5))
+        log.validation(0, 63, RESULT, is_best=True)
+    assert _scalars(tmp_path, "train/loss") == [(10, 2.0), (20, 1.5)]
+    assert _scalars(tmp_path, "train/lr") == [(10, pytest.approx(0.1)), (20, pytest.approx(0.1))]
+    for tag, value in (("val/top1", 61.0), ("val/top5", 91.0), ("val/loss", 1.25)):
+        assert _scalars(tmp_path, tag) == [(63, value)]
+
+
 def test_reconstruction_errors_have_a_curve_per_block(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 0, config) as log:
         log.begin(0, CPU, world_size=1, images={})

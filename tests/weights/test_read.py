@@ -131,6 +131,15 @@ def test_numpy_numbers_pickled_by_numpy_1_are_read(tmp_path: Path) -> None:
     assert read_checkpoint(path)["best_prec1"] == 78.08
 
 
+@FORMATS
+def test_tensors_of_a_gpu_are_read_to_the_cpu(tmp_path: Path, zipped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = weights()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        save(written, tmp_path / "w.pth", zipped)
+    assert_same(read_state_dict(tmp_path / "w.pth"), written)  # a tensor on another device would not compare
+
+
 @pytest.mark.parametrize(
     ("written", "read"),
     [
