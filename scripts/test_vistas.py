@@ -62,7 +62,7 @@ class SegmentVistas(Command, ViewOptions):
         from zoo.run.segmenting import segment_images
         from zoo.tasks.tta import TestTimeAugmentation
 
-        views = TestTimeAugmentation(self.scales, self.flip, self.fusion_mode, self.tile)
+        views = TestTimeAugmentation(self.scales, self.flip, self.fusion_mode)
         is_launched = not os.environ.keys().isdisjoint({"RANK", "WORLD_SIZE"})
         if is_launched and (self.rank, self.world_size) != (None, None):
             raise ConfigError("a launcher set rank and world size of this process; remove --rank and --world-size")
@@ -124,17 +124,7 @@ class OriginalFiles:
 
     def paths(self, name: str) -> list[Path]:
         """Return OUT/NAME.png, and with "prob" OUT/NAME_prob.png."""
-        return self.possible_paths(name)[: 1 + (self.mode == "prob")]
-
-    def possible_paths(self, name: str) -> list[Path]:
-        """Return both files."""
-        return [self.out / f"{name}{end}.png" for end in ("", "_prob")]
-
-    def is_complete(self, name: str, size: tuple[int, int]) -> bool:
-        """Return whether all files can be read and have the size of the image."""
-        from zoo.run.segmenting import written_size
-
-        return all(written_size(path) == size for path in self.paths(name))
+        return [self.out / f"{name}{end}.png" for end in (("", "_prob") if self.mode == "prob" else ("",))]
 
     def write(self, name: str, image: Image.Image, segments: Segments) -> None:
         """Write the files."""

@@ -554,9 +554,6 @@ SEMI_PUBLIC = {
 #: Private names of other packages.
 NOT_OF_TORCH = {
     "_SubParsersAction": "argparse, whose classes of parsers and groups have no public names",
-    "_subparsers": "argparse",
-    "_option_string_actions": "argparse",
-    "_get_positional_actions": "argparse",
     "_replace": "typing.NamedTuple, documented",
     "_asdict": "typing.NamedTuple, documented",
     "_init_handles": "triton, which loads compiled code with it",

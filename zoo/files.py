@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
-import re
 import secrets
 import stat
-import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
+from typing import Any
 
 DISTRIBUTION = "zoo-lean"  # the name in package indexes, where zoo is another package
-RANDOM_BYTES = 8
-TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{2 * RANDOM_BYTES}}}\.tmp(\.\w+)?", re.DOTALL)  # names from `replacing`
-_lock_files: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
-_swept_folders: set[Path] = set()  # in which this process has removed leftovers
-
-
-def _close_locks() -> None:
-    """Close the locked files of the parent: a forked child shares the locks, and would hold them after the parent."""
-    for file in list(_lock_files):
-        file.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_locks)
 
 
 def cache_dir() -> Path:
@@ -67,14 +47,10 @@ def write_bytes(path: Path, content: bytes) -> None:
 def replacing(path: Path, suffix: str = ".tmp") -> Iterator[Path]:
     """Yield a new temporary file beside ``path``, and rename it to ``path`` when the block ends.
 
-    If the block raises, the temporary file is removed and ``path`` does not change. A killed process leaves its
-    temporary files behind; the next process that writes to the folder removes them, see `remove_leftovers`. The folder
-    must exist. The random name of the temporary file ends in ``suffix``.
+    If the block raises, the temporary file is removed and ``path`` does not change. The folder must exist. The random
+    name of the temporary file ends in ``suffix``.
     """
-    if path.parent not in _swept_folders:
-        _swept_folders.add(path.parent)
-        remove_leftovers(path.parent)
-    temporary, lock = _create_temporary(path, suffix)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{suffix}")
     try:
         yield temporary
         with temporary.open("r+b") as file:
@@ -82,42 +58,12 @@ def replacing(path: Path, suffix: str = ".tmp") -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-        lock.close()
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of killed processes from ``folder``.
-
-    A process locks its temporary files while it writes them, so files in use stay. If the file system does not support
-    locks, nothing is removed.
-    """
-    with suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            if fcntl is not None and TEMPORARY.fullmatch(entry.name):
-                with suppress(OSError), open(entry.path, "r+b") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(entry.path)
-
-
-def _create_temporary(path: Path, suffix: str) -> tuple[Path, IO[bytes]]:
-    """Create an empty file beside ``path``; return its path, and an open file that holds its lock."""
-    while True:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(RANDOM_BYTES)}{suffix}")
-        lock = temporary.open("xb")
-        if fcntl is None:  # Windows cannot replace an open file
-            lock.close()
-            return temporary, lock
-        is_own = True
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            is_own = False
-        except OSError:  # some network file systems do not support locks
-            pass
-        if is_own and os.fstat(lock.fileno()).st_nlink:
-            _lock_files.add(lock)
-            return temporary, lock
-        lock.close()  # `remove_leftovers` of another process removes the file
+def remove_leftovers(path: Path) -> None:
+    """Remove the temporary files that killed processes have left of ``path``, which only this process may write."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        temporary.unlink(missing_ok=True)
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:

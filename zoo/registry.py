@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
@@ -79,10 +78,10 @@ class BuildOptions(Section):
     global_pool: str | None = None
     """Pooling before the classifier, see `zoo.models.base.Network.reset_classifier`."""
 
-    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield a problem if stages are selected without ``features_only``."""
         if self.out_indices is not None and not self.features_only:
-            yield ("out_indices", "features_only"), "chooses among features; give features_only=True too"
+            yield "out_indices", "chooses among features; give features_only=True too"
 
 
 def get(
@@ -129,7 +128,6 @@ def get(
         name = only_variant(name)
     stored = read_weights(name) if is_file else None
     own = _spec_of_name(name, stored)
-    num_classes = _num_classes(num_classes, options)
     arguments = {"pretrained": pretrained, "norm": norm, "activation": activation, "num_classes": num_classes}
     how, changes, factory = _sort_arguments(own.arch, {**arguments, "features_only": features_only, **options})
 
@@ -195,17 +193,6 @@ def _spec_of_name(name: str, file: StoredWeights | None) -> NetworkSpec:
     if name in ARCHITECTURES or is_external(name):
         return NetworkSpec(arch=name)
     raise _unknown(name)
-
-
-def _num_classes(num_classes: int | None, options: dict[str, Any]) -> int | None:
-    """Return the number of classes, and remove its earlier name ``classes`` from ``options``."""
-    if "classes" not in options:
-        return num_classes
-    warnings.warn("zoo.get: the argument classes is called num_classes", FutureWarning, stacklevel=3)
-    classes: int | None = options.pop("classes")
-    if None not in (num_classes, classes):
-        raise TypeError("zoo.get: num_classes and classes are the same argument; give num_classes alone")
-    return num_classes if classes is None else classes
 
 
 def _sort_arguments(arch: str, arguments: dict[str, Any]) -> tuple[BuildOptions, dict[str, Any], NormFactory | None]:

@@ -30,15 +30,11 @@ def dotted(path: KeyPath) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault of a description: its key path, the value found there, and what to do about it.
-
-    ``involved`` lists the other keys that take part in the problem.
-    """
+    """One fault of a description: its key path, the value found there, and what to do about it."""
 
     path: KeyPath
     value: Any
     message: str
-    involved: tuple[KeyPath, ...] = ()
 
     def __str__(self) -> str:
         if self.value is ABSENT or isinstance(self.value, Section):
@@ -71,27 +67,20 @@ class Section(BaseModel):
     """A group of settings: no unknown keys, exact types (whole numbers pass as floats), finite numbers.
 
     Sections are immutable, so that a digest stays valid. The text below a setting is its description, which
-    `zoo show --schema` prints.
+    `zoo settings` prints.
     """
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
-    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield ``(keys, message)`` for each impossible combination; the message is shown with the first key.
-
-        A key of an inner section is dotted, as ``input.crop_val``.
-        """
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Yield ``(key, message)`` for each impossible combination; keys of inner sections are dotted."""
         yield from ()
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Section:
-        problems = [
-            Problem(paths[0], attrgetter(keys[0])(self), message, paths[1:])
-            for keys, message in self.conflicts()
-            for paths in [tuple(tuple(key.split(".")) for key in keys)]
-        ]
+        problems = [Problem(tuple(key.split(".")), attrgetter(key)(self), message) for key, message in self.conflicts()]
         if problems:
             raise Conflicts(problems)
         return self
@@ -136,8 +125,7 @@ def problems_of(error: ValidationError) -> Iterator[Problem]:
         cause = details.get("ctx", {}).get("error")
         if isinstance(cause, Conflicts):
             for problem in cause.problems:
-                involved = tuple(path + other for other in problem.involved)
-                yield Problem(path + problem.path, problem.value, problem.message, involved)
+                yield replace(problem, path=path + problem.path)
         elif details["type"] == "missing":
             yield Problem(path, ABSENT, "is missing")
         elif details["type"] == "extra_forbidden":

@@ -104,12 +104,12 @@ class Preprocessing(Section):
         newer = {"interpolation_val": "bilinear", "crop_mode_val": "center"} if type(self) is Preprocessing else {}
         return {key: value for key, value in content.items() if key not in newer or newer[key] != value}
 
-    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield problems of crops that are larger than the resized image, and of images that are not resized."""
         if self.scale_val == -1 and self.crop_mode_val != "center":
-            yield ("crop_mode_val", "scale_val"), "needs a scale_val to resize to"
+            yield "crop_mode_val", "needs a scale_val to resize to"
         if self.scale_val != -1 and self.crop_val > self.scale_val:
-            yield ("crop_val", "scale_val"), f"should be at most scale_val, which is {self.scale_val}"
+            yield "crop_val", f"should be at most scale_val, which is {self.scale_val}"
 
     def preprocessing(self) -> Preprocessing:
         """Return the settings of this class, without those of subclasses."""
@@ -172,71 +172,62 @@ class NetworkSpec(Section):
             meaningless |= content.keys() - set(EXTERNAL_KEYS)
         return {key: value for key, value in content.items() if key not in meaningless}
 
-    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield invalid combinations of settings."""
         if self.class_names is not None and len(self.class_names) > self.num_classes:
-            yield (
-                ("class_names", "num_classes"),
-                f"has {len(self.class_names):,} names for {self.num_classes:,} classes",
-            )
+            yield "class_names", f"has {len(self.class_names):,} names for {self.num_classes:,} classes"
         for option in self.options:
             if option in NetworkSpec.model_fields and not is_external(self.arch):
-                yield ("options",), f"{option!r} is a key of this section, not an option; set that key"
+                yield "options", f"{option!r} is a key of this section, not an option; set that key"
         yield from self._external_conflicts() if is_external(self.arch) else self._own_conflicts()
 
-    def _own_conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def _own_conflicts(self) -> Iterator[tuple[str, str]]:
         if self.activation == "relu" and self.norm != "standard":
             yield (
-                ("activation", "norm"),
+                "activation",
                 f'has no inverse, which norm "{self.norm}" needs; use leaky_relu (zoo convert relu-to-leaky-relu '
                 'converts weights), elu or identity, or norm "standard"',
             )
         if self.activation in WITH_PARAMETER and self.activation_param <= 0:
-            yield (
-                ("activation_param", "activation"),
-                f"should be greater than 0 for {self.activation}, which has no inverse otherwise",
-            )
+            yield "activation_param", f"should be greater than 0 for {self.activation}, which has no inverse otherwise"
         arch = ARCHITECTURES.get(self.arch)  # None for a custom network
         for option, value in self.options.items():
             if arch is not None and option not in arch.options:
                 reason = "; stochastic depth drops branches of residual blocks whose activations are saved"
                 yield (
-                    ("options", "arch"),
+                    "options",
                     f"{self.arch} has no option {option!r}{reason * (option == 'drop_path_rate')}; its options are "
                     f"{join_names(arch.options)}",
                 )
             try:
                 check_option(option, value)
             except ConfigError as error:
-                yield ("options",), str(error)
+                yield "options", str(error)
         if arch is not None and self.memory not in arch.memory:
-            yield ("memory", "arch"), f"{self.arch} has no such strategy; use one of {', '.join(arch.memory)}"
+            yield "memory", f"{self.arch} has no such strategy; use one of {', '.join(arch.memory)}"
         elif self.memory in NEEDS_INPLACE and self.norm == "standard":
-            yield (
-                ("memory", "norm"),
-                'needs norms that work in place; use norm "inplace" or "sync", or memory "auto"',
-            )
+            yield "memory", 'needs norms that work in place; use norm "inplace" or "sync", or memory "auto"'
         if self.memory in NEEDS_INPLACE and self.options.get("drop_path_rate"):
             yield (
-                ("memory", "options"),
+                "memory",
                 "cannot recover activations from sums that miss branches, as with drop_path_rate; use memory "
                 f'"auto", "checkpoint" or "{LEAN}"',
             )
 
-    def _external_conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def _external_conflicts(self) -> Iterator[tuple[str, str]]:
         package = self.arch.partition(":")[0]
         for key in sorted(self.model_fields_set.difference(EXTERNAL_KEYS)):
             yield (
-                (key, "arch"),
+                key,
                 f"is not for {self.arch}, which {package} builds with its own layers and initial weights; remove the "
                 f'key (network.options holds what its builder takes, and network.memory "{LEAN}" saves memory)',
             )
         if self.memory not in EXTERNAL_MEMORY:
-            yield ("memory", "arch"), f"{self.arch} has no such strategy; use one of {', '.join(EXTERNAL_MEMORY)}"
+            yield "memory", f"{self.arch} has no such strategy; use one of {', '.join(EXTERNAL_MEMORY)}"
         for option in sorted(_EXTERNAL_OPTIONS.keys() & self.options.keys()):
-            yield ("options",), f"{option!r} is not an option here; {_EXTERNAL_OPTIONS[option]}"
+            yield "options", f"{option!r} is not an option here; {_EXTERNAL_OPTIONS[option]}"
         if not isinstance(self.options.get("pretrained", False), bool):
-            yield ("options",), f"pretrained must be true or false, got {self.options['pretrained']!r}"
+            yield "options", f"pretrained must be true or false, got {self.options['pretrained']!r}"
 
     @property
     def is_external(self) -> bool:

@@ -14,6 +14,7 @@ from zoo.cli import build_parser, main
 
 pytestmark = pytest.mark.slow  # measures
 
+
 SMALL = ["--size", "32", "--structure", "1x1x1x1", "--threads", "1"]
 
 
@@ -85,33 +86,10 @@ def test_max_batch_predicts_and_checks_and_warns_of_a_changed_checkout(
     assert "commit 1234-dirty, which cannot be checked out" in capsys.readouterr().err
 
 
-def test_where_nothing_fits_the_table_says_so_and_the_code_is_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """More memory, or a smaller image, is for the user to choose."""
-    code, content = run(tmp_path / "fit", "max-batch", "resnet18", "--strategies", "iABN", "--memory", "2", *SMALL)
-    assert code == 2
-    assert [(record["provider"], record["median"]) for record in content["records"]] == [("std-BN", 0), ("iABN", 0)]
-    said = capsys.readouterr()
-    assert "does not fit: iABN needs" in said.out
-    assert "written to" in said.out
-    assert "no batch fits in 2 bytes" in said.err
-
-
-def test_a_wrong_prediction_exits_with_3_and_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.benchmark.max_batch.TOLERANCE", -1)
-    code, content = run(tmp_path / "fit", "max-batch", "resnet18", "--strategies", "std-BN", "--check", "2", *SMALL)
-    assert code == 3
-    assert "difference" in {record["metric"] for record in content["records"]}
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["model", "resnet19"], "resnet18"),
-        (["max-batch", "resnet18"], "--memory"),
-        (["max-batch", "resnet19", "--memory", "1GB"], "resnet18"),
-        (["max-batch", "resnet18", "--memory", "lots"], "16GiB"),
         (["pareto", "resnet18", "--no-plot", "--strategies", "magic"], "std-BN checkpointed"),
     ],
 )

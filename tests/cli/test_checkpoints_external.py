@@ -110,24 +110,20 @@ def test_commands_take_it(
     capsys.readouterr()
     assert main(["show", path]) == 0
     shown = capsys.readouterr().out
-    assert f"architecture        {arch}\nmemory              lean\n" in shown
-    assert "classes             2: class0, class1\n" in shown
-    assert "images              shorter side 48 px, crop 32 px\n" in shown
+    assert arch in shown
     assert main(["show", path, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["network"]["arch"] == arch
-    target = tmp_path / "x.pt2"
+    target = tmp_path / "x.pth"
     assert main(["convert", "export", path, str(target)]) == 0
-    assert f"fold {arch}: exact" in capsys.readouterr().out
     images = torch.randn(3, 3, 32, 32)
     with torch.no_grad():
-        expected = zoo.get(path).eval()(images)
-        assert torch.allclose(torch.export.load(target).module()(images), expected, atol=1e-5)
+        assert torch.equal(zoo.get(target).eval()(images), zoo.get(path).eval()(images))
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["fold"], "an external network, and fold is for those of zoo; "),
+        (["to-torchvision"], "an external network, and to-torchvision is for those of zoo; "),
         (["export", "--norm", "inplace"], "is not for "),
         (["export", "--arch", "resnet18"], "but arch='resnet18' is asked for by the options"),
     ],
@@ -136,7 +132,7 @@ def test_conversions_that_are_for_networks_of_zoo_are_refused(
     arguments: list[str], words: str, trained: tuple[str, Path, Path], tmp_path: Path, capsys: Any
 ) -> None:
     kind, *options = arguments
-    assert main(["convert", kind, str(trained[1]), str(tmp_path / "x.pt2"), *options]) == 2
+    assert main(["convert", kind, str(trained[1]), str(tmp_path / "y.pth"), *options]) == 2
     assert words in capsys.readouterr().err
 
 

@@ -47,18 +47,14 @@ def test_an_experiment_with_an_unknown_network_of_another_package_is_shown_with_
         assert warned == (arch == "torchvision:resnet19")
 
 
-def test_doctor_names_versions_kernels_and_a_cache_that_cannot_be_written(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+def test_doctor_names_versions_kernels_and_folders(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZOO_CACHE", "/proc/no-such-folder")
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert torch.__version__ in out
-    assert "reference" in out
-    assert "/proc/no-such-folder (not writable" in out
-    monkeypatch.setenv("ZOO_CACHE", f"{tmp_path}/new/cache")
-    main(["doctor"])
-    assert f"{tmp_path}/new/cache (writable" in capsys.readouterr().out
+    for fact in (torch.__version__, "reference", "/proc/no-such-folder (ZOO_CACHE"):
+        assert fact in out
 
 
 def test_a_network_is_shown_as_json_with_its_options_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,32 +80,20 @@ def test_a_bundled_experiment_is_shown_as_settings_that_can_be_read_again(
     assert "optimizer.momentum" not in differing
 
 
-def test_an_experiment_file_is_shown_with_what_is_doubtful(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text('{"network": {"bn_mode": "inplace"}, "input": {"crop_val": 32}}')
-    assert main(["show", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert '"activation": "leaky_relu"' in out
-    assert "warning: input.crop_val = 32: validation sees 1.6%" in out
-
-
 def test_an_experiment_that_there_is_not_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "revnet38_cifar1.json"]) == 2
     assert "revnet38_cifar10" in capsys.readouterr().err
     assert main(["show", "no/such/file.json"]) == 2
     assert "no/such/file.json: cannot be read" in capsys.readouterr().err
-    assert main(["show"]) == 2
-    assert "give the name of a network or an experiment" in capsys.readouterr().err
 
 
 def test_the_schema_tells_every_key_with_type_default_bounds_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "--schema"]) == 0
+    assert main(["settings"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "network: The network and its initial weights." in lines
     index = next(i for i, line in enumerate(lines) if line.startswith("  learning_rate "))
     assert lines[index].split(maxsplit=1)[1] == "number; more than 0, at most 1,000,000; default 0.1"
     assert lines[index + 1].strip() == "Base learning rate, multiplied by the schedule."
     assert 'optimizer.schedule.params with type "step": ' in "\n".join(lines)
-    assert main(["show", "--schema", "--json"]) == 0
+    assert main(["settings", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["$defs"]["NetworkSpec"]["properties"]["norm"]["default"] == "standard"
-    assert main(["show", "resnet18", "--schema"]) == 2

@@ -74,9 +74,7 @@ def test_segment_writes_what_was_asked_for_and_says_how_fast(
     assert "images/s, peak memory" in output.out
     folders = {"palette": "png", "prob": "npz", "overlay": "png"}
     expected = {f"{kind}/{name}.{end}" for kind, end in folders.items() for name in ("a", "sub/b", "c")}
-    assert _written(tmp_path / "new" / "out") == {*expected, "segment.json"}
-    settings = json.loads((tmp_path / "new" / "out" / "segment.json").read_text())
-    assert settings["longest_side"] == 48  # of the experiment
+    assert _written(tmp_path / "new" / "out") == expected
     with Image.open(tmp_path / "new" / "out" / "palette" / "a.png") as image:
         assert image.size == (40, 60)
         assert image.getpalette("RGB")[:3] == [0xA5, 0x2A, 0x2A]  # of Vistas, as its layout is the experiment's
@@ -96,7 +94,7 @@ def test_segment_goes_on_after_a_broken_image_and_exits_with_code_2(
     assert "1 of 2 images segmented" in output.out
     assert "broken.png" in output.err
     assert "1 of 2 images could not be segmented and are listed above" in output.err
-    assert _written(tmp_path / "out") == {"palette/a.png", "segment.json"}
+    assert _written(tmp_path / "out") == {"palette/a.png"}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +102,6 @@ def test_segment_goes_on_after_a_broken_image_and_exits_with_code_2(
     [
         (("--scales", "1,0"), "scales = 1.0, 0.0: give one or more numbers above 0"),
         (("--scales", "1,1.0"), "1.0 is repeated"),
-        (("--tile", "33"), "tile = 33 is not a multiple of 32"),
         (("--longest-side", "100000"), "longest_side = 100000: give a number from 1 to 9459"),
     ],
 )
@@ -176,8 +173,8 @@ def test_the_script_starts_a_process_for_each_rank(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("scripts.test_vistas.subprocess.Popen", Process)
     monkeypatch.setattr("sys.argv", ["scripts/test_vistas.py"])
-    assert _run_script("s", "in", "out", "--world-size", 2, "--flip", "--tile", 64, "--scales", "1,2") == 0
-    given = ["s", "in", "out", "--world-size", "2", "--flip", "--tile", "64", "--scales", "1,2"]
+    assert _run_script("s", "in", "out", "--world-size", 2, "--flip", "--scales", "1,2") == 0
+    given = ["s", "in", "out", "--world-size", "2", "--flip", "--scales", "1,2"]
     expected = [["scripts/test_vistas.py", "--world-size", "2", "--rank", str(rank), *given] for rank in range(2)]
     assert [command[1:] for command in commands] == expected
 

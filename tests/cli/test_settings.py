@@ -7,12 +7,9 @@ import pytest
 from zoo.cli import main
 
 
-def test_all_settings_are_those_of_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_settings_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["settings"]) == 0
-    everything = capsys.readouterr().out
-    assert main(["show", "--schema"]) == 0
-    assert everything == capsys.readouterr().out
-    assert everything.startswith("the top level: ")
+    assert capsys.readouterr().out.startswith("the top level: ")
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.data.sample_labels import make_labeled
@@ -55,14 +52,11 @@ def test_a_run_logs_its_scores_everywhere(trained: Path) -> None:
         f"epoch 1 validation: mIoU {validation['miou']:.2f}, pixel accuracy {validation['pixel_accuracy']:.2f}" in text
     )
     assert f"best mIoU {validation['miou']:.2f} % after epoch 1" in text
-    assert "use it      zoo segment " in text
     board = EventAccumulator(str(trained / "log"), size_guidance={"images": 0})
     board.Reload()
     assert [event.step for event in board.Scalars("val/miou")] == [2]
     assert board.Scalars("train/miou")
-    assert sorted(board.Tags()["images"]) == ["train/inputs", *(f"val/image{index}" for index in (0, 1, 2, 3))]
-    (shown,) = board.Images("val/image0")
-    assert Image.open(io.BytesIO(shown.encoded_image_string)).size == (3 * 12, 10)
+    assert board.Tags()["images"] == ["train/inputs"]
 
 
 def test_the_checkpoint_has_the_score_of_its_validation(trained: Path, tmp_path: Path) -> None:
@@ -78,23 +72,3 @@ def test_the_checkpoint_has_the_score_of_its_validation(trained: Path, tmp_path:
     for result in results.values():
         assert np.array(result["confusion"]).shape == (3, 3)
         assert result["count"] == 5
-
-
-def test_the_summary_of_seeds_has_the_scores_of_the_task(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(trained / "log", tmp_path / "log-seed0")  # a finished run is only read
-    command = [
-        "train",
-        str(trained / "tiny.json"),
-        str(trained / "data"),
-        "--log-dir",
-        str(tmp_path / "log"),
-        "-j",
-        "0",
-    ]
-    assert main([*command, "--seeds", "0", "--resume", "auto"]) == 0
-    assert "| mIoU % | pixel accuracy % |" in capsys.readouterr().out
-    content = json.loads((tmp_path / "log-seeds.json").read_text())
-    assert content["summary"].keys() == set(SCORES)
-    assert content["summary"]["miou"]["standard_error"] is None

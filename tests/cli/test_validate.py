@@ -270,7 +270,7 @@ def test_a_contradiction_says_who_asks_and_what_can_be_done(
     assert main(["validate", str(config), str(finished.data), "--weights", str(finished.checkpoint)]) == 2
     message = capsys.readouterr().err
     assert "norm='standard' is asked for by the experiment" in message
-    assert "zoo convert inplace-to-standard" in message
+    assert "convert the file (zoo convert)" in message
     assert "leave these out" not in message
     other = zoo.get("resnet18", num_classes=2)
     torch.save(
@@ -279,21 +279,3 @@ def test_a_contradiction_says_who_asks_and_what_can_be_done(
     command = ["validate", str(finished.checkpoint), str(finished.data), "--weights", str(tmp_path / "other.pth")]
     assert main(command) == 2
     assert "is asked for by the checkpoint" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        ("tencrop64", "give --ten_crops -c 64 -s PX"),
-        ("center64", "give -c 64 -s PX"),
-        ("tencrop", r"give [--ten_crops] -c PX -s PX"),
-    ],
-)
-def test_a_protocol_of_another_size_is_refused_with_the_options_that_ask_for_it(
-    name: str, way: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["validate", "resnet18", "data", "--protocol", name])
-    printed = capsys.readouterr().err
-    assert f"'{name}' is not a published protocol (center224, tencrop224, center320, whole, whole-flip)" in printed
-    assert way in printed

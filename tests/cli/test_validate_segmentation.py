@@ -68,7 +68,7 @@ def counted(model: torch.nn.Module, folder: Path) -> np.ndarray:
 def test_the_scores_are_those_of_all_pixels_counted_one_by_one(
     files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert files.run("--task", "segmentation", "--json", tmp_path / "result.json") == 0
+    assert files.run("--json", tmp_path / "result.json") == 0
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["confusion"] == files.counts.tolist()
     hits, rows, columns = files.counts.diagonal(), files.counts.sum(1), files.counts.sum(0)
@@ -88,23 +88,13 @@ def test_the_scores_are_those_of_all_pixels_counted_one_by_one(
     assert f"| 3     | {iou[3]:5.2f} |" in printed
 
 
-def test_the_confusion_is_drawn(files: Files, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    assert files.run("--confusion", tmp_path / "new" / "plot.png", "--limit", 2, "--protocol", "whole-flip") == 0
-    with Image.open(tmp_path / "new" / "plot.png") as plot:
-        assert plot.format == "PNG"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--confusion", "plot.jpg"], "plot.jpg does not end in .png"),
-        (["--task", "classification"], "tiny (deeplab_resnet18) is a network of segmentation; --task classification"),
-        (["--crop", "8"], "whole images are scored, one at a time; command line: leave out --crop"),
+        (["--crop", "8"], "which are scored whole and one at a time; command line: leave out --crop"),
         (["--scale", "-1", "--ten-crops"], "leave out --scale, --ten-crops"),
         (["--batch-size", "2"], "leave out --batch-size"),
         (["--predictions", "lines.csv"], "leave out --predictions"),
-        (["--confusion", "a.png", "--json", "./a.png"], "two options name this file; "),
         (["--protocol", "center224"], "'center224' is not a published protocol; those are whole, whole-flip"),
     ],
 )

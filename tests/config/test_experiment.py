@@ -76,14 +76,14 @@ def test_a_wrong_element_of_a_list_is_named_by_its_index() -> None:
     ("path", "nearest"),
     [
         ("netwrok", "network"),
-        ("optimizer.schedule.warmup_epoch", "warmup_epochs"),
+        ("optimizer.schedule.warmup_epoch", "optimizer.schedule.warmup_epochs"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_known_one(path: str, nearest: str) -> None:
     content = nested(path, "v")
     if "expected" in content:
         content["expected"] |= {"source": "a paper", "scores": {"center224": {"top1": 70, "top5": 90}}}
-    assert problems_of(content) == [f'{path} = "v": unknown key; the nearest known key is "{nearest}"']
+    assert problems_of(content) == [f'{path} = "v": unknown key; the nearest is {nearest}']
 
 
 @pytest.mark.parametrize("activation", ["relu", "identity"])
@@ -168,7 +168,6 @@ def test_the_settings_of_a_network_of_another_package_are_its_own_and_can_be_rea
     content = experiment.model_dump(mode="json")
     assert content["network"] == network
     assert parse_experiment(content, "x.json") == experiment
-    assert not list(experiment.doubts())
 
 
 def test_pretrained_weights_are_left_out_where_others_come_from_a_file() -> None:
@@ -201,46 +200,16 @@ def test_schedule_params_are_completed_with_their_defaults(kind: str, params: An
     [
         ("step", {}, ".step_size: is missing"),
         ("step", {"step_size": 0}, ".step_size = 0: should be greater than 0"),
-        ("step", {"step_size": 3, "gama": 1}, '.gama = 1: unknown key; the nearest known key is "gamma"'),
+        ("step", {"step_size": 3, "gama": 1}, ".gama = 1: unknown key; the nearest is optimizer.schedule.params.gamma"),
         ("multistep", {"milestones": [5, 3]}, ".milestones = [5, 3]: should be in increasing order"),
         ("multistep", {"milestones": [5, True]}, ".milestones[1] = true: should be a valid integer"),
-        ("constant", {"t_max": 3}, ".t_max = 3: unknown key: a constant schedule has no params"),
+        ("constant", {"t_max": 3}, ".t_max = 3: unknown key; zoo settings lists all"),
         ("linear", 5, " = 5: should be a JSON object"),
     ],
 )
 def test_wrong_schedule_params_are_named(kind: str, params: Any, problem: str) -> None:
     content = {"optimizer": {"schedule": {"type": kind, "params": params}}}
     assert problems_of(content) == [f"optimizer.schedule.params{problem}"]
-
-
-def test_all_problems_are_reported_at_once() -> None:
-    content = {
-        "network": {"nrom": "inplace", "classes": True, "options": {"input_3x3": True}},
-        "optimizer": {
-            "nesterov": True,
-            "momentum": 0,
-            "schedule": {"type": "step", "params": {"gamma": -1}, "warmup_epochs": 20},
-        },
-        "input": {"crop_val": 320, "mean": [1, 2, "3"]},
-        "expected": {"scores": {"center224": {"top5": 70}, "centre": {"top1": 1, "top5": 2}}},
-        "sede": 1,
-    }
-    assert sorted(problem.split(" = ")[0].split(": ")[0] for problem in problems_of(content)) == [
-        "expected.scores.center224.top1",
-        "expected.scores.centre",
-        "expected.source",
-        "input.crop_val",
-        "input.mean[1]",
-        "input.mean[2]",
-        "network.classes",
-        "network.nrom",
-        "network.options",
-        "optimizer.nesterov",
-        "optimizer.schedule.params.gamma",
-        "optimizer.schedule.params.step_size",
-        "optimizer.schedule.warmup_epochs",
-        "sede",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -258,3 +227,33 @@ def test_a_batch_that_does_not_divide_is_refused_with_those_that_do(
 def test_a_budget_needs_a_compiler_to_keep_it() -> None:
     (problem,) = problems_of({"training": {"activation_memory_budget": 0.5}})
     assert "set training.compile to true" in problem
+
+
+def test_all_wrong_values_are_reported_at_once_and_then_all_that_contradict_each_other() -> None:
+    content = {
+        "network": {"nrom": "inplace", "classes": True},
+        "optimizer": {"schedule": {"type": "step", "params": {"gamma": -1}}},
+        "input": {"mean": [1, 2, "3"]},
+        "expected": {"scores": {"center224": {"top5": 70}, "centre": {"top1": 1, "top5": 2}}},
+        "sede": 1,
+    }
+    assert sorted(problem.split(" = ")[0].split(": ")[0] for problem in problems_of(content)) == [
+        "expected.scores.center224.top1",
+        "expected.scores.centre",
+        "expected.source",
+        "input.mean[1]",
+        "input.mean[2]",
+        "network.classes",
+        "network.nrom",
+        "optimizer.schedule.params.gamma",
+        "optimizer.schedule.params.step_size",
+        "sede",
+    ]
+    optimizer = {"nesterov": True, "momentum": 0, "batch_size": 10, "accumulate_steps": 4}
+    problems = problems_of({"optimizer": optimizer, "input": {"crop_val": 320, "pad_mode_train": "reflect"}})
+    assert sorted(problem.split(" = ")[0] for problem in problems) == [
+        "input.crop_val",
+        "input.pad_mode_train",
+        "optimizer.batch_size",
+        "optimizer.nesterov",
+    ]

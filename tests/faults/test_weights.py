@@ -60,7 +60,7 @@ def test_a_small_file_that_claims_a_large_network_is_refused_before_anything_is_
     start = time.monotonic()
     with pytest.raises(WeightsError, match=r"has 3,000 layers or blocks|describes two networks|does not fit"):
         zoo.get(path)
-    for command in (["validate", str(path), str(tmp_path)], ["convert", "fold", str(path), str(tmp_path / "t.pth")]):
+    for command in (["validate", str(path), str(tmp_path)], ["convert", "export", str(path), str(tmp_path / "t.pth")]):
         assert main(command) == 2
         assert "w.pth: " in capsys.readouterr().err
     assert time.monotonic() - start < 10
@@ -79,9 +79,9 @@ def test_a_classifier_that_is_a_single_number_is_an_error(tmp_path: Path, capsys
     with pytest.raises(WeightsError, match=r"classifier\.fc\.weight is a single number.*w\.pth"):
         zoo.get(tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"classifier\.fc\.weight is a single number"):
-        zoo.convert.fold(state_dict, model.built_as)
+        zoo.convert.inplace_to_standard(state_dict, model.built_as.changed(norm="inplace"))
     torch.save(state_dict, tmp_path / "bare.pth")
-    command = ["convert", "fold", str(tmp_path / "bare.pth"), str(tmp_path / "t.pth"), "--arch", "resnet18"]
+    command = ["convert", "export", str(tmp_path / "bare.pth"), str(tmp_path / "t.pth"), "--arch", "resnet18"]
     assert main(command) == 2
     message = capsys.readouterr().err
     assert "bare.pth" in message

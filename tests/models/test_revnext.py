@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import zoo
 from tests.formula import relative_error
-from zoo.convert import export, fold_network
+from zoo.convert import fold_network
 from zoo.layers import init_weights
 from zoo.remat.memory_use import count_memory, measure_memory
 
@@ -145,14 +145,6 @@ def test_networks_of_reversible_blocks_can_be_folded(name):
     folded = fold_network(model)
     assert len(list(folded.buffers())) < len(list(model.buffers()))
     assert relative_error(folded(x), model(x)) < 1e-9
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's own while it traces
-@pytest.mark.parametrize("name", ["revnext", "irevnet_cifar"])
-def test_networks_are_exported_for_any_batch(name, tmp_path):
-    model = zoo.get(name, norm="inplace", num_classes=5, **SMALL[name])
-    assert export(model, tmp_path / "network.pt2", 8) < 1e-4
 
 
 def test_images_that_are_overwritten_before_backward_are_refused():

@@ -10,15 +10,15 @@ from PIL import Image
 
 from zoo.run.label_images import (
     Palette,
-    overlay,
     palette_for,
     write_ids,
-    write_overlay,
     write_palette,
     write_probabilities,
 )
 
 CLASSES = np.array([[0, 1, 2], [64, 2, 2]])
+
+
 THREE = Palette(np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255]], dtype=np.uint8), ["red", "green", "blue"])
 
 
@@ -56,17 +56,3 @@ def test_probabilities_are_written_with_their_classes(tmp_path: Path, num_classe
         assert content["probability"].dtype == np.float16
         np.testing.assert_allclose(content["probability"], probabilities, atol=2**-11)
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
-
-
-@pytest.mark.parametrize("size", [(5, 4), (600, 40)])
-def test_a_legend_below_the_overlay_has_the_classes_that_occur(tmp_path: Path, size: tuple[int, int]) -> None:
-    image = Image.new("RGB", size, "white")
-    classes = np.zeros((size[1], size[0]), dtype=np.int32)
-    classes[0] = 2
-    write_overlay(tmp_path / "a.png", image, classes, THREE)
-    with Image.open(tmp_path / "a.png") as written:
-        pixels = np.asarray(written)
-    assert np.array_equal(pixels[: size[1], : size[0]], np.asarray(overlay(image, classes, THREE)))
-    below = {tuple(color) for color in pixels[size[1] :].reshape(-1, 3).tolist()}
-    assert {(255, 0, 0), (0, 0, 255), (0, 0, 0), (255, 255, 255)} <= below
-    assert (0, 255, 0) not in below

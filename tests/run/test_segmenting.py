@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ from zoo.tasks.tta import TestTimeAugmentation as Augmentation
 from zoo.tasks.tta import segment
 
 CLASSES = 4
+
+
 KINDS = ("palette", "ids", "prob", "overlay")
 
 
@@ -104,81 +105,6 @@ def test_what_is_there_is_skipped_and_replaced_on_request(tmp_path: Path) -> Non
     assert _files(tmp_path / "out") == before
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_is_damaged_does_not_count_as_done(
-    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    images, network, out = _images(tmp_path / "in"), _network(), _folders(tmp_path / "out", KINDS)
-    segment_images(network, images, out)
-    before = _files(tmp_path / "out")
-    assert segment_images(network, images, out).skipped == 5
-    path = out.paths("sub/a")[KINDS.index(kind)]
-    whole = path.read_bytes()
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1
-    for damaged in (b"", whole[:-20], whole[: len(whole) // 2], bytes(flipped), b"kept"):
-        path.write_bytes(damaged)
-        summary = segment_images(network, images, out)
-        assert (summary.written, summary.skipped) == (1, 4), damaged
-        assert _files(tmp_path / "out") == before
-    assert f"damaged or have another size and are rewritten; {images / 'sub' / 'a.bmp'}" in caplog.text
-
-
-def test_files_made_in_another_way_are_not_taken_for_finished(tmp_path: Path) -> None:
-    images, network, out, file = _images(tmp_path / "in"), _network(), _folders(tmp_path / "out"), tmp_path / "s.json"
-    segment_images(network, images, out, settings_file=file)
-    assert json.loads(file.read_text())["scales"] == [1.0]
-    assert segment_images(network, images, out, settings_file=file).skipped == 5
-    with pytest.raises(ConfigError, match=r"settings \(flip was False and is now True\); .*: give --overwrite"):
-        segment_images(network, images, out, Augmentation(flip=True), settings_file=file)
-    with torch.no_grad():
-        network.model.conv.bias += 1
-    with pytest.raises(ConfigError, match="weights was "):
-        segment_images(network, images, out, settings_file=file)
-    assert segment_images(network, images, out, settings_file=file, overwrite=True).written == 5
-    assert segment_images(network, images, out, settings_file=file).skipped == 5
-
-
-def test_other_images_of_the_same_names_are_not_taken_for_finished(tmp_path: Path) -> None:
-    network, out, file = _network(), _folders(tmp_path / "out"), tmp_path / "s.json"
-    for folder in ("one", "two"):
-        _images(tmp_path / folder)
-    segment_images(network, tmp_path / "one", out, settings_file=file)
-    with pytest.raises(ConfigError, match=r"files of other settings \(images was '.*/one' and is now '.*/two'\)"):
-        segment_images(network, tmp_path / "two", out, settings_file=file)
-    assert segment_images(network, tmp_path / "one" / "a.png", out, settings_file=file).skipped == 1
-
-
-def test_an_interrupted_overwriting_leaves_no_old_file_that_seems_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images, network, file = _images(tmp_path / "in"), _network(), tmp_path / "s.json"
-    segment_images(network, images, _folders(tmp_path / "out", ("ids", "prob")), settings_file=file)
-    plain = Folders.write
-
-    def write(output: Folders, name: str, *arguments: Any) -> None:
-        if name == "sub/a":
-            raise KeyboardInterrupt
-        plain(output, name, *arguments)
-
-    out, views = _folders(tmp_path / "out"), Augmentation(flip=True)
-    monkeypatch.setattr(Folders, "write", write)
-    with pytest.raises(KeyboardInterrupt):
-        segment_images(network, images, out, views, settings_file=file, overwrite=True)
-    monkeypatch.setattr(Folders, "write", plain)
-    assert set(_files(tmp_path / "out")) == {"ids/a.png", "ids/b.png"}
-    summary = segment_images(network, images, out, views, settings_file=file)
-    assert (summary.written, summary.skipped) == (3, 2)
-
-
-def test_overwriting_removes_no_image_that_it_reads(tmp_path: Path) -> None:
-    """The overlays of a run are given to the next one, which writes other kinds beside them."""
-    images, network, file = _images(tmp_path / "in"), _network(), tmp_path / "s.json"
-    segment_images(network, images, _folders(tmp_path, ("overlay",)), settings_file=file)
-    out = _folders(tmp_path, ("ids",))
-    assert segment_images(network, tmp_path / "overlay", out, settings_file=file, overwrite=True).written == 5
-
-
 def test_an_image_that_a_scale_makes_too_large_is_left_out(tmp_path: Path) -> None:
     images = _images(tmp_path / "in")
     Image.new("1", (30_000, 40)).save(images / "wide.png")
@@ -213,7 +139,7 @@ def test_full_memory_is_a_fault_of_the_image_with_advice(tmp_path: Path, monkeyp
     summary = segment_images(network, images, _folders(tmp_path / "out"))
     assert summary.written == 4
     assert len(summary.faults) == 1
-    assert "the memory of cpu is full; give --tile PX" in summary.faults[0]
+    assert "the memory of cpu is full; give a smaller --longest-side" in summary.faults[0]
     assert "a.bmp" in summary.faults[0]
 
 
@@ -221,7 +147,7 @@ def test_a_place_without_images_is_an_error_before_anything_is_written(tmp_path:
     (tmp_path / "empty").mkdir()
     for name, message in (("empty", "there is no image in the folder"), ("no", "there is no image or folder .*no;")):
         with pytest.raises(DataError, match=message):
-            segment_images(_network(), tmp_path / name, _folders(tmp_path / "out"), settings_file=tmp_path / "s.json")
+            segment_images(_network(), tmp_path / name, _folders(tmp_path / "out"))
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
@@ -293,14 +219,3 @@ def test_processes_share_the_images_and_make_the_files_of_one(tmp_path: Path) ->
     assert sorted(share[0] for share in shares) == [2, 3]
     assert {share[1:] for share in shares} == {(5, 1)}
     assert _files(tmp_path / "one") == _files(tmp_path / "two")
-
-
-def test_tiles_below_the_window_of_the_head_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    import zoo
-
-    model = zoo.get("deeplab_resnet18", num_classes=CLASSES, pooling_size=(9, 5))
-    random_image(0).save(tmp_path / "a.png")
-    for tile in (64, 96):
-        network = LoadedNetwork("deeplab", model, _network().experiment)
-        segment_images(network, tmp_path / "a.png", _folders(tmp_path / str(tile)), Augmentation(tile=tile))
-    assert [record.args for record in caplog.records if "tiles of" in record.msg] == [(64, 72, 72)]

@@ -23,6 +23,8 @@ from zoo.tasks.protocols import WHOLE_IMAGES
 from zoo.tasks.segmentation import SegmentationResult, SegmentationTask, bootstrapped_loss
 
 CLASSES, IGNORE = 4, 255
+
+
 CPU = torch.device("cpu")
 
 

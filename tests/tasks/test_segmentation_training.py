@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.data.sample_labels import IGNORE, make_labeled
+from tests.data.sample_labels import make_labeled
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, build_segmenter, make_config, make_images, make_segmentation_config, run
 from zoo.engine.checkpoint import CHECKPOINT, read
@@ -30,19 +30,6 @@ def test_epochs_report_and_choose_the_best_by_miou(data: Path, tmp_path: Path) -
     assert content["best_prec1"] == max(scores)
     assert content["ranks"][0]["meter"]["counts"].shape == (3 * 3 + 3,)
     assert log.image_shapes == [torch.Size([4, 3, 8, 8])]
-
-
-def test_a_few_images_of_each_validation_are_shown_with_labels_and_predictions(data: Path, tmp_path: Path) -> None:
-    log = MemoryLog()
-    run(make_segmentation_config(), data, tmp_path, log, build=build_segmenter)
-    assert [(step, name) for step, name, *_ in log.maps] == [
-        (step, f"val/image{index}") for step in (2, 4) for index in (0, 1, 3, 4)
-    ]
-    for _, _, image, maps in log.maps:
-        assert image.shape == (3, 10, 12)
-        assert {name: classes.shape for name, classes in maps.items()} == {"labels": (10, 12), "predictions": (10, 12)}
-        assert int(maps["predictions"].max()) < 3
-    assert any((maps["labels"] == IGNORE).any() for *_, maps in log.maps)
 
 
 def _trained_weights(data: Path, log_dir: Path) -> Tensor:

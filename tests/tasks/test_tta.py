@@ -143,44 +143,6 @@ def test_no_map_of_all_classes_exists_at_the_size_of_the_image(monkeypatch: pyte
     assert largest.numel < 50 * 128 * 128 / 4
 
 
-@pytest.mark.parametrize("rounds_up", [True, False])
-@pytest.mark.parametrize(("height", "width"), [(50, 84), (67, 30), (32, 32), (5, 121), (33, 64), (65, 47)])
-def test_tiles_of_a_network_without_context_are_the_whole_and_no_window_is_larger(
-    height: int, width: int, rounds_up: bool
-) -> None:
-    """The size of a map is rounded up by most networks, and down by a DenseNet."""
-    network, sizes = _network(context=0), []
-
-    def forward(x: Tensor) -> Tensor:
-        sizes.append(tuple(x.shape[-2:]))
-        return network(F.pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4)) if rounds_up else x)
-
-    whole = segment(forward, _image(height, width), Augmentation(flip=True))
-    sizes.clear()
-    tiled = segment(forward, _image(height, width), Augmentation(flip=True, tile=32))
-    assert torch.equal(tiled.classes, whole.classes)
-    torch.testing.assert_close(tiled.probabilities, whole.probabilities)
-    assert max(map(max, sizes)) <= 32
-    assert len(sizes) == 2 if max(height, width) <= 32 else len(sizes) > 2
-
-
-def test_overlapping_tiles_are_averaged_and_cover_the_image() -> None:
-    """With one cell per pixel and the place of a window as its logit, the mean over the windows is known."""
-
-    def forward(x: Tensor) -> Tensor:
-        return x[:, :1, :1, :1].expand(1, 1, *x.shape[-2:]).clone()
-
-    image = torch.arange(10.0).expand(1, 3, 4, 10)
-    logits = module._tiled(forward, image, 4)
-    expected = torch.tensor([0, 0, 0, 1.5, 3, 3, 4.5, 6, 6, 6]).expand(1, 1, 4, 10)
-    assert torch.equal(logits, expected)  # windows at 0, 3 and 6
-
-
-def test_a_tile_off_the_grid_of_the_map_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"tile = 32 px: the network maps it to 6 cells.*output stride"):
-        segment(_network(stride=5), _image(40, 40), Augmentation(tile=32))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -192,8 +154,6 @@ def test_a_tile_off_the_grid_of_the_map_is_refused() -> None:
         ({"scales": (1.0, 0.5, 1.0)}, "1.0 is repeated"),
         ({"scales": tuple(1 + k / 100 for k in range(51)), "flip": True}, "102 views"),
         ({"fusion": "median"}, "'median' is not one of mean, max, voting"),
-        ({"tile": 0}, "tile = 0 is not a multiple of 32"),
-        ({"tile": 100}, "tile = 100 is not a multiple of 32"),
     ],
 )
 def test_impossible_views_are_refused(arguments: dict[str, Any], message: str) -> None:

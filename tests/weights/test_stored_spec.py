@@ -76,10 +76,10 @@ def test_a_record_cannot_claim_other_classes_than_the_file_has(classes: int, cla
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        ({"activation": "leaky_relu"}, r"activation='relu' in the file.*activation='leaky_relu'.*relu-to-leaky-relu"),
+        ({"activation": "leaky_relu"}, r"activation='relu' in the file.*activation='leaky_relu'.*zoo convert"),
         (
             {"activation": "leaky_relu", "bn_mode": "inplace"},
-            r"norm='standard' in the file.*norm='inplace'.*relu-to-leaky-relu and then standard-to-inplace",
+            r"norm='standard' in the file.*norm='inplace'.*zoo convert",
         ),
         ({"arch": "resnet34"}, r"arch='resnet18' in the file.*arch='resnet34'"),
     ],

@@ -1,8 +1,7 @@
-"""``zoo fetch`` and ``zoo verify`` list the files of the cache and check them."""
+"""``zoo fetch`` lists and fetches the published weights."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -10,15 +9,13 @@ import pytest
 from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Server, fails
 from zoo.cli import main
-from zoo.weights.cache import audit_cache, weights_path
+from zoo.weights.cache import weights_path
 from zoo.weights.published import published
 
 OTHER = "resnet50_ipabn-sync_lr_512"
+
+
 ROOT = Path(__file__).parents[2]
-
-
-def states(cache: Path) -> dict[str, str]:
-    return {str(entry.path.relative_to(cache)): entry.status for entry in audit_cache()}
 
 
 def put(cache: Path, **files: bytes) -> None:
@@ -63,53 +60,4 @@ def test_a_download_that_fails_does_not_keep_the_others_from_being_fetched(
     assert f"1 of 2 files were not fetched: {NAME}; run the same command again" in printed.err
 
 
-def test_the_audit_tells_good_damaged_partial_and_unknown_files_apart(cache: Path) -> None:
-    put(
-        cache,
-        **{
-            f"{NAME}.pth.tar": CONTENT,
-            f"{NAME}.pth.tar.lock": b"",
-            f"{OTHER}.pth.tar": CONTENT,
-            f"{OTHER}.pth.tar.part": CONTENT[:9],
-            "mine.pth": b"my own",
-            f"{NAME}.pth(1).tar": CONTENT,
-        },
-    )
-    (cache / "folder").mkdir()
-    assert states(cache) == {
-        "folder": "unknown",
-        "mine.pth": "unknown",
-        f"{NAME}.pth(1).tar": "unknown",
-        f"{NAME}.pth.tar": "ok",
-        f"{OTHER}.pth.tar": "damaged",
-        f"{OTHER}.pth.tar.part": "partial",
-    }
-    notes = {entry.path.name: entry.note for entry in audit_cache()}
-    assert notes[f"{NAME}.pth(1).tar"] == f"holds {NAME}; rename it to {NAME}.pth.tar"
-    assert MD5 in notes[f"{OTHER}.pth.tar"]
-    assert notes[f"{OTHER}.pth.tar.part"].startswith("9 bytes; ")
-
-
-def test_verify_exits_with_3_when_a_file_is_damaged_and_leaves_it(
-    cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    put(cache, **{f"{NAME}.pth.tar": CONTENT, "mine.pth": b"my own"})
-    assert main(["verify"]) == 0
-    put(cache, **{f"{OTHER}.pth.tar": CONTENT})
-    assert main(["verify"]) == 3
-    streams = capsys.readouterr()
-    assert f"zoo verify: 1 of 3 files differ from the published ones: {OTHER}.pth.tar is damaged" in streams.err
-    assert "| ok " in streams.out
-    for content in (CONTENT, b"my own"):
-        assert hashlib.sha256(content).hexdigest() in streams.out
-    assert (cache / f"{OTHER}.pth.tar").read_bytes() == CONTENT
-    assert main(["verify", NAME]) == 0
-
-
-@pytest.mark.parametrize(("files", "state"), [({}, "missing"), ({f"{NAME}.pth.tar.part": b"x"}, "partial")])
-def test_verify_exits_with_3_when_a_named_file_is_not_there(
-    files: dict[str, bytes], state: str, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    put(cache, **files)
-    assert main(["verify", NAME]) == 3
-    assert f"is {state}" in capsys.readouterr().err
+"""``zoo fetch`` lists and fetches the published weights."""

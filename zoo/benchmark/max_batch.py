@@ -7,7 +7,7 @@ few activations. Each distinct convolution is therefore run on a few images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.benchmark.network_setup import Setup
-from zoo.benchmark.results import Results
-from zoo.benchmark.strategies import Strategy, build_all, refusals_noted
-from zoo.errors import VerificationError
+from zoo.benchmark.strategies import Strategy
 from zoo.ops.abn import backend, reference
 from zoo.ops.pooling import memory_format_of
 from zoo.remat.memory_use import Change, StorageLog, count_memory, measure_memory, measure_peak, storages_of
@@ -188,56 +186,8 @@ def constant_bytes(model: nn.Module, setup: Setup) -> int:
     return 2 * parameters + buffers + setup.input_bytes
 
 
-def report_fits(results: Results, setup: Setup, strategies: Sequence[Strategy], memory_bytes: int) -> bool:
-    """Add the largest batch of each supported strategy and its memory; return whether any fits."""
-    case, largest = replace(setup.case, shape=setup.image_shape), 0
-    for strategy in _available(results, setup, strategies):
-        with refusals_noted(results, setup.case.subject, strategy.name):
-            batch, taken = MemoryPrediction(setup, strategy).largest_batch(memory_bytes)
-            largest = max(largest, batch)
-            results.add(case, strategy.name, "largest batch", "images", [batch])
-            if batch == 0:
-                results.note(
-                    f"does not fit: {strategy.name} needs {taken.total:,} bytes for a batch of 2 at {setup.size} px, "
-                    f"of {memory_bytes:,} available"
-                )
-                continue
-            results.add(case, strategy.name, "needed", "MB", [taken.total / 1e6])
-            results.add(case, strategy.name, "of it constant", "MB", [taken.constant / 1e6])
-    return largest > 0
-
-
-def check_predictions(results: Results, setup: Setup, strategies: Sequence[Strategy], batches: Sequence[int]) -> None:
-    """Add the predicted memory of each strategy and the memory of a real step.
-
-    Raises VerificationError, after all have been added, if any of them differ by more than 5 %.
-    """
-    wrong = []
-    for strategy in _available(results, setup, strategies):
-        with refusals_noted(results, setup.case.subject, strategy.name):
-            for batch in batches:
-                batch_setup = replace(setup, batch=batch)
-                predicted, taken = predict_and_measure(batch_setup, strategy)
-                difference = predicted / taken - 1
-                results.add(batch_setup.case, strategy.name, "predicted", "MB", [predicted / 1e6])
-                results.add(batch_setup.case, strategy.name, "taken", "MB", [taken / 1e6])
-                results.add(batch_setup.case, strategy.name, "difference", "%", [100 * difference])
-                if abs(difference) > TOLERANCE:
-                    wrong.append(f"{strategy.name} at batch {batch}: {100 * difference:+.1f} %")
-    if wrong:
-        raise VerificationError(f"predictions are off by more than {100 * TOLERANCE:.0f} %: {'; '.join(wrong)}")
-
-
 def predict_and_measure(setup: Setup, strategy: Strategy) -> tuple[int, int]:
     """Return the predicted memory of training with the setup's batch, and that of a real step, in bytes."""
     predicted, model = MemoryPrediction(setup, strategy).bytes_for(setup.batch), strategy.build(setup)
     taken = predicted.constant + measure_memory(setup.forward_of(model), model.parameters()).peak
     return predicted.total, taken
-
-
-def _available(results: Results, setup: Setup, strategies: Sequence[Strategy]) -> list[Strategy]:
-    """Return the strategies that the network supports, and note the others.
-
-    The networks are built on the meta device. Raises ConfigError if even the baseline cannot be built.
-    """
-    return list(build_all(results, strategies, replace(setup, device=torch.device("meta"))))

@@ -12,16 +12,14 @@ import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from importlib import metadata
-from itertools import takewhile
-from typing import Any, NoReturn
+from typing import Any
 
+import zoo
 from zoo.cli.benchmark import BENCHMARK
-from zoo.cli.compare import Compare
 from zoo.cli.convert import Convert
 from zoo.cli.data import DATA
 from zoo.cli.doctor import Doctor
-from zoo.cli.fetch import Fetch, Verify
+from zoo.cli.fetch import Fetch
 from zoo.cli.list_networks import List
 from zoo.cli.options import Command, Group, add_options, parsed
 from zoo.cli.predict import Predict
@@ -33,9 +31,7 @@ from zoo.cli.settings import Settings
 from zoo.cli.show import Show
 from zoo.cli.train import Train
 from zoo.cli.validate import Validate
-from zoo.engine.interrupts import RememberedInterrupt
-from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, escape, nearest
-from zoo.files import DISTRIBUTION
+from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, escape
 from zoo.run.console import set_up_console
 
 COMMANDS: Mapping[str, type[Command] | Group] = {
@@ -43,11 +39,9 @@ COMMANDS: Mapping[str, type[Command] | Group] = {
     "show": Show,
     "settings": Settings,
     "fetch": Fetch,
-    "verify": Verify,
     "data": DATA,
     "train": Train,
     "validate": Validate,
-    "compare": Compare,
     "convert": Convert,
     "push": Push,
     "predict": Predict,
@@ -65,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ``argv`` defaults to the arguments of the process. Usage errors exit with code 2, as argparse does.
     """
     parser = build_parser()
-    words = _known_command(parser, sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(words)
     if "command" not in args:
         parser.print_help(sys.stderr)
@@ -75,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_script(command: type[Command], argv: Sequence[str] | None = None) -> int:
     """Run ``command`` as a standalone script, whose arguments are its options; return its exit code."""
-    parser = _Parser(description=_descriptions(command)[1])
+    parser = argparse.ArgumentParser(description=_descriptions(command)[1])
     add_options(parser, command)
     words = sys.argv[1:] if argv is None else argv
     return _run(parser.parse_args(words), shlex.join([sys.argv[0], *words]))
@@ -83,8 +77,12 @@ def run_script(command: type[Command], argv: Sequence[str] | None = None) -> int
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = _Parser(prog="zoo", description="Train, score and convert networks that classify or segment images.")
-    parser.add_argument("--version", action=_PrintVersion, help="Print the version and exit")
+    parser = argparse.ArgumentParser(
+        prog="zoo", description="Train, score and convert networks that classify or segment images."
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"zoo {zoo.__version__}", help="Print the version and exit"
+    )
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, command in COMMANDS.items():
         if isinstance(command, Group):
@@ -120,8 +118,7 @@ def _run(args: argparse.Namespace, command_line: str) -> int:
     # when it is imported, which has not happened yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        with RememberedInterrupt():
-            code: int = parsed(args.command, args, command_line).run()
+        code: int = parsed(args.command, args, command_line).run()
         sys.stdout.flush()  # here, where a BrokenPipeError is handled
     except ZooError as error:
         _print_error(args, str(error))
@@ -136,53 +133,6 @@ def _run(args: argparse.Namespace, command_line: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     return code
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports an unknown option before missing arguments, and lists the choices of a missing KIND."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        words = sys.argv[1:] if args is None else list(args)
-        if self._subparsers is not None:  # options after the command belong to its own parser
-            words = list(takewhile(lambda word: word.startswith("-"), words))
-        options = [option for option in self._option_string_actions if option.startswith("--")]
-        for word in takewhile(lambda word: word != "--", words):
-            name = word.partition("=")[0]
-            if name.startswith("--") and " " not in name and not any(known.startswith(name) for known in options):
-                (near,) = nearest(name, options, 1)
-                self.error(f"there is no option {escape(name)}; did you mean {near}? ({self.prog} --help lists all)")
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        if "arguments are required" in message:
-            for action in self._get_positional_actions():
-                if action.choices is not None and isinstance(action.metavar, str):
-                    message = message.replace(action.metavar, f"{action.metavar} ({', '.join(action.choices)})", 1)
-        super().error(message)
-
-
-class _PrintVersion(argparse.Action):
-    """Prints the version and exits; also works in a checkout that is not installed."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        try:
-            print(f"zoo {metadata.version(DISTRIBUTION)}")
-        except metadata.PackageNotFoundError:
-            print("zoo (checkout, not installed)")
-        parser.exit()
-
-
-def _known_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> Sequence[str]:
-    """Return the arguments with ``help`` as ``--help``; exit with code 2 and the nearest names for unknown commands."""
-    if not words or words[0].startswith("-") or words[0] in COMMANDS:
-        return words
-    if words[0] == "help":
-        return [*words[1:2], "--help"]
-    near = " or ".join(nearest(words[0], COMMANDS, 2))
-    parser.error(f"there is no command {escape(words[0])!r}; did you mean {near}? (zoo --help lists all)")
 
 
 def _rank() -> int:

@@ -166,7 +166,7 @@ class BenchmarkLayer(Benchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkModel(Benchmark, StepOptions):
-    """Measure step time, its breakdown, and memory of networks with each norm, eager and compiled."""
+    """Measure step time and memory of networks with each norm, eager and compiled."""
 
     kind = "model"
     networks: tuple[str, ...] = argument("NETWORK")
@@ -222,48 +222,6 @@ class BenchmarkPareto(Benchmark, StepOptions):
         measure_strategies(results, self.setup(self.network, results, self.batch, self.dtype), strategies, self.rounds)
         if with_plot:
             write_plots(self.stem, results.content())
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkMaxBatch(Benchmark, SetupOptions):
-    """Predict the largest batch that fits in memory, without running a step.
-
-    Counts the memory of training with SGD and momentum in float32: parameters, gradients, momentum, the tensors of a
-    step, and the scratch memory of convolutions, measured by running each convolution with 4 and with 8 images. The
-    memory of the process itself is not counted. Exit code 2: nothing fits; 3: a checked prediction is off by more than
-    5 %.
-    """
-
-    kind = "max-batch"
-    network: str = argument("NETWORK")
-    """Architecture such as resnet50, or network of another package such as timm:resnet50."""
-    strategies: tuple[str, ...] = ("*",)
-    """Names or shell-style patterns; std-BN is always measured (default: all strategies of the network)."""
-    memory: str | None = option(metavar="SIZE")
-    """Memory available to tensors, such as 16GiB."""
-    check: tuple[BatchSize, ...] | None = None
-    """Compare the predictions for batches of N with real steps; --memory may then be omitted."""
-
-    def measure(self, results: Results) -> None:
-        """Predict, and compare the predictions of ``check``; ConfigError if nothing fits."""
-        from zoo.benchmark.max_batch import check_predictions, report_fits
-        from zoo.benchmark.strategies import EAGER, choose_strategies
-        from zoo.remat.budget import parse_bytes
-
-        if self.memory is None and self.check is None:
-            raise ConfigError("nothing to do", "command line", "give --memory SIZE, --check N, or both")
-        setup = self.setup(self.network, results)
-        strategies = choose_strategies(EAGER, self.strategies)
-        memory_bytes = None if self.memory is None else parse_bytes(self.memory)
-        fits = memory_bytes is None or report_fits(results, setup, strategies, memory_bytes)
-        if self.check is not None:
-            check_predictions(results, setup, strategies, self.check)
-        if not fits:
-            raise ConfigError(
-                f"no batch fits in {memory_bytes:,} bytes, see the notes of the table",
-                "--memory",
-                "increase it, or choose a smaller --size or network",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,7 +371,6 @@ BENCHMARK = Group(
         "layer": BenchmarkLayer,
         "model": BenchmarkModel,
         "pareto": BenchmarkPareto,
-        "max-batch": BenchmarkMaxBatch,
         "lean": BenchmarkLean,
         "input": BenchmarkInput,
         "loaders": BenchmarkLoaders,

@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from zoo.cli.options import (
     Command,
-    DataFolder,
-    LoaderOptions,
-    Positive,
-    WholeNumber,
     argument,
     check_writable,
-    option,
 )
 from zoo.errors import ConfigError, escape
 
@@ -36,28 +31,19 @@ CONVERSIONS = {
     "from-torchvision": Kind("rename the keys of a torchvision ResNet to those of this package"),
     "to-torchvision": Kind("the inverse of from-torchvision"),
     "relu-to-leaky-relu": Kind(
-        "use the same weights in the network with leaky_relu", ("activation_param", "input_3x3", "data")
+        "use the same weights in the network with leaky_relu", ("activation_param", "input_3x3")
     ),
     "inplace-to-standard": Kind("convert in-place norms to standard norms", NETWORK_OPTIONS[1:]),
     "standard-to-inplace": Kind(
         "convert standard norms to in-place norms", (*NETWORK_OPTIONS[1:], "allow_approximate")
     ),
-    "norms": Kind(
-        "convert the norms of a network of another package to in-place norms, and write its weights",
-        ("allow_approximate", "partial", "relu", "pretrained"),
-    ),
-    "fold": Kind("fold norms into the convolutions before them, for inference", NETWORK_OPTIONS),
-    "export": Kind(
-        "fold, and write TARGET as .pt2 (torch.export) or .onnx, or write the weights unchanged as .safetensors; also "
-        "checkpoints of timm:NAME, torchvision:NAME",
-        NETWORK_OPTIONS,
-    ),
+    "export": Kind("write the weights unchanged, as .safetensors or .pth", NETWORK_OPTIONS),
 }
 RESTRICTED_OPTIONS = dict.fromkeys(option for kind in CONVERSIONS.values() for option in kind.options)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convert(Command, LoaderOptions):
+class Convert(Command):
     """Convert weights to another variant of their network, and report how exact the result is."""
 
     kind: str = argument(
@@ -66,10 +52,9 @@ class Convert(Command, LoaderOptions):
         help="; ".join(f"{name}: {kind.meaning}" for name, kind in CONVERSIONS.items()),
     )
     source: Path = argument("SOURCE")
-    """Weights file, checkpoint or published name; (norms) timm:NAME or torchvision:NAME."""
-    target: Path | None = argument("TARGET", default=None)
-    """File to write; weights are written as safetensors if it ends in .safetensors (norms: default none, report
-    only)."""
+    """Weights file, checkpoint or published name."""
+    target: Path = argument("TARGET")
+    """File to write; weights are written as safetensors if it ends in .safetensors."""
     arch: str | None = None
     """Architecture of the weights, such as resnet50 (default: stored in SOURCE)."""
     input_3x3: bool = False
@@ -79,140 +64,53 @@ class Convert(Command, LoaderOptions):
     activation_param: float | None = None
     """Slope of leaky_relu or alpha of elu (default: stored in SOURCE, or 0.01)."""
     norm: Literal["standard", "inplace"] | None = None
-    """Norms of the network to fold (default: stored in SOURCE, or standard)."""
+    """Norms of the network (default: stored in SOURCE, or standard)."""
     allow_approximate: bool = False
     """Round scales that in-place norms cannot represent to the nearest value that they can, instead of an error."""
-    partial: bool = False
-    """(norms) Convert the norms that can be converted and list the others, instead of an error."""
-    relu: Literal["leaky_relu"] | None = None
-    """(norms) Replacement of ReLU after an in-place norm (default: ReLU is an error)."""
-    pretrained: bool = False
-    """(norms) Use the published weights of the package."""
     no_compare: bool = False
     """Do not compare the outputs of both networks on random images."""
     json: Path | None = None
     """Write the report to FILE."""
     overwrite: bool = False
     """Replace TARGET if it exists."""
-    data: DataFolder | None = option(metavar="DIR")
-    """(relu-to-leaky-relu) Data set, as a folder or the URL of shards: the accuracy before and after is measured on
-    val/."""
-    reestimate: WholeNumber = 0
-    """(with --data) Recompute the running statistics on N batches of DIR/train; 0 keeps them."""
-    batch_size: Positive = 64
-    """Images per batch."""
-    scale: Positive | None = option("-s", metavar="PX")
-    """Shorter side before the crop (default: stored in SOURCE, or 256)."""
-    crop: Positive | None = option("-c", metavar="PX")
-    """Side of the crop, and of the images of an export (default: stored in SOURCE, or 224)."""
 
     def run(self) -> int:
         """Convert, write TARGET and the JSON file, and print the report."""
-        from zoo.weights.safetensors_files import check_installed
+        from zoo.weights.safetensors_files import SUFFIX, check_installed
 
         _check_options(self)
-        if self._writes_safetensors:
+        if self.target.suffix == SUFFIX:
             check_installed(self.target)
-        measured: dict[str, Any] = {}
-        match self.kind:
-            case "norms":
-                report = self._convert_norms()
-            case "export" if self._writes_safetensors:
-                report = self._export_weights()
-            case "export":
-                report, measured["exported_max_difference"] = self._export()
-            case _:
-                report, measured = self._convert()
-        self._print(report, measured)
+        self._print(self._export() if self.kind == "export" else self._convert())
         return 0
 
-    def _convert(self) -> tuple[ConversionReport, dict[str, Any]]:
-        from zoo.convert.files import convert_file, save_weights
+    def _convert(self) -> ConversionReport:
+        from zoo.convert.files import convert_file
 
-        assert self.target is not None
-        measured: dict[str, Any] = {}
         asked, options = self._given_settings(), {"compare_with_source": not self.no_compare}
         if self.kind == "relu-to-leaky-relu" and "activation_param" in asked:
             options["activation_param"] = asked.pop("activation_param")  # this option is about the target
         if self.allow_approximate:
             options["allow_approximate"] = True
-        conversion = convert_file(self.kind, self.source, asked, **options)
-        if self.data is not None:
-            from zoo.run.conversion_accuracy import measure_accuracy
+        return convert_file(self.kind, self.source, self.target, asked, **options)
 
-            conversion, measured = measure_accuracy(
-                conversion,
-                self.data,
-                reestimate=self.reestimate,
-                scale=self.scale,
-                crop=self.crop,
-                batch_size=self.batch_size,
-                workers=self.workers,
-                on_bad_image=self.on_bad_image,
-                log_every=self.log_every,
-                compare_with_source=not self.no_compare,
-            )
-        save_weights(conversion.state_dict, conversion.spec, self.target, conversion.source.path)
-        return conversion.report, measured
-
-    @property
-    def _writes_safetensors(self) -> bool:
-        return self.target is not None and self.target.suffix == ".safetensors"
-
-    def _export_weights(self) -> ConversionReport:
+    def _export(self) -> ConversionReport:
         from zoo.convert.files import export_weights
 
-        assert self.target is not None
         return export_weights(self.source, self.target, self._given_settings())
-
-    def _export(self) -> tuple[ConversionReport, float]:
-        from zoo.convert.files import export_file
-
-        assert self.target is not None
-        return export_file(
-            self.source, self.target, self._given_settings(), crop=self.crop, compare_with_source=not self.no_compare
-        )
-
-    def _convert_norms(self) -> ConversionReport:
-        from zoo.convert.files import convert_external, save_weights
-
-        state_dict, report = convert_external(
-            str(self.source),
-            pretrained=self.pretrained,
-            size=self.crop or 224,
-            partial=self.partial,
-            relu=self.relu,
-            allow_approximate=self.allow_approximate,
-            compare_with_source=not self.no_compare,
-        )
-        if self.target is not None:
-            save_weights(state_dict, None, self.target)
-        return report
 
     def _given_settings(self) -> dict[str, Any]:
         """Return the settings of the source's network that were given as options."""
         return {key: value for key in ("arch", *NETWORK_OPTIONS) if (value := getattr(self, key)) not in (None, False)}
 
-    def _print(self, report: ConversionReport, measured: dict[str, Any]) -> None:
-        """Print the report of a conversion and what was measured, and write both to the JSON file."""
+    def _print(self, report: ConversionReport) -> None:
+        """Print the report, and write it as JSON."""
         from zoo.files import write_json
 
         print(report)
-        for name, value in measured.items():
-            print(f"  {_as_line(name, value)}")
-        if self.target is not None:
-            print(f"  written: {escape(self.target)}")
+        print(f"  written: {escape(self.target)}")
         if self.json is not None:
-            target = None if self.target is None else str(self.target)
-            write_json(self.json, {**report.to_json(), **measured, "source": str(self.source), "target": target})
-
-
-def _as_line(name: str, value: Any) -> str:
-    """Return a measurement as text: an accuracy, or the largest difference of the outputs of an exported file."""
-    if isinstance(value, dict):
-        top1, top5 = (f"{value[key]:.2f} ± {value['standard_errors'][key]:.2f} %" for key in ("top1", "top5"))
-        return f"{name}: top-1 {top1}, top-5 {top5}, {value['count']:,} images"
-    return f"exported file, reloaded: largest difference {value:.2e} (float32)"
+            write_json(self.json, {**report.to_json(), "source": str(self.source), "target": str(self.target)})
 
 
 def _check_options(args: Convert) -> None:
@@ -221,13 +119,8 @@ def _check_options(args: Convert) -> None:
         if getattr(args, name) not in (None, False) and name not in CONVERSIONS[args.kind].options:
             takers = ", ".join(other for other, kind in CONVERSIONS.items() if name in kind.options)
             raise ConfigError(f"--{name.replace('_', '-')} goes with {takers}, not with {args.kind}")
-    if args.reestimate and args.data is None:
-        raise ConfigError("--reestimate needs images", "command line", "give --data DIR with train/ and val/")
-    if args.target is None and args.kind != "norms":
-        remedy = f"zoo convert {args.kind} SOURCE TARGET"
-        raise ConfigError(f"{args.kind} writes a file", "command line", remedy)
     check_writable(args.target, args.json)
-    if args.target is not None and args.target.exists() and args.source.exists() and args.target.samefile(args.source):
+    if args.target.exists() and args.source.exists() and args.target.samefile(args.source):
         raise ConfigError("TARGET is the same file as SOURCE", args.target, "give another TARGET")
-    if args.target is not None and os.path.lexists(args.target) and not args.overwrite:
+    if os.path.lexists(args.target) and not args.overwrite:
         raise ConfigError("TARGET exists already", args.target, "give another TARGET, or --overwrite to replace it")

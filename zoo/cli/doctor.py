@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from zoo.cli.options import Command
 
@@ -59,23 +57,6 @@ def _devices() -> dict[str, str]:
 
 def _files() -> dict[str, str]:
     from zoo.config import experiments_dir
-    from zoo.data.prepare.sample import SAMPLE_NAME
     from zoo.files import cache_dir
 
-    cache = cache_dir()
-    sample = "unpacked" if any(cache.glob(f"{SAMPLE_NAME}-*")) else "not yet unpacked (zoo quickstart does)"
-    return {
-        "cache": f"{cache} ({_writable(cache)}; ZOO_CACHE sets another)",
-        "sample": sample,
-        "experiments": str(experiments_dir()),
-    }
-
-
-def _writable(folder: Path) -> str:
-    """Describe whether files can be written to ``folder``, or to its nearest parent that exists."""
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    try:
-        with tempfile.TemporaryFile(dir=existing):
-            return "writable"
-    except OSError as error:
-        return f"not writable: {error.strerror}"
+    return {"cache": f"{cache_dir()} (ZOO_CACHE sets another)", "experiments": str(experiments_dir())}

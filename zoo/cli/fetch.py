@@ -1,4 +1,4 @@
-"""``zoo fetch`` and ``zoo verify``: download published weights into the cache, and verify the cache."""
+"""``zoo fetch``: download published weights into the cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from zoo.cli.options import Command, argument
-from zoo.errors import VerificationError, WeightsError, escape, join_names
+from zoo.errors import WeightsError, join_names
 
 logger = logging.getLogger(__name__)
 
@@ -47,36 +47,6 @@ class Fetch(Command):
         return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verify(Command):
-    """Read the weights in the cache and compare their md5 with the published one."""
-
-    names: tuple[str, ...] = argument("NAME", default=())
-    """Published weights (default: all files in the cache)."""
-
-    def run(self) -> int:
-        """Print the state of each file.
-
-        Raises VerificationError if a file is damaged, or if a named file is missing or incomplete.
-        """
-        from zoo.tables import markdown_table
-        from zoo.weights.cache import audit_cache, weights_dir
-
-        entries = audit_cache(self.names)
-        if not entries:
-            print(f"{weights_dir()} holds no weights; zoo fetch lists what can be downloaded.")
-            return 0
-        rows = [[escape(entry.path), entry.status, entry.sha256, entry.note] for entry in entries]
-        print(markdown_table(["file", "state", "sha256", "note"], rows))
-        faults = {"damaged", "missing", "partial"} if self.names else {"damaged"}
-        bad = [entry for entry in entries if entry.status in faults]
-        if bad:
-            faulty = join_names(f"{entry.path.name} is {entry.status}" for entry in bad)
-            what = f"{len(bad)} of {len(entries)} files differ from the published ones: {faulty}"
-            raise VerificationError(what, remedy="see their notes")
-        return 0
-
-
 def _list() -> int:
     from zoo.tables import markdown_table
     from zoo.weights.cache import weights_dir, weights_path
@@ -88,5 +58,5 @@ def _list() -> int:
         size_mb = path.stat().st_size / 1e6 if path.is_file() else None
         rows.append([name, "yes" if size_mb is not None else "no", size_mb, entry.md5, entry.weights.licence])
     print(markdown_table(["name", "in the cache", "MB", "md5", "license"], rows))
-    print(f"The cache is {weights_dir()}; zoo fetch NAME downloads, zoo verify reads and compares.")
+    print(f"The cache is {weights_dir()}; zoo fetch NAME downloads and verifies.")
     return 0

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GRID_LINES = 3
-GRID_IMAGES = 120
-PNG = ".png"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(Command):
@@ -42,16 +38,12 @@ class Predict(Command):
     """Classes per image."""
     json: bool = False
     """Print JSON instead of a table."""
-    grid: Path | None = None
-    """Draw the images with their predictions into a .png file."""
     on_bad_image: Literal["stop", "skip"] = "stop"
     """Exit code if some images cannot be read: 2 (stop) or 0 (skip). Such images are named, and the others get their
     results."""
 
     def run(self) -> int:
-        """Print the best classes of each image and draw the grid; DataError for unreadable images."""
-        if self.grid is not None and self.grid.suffix.lower() != PNG:
-            raise ConfigError(f"{escape(self.grid)} does not end in {PNG}", "--grid", "the grid is written as PNG")
+        """Print the best classes of each image; DataError for unreadable images."""
         from zoo.data.classes import class_names
         from zoo.data.scan import find_images
         from zoo.data.transforms import ValTransform
@@ -84,8 +76,6 @@ class Predict(Command):
             return 0
         if predictions:
             print(_as_json(network.title, predictions, names) if self.json else _as_table(predictions, names))
-            if self.grid is not None:
-                _draw(self.grid, predictions, names)
         _report(faults, len(paths), self.on_bad_image)
         return 0
 
@@ -131,18 +121,3 @@ def _as_table(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
         ]
         rows += [[None if place else escape(prediction.path), *cells] for place, cells in enumerate(best)]
     return markdown_table(["image", "class", "name", "probability %"], rows)
-
-
-def _draw(path: Path, predictions: Sequence[Prediction], names: Sequence[str]) -> None:
-    from zoo.data.reading import read_image
-    from zoo.run.predictions import write_grid
-
-    if len(predictions) > GRID_IMAGES:
-        logger.warning("the grid shows the first %d of %d images; %s", GRID_IMAGES, len(predictions), escape(path))
-    shown = predictions[:GRID_IMAGES]
-    write_grid(path, [(read_image(Path(prediction.path)), _lines(prediction, names)) for prediction in shown])
-
-
-def _lines(prediction: Prediction, names: Sequence[str]) -> list[str]:
-    best = [f"{100 * entry['probability']:.1f} % {entry['name']}" for entry in _named(prediction, names)]
-    return [escape(line) for line in ("/".join(Path(prediction.path).parts[-2:]), *best[:GRID_LINES])]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 EXPERIMENTS = {"classification": "quickstart_fashion_mnist", "segmentation": "quickstart_scenes"}
 LOG_DIRS = {"classification": Path("runs/quickstart"), "segmentation": Path("runs/quickstart-segmentation")}
 BODY_EXPERIMENT, BODY_DIR = "quickstart_scenes_body", "body"  # BODY_DIR is in the log folder
-EXAMPLES_DIR, NUM_EXAMPLES = "examples", 6  # folder and number of segmented images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,7 @@ class Quickstart(Command):
                 tables = [results_table(experiment, labels, results, config.expected), *(run.details for run in runs)]
                 if len(runs) > 1:
                     tables += [f"{name}:\n\n{seeds_table(labels, seeds)}" for name, seeds in by_protocol.items()]
-                _report(list(configs), data, "\n\n".join(filter(None, tables)), self.task)
+                _report(list(configs), data, "\n\n".join(filter(None, tables)))
         return 0
 
 
@@ -161,20 +160,14 @@ def _score_garments(
 
 
 def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Process) -> tuple[Sequence[Result], str]:
-    """Return the scores of whole images and a table of the classes; write examples of predictions."""
-    from zoo.run.label_images import palette_of
+    """Return the scores of whole images and a table of the classes."""
+    from zoo.run.results_table import class_table
     from zoo.run.scoring import score
-    from zoo.run.segmentation_scores import class_table, write_examples
     from zoo.tasks.segmentation import SegmentationResult
 
     names = subject.class_names
     assert names is not None, "training stores class names in the checkpoint"
-    record = None
-    if process.is_main:
-        record = write_examples(
-            log_dir / EXAMPLES_DIR, subject.task, palette_of(subject.experiment, names), NUM_EXAMPLES
-        )
-    result = score(subject, data, process=process, record=record)
+    result = score(subject, data, process=process)
     assert isinstance(result, SegmentationResult)
     return [result], f"{log_dir}:\n\n{class_table(result, names)}"
 
@@ -189,7 +182,7 @@ def _write_json(
 ) -> None:
     from zoo.files import write_json
     from zoo.run.environment import describe_environment, warn_of_changes
-    from zoo.run.seeds import seeds_json
+    from zoo.run.seeds import spreads_of
 
     warn_of_changes()
     content = {
@@ -198,12 +191,15 @@ def _write_json(
         "environment": describe_environment(process.device),
         "cost": cost.read(),
         "runs": [run._asdict() | {"results": [result.record() for result in run.results]} for run in runs],
-        "summary": {protocol: seeds_json(seeds)["summary"] for protocol, seeds in by_protocol.items()},
+        "summary": {
+            protocol: {name: asdict(spread) for name, spread in spreads_of(seeds).items()}
+            for protocol, seeds in by_protocol.items()
+        },
     }
     write_json(file, content)
 
 
-def _report(folders: Sequence[Path], data: Path, tables: str, task: str) -> None:
+def _report(folders: Sequence[Path], data: Path, tables: str) -> None:
     from zoo.engine.checkpoint import CHECKPOINT
 
     lines = [tables, ""]
@@ -213,6 +209,4 @@ def _report(folders: Sequence[Path], data: Path, tables: str, task: str) -> None
             f"log           {folder}/training_0.log, {folder}/metrics.jsonl",
             f"TensorBoard   tensorboard --logdir {folder}",
         ]
-        if task == "segmentation":
-            lines.append(f"examples      {folder / EXAMPLES_DIR}")
     print("\n".join([*lines, f"sample        {data}"]))

@@ -50,10 +50,6 @@ class ViewOptions(ProcessOptions):
     """Factors by which the sides of the image are scaled, separated by commas (default: 1)."""
     flip: bool = False
     """Add the mirror image at each scale."""
-    tile: Positive | None = option(metavar="PX")
-    """Process larger images in tiles of this side, a multiple of 32, to save memory. Tiles overlap by a quarter. The
-    result changes, because the network sees less context around a pixel, and more so if a tile is smaller than the
-    window that the head averages over (672 px in the Vistas model)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +57,8 @@ class Segment(Command, ViewOptions):
     """Write the class of each pixel of images into files.
 
     The files are OUT/KIND/NAME, with the subfolders of IN. Logits are resized to the size of the image before the
-    argmax. An image is skipped if its files exist, can be read and have its size. Unreadable images are named, the
-    others continue, and the exit code is then 2.
+    argmax. An image is skipped if its files exist. Unreadable images are named, the others continue, and the exit code
+    is then 2.
     """
 
     name: str = argument("NAME")
@@ -81,7 +77,7 @@ class Segment(Command, ViewOptions):
     """Files to write for each image, separated by commas: palette (indexed PNG of the classes, with colors), ids (gray
     PNG of the classes, 16 bits for more than 256), prob (npz with the class and probability of each pixel)."""
     overlay: bool = False
-    """Also write the colors over the image, with a legend of the classes in it."""
+    """Also write the colors over the image."""
     longest_side: Positive | None = option(metavar="PX")
     """Scale images to this longer side for the network (default: the experiment's segmentation.longest_side_val)."""
     overwrite: bool = False
@@ -90,10 +86,10 @@ class Segment(Command, ViewOptions):
     def run(self) -> int:
         """Write the files and print a summary; DataError if some images could not be segmented."""
         from zoo.engine.process import open_process
-        from zoo.run.segmenting import SETTINGS_FILE, segment
+        from zoo.run.segmenting import segment
 
         with open_process(self.local_rank, self.dist_backend) as process:
-            process.on_main(lambda: check_writable(self.out / SETTINGS_FILE))
+            process.on_main(lambda: check_writable(self.out / "NAME.png"))
             summary = segment(
                 self.name,
                 self.source,
@@ -103,7 +99,6 @@ class Segment(Command, ViewOptions):
                 scales=self.scales,
                 flip=self.flip,
                 fusion=self.fusion,
-                tile=self.tile,
                 longest_side=self.longest_side,
                 overwrite=self.overwrite,
                 process=process,

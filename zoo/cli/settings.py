@@ -21,31 +21,26 @@ class Settings(Command):
     """Only settings whose name contains this text or matches this shell-style pattern, such as 'schedule' or
     'input.*_val' (default: all)."""
 
+    json: bool = False
+    """Print a JSON schema of experiment files, for editors."""
+
     def run(self) -> int:
         """Print the settings that match; ConfigError if there are none."""
-        print_settings(self.pattern)
+        from zoo.config import Experiment, describe_settings
+
+        if self.json:
+            print(json.dumps(Experiment.model_json_schema(), indent=2))
+            return 0
+        sections = describe_settings(self.pattern)
+        if not sections:
+            settings = [setting for section in describe_settings() for setting in section.settings]
+            near = ", ".join(nearest(self.pattern, {name for each in settings for name in (each.name, each.key)}))
+            what = f"no setting is called {escape(self.pattern)!r}"
+            raise ConfigError(what, "PATTERN", f"the nearest names are {near}")
+        for section in sections:
+            print(f"{section.path}: {section.meaning}")
+            for setting in section.settings:
+                print(f"  {setting.key:<24}  {'; '.join(setting.facts())}")
+                print(textwrap.fill(setting.meaning, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT))
+            print()
         return 0
-
-
-def print_settings(pattern: str = "*") -> None:
-    """Print the settings whose dotted name contains or matches ``pattern``, grouped by section."""
-    from zoo.config import describe_settings
-
-    sections = describe_settings(pattern)
-    if not sections:
-        settings = [setting for section in describe_settings() for setting in section.settings]
-        near = ", ".join(nearest(pattern, {name for setting in settings for name in (setting.name, setting.key)}))
-        raise ConfigError(f"no setting is called {escape(pattern)!r}", "PATTERN", f"the nearest names are {near}")
-    for section in sections:
-        print(f"{section.path}: {section.meaning}")
-        for setting in section.settings:
-            print(f"  {setting.key:<24}  {'; '.join(setting.facts())}")
-            print(textwrap.fill(setting.meaning, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT))
-        print()
-
-
-def print_schema() -> None:
-    """Print the JSON schema of experiment files, for editors."""
-    from zoo.config import Experiment
-
-    print(json.dumps(Experiment.model_json_schema(), indent=2))

@@ -16,7 +16,7 @@ from zoo.cli.options import (
     default_workers,
     option,
 )
-from zoo.errors import EXIT_NOT_FINITE, ConfigError
+from zoo.errors import ConfigError
 from zoo.run.train_options import TrainOptions
 
 logger = logging.getLogger(__name__)
@@ -52,43 +52,32 @@ class Train(Command, TrainOptions, ProcessOptions):
     log_dir: Path | None = option(metavar="DIR")
     """Folder for checkpoints, settings, text log, metrics.jsonl and TensorBoard events (default: runs/ and the name of
     the experiment)."""
-    seeds: tuple[WholeNumber, ...] | None = None
-    """Train once with each of these seeds instead of the experiment's, each in its own log folder (DIR-seedN), and
-    write mean and spread of the scores to DIR-seeds.json."""
+    seed: WholeNumber | None = None
+    """Seed of all random numbers instead of the experiment's."""
 
     def run(self) -> int:
-        """Train, or score the weights with ``--evaluate``; returns 4 if the loss of a seed was not finite."""
+        """Train, or score the weights with ``--evaluate``."""
         if self.overwrite and (self.resume or self.evaluate):
             raise ConfigError(
                 "--overwrite removes the run that --resume and --evaluate need", "command line", "leave out one of them"
             )
         if self.epochs and self.evaluate:
             raise ConfigError("--evaluate scores weights and trains no epochs", "command line", "leave out --epochs")
-        if self.seeds and (self.evaluate or self.resume not in (None, "auto")):
-            raise ConfigError(
-                "--seeds trains several runs, and --evaluate and --resume PATH apply to one",
-                "command line",
-                "leave out one of them, or continue the runs of all seeds with --resume auto",
-            )
         log_dir = self.log_dir or RUNS_DIR / Path(self.config).name.removesuffix(".json")
         return self._evaluate(log_dir) if self.evaluate else self._train(log_dir)
 
     def _train(self, log_dir: Path) -> int:
+        from zoo.config import parse_experiment
         from zoo.engine.process import open_process
         from zoo.run.experiments import experiment_for
-        from zoo.run.seeds import seeds_table
-        from zoo.run.training import train_experiment, train_seeds
-        from zoo.tasks import task_of
+        from zoo.run.training import train_experiment
 
         config = experiment_for(self.config, self.data, self.epochs, self.batch_size, self.memory)
+        if self.seed is not None:
+            config = parse_experiment({**config.model_dump(mode="json"), "seed": self.seed}, f"seed {self.seed}")
         with open_process(self.local_rank, self.dist_backend) as process:
-            if not self.seeds:
-                train_experiment(config, self.data, log_dir, process, self)
-                return 0
-            runs = train_seeds(config, self.data, log_dir, process, self.seeds, self, self.command_line)
-            if process.is_main:
-                print(seeds_table(task_of(config).shown_labels, runs))
-        return EXIT_NOT_FINITE if any(run.fault for run in runs) else 0
+            train_experiment(config, self.data, log_dir, process, self)
+        return 0
 
     def _evaluate(self, log_dir: Path) -> int:
         """Score the weights by the experiment's own protocol."""

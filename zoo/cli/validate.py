@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,7 +18,7 @@ from zoo.cli.options import (
     positive,
 )
 from zoo.data.location import require_local
-from zoo.errors import ConfigError, escape, join_names
+from zoo.errors import ConfigError, join_names
 from zoo.limits import CropMode, Interpolation
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_crop
 
@@ -36,19 +34,6 @@ CLASSIFICATION_OPTIONS = {"crop": "--crop", "scale": "--scale", "ten_crops": "--
                           "interpolation": "--interpolation", "crop_mode": "--crop-mode", "set_name": "--set",
                           "batch_size": "--batch-size", "predictions": "--predictions"}  # fmt: skip
 PROTOCOL_OPTIONS = ("crop", "scale", "ten_crops", "interpolation", "crop_mode")  # what a published protocol fixes
-SEGMENTATION_OPTIONS = {"confusion": "--confusion"}
-
-
-def protocol(text: str) -> str:
-    """Return ``text`` if it is a published protocol; the error explains how to score with other sizes."""
-    if text in PROTOCOLS or text in WHOLE_IMAGES:
-        return text
-    other = re.fullmatch(r"(center|tencrop)(\d+)", text)
-    crops, crop = ("--ten_crops " if other[1] == "tencrop" else "", other[2]) if other else ("[--ten_crops] ", "PX")
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is not a published protocol ({', '.join([*PROTOCOLS, *WHOLE_IMAGES])}); for other sizes leave out "
-        f"--protocol and give {crops}-c {crop} -s PX, the crop and the shorter side before it"
-    )
 
 
 def scale(text: str) -> int:
@@ -60,7 +45,7 @@ def scale(text: str) -> int:
 class ScoreOptions(LoaderOptions, ProcessOptions):
     """How weights are scored, and which files are written."""
 
-    protocol: Annotated[str, protocol] | None = option(choices=[*PROTOCOLS, *WHOLE_IMAGES], metavar=None)
+    protocol: str | None = option(choices=[*PROTOCOLS, *WHOLE_IMAGES], metavar=None)
     """Published protocol. Classification: center224 and tencrop224 (shorter side 256), center320 (shorter side 320,
     center crop 320: not documented by the original project, the usual convention of its time). Segmentation: whole
     (images at one scale), whole-flip (probabilities averaged with those of the mirrored image)."""
@@ -88,7 +73,7 @@ class ScoreOptions(LoaderOptions, ProcessOptions):
     """Write the scores to FILE."""
     predictions: Path | None = None
     """Write a CSV file with one line per image, sorted by path: path, class, and the top five classes with their
-    probabilities; zoo compare tests two such files."""
+    probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +91,6 @@ class Validate(Command, ScoreOptions):
     """Variant of ImageNet in the folder DATA: imagenet-a, imagenet-r, imagenet-v2 and imagenet-sketch as unpacked,
     imagenet-c with folders CORRUPTION/SEVERITY, imagenet-real with val/ and real.json. Its classes are matched to the
     network's; imagenet-c is scored by its mean corruption error."""
-    task: Literal["classification", "segmentation"] | None = None
-    """Required task: one class per image, or one per pixel (default: the task of the network)."""
-    confusion: Path | None = None
-    """(segmentation) Draw the confusion matrix, with rows normalized to 1, into a .png file."""
 
     def run(self) -> int:
         """Score the weights, print a table and write the requested files."""
@@ -122,7 +103,6 @@ class Validate(Command, ScoreOptions):
             raise ConfigError(what, "command line", "leave out --predictions")
         from zoo.engine.process import open_process
         from zoo.files import write_json
-        from zoo.run.plot_style import check_matplotlib
         from zoo.run.predictions import write_predictions
         from zoo.run.results_table import results_table
         from zoo.run.robustness import score_set
@@ -130,15 +110,13 @@ class Validate(Command, ScoreOptions):
         from zoo.tasks.prediction import Recorder
         from zoo.tasks.segmentation import SegmentationResult
 
-        if self.confusion is not None:
-            if self.confusion.suffix.lower() != ".png":
-                what = f"{escape(self.confusion)} does not end in .png"
-                raise ConfigError(what, "--confusion", "the plot is written as PNG")
-            check_matplotlib("leave out --confusion")
         with open_process(self.local_rank, self.dist_backend) as process:
-            process.on_main(lambda: check_writable(self.json, self.predictions, self.confusion))
+            process.on_main(lambda: check_writable(self.json, self.predictions))
             network = _with_colors(self, load_network(self.name, self.weights))
-            _check_task(self, network)
+            given = [option for name, option in CLASSIFICATION_OPTIONS.items() if getattr(self, name)]
+            if given and network.experiment.task == "segmentation":
+                what = f"{network.title} segments images, which are scored whole and one at a time"
+                raise ConfigError(what, "command line", f"leave out {join_names(given)}")
             recorder = Recorder(self.data) if self.predictions else None
             options: dict[str, Any] = {
                 "process": process,
@@ -162,7 +140,7 @@ class Validate(Command, ScoreOptions):
                 if self.set_name is None:
                     content = network.result_json(result, process)
                     if isinstance(result, SegmentationResult):
-                        content |= _report_classes(network, result, self.confusion)
+                        content |= _report_classes(network, result)
                 if self.json is not None:
                     write_json(self.json, content)
                 if self.predictions is not None:
@@ -185,35 +163,14 @@ def _with_colors(options: Validate, network: LoadedNetwork) -> LoadedNetwork:
     return replace(network, experiment=experiment.model_copy(update={"input": images}))
 
 
-def _report_classes(network: LoadedNetwork, result: SegmentationResult, plot: Path | None) -> dict[str, Sequence[str]]:
-    """Print a table of the classes, draw the confusion matrix, and return the class names for the result file."""
-    import numpy as np
-
-    from zoo.files import write_bytes
-    from zoo.run.confusion_plot import confusion_plot
+def _report_classes(network: LoadedNetwork, result: SegmentationResult) -> dict[str, Sequence[str]]:
+    """Print a table of the classes, and return the class names for the result file."""
     from zoo.run.label_images import palette_of
-    from zoo.run.segmentation_scores import class_table
+    from zoo.run.results_table import class_table
 
     names = palette_of(network.experiment, network.class_names).names
     print(f"\n{class_table(result, names)}")
-    if plot is not None:
-        title = f"{network.title}: {result.miou:.2f} % mIoU, {result.count} images"
-        write_bytes(plot, confusion_plot(np.array(result.confusion), names, title))
     return {"classes": list(names)}
-
-
-def _check_task(options: Validate, network: LoadedNetwork) -> None:
-    """Raise ConfigError if the network is for another task than ``--task``, and for options of the other task."""
-    task, arch = network.experiment.task, network.experiment.network.arch
-    if options.task not in (None, task):
-        what = f"{network.title} ({arch}) is a network of {task}"
-        raise ConfigError(what, f"--task {options.task}", "remove it, or give another NAME")
-    others = CLASSIFICATION_OPTIONS if task == "segmentation" else SEGMENTATION_OPTIONS
-    given = [option for name, option in others.items() if getattr(options, name)]
-    if given:
-        how = "whole images are scored, one at a time" if task == "segmentation" else "each image has one class"
-        what = f"{network.title} ({arch}) is a network of {task}, where {how}"
-        raise ConfigError(what, "command line", f"leave out {join_names(given)}")
 
 
 def _protocol(options: Validate, network: LoadedNetwork) -> CropProtocol | str | None:

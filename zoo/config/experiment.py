@@ -27,29 +27,15 @@ SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
 Decoder = Literal["pil", "torchvision", "scaled"]
 TWO = Field(min_length=2, max_length=2)
 SizeFrom = Annotated[list[Annotated[int, Field(ge=0, le=MAX_EPOCHS)]], TWO]  # epoch, side
-SMALL_CROP_AREA = 0.25  # of a validation image: a smaller crop is probably a mistake
-# Settings that segmentation does not use -> what it uses instead.
+# By section, the settings that segmentation does not use.
 UNUSED_IN_SEGMENTATION = {
-    "input.scale_train": "training images are scaled by segmentation.scale_range",
-    "input.pad_train": "training images smaller than the crop are padded to its size",
-    "input.crop_scale_train": "training images are scaled by segmentation.scale_range",
-    "input.crop_ratio_train": "training images keep their aspect ratio",
-    "input.interpolation_train": "training images are resized bilinearly",
-    "input.augment_train": "label maps would not be augmented",
-    "input.random_erasing_train": "labels of erased pixels would be wrong",
-    "input.repeats_train": "each image is drawn once per epoch",
-    "input.sizes_train": "all crops have input.crop_train px",
-    "input.cutout_train": "labels of blanked pixels would be wrong",
-    "input.shuffle_shards": "images and label maps are files in folders",
-    "input.decoder": "PIL decodes images",
-    "input.scale_val": "validation sees whole images, resized to segmentation.longest_side_val",
-    "input.crop_val": "validation sees whole images, resized to segmentation.longest_side_val",
-    "input.interpolation_val": "validation sees whole images, resized bilinearly",
-    "input.crop_mode_val": "validation sees whole images, resized to segmentation.longest_side_val",
-    "optimizer.classifier_lr": "all layers have optimizer.learning_rate",
-    "regularization.mixup": "label maps are not mixed",
-    "regularization.cutmix": "label maps are not mixed",
-    "regularization.loss": "the loss is the cross-entropy of the hardest pixels",
+    "input": (
+        *("scale_train", "pad_train", "crop_scale_train", "crop_ratio_train", "interpolation_train", "augment_train"),
+        *("random_erasing_train", "repeats_train", "sizes_train", "cutout_train", "shuffle_shards", "decoder"),
+        *("scale_val", "crop_val", "interpolation_val", "crop_mode_val"),
+    ),
+    "optimizer": ("classifier_lr",),
+    "regularization": ("mixup", "cutmix", "loss"),
 }
 
 
@@ -145,53 +131,50 @@ class Input(Preprocessing):
         """Decoder of validation images; by default PIL, which the published scores were computed with."""
         return "torchvision" if self.decoder == "scaled" else self.decoder or "pil"
 
-    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield problems of crops, cutout squares and padding that do not fit.
 
         Without ``pad_train`` the training crop may be larger than ``scale_train``, because the crop is resized.
         """
         yield from super().conflicts()
         if self.pad_train is None and self.pad_mode_train != "zeros":
-            yield ("pad_mode_train", "pad_train"), "has no effect without pad_train; set pad_train, or remove the key"
+            yield "pad_mode_train", "has no effect without pad_train; set pad_train, or remove the key"
         if self.pad_train is not None and self.scale_train != -1:
             yield from self._pad_conflicts(self.pad_train)
         least = min(self.all_crops)
         if self.cutout_train > least:
-            keys = ("cutout_train", "sizes_train" if least < self.crop_train else "crop_train")
-            yield keys, f"should be at most {keys[1]}, which is {least}"
+            limit = "sizes_train" if least < self.crop_train else "crop_train"
+            yield "cutout_train", f"should be at most {limit}, which is {least}"
         for key in ("crop_scale_train", "crop_ratio_train"):
             if getattr(self, key)[0] > getattr(self, key)[1]:
-                yield (key,), "should be the smallest value, then the largest"
+                yield key, "should be the smallest value, then the largest"
         if self.pad_train is not None:
             for key in ("crop_scale_train", "crop_ratio_train", "sizes_train"):
                 if getattr(self, key) != Input.model_fields[key].default:
-                    yield (key, "pad_train"), "has no effect with pad_train, which crops without resizing; remove one"
+                    yield key, "has no effect with pad_train, which crops without resizing; remove one"
         yield from self._augmentation_conflicts()
 
-    def _augmentation_conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def _augmentation_conflicts(self) -> Iterator[tuple[str, str]]:
         if self.augment_params_train and self.augment_train not in AUGMENT_PARAMS:
             what = "needs augment_train" if self.augment_train is None else "a policy of timm has no params"
-            yield ("augment_params_train", "augment_train"), f"{what}; remove the key"
+            yield "augment_params_train", f"{what}; remove the key"
         params = self.augment_params_train
         if self.augment_train == "randaugment" and params["magnitude"] >= params["num_magnitude_bins"]:
-            yield ("augment_params_train", "augment_train"), "magnitude should be less than num_magnitude_bins"
+            yield "augment_params_train", "magnitude should be less than num_magnitude_bins"
         if self.random_erasing_mode_train != "const" and not self.random_erasing_train:
-            yield ("random_erasing_mode_train", "random_erasing_train"), "has no effect without random_erasing_train"
+            yield "random_erasing_mode_train", "has no effect without random_erasing_train"
         epochs, sides = [epoch for epoch, _ in self.sizes_train], [side for _, side in self.sizes_train]
         if epochs != sorted(set(epochs)):
-            yield ("sizes_train",), "should be in increasing order of the epochs"
+            yield "sizes_train", "should be in increasing order of the epochs"
         if any(not 0 < side <= MAX_SIDE for side in sides):
-            yield ("sizes_train",), f"should have sides from 1 to {MAX_SIDE}"
+            yield "sizes_train", f"should have sides from 1 to {MAX_SIDE}"
 
-    def _pad_conflicts(self, pad: int) -> Iterator[tuple[tuple[str, ...], str]]:
+    def _pad_conflicts(self, pad: int) -> Iterator[tuple[str, str]]:
         side = self.scale_train + 2 * pad
         if self.crop_train > side:
-            yield ("crop_train", "scale_train", "pad_train"), f"should be at most {side}, the padded scale_train"
+            yield "crop_train", f"should be at most {side}, the padded scale_train"
         if self.pad_mode_train == "reflect" and pad >= self.scale_train:
-            yield (
-                ("pad_train", "scale_train"),
-                f"should be less than scale_train, which is {self.scale_train}, for reflection",
-            )
+            yield "pad_train", f"should be less than scale_train, which is {self.scale_train}, for reflection"
 
 
 class Training(Section):
@@ -219,16 +202,13 @@ class Training(Section):
     """Steps between two logs of the angle between the gradients from reconstructed and from stored activations, which
     takes the memory that reversible chains save and the time of two more steps; 0: never."""
 
-    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield problems of compiler settings without torch.compile."""
         if self.compile_mode != "default" and not self.compile:
-            yield (
-                ("compile_mode", "compile"),
-                "has no effect without torch.compile; set training.compile to true, or remove the key",
-            )
+            yield "compile_mode", "has no effect without torch.compile; set training.compile to true, or remove the key"
         if self.activation_memory_budget is not None and not self.compile:
             yield (
-                ("activation_memory_budget", "compile"),
+                "activation_memory_budget",
                 "has no effect without torch.compile; set training.compile to true, or remove the key and choose a "
                 "network.memory",
             )
@@ -251,14 +231,14 @@ class Score(Section):
     miou: Percent | None = None
     """Intersection over union, mean over the classes, percent; required in segmentation."""
 
-    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield problems of missing scores and of scores of both tasks."""
         if self.miou is None and self.top1 is None:
-            yield ("top1", "miou"), "is missing (in segmentation miou)"
+            yield "top1", "is missing (in segmentation miou)"
         elif self.miou is not None:
             for key in ("top1", "top5"):
                 if getattr(self, key) is not None:
-                    yield (key, "miou"), "is a score of classification, and miou of segmentation; remove one"
+                    yield key, "is a score of classification, and miou of segmentation; remove one"
 
 
 class PublishedWeights(Section):
@@ -289,12 +269,12 @@ class Expected(Section):
             return content
         return {key: value for key, value in content.items() if key != "weights_md5"}
 
-    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield problems of protocols with a score of another task."""
         for protocol, score in self.scores.items():
             if (score.miou is not None) != protocol.startswith("whole"):
                 needed = "miou" if protocol.startswith("whole") else "top1"
-                yield ("scores",), f"{protocol} should have {needed}, the score of its task"
+                yield "scores", f"{protocol} should have {needed}, the score of its task"
 
 
 _DEFAULTS: dict[str, Section] = {"input": Input(), "optimizer": Optimizer(), "regularization": Regularization()}
@@ -339,77 +319,61 @@ class Experiment(Section):
         """The task: segmentation if there is a ``segmentation`` section, otherwise classification."""
         return "classification" if self.segmentation is None else "segmentation"
 
-    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield settings that do not fit the task or each other, or belong only to weights files."""
         for key in STORED_ALONE:
             if key in self.network.model_fields_set and getattr(self.network, key):
-                yield (f"network.{key}",), "is stored with weights and is not a setting of experiments; remove the key"
+                yield f"network.{key}", "is stored with weights and is not a setting of experiments; remove the key"
         if self.network.num_classes == 0:
-            yield ("network.num_classes",), "should be greater than 0"
+            yield "network.num_classes", "should be greater than 0"
         if self.expected is not None:
             for protocol in self.expected.scores:
                 if protocol.startswith("whole") != (self.segmentation is not None):
-                    yield ("expected.scores", "network.arch"), f"{protocol} is not a protocol of {self.task}"
+                    yield "expected.scores", f"{protocol} is not a protocol of {self.task}"
         if self.network.memory == LEAN and self.training.compile:
             yield (
-                ("network.memory", "training.compile"),
+                "network.memory",
                 "has no effect in a compiled network, where torch.compile decides what is saved; remove one of the "
                 "two, or set training.activation_memory_budget instead of network.memory",
             )
         if self.regularization.mixes and self.optimizer.batch_size % 2:
-            yield (
-                ("optimizer.batch_size", "regularization"),
-                "should be even with mixup or cutmix, which mix the images of its halves",
-            )
+            yield "optimizer.batch_size", "should be even with mixup or cutmix, which mix the images of its halves"
         of_other_package = is_external(self.network.arch)
         if of_other_package and self.optimizer.classifier_lr != -1:
             yield (
-                ("optimizer.classifier_lr", "network.arch"),
+                "optimizer.classifier_lr",
                 f'applies to parameters named "fc", which {self.network.arch} names differently; remove the key',
             )
         if self.segmentation is None:
             return
         if of_other_package:
             yield (
-                ("segmentation", "network.arch"),
+                "segmentation",
                 "networks of other packages are trained as classifiers; remove the section, or use a deeplab_* network",
             )
             return
         known = ARCHITECTURES.get(self.network.arch)
         if known is not None and known.task != "segmentation":
-            yield (
-                ("segmentation", "network.arch"),
-                f"{known.name} is a classifier; remove the section, or use a deeplab_* network",
-            )
+            yield "segmentation", f"{known.name} is a classifier; remove the section, or use a deeplab_* network"
             return
         if self.segmentation.ignore_label < self.network.num_classes:
             yield (
-                ("network.num_classes", "segmentation.ignore_label"),
+                "network.num_classes",
                 f"the outputs are the labels 0 to {self.network.num_classes - 1}, which include "
                 f"segmentation.ignore_label = {self.segmentation.ignore_label}; set the number of classes of the data, "
                 "or another ignore_label",
             )
         if not isinstance(self.input.color_jitter_train, bool):
-            yield ("input.color_jitter_train", "network.arch"), "should be true or false in segmentation"
-        for setting, instead in UNUSED_IN_SEGMENTATION.items():
-            section, key = setting.split(".")
-            if getattr(getattr(self, section), key) != getattr(_DEFAULTS[section], key):
-                yield (setting, "network.arch"), f"is not used in segmentation: {instead}; remove the key"
+            yield "input.color_jitter_train", "should be true or false in segmentation"
+        for section, keys in UNUSED_IN_SEGMENTATION.items():
+            for key in keys:
+                if getattr(getattr(self, section), key) != getattr(_DEFAULTS[section], key):
+                    yield f"{section}.{key}", "is not used in segmentation; remove the key"
 
     def defaults(self) -> Experiment:
         """Return the default experiment, with a ``segmentation`` section if this one has it."""
         section = None if self.segmentation is None else Segmentation()
         return Experiment().model_copy(update={"segmentation": section})
-
-    def doubts(self) -> Iterator[str]:
-        """Yield warnings about settings that are valid but probably unintended; training logs them."""
-        size = self.input
-        if size.scale_val != -1 and size.crop_val**2 < SMALL_CROP_AREA * size.scale_val**2:
-            yield (
-                f"input.crop_val = {size.crop_val}: validation sees {size.crop_val**2 / size.scale_val**2:.1%} of an "
-                f"image or less, because its shorter side is input.scale_val = {size.scale_val}; set scale_val to "
-                f"about {round(size.crop_val * 8 / 7)}, or to -1 if images should not be resized"
-            )
 
     def digest(self) -> str:
         """Return the sha256 of all settings, including defaults, without the ``expected`` scores."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from zoo.architectures import ARCHITECTURES, PACKAGES, is_external
+from zoo.config.describe import describe_settings
 from zoo.config.experiment import Experiment
-from zoo.config.problems import validate
 from zoo.errors import ConfigError, escape, nearest
-from zoo.section import KeyPath, Problem, check_extent, raise_problems
+from zoo.section import MAX_PROBLEMS, UNKNOWN_KEY, KeyPath, Problem, check_extent, dotted, problems_of, raise_problems
 from zoo.spec import read_earlier_form
 
 logger = logging.getLogger("zoo")
@@ -84,11 +89,15 @@ def _parse(content: Any, source: str, known_networks_only: bool, log_notices: bo
     check_extent(content, source)
     network = content.get("network", {})
     present = {**content, "network": read_earlier_form(network)} if isinstance(network, dict) else content
-    experiment, problems = validate(present)
-    problems = [*_repeated_keys(content), *problems]
+    problems = list(_repeated_keys(content))
+    try:
+        experiment = Experiment.model_validate(present)
+    except ValidationError as error:
+        found = list(problems_of(error))
+        problems += [*map(_with_nearest, found[:MAX_PROBLEMS]), *found[MAX_PROBLEMS:]]  # no more are printed
     if known_networks_only:
         problems += _unknown_network(content)
-    if experiment is None or problems:
+    if problems:
         raise_problems(problems, source)
     if log_notices and known_networks_only and "activation" not in network and experiment.network.activation == "relu":
         logger.warning(
@@ -99,6 +108,26 @@ def _parse(content: Any, source: str, known_networks_only: bool, log_notices: bo
     if log_notices and network.get("input_3x3") is True and "input_3x3" not in experiment.network.options:
         logger.info("%s: network.input_3x3 = true: is ignored, a WiderResNet has no other stem", source)
     return experiment
+
+
+@cache
+def _places() -> dict[str, dict[str, None]]:
+    """Return the dotted paths of all sections and settings by their last key."""
+    places: dict[str, dict[str, None]] = {}
+    for section in describe_settings():
+        for path in (section.path.partition(" ")[0], *(setting.name for setting in section.settings)):
+            places.setdefault(path.rpartition(".")[2], {})[path] = None
+    return places
+
+
+def _with_nearest(problem: Problem) -> Problem:
+    """Return the problem; that of an unknown key with the settings that have the nearest name."""
+    if problem.message != UNKNOWN_KEY:
+        return problem
+    near = difflib.get_close_matches(str(problem.path[-1]), _places(), n=1)
+    places = [place for name in near for place in _places()[name] if place != dotted(problem.path)]
+    hint = f"the nearest is {' or '.join(places)}" if places else "zoo settings lists all"
+    return replace(problem, message=f"{UNKNOWN_KEY}; {hint}")
 
 
 class _JsonObject(dict[str, Any]):

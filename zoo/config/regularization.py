@@ -40,19 +40,19 @@ class Regularization(Section):
         """Whether batches are mixed."""
         return self.mixup > 0 or self.cutmix > 0
 
-    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield settings without effect."""
         unset = Regularization.model_fields
         if not self.mixes:
             for key in ("mix_probability", "mix_off_epoch"):
                 if getattr(self, key) != unset[key].default:
-                    yield (key, "mixup", "cutmix"), "has no effect without mixup or cutmix; set one, or remove the key"
+                    yield key, "has no effect without mixup or cutmix; set one, or remove the key"
         if self.switch_probability != unset["switch_probability"].default and not (self.mixup and self.cutmix):
             yield (
-                ("switch_probability", "mixup", "cutmix"),
+                "switch_probability",
                 "has no effect unless mixup and cutmix are both set; set both, or remove the key",
             )
         if self.loss != "bce":
             for key in ("bce_target_threshold", "bce_sum"):
                 if getattr(self, key) != unset[key].default:
-                    yield (key, "loss"), 'has no effect without loss "bce"; set it, or remove the key'
+                    yield key, 'has no effect without loss "bce"; set it, or remove the key'

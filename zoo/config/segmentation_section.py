@@ -33,7 +33,7 @@ class Segmentation(Section):
     """Longer side that images are resized to for validation and inference; null: not resized. Scores are always
     computed at the size of the label map."""
 
-    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield a problem for a reversed range."""
         if self.scale_range[0] > self.scale_range[1]:
-            yield ("scale_range",), "should be the smallest factor, then the largest"
+            yield "scale_range", "should be the smallest factor, then the largest"

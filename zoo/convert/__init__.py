@@ -8,19 +8,15 @@ ConversionError for a network that they cannot convert. `convert_network` takes 
 """
 
 from zoo.convert.conversion import ConversionReport
-from zoo.convert.export import export
-from zoo.convert.fold import fold, fold_network
+from zoo.convert.fold import fold_network
 from zoo.convert.norm_conversion import convert_norm
 from zoo.convert.norms import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
-from zoo.convert.torchvision import backbone_dilation, from_torchvision, to_torchvision
+from zoo.convert.torchvision import from_torchvision, to_torchvision
 
 __all__ = [
     "ConversionReport",
-    "backbone_dilation",
     "convert_network",
     "convert_norm",
-    "export",
-    "fold",
     "fold_network",
     "from_torchvision",
     "inplace_to_standard",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConversionError, VerificationError
-from zoo.models.build import build_model, build_on_meta
+from zoo.models.build import build_on_meta
 from zoo.models.external import iter_tensors
 from zoo.spec import NetworkSpec
 from zoo.weights import load_state_dict
@@ -41,7 +41,6 @@ class ConversionReport:
     - `layers`: names of layers whose weights or activation changed.
     - `exact`: whether the outputs are the same up to rounding in the dtype of the weights.
     - `reason`: why the conversion is exact or approximate.
-    - `kept`: names of norms that could not be folded.
     - `clamped`: by norm, the number of scales that in-place norms cannot represent and that were set to eps.
     - `left`: by norm, the reason why it was not converted.
     - `max_difference`: largest absolute difference between the outputs of source and result, in float64 and evaluation
@@ -54,7 +53,6 @@ class ConversionReport:
     layers: tuple[str, ...]
     exact: bool
     reason: str
-    kept: tuple[str, ...] = ()
     clamped: dict[str, int] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     max_difference: float | None = None
@@ -71,8 +69,6 @@ class ConversionReport:
             f"{self.conversion} {self.arch}: {'exact' if self.exact else 'approximate'}, {self.reason}",
             f"  layers touched: {_counted(self.layers)}",
         ]
-        if self.kept:
-            lines.append(f"  norms kept: {_counted(self.kept)}")
         if self.clamped:
             counts = tuple(f"{name}: {count}" for name, count in self.clamped.items())
             lines.append(f"  norms with scales set to eps: {_counted(counts)}")
@@ -123,12 +119,9 @@ def build_with_weights(state_dict: StateDict, spec: NetworkSpec) -> nn.Module:
     Raises WeightsError if they do not fit.
     """
     source = f"the state dict given for {spec.arch}"
-    if spec.is_external:
-        model = build_model(spec).double()  # built with values, because its buffers may not be in the state dict
-    else:
-        model = build_on_meta(spec)
-        check_fits(model, state_dict, source=source)
-        model = model.double().to_empty(device="cpu")
+    model = build_on_meta(spec)
+    check_fits(model, state_dict, source=source)
+    model = model.double().to_empty(device="cpu")
     load_state_dict(model, state_dict, source=source)
     return model.eval()
 

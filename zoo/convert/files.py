@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zoo.convert.conversion import REQUIRED, ConversionReport, build_with_weights
-from zoo.convert.export import export
-from zoo.convert.fold import fold, fold_and_compare
-from zoo.convert.norms import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
+from zoo.convert.conversion import REQUIRED, ConversionReport
+from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 from zoo.errors import ConfigError, ConversionError, escape
 from zoo.files import replacing, write_bytes
-from zoo.models.external import build_external, image_shape
-from zoo.spec import NetworkSpec, Preprocessing, merge, parse_spec
+from zoo.spec import NetworkSpec, merge, parse_spec
 from zoo.weights import StoredWeights, md5_of, read_weights
 from zoo.weights.load import num_outputs
 from zoo.weights.safetensors_files import SUFFIX, safetensors_bytes
@@ -32,35 +28,16 @@ FUNCTIONS: dict[str, Callable[..., tuple[dict[str, Tensor], NetworkSpec | None, 
     "relu-to-leaky-relu": relu_to_leaky_relu,
     "inplace-to-standard": inplace_to_standard,
     "standard-to-inplace": standard_to_inplace,
-    "fold": fold,
 }
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """The result of `convert_file`.
-
-    Args:
-    - `source`: the file that was converted.
-    - `source_spec`: the network of the file.
-    - `state_dict`: the converted weights.
-    - `spec`: the network of the converted weights; None for those of torchvision.
-    - `report`: what was done, and how exactly.
-    """
-
-    source: StoredWeights
-    source_spec: NetworkSpec
-    state_dict: Mapping[str, Tensor]
-    spec: NetworkSpec | None
-    report: ConversionReport
-
-
-def convert_file(kind: str, source: Path, asked: Mapping[str, Any], **options: Any) -> Conversion:
-    """Return the converted weights of a file.
+def convert_file(kind: str, source: Path, target: Path, asked: Mapping[str, Any], **options: Any) -> ConversionReport:
+    """Write the converted weights of a file, with the description of their network, and return a report.
 
     Args:
     - `kind`: a key of `FUNCTIONS`.
     - `source`: path of the weights file, or a published name.
+    - `target`: file to write, see `save_weights`.
     - `asked`: settings and options of the network, which must agree with the file's description.
     - `**options`: keyword arguments of the function.
 
@@ -72,39 +49,11 @@ def convert_file(kind: str, source: Path, asked: Mapping[str, Any], **options: A
     if kind != "from-torchvision":  # whose tensors have other names
         check_fits_spec(stored.state_dict, spec, escape(source))
     try:
-        state_dict, target, report = FUNCTIONS[kind](stored.state_dict, spec, **options)
+        state_dict, converted, report = FUNCTIONS[kind](stored.state_dict, spec, **options)
     except ConversionError as error:
         raise ConversionError(f"{escape(source)}: {error}") from error
-    return Conversion(stored, spec, state_dict, target, report)
-
-
-def export_file(
-    source: Path,
-    target: Path,
-    asked: Mapping[str, Any],
-    *,
-    crop: int | None = None,
-    compare_with_source: bool = True,
-) -> tuple[ConversionReport, float]:
-    """Fold the network of a weights file and write it with `zoo.convert.export`.
-
-    The file may be a checkpoint of an external network. ``asked`` is that of `convert_file`; ``crop`` is the side of
-    the images in pixels, by default that of the file's preprocessing. Returns the report of folding, and the largest
-    difference of the outputs of the written file. Raises the errors of `convert_file` and `zoo.convert.export`.
-    """
-    stored = read_weights(source)
-    spec = _source_spec(stored, "export", asked)
-    check_fits_spec(stored.state_dict, spec, escape(source))
-    size = prepare_images(spec, crop=crop).crop_val
-    images = None
-    if spec.is_external:  # which may not accept small images
-        images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    model = build_with_weights(stored.state_dict, spec)
-    try:
-        folded, report = fold_and_compare(model, spec.arch, stored.state_dict, images, compare_with_source)
-    except ConversionError as error:
-        raise ConversionError(f"{escape(source)}: {error}") from error
-    return report, export(folded, target, size, {"network": spec.model_dump(mode="json")})
+    save_weights(state_dict, converted, target, stored.path)
+    return report
 
 
 def export_weights(source: Path, target: Path, asked: Mapping[str, Any]) -> ConversionReport:
@@ -118,26 +67,6 @@ def export_weights(source: Path, target: Path, asked: Mapping[str, Any]) -> Conv
     check_fits_spec(stored.state_dict, spec, escape(source))
     save_weights(stored.state_dict, spec, target, stored.path)
     return ConversionReport("export", spec.arch, (), True, "the weights are unchanged")
-
-
-def convert_external(
-    name: str, *, pretrained: bool = False, size: int = 224, **options: Any
-) -> tuple[dict[str, Tensor], ConversionReport]:
-    """Return the weights of the external network ``name`` with converted norms, and the report.
-
-    ``options`` are those of `zoo.convert.convert_network`. The networks are compared on images of ``size`` pixels, or
-    of the size that the network requires.
-    """
-    model = build_external(name, pretrained=pretrained)
-    images = torch.randn(2, *image_shape(name, size), generator=torch.Generator().manual_seed(0))
-    converted, report = convert_network(model, images=images, **options)
-    return converted.state_dict(), replace(report, arch=name)
-
-
-def prepare_images(spec: NetworkSpec, scale: int | None = None, crop: int | None = None) -> Preprocessing:
-    """Return the preprocessing of a spec, or the default, with another scale and crop if these are given."""
-    images = spec.preprocessing or Preprocessing()
-    return images.model_copy(update={"scale_val": scale or images.scale_val, "crop_val": crop or images.crop_val})
 
 
 def save_weights(

@@ -8,19 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.convert.conversion import (
-    ConversionReport,
-    StateDict,
-    build_with_weights,
-    compare_outputs,
-    source_spec,
-    state_dict_like,
-)
 from zoo.convert.norm_conversion import NormPlan, apply_plans, replace_modules
 from zoo.convert.trace import Trace
 from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN, InPlaceABN, activate_
-from zoo.spec import NetworkSpec
 from zoo.torch_internals import forward_hooks
 
 
@@ -46,6 +37,7 @@ class Activation(nn.Module):
         return self.activation + (f"[{self.activation_param}]" if self.activation in ("leaky_relu", "elu") else "")
 
 
+@torch.no_grad()
 def fold_network(model: nn.Module) -> nn.Module:
     """Return a copy of ``model`` for inference whose norms are folded into the convolutions before them.
 
@@ -55,41 +47,6 @@ def fold_network(model: nn.Module) -> nn.Module:
     place); the norms of `InvertibleNorm` are unchanged. The copy is in evaluation mode; ``model`` is not modified.
     Raises ConversionError if it cannot be traced.
     """
-    return _fold(model)[0]
-
-
-def fold(
-    state_dict: StateDict, spec: NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
-) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
-    """Return the weights of the folded network, see `fold_network`; exact in evaluation mode.
-
-    The report's ``kept`` names unfolded norms.
-    """
-    source = source_spec(state_dict, spec, "fold")
-    model = build_with_weights(state_dict, source)
-    folded, report = fold_and_compare(model, spec.arch, state_dict, images, compare_with_source)
-    return state_dict_like(folded, state_dict), source.changed(folded=True), report
-
-
-def fold_and_compare(
-    source: nn.Module, arch: str, like: StateDict, images: Tensor | None = None, compare_with_source: bool = True
-) -> tuple[nn.Module, ConversionReport]:
-    """Return the folded copy of a float64 network in evaluation mode, and a report for the network name ``arch``.
-
-    The copy's values are rounded to the dtypes of ``like``. Its outputs are compared with those of ``source`` on
-    ``images``, see `compare_outputs`.
-    """
-    folded, convolutions, kept = _fold(source)
-    folded.load_state_dict(state_dict_like(folded, like))
-    measured = compare_outputs(source, folded, images, exact_for=like) if compare_with_source else {}
-    reason = f"{len(convolutions)} norms are folded into the convolutions before them, {len(kept)} do not follow one"
-    report = ConversionReport("fold", arch, tuple(convolutions.values()), True, reason, tuple(kept), **measured)
-    return folded, report
-
-
-@torch.no_grad()
-def _fold(model: nn.Module) -> tuple[nn.Module, dict[str, str], list[str]]:
-    """Return the folded copy, the convolution of each folded norm, and the names of the other norms."""
     folded = copy.deepcopy(model).eval().requires_grad_(False)
     parts = dict(folded.named_modules())
     invertible = {id(part.norm) for part in parts.values() if isinstance(part, InvertibleNorm)}
@@ -109,7 +66,7 @@ def _fold(model: nn.Module) -> tuple[nn.Module, dict[str, str], list[str]]:
             Activation(norm.activation, norm.activation_param) if isinstance(norm, ABN) else Activation()
         )
     replace_modules(folded, replaced)
-    return folded, convolutions, [name for name in norms if name not in convolutions]
+    return folded
 
 
 def _fold_into(conv: Any, norm: Any) -> None:

@@ -37,14 +37,14 @@ SYNCHRONIZED = 'convert to "sync"'
 NOT_ONCE = "give each call its own norm, and remove norms that are never called"
 NOT_TRACED = "remove control flow that depends on tensor values from what cannot be traced"
 DROPS = "remove the drop layer"
-RELU = 'relu="leaky_relu" (zoo convert --relu) replaces it with leaky ReLU, which changes the outputs'
+RELU = 'relu="leaky_relu" replaces it with leaky ReLU, which changes the outputs'
 NO_FORM = "replace it with nn.LeakyReLU or nn.ELU and retrain, because the outputs change"
 FUNCTION = "call a module (nn.LeakyReLU or nn.ELU), one per norm, instead of the function"
 SHARED = "give each norm its own activation module"
 OVERWRITTEN = "write x = x + y instead of x += y, and set inplace=False in the following modules"
 INPUT_NEEDED = "let the other readers read the norm's output, if that is intended; or convert other submodules only"
 NO_SCALE = "allow_approximate=True (zoo convert --allow-approximate) sets such scales to eps"
-ALTERNATIVES = "partial=True (zoo convert --partial) converts the other norms; zoo.lean saves memory without conversion"
+ALTERNATIVES = "partial=True converts the other norms; zoo.lean saves memory without conversion"
 
 
 @dataclass

@@ -135,8 +135,7 @@ def relu_to_leaky_relu(
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
     """Return the weights of a relu network, unchanged, for leaky_relu with slope ``activation_param``; approximate.
 
-    Both networks have standard norms. ``zoo convert relu-to-leaky-relu --data DIR`` measures the loss of accuracy and
-    can reestimate the running statistics.
+    Both networks have standard norms.
     """
     source = source_spec(state_dict, spec, "relu-to-leaky-relu")
     target = source.changed(activation="leaky_relu", activation_param=activation_param)

@@ -1,7 +1,4 @@
-"""Converts weights between torchvision's ResNets and this package's, which have the same tensors by other names.
-
-Also converts the backbones of torchvision's segmentation networks, without their heads.
-"""
+"""Converts weights between torchvision's ResNets and this package's, which have the same tensors by other names."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from zoo.convert.conversion import ConversionReport, StateDict, build_with_weigh
 from zoo.errors import ConfigError, ConversionError, join_names
 from zoo.models.build import build_on_meta
 from zoo.spec import NetworkSpec
-from zoo.weights.load import COUNTER, MAX_KEYS, extract_backbone, torchvision_arch
+from zoo.weights.load import COUNTER, MAX_KEYS
 
 TORCHVISION_LAYERS = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
 
@@ -30,12 +27,7 @@ def from_torchvision(
     ``spec`` is the network in this package, with relu and standard norms. Batch counters, which torchvision's oldest
     files lack, become 0.
 
-    For a segmentation network (`deeplabv3_resnet50` and others), converts only the backbone, for the body of a DeepLab:
-    zoo.get(f"deeplab_{arch}", body_weights=FILE). torchvision dilates the first block of a module half as much as the
-    others; so does the body with ``dilation=backbone_dilation(arch)``.
-
-    Raises ConversionError with all missing and unknown keys, and for the architecture of a whole DeepLab; WeightsError
-    for wrong shapes.
+    Raises ConversionError with all missing and unknown keys, and WeightsError for wrong shapes.
     """
     return _convert(state_dict, spec, "from-torchvision", compare_with_source, images)
 
@@ -60,34 +52,15 @@ def torchvision_key(key: str) -> str:
     return key.removeprefix("mod1.").removeprefix("classifier.")
 
 
-def backbone_dilation(arch: str) -> list[int | list[int]]:
-    """Return the ``dilation`` of a ResNet as the backbone of torchvision's segmentation networks, with output stride 8.
-
-    The first blocks of layer3 and layer4 have the dilation of the layer before.
-    """
-    blocks = ARCHITECTURES[arch].structure["structure"]
-    return [1, 1, [1, *[2] * (blocks[2] - 1)], [2, *[4] * (blocks[3] - 1)]]
-
-
 def _convert(
     state_dict: StateDict, spec: NetworkSpec, conversion: str, compare_with_source: bool, images: Tensor | None
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
     """Return the renamed tensors, the spec of the network in this package, and the report."""
     spec = source_spec(state_dict, spec, conversion)
     arch, known = spec.arch, [name for name, each in ARCHITECTURES.items() if each.family == "resnet"]
-    body = ARCHITECTURES[arch].structure.get("body")
-    if body in known:
-        raise ConversionError(
-            f"{arch}: torchvision's DeepLabV3 has a different head, with a 3x3 convolution, norm and relu before the "
-            "classifier, so only the backbone can be converted: zoo convert from-torchvision SOURCE TARGET --arch "
-            f"{body}, and then zoo.get({arch!r}, body_weights=TARGET)"
-        )
     if arch not in known:
         raise ConfigError(f"{arch!r} is not a network that torchvision also has; those are {', '.join(known)}")
-    backbone = extract_backbone(state_dict) if conversion == "from-torchvision" else None
-    if backbone is not None:
-        left_out, state_dict = len(state_dict) - len(backbone), backbone
-    plain = NetworkSpec(arch=arch, activation="relu", num_classes=int(backbone is None))
+    plain = NetworkSpec(arch=arch, activation="relu", num_classes=1)
     names = {torchvision_key(key): key for key in build_on_meta(plain).state_dict()}
     if conversion == "to-torchvision":
         names = {key: other for other, key in names.items()}
@@ -96,23 +69,13 @@ def _convert(
         new: state_dict[old].detach().clone() if old in state_dict else torch.tensor(0) for old, new in names.items()
     }
     zoo_weights = converted if conversion == "from-torchvision" else state_dict
-    dilation = {} if backbone is None else {"dilation": backbone_dilation(arch)}
-    same_outputs = plain.changed(num_classes=spec.num_classes, **dilation)
-    model = build_with_weights(zoo_weights, same_outputs)  # checks the shapes
+    model = build_with_weights(zoo_weights, plain.changed(num_classes=spec.num_classes))  # checks the shapes
     measured: dict[str, Any] = {}
     if compare_with_source:
-        given = state_dict if zoo_weights is converted else converted
-        other = _torchvision_network(arch, given) if backbone is None else _torchvision_backbone(arch, given)
-        if backbone is not None:
-            model.global_pool = nn.Identity()  # compare the maps, not their means
+        other = _torchvision_network(arch, state_dict if zoo_weights is converted else converted)
         measured = compare_outputs(other, model, images, exact_for=state_dict)
     layers = tuple(dict.fromkeys(key.rpartition(".")[0] for key in converted))
     reason = "the tensors are the same by other names; the activation is relu"
-    if backbone is not None:
-        reason += (
-            f"; {left_out} tensors of the heads, which have no counterpart here, were left out; the output equals "
-            f"torchvision's with dilation={backbone_dilation(arch)}"
-        )
     return converted, spec, ConversionReport(conversion, arch, layers, True, reason, **measured)
 
 
@@ -123,9 +86,7 @@ def _check_keys(state_dict: StateDict, known: Iterable[str], arch: str) -> None:
     }
     if any(differences.values()):
         parts = [f"{what} ({len(keys)}): {join_names(keys, MAX_KEYS)}" for what, keys in differences.items() if keys]
-        other_arch = torchvision_arch(state_dict)
-        advice = f"it is torchvision's {other_arch}" if other_arch not in (None, arch) else f"give the file of {arch}"
-        raise ConversionError(f"the state dict is not that of {arch}: {'; '.join(parts)}; {advice}")
+        raise ConversionError(f"the state dict is not that of {arch}: {'; '.join(parts)}; give the file of {arch}")
 
 
 def _torchvision_network(arch: str, state_dict: StateDict) -> nn.Module:
@@ -133,20 +94,6 @@ def _torchvision_network(arch: str, state_dict: StateDict) -> nn.Module:
 
     with torch.device("meta"):
         model: nn.Module = getattr(models, arch)(num_classes=len(state_dict["fc.bias"]))
-    return _with_values(model, state_dict)
-
-
-def _torchvision_backbone(arch: str, state_dict: StateDict) -> nn.Module:
-    """Return the backbone of torchvision's segmentation networks: images -> the output of layer4, at 1/8."""
-    from torchvision import models
-
-    with torch.device("meta"):
-        model: nn.Module = getattr(models, arch)(replace_stride_with_dilation=[False, True, True])
-    model.avgpool = model.fc = nn.Identity()
-    return nn.Sequential(*_with_values(model, state_dict).children())
-
-
-def _with_values(model: nn.Module, state_dict: StateDict) -> nn.Module:
     model = model.double().to_empty(device="cpu").eval()
     counters = {key: torch.tensor(0) for key in model.state_dict() if key.endswith(COUNTER)}
     model.load_state_dict({**counters, **state_dict})

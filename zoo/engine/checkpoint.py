@@ -19,7 +19,7 @@ from zoo.engine.process import Process
 from zoo.engine.snapshot import Snapshots
 from zoo.engine.state import TrainState, broadcast_buffers, rank_state, shared_state
 from zoo.errors import CheckpointError, escape, truncate
-from zoo.files import replacing
+from zoo.files import remove_leftovers, replacing
 from zoo.limits import is_number
 from zoo.weights.read import load_bounded
 from zoo.weights.stored_spec import is_described
@@ -148,6 +148,8 @@ def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
     """
     checkpoint = folder / CHECKPOINT
     try:
+        for name in (CHECKPOINT, BEST):
+            remove_leftovers(folder / name)
         with replacing(checkpoint) as temporary:
             _save(content, temporary)
             # The best weights come first: a run killed here resumes from the older checkpoint and writes them again.

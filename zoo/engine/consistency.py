@@ -6,7 +6,6 @@ Ranks that differ would train different networks under one name, or deadlock.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, join_names
 
 ABSENT = "absent"
-NUM_SIZES = 1000
 SHOWN_DIGITS = 12  # of a digest
 
 
@@ -84,23 +82,6 @@ def _code_digest() -> str:
 def dataset_fingerprint(images: ImageDataset, count: int) -> dict[str, Any]:
     """Return ``count`` (how many of the images are used), the number of classes and a digest of all names."""
     return {"images": count, "classes": len(images.classes), "names": images.names_digest()[:SHOWN_DIGITS]}
-
-
-def sizes_digest(images: ImageDataset) -> str:
-    """Return a digest of the sizes in bytes of `NUM_SIZES` evenly spaced files, or of all if there are fewer.
-
-    Network storage takes minutes to list the sizes of a million files. Images in shards are no files; their sizes are
-    part of `ImageDataset.names_digest`.
-    """
-    digest = hashlib.sha256()
-    num_sizes = min(NUM_SIZES, len(images))
-    for number in range(num_sizes):
-        try:
-            size = os.stat(images.file_name(number * len(images) // num_sizes)).st_size
-        except (OSError, ValueError):  # ValueError: a zero byte in the name
-            size = -1
-        digest.update(f"{size} ".encode())
-    return digest.hexdigest()[:SHOWN_DIGITS]
 
 
 def weights_digest(model: nn.Module) -> str:

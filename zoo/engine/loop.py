@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, count, repeat
+from itertools import chain, repeat
 from pathlib import Path
 
 import torch
@@ -29,7 +29,6 @@ from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingI
 from zoo.spec import escape_names
 
 MIXES = -1  # with seed, epoch and batch the seed of a mix; keys of images have no negative number
-NUM_SHOWN = 4  # batches of a validation whose class maps are logged
 
 
 @dataclass
@@ -235,20 +234,7 @@ def _validation(run: _Run, loader: Loader[ValBatches]) -> Result:
             protocol=state.task.own_protocol,
             amp=settings.training.amp,
             advance=advance,
-            record=_class_maps(run, len(loader)),
         )
-
-
-def _class_maps(run: _Run, num_batches: int) -> Callable[[Batch, Tensor], None]:
-    """Return a callback that logs class maps of a few of rank 0's batches, the same in every validation."""
-    state, seen = run.state, count()
-    chosen = {index * num_batches // NUM_SHOWN for index in range(NUM_SHOWN)} if state.process.is_main else set()
-
-    def record(batch: Batch, logits: Tensor) -> None:
-        if (index := next(seen)) in chosen and (maps := state.task.class_maps(logits, batch.targets)):
-            run.log.class_maps(state.step, f"val/image{index}", batch.finished(batch.images)[0], maps)
-
-    return record
 
 
 class _StopInValidation(Exception):

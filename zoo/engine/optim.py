@@ -22,7 +22,6 @@ from zoo.errors import ConfigError
 from zoo.models.base import WITH_PREVIOUS
 from zoo.torch_internals import NormBase
 
-ENDING_TYPES = ("cosine", "one-cycle", "triangle", "polynomial")  # schedules that depend on the number of epochs
 AGC_EPS = 1e-3
 NORMS = (NormBase, nn.GroupNorm, nn.LayerNorm)  # the norms of this package are subclasses of the first
 

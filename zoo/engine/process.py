@@ -18,9 +18,6 @@ from zoo.errors import ConfigError, ZooError, truncate
 
 BACKENDS = ("nccl", "gloo")
 CPU = torch.device("cpu")
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-LAST_PORT = 65535
-MAX_DIGITS = 9
 # How long a collective operation waits for a rank that sends nothing. A process that dies is noticed at once, so this
 # only matters for machines that freeze or lose their network. It has to be longer than any rank may legitimately lag
 # behind the others: `zoo segment`, for example, divides the images before it knows how long each of them takes.
@@ -101,7 +98,7 @@ def open_process(local_rank_arg: int | None = None, backend: str | None = None) 
     """Join the process group that the launcher's environment describes, and leave it at the end.
 
     Without a launcher the process runs alone and has no group. Each process gets the CUDA device of its local rank, or
-    the CPU. Raises ConfigError if the environment is incomplete or contradicts the argument, if there are fewer devices
+    the CPU. Raises ConfigError if the environment is incomplete, if there are fewer devices
     than local ranks, or if the backend is not available; ZooError, in one line, if a worker of a data loader dies. When
     another rank dies, collective operations raise torch's own errors; torchrun ends and restarts the processes.
 
@@ -109,8 +106,11 @@ def open_process(local_rank_arg: int | None = None, backend: str | None = None) 
     - `local_rank_arg`: the value of ``--local-rank``, None without it; the variable LOCAL_RANK may be set instead.
     - `backend`: "nccl", "gloo", or None for NCCL with CUDA and Gloo without.
     """
-    world_size = _world_size()
-    local_rank = _local_rank(local_rank_arg, world_size)
+    if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ):
+        what = "only one of RANK and WORLD_SIZE is set"
+        raise ConfigError(what, "environment", "start with torchrun, or unset it for a single process")
+    world_size = _number("WORLD_SIZE", 1)
+    local_rank = _number("LOCAL_RANK", local_rank_arg or 0)
     device = _open_device(local_rank)
     with concise_worker_errors():
         if world_size == 1:
@@ -142,46 +142,11 @@ def concise_worker_errors() -> Iterator[None]:
         ) from error
 
 
-def _world_size() -> int:
-    """Return WORLD_SIZE, 1 without a launcher; ConfigError if the launcher's variables are incomplete or invalid."""
-    set_names = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
-    if not set_names:
-        return 1
-    values = {name: os.environ.get(name) for name in LAUNCHER_VARIABLES if name != "LOCAL_RANK"}
-    alone = values["WORLD_SIZE"] == "1"
-    missing = [name for name, value in values.items() if value is None and not (alone and "MASTER" in name)]
-    if missing:
-        raise ConfigError(
-            f"{' and '.join(set_names)} set, but not {', '.join(missing)}; environment: start with torchrun, or unset "
-            f"{' and '.join(set_names)} for a single process"
-        )
-    rank, world_size = _integer("RANK"), _integer("WORLD_SIZE")
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"RANK={rank} is not one of WORLD_SIZE={world_size} ranks; environment: ranks count from 0")
-    if world_size > 1 and _integer("MASTER_PORT") > LAST_PORT:
-        raise ConfigError(f"MASTER_PORT={_integer('MASTER_PORT')} is no port; environment: at most {LAST_PORT}")
-    return world_size
-
-
-def _local_rank(argument: int | None, world_size: int) -> int:
-    """Return the local rank of the environment or the argument, 0 for a single process without either."""
-    variable = _integer("LOCAL_RANK") if "LOCAL_RANK" in os.environ else None
-    if variable is not None and argument is not None and variable != argument:
-        raise ConfigError(
-            f"--local-rank {argument} contradicts LOCAL_RANK={variable}; command line and environment: give one of them"
-        )
-    local_rank = argument if variable is None else variable
-    if local_rank is None and world_size > 1:
-        raise ConfigError(
-            f"WORLD_SIZE={world_size}, but neither LOCAL_RANK nor --local-rank; environment: start with torchrun"
-        )
-    return local_rank or 0
-
-
-def _integer(name: str) -> int:
-    value = os.environ[name]
-    if not (value.isdecimal() and len(value) <= MAX_DIGITS):
-        raise ConfigError(f"{name}={truncate(repr(value))} is not a whole number; environment: start with torchrun")
+def _number(name: str, default: int) -> int:
+    """Return the number in a variable of the environment, or the default if it is not set."""
+    value = os.environ.get(name, str(default))
+    if not value.isdecimal():
+        raise ConfigError(f"{name}={truncate(repr(value))} is not a whole number", "environment", "start with torchrun")
     return int(value)
 
 

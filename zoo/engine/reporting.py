@@ -84,9 +84,6 @@ class Log(Protocol):
     def images(self, step: int, images: Tensor) -> None:
         """Record a few images of a batch (N, 3, H, W), normalized and on the device."""
 
-    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
-        """Record class maps (H, W) over a normalized image (3, h, w) of the validation."""
-
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains, by ``chain/index``."""
 

@@ -14,7 +14,6 @@ from zoo.config import Experiment, check_world_size, leaves
 from zoo.engine import checkpoint
 from zoo.engine.consistency import ABSENT, differing_keys
 from zoo.engine.meters import check_meters
-from zoo.engine.optim import ENDING_TYPES
 from zoo.engine.process import Process, seed_everything
 from zoo.engine.reporting import Log
 from zoo.engine.state import TrainState, build_state, load_rank_state, load_shared_state
@@ -61,8 +60,6 @@ def start(
     """
     config = task.config
     check_world_size(config, process.world_size)
-    for doubt in config.doubts():
-        log.message(f"warning: {doubt}")
     resumed = load_checkpoint(resume, log_dir, process)
     seed_everything(config.seed, rank=-1)
     is_fresh = resumed is None and weights is None
@@ -212,14 +209,5 @@ def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iter
             "restore the settings, or start a new run from these weights with --weights and another --log-dir",
         )
     if before[EPOCHS] != now[EPOCHS]:
-        yield f"prolonged from {before[EPOCHS]} to {now[EPOCHS]} epochs: {_prolonged_rate(config)}"
-
-
-def _prolonged_rate(config: Experiment) -> str:
-    schedule = config.optimizer.schedule
-    if schedule.type in ENDING_TYPES:
-        return (
-            f"from here on the learning rate is that of the {schedule.type} schedule over {schedule.epochs} epochs, "
-            "and may be higher than before"
-        )
-    return f"the learning rate of the {schedule.type} schedule does not depend on the number of epochs"
+        epochs = f"{before[EPOCHS]} to {now[EPOCHS]} epochs"
+        yield f"prolonged from {epochs}; from here on the learning rate is that of the longer schedule"

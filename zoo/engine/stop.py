@@ -11,8 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zoo.engine.interrupts import RememberedInterrupt
-
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Launchers forward a signal to processes that have received it already, as members of the process group. Within this
 # time two signals count as one request.
@@ -31,7 +29,7 @@ class StopSignals:
     operation hangs Python runs no signal handler: only SIGKILL then ends the process.
 
     The former signal handlers are restored at the end. Outside the main thread, where Python allows no handlers, none
-    are installed. Entering the context raises KeyboardInterrupt if a `RememberedInterrupt` has lost one.
+    are installed.
     """
 
     def __init__(self, control: dist.ProcessGroup | None = None) -> None:
@@ -44,23 +42,15 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             self._former = {number: signal.signal(number, self._handle) for number in SIGNALS}
-            try:
-                RememberedInterrupt.raise_if_lost(self._former[signal.SIGINT])
-            except KeyboardInterrupt:
-                self._restore()
-                raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._restore()
-        if kind is None:
-            self._finish_exchange()
-
-    def _restore(self) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
+        if kind is None:
+            self._finish_exchange()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._received = number

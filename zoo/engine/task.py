@@ -170,11 +170,3 @@ class Task(ABC):
     @abstractmethod
     def result(self, reading: Reading, protocol: str) -> Result:
         """Return the result of a validation by the named protocol; DataError if there is nothing to score."""
-
-    def class_maps(self, logits: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Return class maps (H, W) by name, to show over the first image of a batch; none for classification."""
-        return {}
-
-    @abstractmethod
-    def next_commands(self, checkpoint: str, data: str) -> Mapping[str, str]:
-        """Return the commands to suggest after training, by their purpose; both paths are shell-quoted."""

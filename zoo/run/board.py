@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -18,11 +14,9 @@ from torch.utils.tensorboard.summary import hparams
 from zoo.config import Experiment, leaves
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.task import Result
-from zoo.run.label_images import classes_over, palette_of
 from zoo.tasks import task_of
 
 NUM_IMAGES = 8
-MAX_SIDE_PX = 512  # of validation images, which are logged every epoch
 HISTOGRAM_NAMES = ("fc", "bn_out")
 
 
@@ -41,12 +35,9 @@ class Board:
         self._std = torch.tensor(config.input.std).view(3, 1, 1)
         self._scores = list(task_of(config).shown_labels)
         indented = config.model_dump_json(indent=2).replace("\n", "\n    ")
-        with ExitStack() as opened:
-            opened.enter_context(_quiet_writer_thread())
-            self._writer: Any = SummaryWriter(str(log_dir), purge_step=step + 1 if step else None)
-            self._writer.add_text("config", f"    {indented}", step)
-            self._add_hparams(dict(leaves(config.model_dump(exclude={"expected"}))), self._scores)
-            self._opened = opened.pop_all()
+        self._writer: Any = SummaryWriter(str(log_dir), purge_step=step + 1 if step else None)
+        self._writer.add_text("config", f"    {indented}", step)
+        self._add_hparams(dict(leaves(config.model_dump(exclude={"expected"}))), self._scores)
 
     def _add_hparams(self, values: dict[str, Any], scores: Iterable[str]) -> None:
         """Write hyperparameters like SummaryWriter.add_hparams, which would create a separate run in TensorBoard."""
@@ -71,21 +62,8 @@ class Board:
 
     def images(self, step: int, images: Tensor) -> None:
         """Write the first of the normalized input images (N, 3, H, W), denormalized."""
-        self._writer.add_images("train/inputs", self._denormalized(images[:NUM_IMAGES]), step)
-
-    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
-        """Write a normalized image (3, h, w) next to its overlays with class maps (H, W), each at most 512 px wide."""
-        pixels = (255 * self._denormalized(image)).round().clamp(0, 255).to(torch.uint8)
-        picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-        picture.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX), Image.Resampling.BILINEAR)
-        palette = palette_of(self._config)
-        panels = [picture, *(classes_over(picture, classes.numpy(), palette) for classes in maps.values())]
-        row = np.concatenate([np.asarray(panel) for panel in panels], axis=1)
-        self._writer.add_image(name, row, step, dataformats="HWC")
-
-    def _denormalized(self, images: Tensor) -> Tensor:
-        """Return normalized images (..., 3, H, W) with values from 0 to 1, on the CPU."""
-        return images.detach().float().cpu() * self._std + self._mean
+        shown = images[:NUM_IMAGES].detach().float().cpu() * self._std + self._mean
+        self._writer.add_images("train/inputs", shown, step)
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Write the relative errors reconstruction/CHAIN/BLOCK at the optimizer step."""
@@ -104,25 +82,7 @@ class Board:
 
     def close(self) -> None:
         """Flush and close the event file. Raises OSError if records could not be written."""
-        with self._opened:
-            try:
-                self._writer.flush()  # raises if the writer thread has failed; close() does not
-            finally:
-                self._writer.close()
-
-
-@contextmanager
-def _quiet_writer_thread() -> Iterator[None]:
-    """Context manager: suppresses tracebacks of OSErrors in TensorBoard's writer thread; the next write raises them."""
-    before = threading.excepthook
-
-    def hook(failure: threading.ExceptHookArgs) -> None:
-        of_tensorboard = type(failure.thread).__module__.startswith("tensorboard.")
-        if not (of_tensorboard and isinstance(failure.exc_value, OSError)):
-            before(failure)
-
-    threading.excepthook = hook
-    try:
-        yield
-    finally:
-        threading.excepthook = before
+        try:
+            self._writer.flush()  # raises if the writer thread has failed; close() does not
+        finally:
+            self._writer.close()

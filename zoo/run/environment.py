@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import platform
-import subprocess
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +14,7 @@ from PIL import features
 
 from zoo.files import DISTRIBUTION
 from zoo.ops.abn import backend
+from zoo.run.history import git
 
 logger = logging.getLogger(__name__)
 
@@ -70,20 +70,11 @@ def checkout_commit() -> str | None:
     None if zoo does not run from a checkout. Cached, because a process keeps running the code that it started with.
     Changes in docs/results do not count: benchmarks write result files there one after another.
     """
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
+    head = git("rev-parse", "--verify", "HEAD")
+    if head is None:
         return None
-
-    def git(*words: str) -> subprocess.CompletedProcess[str]:
-        command = ["git", "-C", str(root), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
-
-    try:
-        head = git("rev-parse", "--verify", "HEAD")
-        changes = git("diff", "--quiet", "HEAD", "--", ".", f":(exclude){RESULTS_DIR}")
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return head.stdout.strip() + DIRTY_SUFFIX * bool(changes.returncode) if head.returncode == 0 else None
+    is_clean = git("diff", "--quiet", "HEAD", "--", ".", f":(exclude){RESULTS_DIR}") is not None
+    return head.strip() + DIRTY_SUFFIX * (not is_clean)
 
 
 def warn_of_changes() -> None:

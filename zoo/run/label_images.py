@@ -1,4 +1,4 @@
-"""Output files of a segmentation: class maps as palette or gray PNG, probabilities, overlays with a legend."""
+"""Output files of a segmentation: class maps as palette or gray PNG, probabilities, overlays."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from zoo.config import Experiment
 from zoo.errors import ConfigError, escape
 from zoo.files import write_bytes
-from zoo.run.predictions import cut_line
 
 PALETTE_SIZE = 256  # colors of a palette PNG
 MAX_ID = 65535  # largest value of a 16-bit PNG
 OVERLAY_OPACITY = 0.5
-BACKGROUND, TEXT_COLOR = "white", "black"
-MIN_FONT_PX, WIDTH_PER_FONT_PX = 12, 80  # the font size of a legend grows with the width of the image
-LEGEND_ENTRY_WIDTH = 18  # in font sizes
 MIN_BRIGHTNESS = 128  # of the brightest channel of a color
 RGB_WEIGHTS = (2, 4, 3)  # of the squared differences of the channels
 
@@ -151,50 +147,9 @@ def overlay(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.
     return Image.blend(image.convert("RGB"), Image.fromarray(palette.colors[classes]), OVERLAY_OPACITY)
 
 
-def classes_over(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
-    """Return the `overlay` of classes (H, W) scaled to the image; pixels that are not a class are not covered."""
-    rows, columns = (
-        np.arange(size) * side // size for size, side in zip(reversed(image.size), classes.shape, strict=True)
-    )
-    classes = classes[rows[:, None], columns]
-    is_class = (classes >= 0) & (classes < len(palette))
-    over = overlay(image, np.where(is_class, classes, 0), palette)
-    return Image.composite(over, image.convert("RGB"), Image.fromarray(is_class))
-
-
-def overlay_with_legend(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
-    """Return the `overlay` above a legend of the classes in it, most frequent first, with their share of the pixels.
-
-    The overlay has the size of the image and is in the upper left corner. The font is PIL's default in 12 px, or larger
-    if the image is wider than 960 px. Long names are shortened.
-    """
-    present, counts = np.unique(classes, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    letter = max(MIN_FONT_PX, image.width // WIDTH_PER_FONT_PX)
-    width, height, margin = LEGEND_ENTRY_WIDTH * letter, 2 * letter, letter // 2
-    columns = max(1, image.width // width)
-    rows = -(-len(present) // columns)
-    sheet = Image.new("RGB", (max(image.width, width), image.height + rows * height + margin), BACKGROUND)
-    sheet.paste(overlay(image, classes, palette), (0, 0))
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(letter)
-    for place, index in enumerate(order):
-        row, column = divmod(place, columns)
-        left, top = column * width + margin, image.height + row * height + margin
-        color = tuple(map(int, palette.colors[present[index]]))
-        draw.rectangle((left, top, left + 2 * letter, top + height - margin), fill=color, outline=TEXT_COLOR)
-        percent = 100 * counts[index] / classes.size
-        share = f"  {percent:.1f} %" if percent >= 0.1 else "  < 0.1 %"
-        room = width - 3 * letter - margin - font.getlength(share)
-        text = cut_line(palette.names[present[index]], font, room) + share
-        draw.text(
-            (left + 3 * letter - margin, top + (height - margin) // 2), text, fill=TEXT_COLOR, font=font, anchor="lm"
-        )
-    return sheet
-
-
 def write_overlay(path: Path, image: Image.Image, classes: np.ndarray, palette: Palette) -> None:
-    """Write the `overlay_with_legend` as PNG."""
-    write_png(path, overlay_with_legend(image, classes, palette))
+    """Write the `overlay` as PNG."""
+    write_png(path, overlay(image, classes, palette))
 
 
 def write_png(path: Path, image: Image.Image) -> None:

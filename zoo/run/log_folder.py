@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from zoo.config import Experiment, leaves, load_experiment
-from zoo.data.location import DataPath
-from zoo.data.map_dataset import Datasets
+from zoo.config import Experiment
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
-from zoo.engine.consistency import differing_keys
 from zoo.engine.process import Process
-from zoo.errors import ConfigError, ZooError, escape, join_names
+from zoo.errors import ConfigError, join_names
 from zoo.files import write_json
 
 logger = logging.getLogger(__name__)
@@ -53,26 +49,6 @@ def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bo
 
         process.on_main(claim)
         yield
-
-
-def check_log_dir(folder: Path, data: DataPath | Datasets) -> None:
-    """Raise ConfigError if the log folder lies inside ``data``, or is not UTF-8, which TensorBoard needs."""
-    try:
-        os.fspath(folder).encode()
-    except UnicodeEncodeError:
-        raise ConfigError(
-            "the name of the log folder is not UTF-8, which TensorBoard needs", folder, "give another --log-dir"
-        ) from None
-    if isinstance(data, Datasets):
-        return
-    place = Path(os.path.realpath(folder))  # unlike Path.resolve, accepts cyclic links
-    parts = [os.path.realpath(data / part) for part in ("train", "val")]
-    if place == Path(os.path.realpath(data)) or any(place.is_relative_to(part) for part in parts):
-        raise ConfigError(
-            f"the log folder is inside the data {escape(data)}, where files of the run would mix with images",
-            folder,
-            "give another --log-dir",
-        )
 
 
 @contextmanager
@@ -120,19 +96,7 @@ def _clear(folder: Path) -> None:
 def write_settings(folder: Path, config: Experiment) -> None:
     """Write all settings of the run, including defaults, to ``experiment.json``, itself an experiment file.
 
-    If the file of a resumed run has other settings, which are then among those that may change, rewrites it and logs
-    the changes. Raises ConfigError if it cannot be written.
+    Raises ConfigError if it cannot be written.
     """
-    path, settings = folder / SETTINGS_FILE, config.model_dump(mode="json")
-    if path.exists():
-        try:
-            before = load_experiment(path, known_networks_only=False).model_dump(mode="json")
-        except ZooError as error:
-            logger.warning("rewritten: %s", error)
-        else:
-            changed = differing_keys(dict(leaves(before)), dict(leaves(settings)))
-            if not changed:
-                return
-            logger.info("%s: rewritten, changed: %s", escape(path), join_names(changed))
     with writable(folder):
-        write_json(path, settings)
+        write_json(folder / SETTINGS_FILE, config.model_dump(mode="json"))

@@ -1,4 +1,4 @@
-"""The table of validation results."""
+"""The tables of validation results."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from zoo.tables import Cell, markdown_table
 if TYPE_CHECKING:  # commands that only print a table do not wait for torch
     from zoo.config import Expected
     from zoo.engine.task import Result
+    from zoo.tasks.segmentation import SegmentationResult
 
 
 def results_table(title: str, labels: Mapping[str, str], results: Sequence[Result], expected: Expected | None) -> str:
@@ -29,3 +30,19 @@ def results_table(title: str, labels: Mapping[str, str], results: Sequence[Resul
             rows.append([f"expected: {expected.source}", result.protocol, *published, None, None, None])
     headers = [*(f"{label} %" for label in labels.values()), *(f"± {labels[name]}" for name in with_error)]
     return markdown_table(["network", "protocol", *headers, "loss", "images", "left out"], rows)
+
+
+def class_table(result: SegmentationResult, names: Sequence[str]) -> str:
+    """Return a Markdown table with a row per class: intersection over union, accuracy, and share of the pixels.
+
+    A class without labeled pixels has no accuracy, and without predicted pixels no intersection over union either.
+    """
+    import torch
+
+    from zoo.tasks.confusion import ConfusionMatrix
+
+    confusion = ConfusionMatrix(torch.tensor(result.confusion))
+    shares = (100 * confusion.counts.sum(1) / confusion.pixels).tolist()
+    columns = zip(names, result.iou, confusion.class_accuracy, shares, strict=True)
+    rows: list[list[Cell]] = [list(row) for row in columns]
+    return markdown_table(["class", "IoU %", "accuracy %", "% of the pixels"], rows)

@@ -22,16 +22,17 @@ from torch import Tensor, nn
 
 from zoo.data.folder import open_source
 from zoo.data.imagenet import NUM_CLASSES, imagenet_wnids
-from zoo.data.prepare.real_labels import read_real_labels
+from zoo.data.prepare.real_labels import read_real_labels, real_labels_of
 from zoo.engine.process import Process
 from zoo.engine.task import EvalProtocol, Result
 from zoo.errors import ConfigError, DataError, escape, join_names
-from zoo.run.paired_predictions import Scored, score_predictions
 from zoo.run.results_table import results_table
 from zoo.run.scoring import LoadedNetwork, score, single_process
 from zoo.tables import Cell, markdown_table
+from zoo.tasks.classification import LABELS, TOPS
 from zoo.tasks.prediction import Recorder
 from zoo.tasks.protocols import CropProtocol
+from zoo.tasks.significance import standard_error
 
 logger = logging.getLogger(__name__)
 
@@ -184,16 +185,31 @@ def _score_real(
     shares = process.gather(recorder.predictions)
     if not process.is_main:
         return SetScores("", {})
-    predictions = {each.path: each for share in shares for each in share}
-    scored: Scored = score_predictions([Path(network.title)], [predictions], labels)
+    predictions = [each for share in shares for each in share]
+    truths = real_labels_of({each.path: each.target for each in predictions}, labels)
+    labeled = [each for each in predictions if truths[each.path]]
+    if not labeled:
+        raise DataError("no image has a label of ImageNet-ReaL", folder, "score more images")
+    scores = {
+        name: 100 * sum(not truths[each.path].isdisjoint(each.classes[:top]) for each in labeled) / len(labeled)
+        for name, top in TOPS.items()
+    }
+    errors = {name: standard_error(score, len(labeled)) for name, score in scores.items()}
+    headers = [
+        "network",
+        "labels",
+        *(f"{LABELS[name]} %" for name in scores),
+        *(f"± {LABELS[name]}" for name in scores),
+    ]
+    row: list[Cell] = [network.title, "ImageNet-ReaL", *scores.values(), *errors.values(), len(labeled)]
+    num_without = len(predictions) - len(labeled)
+    table = markdown_table([*headers, "images"], [row])
+    if num_without:
+        table += f"\n\n{num_without:,} more images have no label and are excluded."
     content = network.result_json(result, process)
-    for key in ("loss", "standard_errors", *result.scores()):  # of the single labels
-        del content[key]
-    of_real = {**scored.scores(0), "standard_errors": scored.standard_errors(0), "count": scored.count}
-    return SetScores(
-        scored.table("ImageNet-ReaL"),
-        {"set": "imagenet-real", **content, **of_real, "without_label": scored.without_label},
-    )
+    del content["loss"]  # of the single labels
+    of_real = {**scores, "standard_errors": errors, "count": len(labeled), "without_label": num_without}
+    return SetScores(table, {"set": "imagenet-real", **content, **of_real})
 
 
 def _score_corruptions(

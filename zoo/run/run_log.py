@@ -131,7 +131,7 @@ class RunLog:
         self._board: Board | None = None
         self._metrics: JsonLines | None = None
         self._cost: CostMeter | None = None
-        self._num_lost = 0
+        self._has_lost = False
         with writable(log_dir), ExitStack() as opened:
             log_dir.mkdir(parents=True, exist_ok=True)
             self._text = TextLog(log_dir / f"training_{rank}.log")
@@ -163,8 +163,6 @@ class RunLog:
             self._write(self._metrics.close)
         if self._board is not None:
             self._write(self._board.close)
-        if self._num_lost:
-            logger.warning("%d records of this run are missing in %s", self._num_lost, self._log_dir)
         zoo_logger = logging.getLogger("zoo")
         zoo_logger.removeHandler(self._text)
         zoo_logger.setLevel(self._level)
@@ -200,15 +198,13 @@ class RunLog:
             self._write(partial(self._metrics.write, event, **fields))
 
     def _write(self, write: Callable[[], object]) -> None:
-        """Call ``write``. Count an OSError as a lost record, and log the first one."""
+        """Call ``write``, and log its first OSError."""
         try:
             write()
         except OSError as error:
-            self._num_lost += 1
-            if self._num_lost == 1:
-                logger.warning(
-                    "the log cannot be written (%s); %s: training continues without these records", error, self._log_dir
-                )
+            if not self._has_lost:
+                logger.warning("the log cannot be written (%s); %s: some records are missing", error, self._log_dir)
+            self._has_lost = True
 
     def message(self, text: str) -> None:
         """Log one line of text."""
@@ -248,11 +244,6 @@ class RunLog:
         """Record the first images of a normalized batch (N, 3, H, W) in TensorBoard."""
         if self._board is not None:
             self._write(partial(self._board.images, step, images))
-
-    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
-        """Record class maps (H, W) over a normalized validation image (3, h, w) in TensorBoard."""
-        if self._board is not None:
-            self._write(partial(self._board.class_maps, step, name, image, maps))
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains."""

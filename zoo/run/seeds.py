@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any
 
 from zoo.tables import Cell, markdown_table
 
@@ -18,14 +17,12 @@ class SeedRun:
     Args:
     - `seed`: the seed.
     - `log_dir`: the log folder.
-    - `scores`: scores of the last validation by name, percent; None for a failed run.
-    - `fault`: reason for the failure.
+    - `scores`: scores of the last validation by name, percent.
     """
 
     seed: int
     log_dir: str
-    scores: Mapping[str, float] | None
-    fault: str | None = None
+    scores: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -53,26 +50,15 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def spreads_of(runs: Sequence[SeedRun]) -> dict[str, Spread]:
-    """Return the spread of each score over the successful runs; empty if all failed."""
-    scores = [run.scores for run in runs if run.scores is not None]
-    return {name: spread_of([each[name] for each in scores]) for name in (scores[0] if scores else ())}
+    """Return the spread of each score over at least one run."""
+    return {name: spread_of([run.scores[name] for run in runs]) for name in runs[0].scores}
 
 
 def seeds_table(labels: Mapping[str, str], runs: Sequence[SeedRun]) -> str:
     """Return a Markdown table with a row per seed, followed by mean and spread; ``labels``: the scores to show."""
     rows: list[list[Cell]] = []
-    for run in runs:
-        scores: list[Cell] = [None] * len(labels) if run.scores is None else [run.scores[name] for name in labels]
-        rows.append([f"seed {run.seed}{', failed' * (run.scores is None)}", *scores])
+    rows += [[f"seed {run.seed}", *(run.scores[name] for name in labels)] for run in runs]
     spreads = spreads_of(runs)
-    for title in ("mean", "standard deviation", "standard error") if spreads else ():
+    for title in ("mean", "standard deviation", "standard error"):
         rows.append([title, *(getattr(spreads[name], title.replace(" ", "_")) for name in labels)])
     return markdown_table(["", *(f"{label} %" for label in labels.values())], rows)
-
-
-def seeds_json(runs: Sequence[SeedRun]) -> dict[str, Any]:
-    """Return the runs and the spread of each score, for a result file."""
-    return {
-        "runs": [asdict(run) for run in runs],
-        "summary": {name: asdict(spread) for name, spread in spreads_of(runs).items()},
-    }

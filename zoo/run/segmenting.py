@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import logging
 import os
 import time
@@ -13,14 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from PIL import Image, ImageFile
-from torch import Tensor, nn
+from PIL import Image
+from torch import Tensor
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Experiment
-from zoo.data.reading import naming, read_as, read_bytes, read_image, read_text
+from zoo.data.reading import read_image
 from zoo.data.scan import find_images
 from zoo.data.segmentation_transforms import scale_to_longest_side
 from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, environment_fingerprint, weights_digest
@@ -28,10 +25,8 @@ from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process, open_process
 from zoo.engine.reporting import peak_memory_bytes
 from zoo.engine.validation import is_memory_full
-from zoo.errors import ConfigError, DataError, escape, join_names
-from zoo.files import write_json
+from zoo.errors import ConfigError, DataError, escape
 from zoo.limits import MAX_SIDE
-from zoo.models.deeplab import DeepLab
 from zoo.run.console import Progress
 from zoo.run.label_images import (
     Palette,
@@ -49,7 +44,6 @@ from zoo.tasks.tta import segment as segment_views
 logger = logging.getLogger(__name__)
 
 SUFFIXES = {"palette": ".png", "ids": ".png", "prob": ".npz", "overlay": ".png"}
-SETTINGS_FILE = "segment.json"
 
 
 class Output(Protocol):
@@ -60,12 +54,6 @@ class Output(Protocol):
 
     def paths(self, name: str) -> list[Path]:
         """Return the files of the image ``name``: its path relative to the folder of the images, without suffix."""
-
-    def possible_paths(self, name: str) -> list[Path]:
-        """Return the files that any options could write for the image."""
-
-    def is_complete(self, name: str, size: tuple[int, int]) -> bool:
-        """Return whether all files are readable and fit an image of ``size`` (width, height)."""
 
     def write(self, name: str, image: Image.Image, segments: Segments) -> None:
         """Write the files, each atomically."""
@@ -95,19 +83,6 @@ class Folders:
     def paths(self, name: str) -> list[Path]:
         """Return OUT/KIND/NAME with the suffix of each kind."""
         return [self._path(kind, name) for kind in self.kinds]
-
-    def possible_paths(self, name: str) -> list[Path]:
-        """Return the paths for all kinds."""
-        return [self._path(kind, name) for kind in SUFFIXES]
-
-    def is_complete(self, name: str, size: tuple[int, int]) -> bool:
-        """Return whether all files are readable and have the size of the image; overlays also have a legend."""
-        for kind, path in zip(self.kinds, self.paths(name), strict=True):
-            width, height = written_size(path) or (0, 0)
-            is_overlay = kind == "overlay" and width >= size[0] and height > size[1]
-            if not is_overlay and (width, height) != size:
-                return False
-        return True
 
     def _path(self, kind: str, name: str) -> Path:
         return self.out / kind / f"{name}{SUFFIXES[kind]}"
@@ -154,16 +129,15 @@ def segment(
     scales: Sequence[float] = (1.0,),
     flip: bool = False,
     fusion: Fusion = "mean",
-    tile: int | None = None,
     longest_side: int | None = None,
     overwrite: bool = False,
     process: Process | None = None,
 ) -> Summary:
     """Write the class of each pixel of images to ``out``/KIND/NAME, and return a summary.
 
-    Logits are resized to the size of the image before the argmax. An image is skipped if its files exist, can be read
-    and have its size. Unreadable images are logged and listed in the summary, and the others continue. Under torchrun
-    each process calls this function, takes its share of the images, and gets the summary of all.
+    Logits are resized to the size of the image before the argmax. An image is skipped if its files exist.
+    Unreadable images are logged and listed in the summary, and the others continue. Under torchrun each process calls
+    this function, takes its share of the images, and gets the summary of all.
 
     Args:
     - `network`: result of `zoo.load_network`, or its ``name`` argument.
@@ -172,11 +146,10 @@ def segment(
     - `weights`: weights file or published name; default those of ``network``.
     - `output`: kinds of files: "palette" (indexed PNG of the classes, with colors), "ids" (gray PNG of the classes, 16
       bits for more than 256), "prob" (npz with the class and probability of each pixel), "overlay" (colors over the
-      image, with a legend).
+      image).
     - `scales`: factors by which the sides of the image are scaled.
     - `flip`: whether the mirror image is added at each scale.
     - `fusion`: how predictions of the views are combined: "mean" or "max" of the probabilities, or "voting".
-    - `tile`: side in px, a multiple of 32, of the tiles that larger images are split into.
     - `longest_side`: longer side in px that images are scaled to; default the experiment's
       ``segmentation.longest_side_val``.
     - `overwrite`: whether all images are segmented again and their files replaced.
@@ -185,7 +158,7 @@ def segment(
     Raises ConfigError for impossible options and for a classifier; DataError if there are no images, or two images
     would have the same files; WeightsError for weights that do not fit.
     """
-    views = TestTimeAugmentation(tuple(scales), flip, fusion, tile)
+    views = TestTimeAugmentation(tuple(scales), flip, fusion)
     if longest_side is not None and not 0 < longest_side <= MAX_SIDE:
         raise ConfigError(f"longest_side = {longest_side}: give a number from 1 to {MAX_SIDE}")
     with open_process() if process is None else nullcontext(process) as process:
@@ -202,7 +175,6 @@ def segment(
             views,
             process=process,
             longest_side=longest_side or section.longest_side_val,
-            settings_file=Path(out) / SETTINGS_FILE,
             overwrite=overwrite,
         )
 
@@ -215,28 +187,24 @@ def segment_images(
     *,
     process: Process | None = None,
     longest_side: int | None = None,
-    settings_file: Path | None = None,
     overwrite: bool = False,
 ) -> Summary:
     """Segment an image, or all images of a folder and its subfolders, into files; return a summary.
 
     Rank r of W segments the images r, r + W and so on, so each image is segmented once. Images that are unreadable or
     do not fit into memory are logged and listed in the summary, and the others continue. An image is skipped if all
-    its files exist, are readable and have its size.
+    its files exist.
 
     Args:
     - `network`: result of `zoo.load_network`; its model is moved to the device of ``process``.
     - `source`: an image file, or a folder.
     - `output`: the files to write.
-    - `views`: scales, mirror images and tiles.
+    - `views`: scales and mirror images.
     - `process`: this process of a distributed run, in which all processes get the same summary; default: a single
       process, on a CUDA device if available. A process with a rank and world size but without ``control`` group takes
       its share without communication; its summary covers that share.
     - `longest_side`: longer side in px that images are scaled to before the network; None: not scaled.
-    - `settings_file`: file with the settings and inputs of existing files, or None. ConfigError is raised if they
-      differ, so that files of other settings are not kept silently.
-    - `overwrite`: segment all images and replace existing files. Files of other settings are removed first, of all
-      kinds, so that none of them counts as complete after an interruption.
+    - `overwrite`: segment all images and replace existing files.
 
     Raises DataError if there are no images, if two images would have the same files, or if files would be written among
     the images; ConfigError for a classifier, and if processes have different arguments.
@@ -248,21 +216,12 @@ def segment_images(
     settings["experiment"] = network.experiment.digest()[:SHOWN_DIGITS]
     _check_processes(process, network, settings)
     images = process.on_main(lambda: _plan(source, output))
-    if settings_file is not None:
-        folder = source if os.path.isdir(source) else source.parent
-        facts = {**settings, "weights": weights_digest(network.model), "images": escape(os.path.realpath(folder))}
-        read = {os.path.realpath(path) for path, _ in images}
-        possible = [path for _, name in images for path in output.possible_paths(name)]
-        others = [path for path in possible if os.path.realpath(path) not in read]
-        process.on_main(lambda: _update_settings(settings_file, facts, others if overwrite else None))
-    if views.tile is not None:
-        _warn_of_small_tiles(network.model, views.tile)
     forward = _forward(network, process.device)
     own = images[process.rank :: process.world_size]
     skipped, faults, begin = 0, [], time.perf_counter()
     with Progress("segment", len(own), show=process.is_main, unit="images") as progress:
         for path, name in own:
-            if not overwrite and _is_done(output, path, name):
+            if not overwrite and all(map(os.path.isfile, output.paths(name))):  # each was written atomically
                 skipped += 1
                 progress.advance(1)
                 continue
@@ -326,70 +285,8 @@ def _plan(source: Path, output: Output) -> list[tuple[Path, str]]:
     return images
 
 
-def _is_done(output: Output, path: Path, name: str) -> bool:
-    """Return whether the files of an image exist and are complete; log a warning if they exist but are not."""
-    if not all(map(os.path.isfile, output.paths(name))):
-        return False
-    try:
-        if output.is_complete(name, read_as(path, lambda image: image.size, "an image")):
-            return True
-    except DataError:  # the image itself is unreadable; segmenting it reports this
-        return False
-    logger.warning("the files of an image are damaged or have another size and are rewritten; %s", escape(path))
-    return False
-
-
-def written_size(path: Path) -> tuple[int, int] | None:
-    """Return (width, height) of the image or the arrays in an output file; None if it cannot be read."""
-    try:
-        if path.suffix == SUFFIXES["prob"]:
-            with naming(escape(path), "an archive"), np.load(io.BytesIO(read_bytes(path))) as content:
-                height, width = content["classes"].shape
-                return (width, height) if content["probability"].shape == (height, width) else None
-        return read_as(path, _verified_size, "an image")
-    except DataError:
-        return None
-
-
-def _verified_size(image: ImageFile.ImageFile) -> tuple[int, int]:
-    """Return the size of an image after verifying its checksums. Raises ValueError or another error if they differ."""
-    image.verify()
-    return image.size
-
-
 def _is_within(path: str, folder: str) -> bool:
     return os.path.commonpath([path, folder]) == folder
-
-
-def _update_settings(file: Path, facts: Mapping[str, Any], replaced: Sequence[Path] | None) -> None:
-    """Write ``facts`` to ``file``.
-
-    If the file has different facts, first removes the files ``replaced``, or raises ConfigError if that is None.
-    """
-    try:
-        before = json.loads(read_text(file, "the settings")) if os.path.exists(file) else facts
-    except (DataError, ValueError, RecursionError) as error:
-        if replaced is None:
-            what = f"{escape(file)} cannot be read: {error}"
-            raise ConfigError(what, remedy="remove it, or give another OUT") from error
-        before = None
-    if before != facts:
-        before = before if isinstance(before, dict) else {}
-        changes = [
-            f"{key} was {before.get(key)!r} and is now {facts.get(key)!r}"
-            for key in sorted({*before, *facts})
-            if before.get(key) != facts.get(key)
-        ]
-        if replaced is None:
-            raise ConfigError(
-                f"the folder has files of other settings ({join_names(changes)})",
-                file.parent,
-                "give --overwrite to replace them, or another OUT",
-            )
-        for path in replaced:
-            if os.path.isfile(path):
-                path.unlink()
-    write_json(file, facts)
 
 
 def _check_processes(process: Process, network: LoadedNetwork, settings: Mapping[str, Any]) -> None:
@@ -400,20 +297,6 @@ def _check_processes(process: Process, network: LoadedNetwork, settings: Mapping
         lambda: {**environment_fingerprint(process, "segment"), **settings, "weights": weights_digest(network.model)},
         "give every process the same command, weights and images",
     )
-
-
-def _warn_of_small_tiles(model: nn.Module, tile: int) -> None:
-    """Log a warning if tiles are smaller than the window that the pooled branch of a DeepLab head averages over."""
-    if not isinstance(model, DeepLab) or model.head.pooling_size is None:
-        return
-    window = model.head.pooling_size
-    window_px = model.feature_info.reduction()[-1] * max([window] if isinstance(window, int) else window)
-    if tile < window_px:
-        logger.warning(
-            "tiles of %d px are smaller than the %d px window that the network's head averages over, which changes the "
-            "result more than the missing context at their borders; --tile: give at least %d if they fit into memory",
-            tile, window_px, window_px,
-        )  # fmt: skip
 
 
 def _forward(network: LoadedNetwork, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -468,5 +351,5 @@ def _naming_full_memory(device: torch.device) -> Iterator[None]:
             torch.cuda.empty_cache()
         raise DataError(
             f"the memory of {device} is full",
-            remedy="give --tile PX to compute in tiles, or smaller --longest-side or --scales",
+            remedy="give a smaller --longest-side or smaller --scales",
         ) from error

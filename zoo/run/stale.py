@@ -17,7 +17,6 @@ MEASURED_CODE: Mapping[str, tuple[str, ...]] = {
     "layer": ("csrc", "zoo/ops/abn", "zoo/layers/norm.py"),
     "model": NETWORKS,
     "pareto": NETWORKS,
-    "max-batch": NETWORKS,
     "lean": ("zoo/remat",),
     "input": ("zoo/data",),
     "quickstart": TRAINING,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,22 +23,19 @@ from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine import loop
 from zoo.engine.checkpoint import BEST, CHECKPOINT
-from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint, sizes_digest
+from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
 from zoo.engine.process import Process, open_process
 from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
-from zoo.errors import ConfigError, DataError, NonFiniteLossError, escape, join_names
-from zoo.files import write_json
+from zoo.errors import ConfigError, DataError, escape, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
 from zoo.registry import build_from_config
 from zoo.remat.lean import is_lean, lean
-from zoo.run.environment import describe_environment
 from zoo.run.experiments import experiment_for
-from zoo.run.log_folder import check_log_dir, check_unused, log_folder, writable
+from zoo.run.log_folder import log_folder
 from zoo.run.run_log import RunLog, buffered_records, read_validation
-from zoo.run.seeds import SeedRun, seeds_json
 from zoo.run.train_options import TrainOptions
 from zoo.spec import NetworkSpec
 from zoo.tasks import task_of
@@ -155,7 +151,6 @@ def train_experiment(
     options = options or TrainOptions()
     _check_settings_agree(config, process, options)
     check_world_size(config, process.world_size)
-    process.on_main(lambda: check_log_dir(log_dir, data))
     task = task_of(config)
     if isinstance(data, Datasets) and config.task == "segmentation":
         raise ConfigError(f"{config.network.arch} segments images", data, "give a folder with images and label maps")
@@ -169,14 +164,7 @@ def train_experiment(
         split: dataset_fingerprint(loader.dataset, loader.batch_sampler.num_images)
         for split, loader in of_splits.items()
     }
-    check_same_on_all_ranks(
-        process,
-        lambda: {
-            split: {**images[split], "sizes": sizes_digest(loader.dataset)} for split, loader in of_splits.items()
-        },
-        "copy the same DATA to every machine",
-        DataError,
-    )
+    check_same_on_all_ranks(process, lambda: images, "copy the same DATA to every machine", DataError)
     num_parameters = _count_parameters(config) if module is None else _size(module)
     build = build_from_config if module is None else partial(_prepared, module)
     with (
@@ -200,7 +188,7 @@ def train_experiment(
             log.message(_begin_summary(state, num_parameters, loaders, data, log_dir))
             log.begin(state.step, process.device, process.world_size, images)
             loop.train(state, *loaders, log, log_dir, log_interval=options.log_every)
-        log.message(_end_summary(state, data, log_dir))
+        log.message(_end_summary(state, log_dir))
     return state
 
 
@@ -216,42 +204,6 @@ def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dic
         log_dir.with_name(f"{log_dir.name}-seed{seed}"): parse_experiment({**settings, "seed": seed}, f"seed {seed}")
         for seed in seeds
     }
-
-
-def train_seeds(
-    config: Experiment,
-    data: DataPath,
-    log_dir: Path,
-    process: Process,
-    seeds: Sequence[int],
-    options: TrainOptions | None = None,
-    command: str = "",
-) -> list[SeedRun]:
-    """Train once with each seed, one after the other, and return the scores of their last validations.
-
-    The run with seed N is `train_experiment` with the log folder ``log_dir``-seedN and the same ``options``. After each
-    run, mean and spread of the scores so far and the ``command`` are written to ``log_dir``-seeds.json. If the loss of
-    a run is not finite, that run has failed and the next one starts. Other errors are raised, because they would affect
-    the other seeds too.
-
-    All processes of a run must call this function; all of them return the same.
-    """
-    options = options or TrainOptions()
-    configs = seed_configs(config, log_dir, seeds)
-    if options.resume is None and not options.overwrite:
-        for folder in configs:  # all folders before the first run, which may take days
-            process.on_main(partial(check_unused, folder))
-    runs: list[SeedRun] = []
-    for folder, seed_config in configs.items():
-        try:
-            train_experiment(seed_config, data, folder, process, options)
-        except NonFiniteLossError as error:  # raised on every rank
-            logger.error("seed %d has failed: %s", seed_config.seed, error)
-            runs.append(SeedRun(seed_config.seed, str(folder), None, str(error)))
-        else:
-            runs.append(SeedRun(seed_config.seed, str(folder), _last_scores(seed_config, folder, process)))
-        process.on_main(partial(_write_seeds, log_dir, runs, command, process))
-    return runs
 
 
 def _result(state: TrainState, log_dir: Path) -> TrainingResult:
@@ -276,12 +228,6 @@ def _last_scores(config: Experiment, log_dir: Path, process: Process) -> dict[st
     last_epoch = config.optimizer.schedule.epochs - 1
     scored = process.on_main(partial(read_validation, log_dir, last_epoch))
     return {name: float(scored[name]) for name in task_of(config).labels}
-
-
-def _write_seeds(log_dir: Path, runs: Sequence[SeedRun], command: str, process: Process) -> None:
-    content = {"command": command, "environment": describe_environment(process.device), **seeds_json(runs)}
-    with writable(log_dir.parent):
-        write_json(log_dir.with_name(f"{log_dir.name}-seeds.json"), content)
 
 
 def _check_settings_agree(config: Experiment, process: Process, options: TrainOptions) -> None:
@@ -353,15 +299,10 @@ def _begin_summary(
     return "\n".join(lines)
 
 
-def _end_summary(state: TrainState, data: DataPath | Datasets, log_dir: Path) -> str:
-    """Return the best score, and the commands to run next if their paths need no escapes."""
-    if state.best_epoch is None and isinstance(data, Datasets) and data.val is None:
+def _end_summary(state: TrainState, log_dir: Path) -> str:
+    """Return the best score and its checkpoint, or the last checkpoint of a run without validation."""
+    if state.best_epoch is None:
         return f"done; {escape(log_dir / CHECKPOINT)}"
-    best, images = str(log_dir / BEST), str(data)
-    after = "" if state.best_epoch is None else f" after epoch {state.best_epoch + 1}"
     label = next(iter(state.task.labels.values()))
-    lines = [f"best {label} {state.best_score:.2f} %{after}; {escape(best)}"]
-    if not isinstance(data, Datasets) and escape(best + images) == best + images:  # escaped paths would not exist
-        commands = state.task.next_commands(shlex.quote(best), shlex.quote(images))
-        lines += [f"{purpose:<11} {command}" for purpose, command in commands.items()]
-    return "\n".join(lines)
+    best = escape(log_dir / BEST)
+    return f"best {label} {state.best_score:.2f} % after epoch {state.best_epoch + 1}; {best}"

@@ -146,7 +146,3 @@ class ClassificationTask(Task):
         return ClassificationResult(
             **scores, loss=reading.loss, count=reading.count, skipped=reading.skipped, protocol=protocol
         )
-
-    def next_commands(self, checkpoint: str, data: str) -> Mapping[str, str]:
-        """Return the commands that score and apply the network."""
-        return {"score it": f"zoo validate {checkpoint} {data}", "use it": f"zoo predict {checkpoint} IMAGE"}

@@ -187,14 +187,6 @@ class SegmentationTask(Task):
         classes = self.config.network.num_classes
         return ConfusionMatrix(reading.counts.view(classes, classes))
 
-    def class_maps(self, logits: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Return the labels, with the ignore label, and the predictions of the first image."""
-        return {"labels": targets[0].cpu(), "predictions": _at_size_of(targets, logits[:1]).argmax(dim=1)[0].cpu()}
-
-    def next_commands(self, checkpoint: str, data: str) -> Mapping[str, str]:
-        """Return the commands that score and apply the network."""
-        return {"score it": f"zoo validate {checkpoint} {data}", "use it": f"zoo segment {checkpoint} IMAGES OUT"}
-
 
 def bootstrapped_loss(
     logits: Tensor, targets: Tensor, *, hard_pixels: float, ignore_label: int, label_smoothing: float = 0.0

@@ -1,9 +1,7 @@
-"""Test-time augmentation of a segmentation: fuses predictions at several scales, mirrored and in tiles."""
+"""Test-time augmentation of a segmentation: fuses predictions at several scales and of mirror images."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -13,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.errors import ConfigError, DataError, WeightsError, join_names
-from zoo.limits import MAX_PIXELS, MAX_SIDE, is_number, is_whole
+from zoo.limits import MAX_PIXELS, is_number
 from zoo.ops.upsampling import upsample_strips
 
 Fusion = Literal["mean", "max", "voting"]
@@ -22,8 +20,6 @@ FUSIONS: tuple[Fusion, ...] = get_args(Fusion)
 MAX_VIEWS = 100
 MAX_SCALE = 100.0
 STRIP_BYTES = 2**22  # of probabilities fused at a time; small enough for a cache
-TILE_MULTIPLE = 32  # a multiple of all networks' output strides, so that the maps of tiles are aligned
-OVERLAP_DIVISOR = 4  # neighboring tiles overlap by a quarter of their side
 
 
 @dataclass(frozen=True)
@@ -38,9 +34,6 @@ class TestTimeAugmentation:
       "max": the largest probability in any view; ties go to the earlier view, a scale before its mirror image.
       "voting": the class that is most probable in most views; ties go to the larger sum of the votes' probabilities,
       then to the smaller class.
-    - `tile`: side in px, a multiple of 32, of the tiles that larger scaled images are split into; None: no tiles. Tiles
-      save memory and change the result, because the network has less context at their borders. The pooled branch of a
-      DeepLab head averages over the training crop (672 px in the Vistas network), or over a smaller tile.
 
     Raises ConfigError for invalid values.
     """
@@ -48,7 +41,6 @@ class TestTimeAugmentation:
     scales: tuple[float, ...] = (1.0,)
     flip: bool = False
     fusion: Fusion = "mean"
-    tile: int | None = None
 
     def __post_init__(self) -> None:
         scales = self.scales
@@ -66,10 +58,6 @@ class TestTimeAugmentation:
             )
         if self.fusion not in FUSIONS:
             raise ConfigError(f"fusion = {self.fusion!r} is not one of {', '.join(FUSIONS)}")
-        if self.tile is not None and (not is_whole(self.tile, 1, MAX_SIDE) or self.tile % TILE_MULTIPLE):
-            raise ConfigError(
-                f"tile = {self.tile!r} is not a multiple of {TILE_MULTIPLE} from {TILE_MULTIPLE} to {MAX_SIDE}"
-            )
 
     @property
     def count(self) -> int:
@@ -111,8 +99,7 @@ def segment(
     - `views`: the views; default: the image alone.
     - `size`: (H, W) of the result; default: that of the image.
 
-    Raises DataError for a scale that makes the image too large, ConfigError for tiles that do not fit the network's
-    output stride, and WeightsError for logits that are not finite.
+    Raises DataError for a scale that makes the image too large, and WeightsError for logits that are not finite.
     """
     views = views or TestTimeAugmentation()
     size = size or (image.shape[1], image.shape[2])
@@ -134,7 +121,7 @@ def _maps(forward: Callable[[Tensor], Tensor], image: Tensor, views: TestTimeAug
     for scale in views.scales:
         scaled = _scaled(image[None], scale)
         for flipped in (False, True)[: 1 + views.flip]:
-            logits = _tiled(forward, scaled.flip(-1) if flipped else scaled, views.tile)
+            logits = forward(scaled.flip(-1) if flipped else scaled)
             if not bool(logits.isfinite().all()):
                 raise WeightsError(
                     "the network's logits are not finite: its weights are damaged, or half precision overflows",
@@ -155,54 +142,6 @@ def _scaled(image: Tensor, scale: float) -> Tensor:
             "give a smaller one, or downscale the image first",
         )
     return F.interpolate(image, size=(height, width), mode="bilinear", align_corners=False)
-
-
-def _tiled(forward: Callable[[Tensor], Tensor], image: Tensor, tile: int | None) -> Tensor:
-    """Return the logits of ``image`` (1, 3, h, w), computed in tiles of ``tile`` px if the image is larger.
-
-    Tiles begin at multiples of the output stride, which aligns their maps with the whole map. Logits are averaged where
-    tiles overlap. The last tile of a row or column ends with the image.
-    """
-    height, width = image.shape[-2:]
-    if tile is None or (height <= tile and width <= tile):
-        return forward(image)
-    first = forward(image[..., :tile, :tile])
-    rows, row_stride = _starts(height, tile, first.shape[2])
-    columns, column_stride = _starts(width, tile, first.shape[3])
-    # The size of the last map depends on how the network rounds.
-    last = forward(image[..., rows[-1] :, columns[-1] :])
-    known = {(0, 0): first, (rows[-1], columns[-1]): last}
-    total = first.new_zeros(
-        *first.shape[:2], rows[-1] // row_stride + last.shape[2], columns[-1] // column_stride + last.shape[3]
-    )
-    count = first.new_zeros(total.shape[2:])
-    for top, left in itertools.product(rows, columns):
-        logits = known.pop((top, left), None)
-        if logits is None:
-            logits = forward(image[..., top : top + tile, left : left + tile])
-        row, column = top // row_stride, left // column_stride
-        place = slice(row, row + logits.shape[2]), slice(column, column + logits.shape[3])
-        total[(..., *place)] += logits
-        count[place] += 1
-    return total.div_(count)
-
-
-def _starts(side: int, tile: int, tile_cells: int) -> tuple[list[int], int]:
-    """Return the offsets of the tiles along a side of the image, and the network's output stride, both in px.
-
-    The map of a tile has ``tile_cells`` cells.
-    """
-    if side <= tile:
-        return [0], tile
-    stride, rest = divmod(tile, tile_cells)
-    if rest:
-        raise ConfigError(
-            f"tile = {tile} px: the network maps it to {tile_cells} cells, so the maps of tiles would not be aligned",
-            remedy="give a multiple of the network's output stride",
-        )
-    last = math.ceil((side - tile) / stride) * stride
-    step = max(stride, (tile - tile // OVERLAP_DIVISOR) // stride * stride)
-    return [*range(0, last, step), last], stride
 
 
 def _probabilities(logits: Tensor) -> Tensor:

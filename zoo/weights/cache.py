@@ -7,10 +7,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 from urllib.parse import quote
 
 from filelock import FileLock
@@ -24,7 +22,6 @@ logger = logging.getLogger("zoo")
 
 DRIVE_URL = "https://drive.google.com/uc"
 READ_BYTES = 2**20
-Status = Literal["ok", "damaged", "partial", "unknown", "missing"]
 
 
 def weights_dir() -> Path:
@@ -182,59 +179,3 @@ def _digests_of_open(file: IO[bytes], path: str | os.PathLike[str], *kinds: str)
 def _unreadable(path: str | os.PathLike[str], error: Exception) -> WeightsError:
     reason = getattr(error, "strerror", None) or error
     return WeightsError(f"the file cannot be read ({reason})", path, "pass the path of a weights file")
-
-
-@dataclass(frozen=True)
-class CacheEntry:
-    """One file of the cache, checked.
-
-    Args:
-    - `path`: path of the file.
-    - `status`: whether it is what was published.
-    - `note`: reason for the status, or what to do.
-    - `sha256`: digest of a file that could be read completely.
-    """
-
-    path: Path
-    status: Status
-    note: str = ""
-    sha256: str = ""
-
-
-def audit_cache(names: Sequence[str] = ()) -> list[CacheEntry]:
-    """Check the published weights ``names``, or every file in the cache, and return an entry for each.
-
-    Lock files and hidden files are left out. Raises ConfigError for an unknown name.
-    """
-    if names:
-        return [_audit_named(entry_of(name).name) for name in names]
-    if not weights_dir().is_dir():
-        return []
-    paths = sorted(weights_dir().iterdir())
-    return [_audit(path) for path in paths if not path.name.startswith(".") and path.suffix != ".lock"]
-
-
-def _audit_named(name: str) -> CacheEntry:
-    path = weights_path(name)
-    part = path.with_name(f"{path.name}.part")
-    return _audit(path) if path.exists() or not part.exists() else _audit(part)
-
-
-def _audit(path: Path) -> CacheEntry:
-    name, _, rest = path.name.partition(SUFFIX)
-    is_published = rest == "" and name in published()
-    if rest == ".part":
-        return CacheEntry(path, "partial", f"{path.stat().st_size:,} bytes; zoo fetch {name} continues the download")
-    if not path.exists():
-        return CacheEntry(path, "missing", f"zoo fetch {name} downloads it")
-    try:
-        md5, sha256 = digests_of(path).values()
-    except WeightsError as error:
-        return CacheEntry(path, "damaged" if is_published else "unknown", str(error))
-    if is_published:
-        if md5 == published()[name].md5:
-            return CacheEntry(path, "ok", sha256=sha256)
-        return CacheEntry(path, "damaged", f"{_mismatch(name, md5)}; {_remedy(name)}", sha256)
-    twin = next((known for known, entry in published().items() if entry.md5 == md5), None)
-    note = f"holds {twin}; rename it to {twin}{SUFFIX}" if twin else "not published weights"
-    return CacheEntry(path, "unknown", note, sha256)

@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.architectures import ARCHITECTURES
 from zoo.errors import WeightsError, join_names
 from zoo.layers.norm import InPlaceABN
 from zoo.models import Network
@@ -32,20 +31,6 @@ COUNTER = "num_batches_tracked"
 MAX_KEYS = 5  # named in a message per kind of difference
 PLAIN_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 PLAIN_DTYPES |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
-# torchvision's ResNets by blocks per stage, whether the blocks are bottlenecks, and the first two sizes of the second
-# convolution's weight in the first block.
-TORCHVISION = {
-    ((2, 2, 2, 2), False, (64, 64)): "resnet18",
-    ((3, 4, 6, 3), False, (64, 64)): "resnet34",
-    ((3, 4, 6, 3), True, (64, 64)): "resnet50",
-    ((3, 4, 23, 3), True, (64, 64)): "resnet101",
-    ((3, 8, 36, 3), True, (64, 64)): "resnet152",
-    ((3, 4, 6, 3), True, (128, 4)): "resnext50_32x4d",
-    ((3, 4, 23, 3), True, (256, 8)): "resnext101_32x8d",
-    ((3, 4, 23, 3), True, (256, 4)): "resnext101_64x4d",
-    ((3, 4, 6, 3), True, (128, 128)): "wide_resnet50_2",
-    ((3, 4, 23, 3), True, (128, 128)): "wide_resnet101_2",
-}
 ClassifierOutcome = Literal["loaded", "dropped", "kept", "none"]
 
 
@@ -149,27 +134,6 @@ def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> tuple[Mappi
     else:
         fitted = weight.repeat(1, -(-in_chans // 3), 1, 1)[:, :in_chans] * (3 / in_chans)
     return {**state_dict, key: fitted.to(weight.dtype)}, in_chans
-
-
-def torchvision_arch(state_dict: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the torchvision ResNet with these keys, "ResNet" for an unknown one, None for other keys.
-
-    The classifier may be missing, as in segmentation networks.
-    """
-    if not {"conv1.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight"} <= state_dict.keys():
-        return None
-    blocks = tuple(
-        len({key.split(".")[1] for key in state_dict if key.startswith(f"layer{stage}.")}) for stage in range(1, 5)
-    )
-    width = tuple(state_dict["layer1.0.conv2.weight"].shape[:2])
-    return TORCHVISION.get((blocks, "layer1.0.conv3.weight" in state_dict, width), "ResNet")  # type: ignore[arg-type]
-
-
-def extract_backbone(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Return the backbone of a torchvision segmentation network with the keys of a ResNet; None for other keys."""
-    prefix = "backbone."
-    backbone = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
-    return backbone if "layer1.0.conv1.weight" in backbone else None
 
 
 def is_segmentation(keys: Iterable[str]) -> bool:
@@ -306,12 +270,6 @@ def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor],
 
 def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], source: str) -> str:
     """Return what to do with a file that does not fit."""
-    if (backbone := extract_backbone(of_file)) is not None:
-        return (
-            f"these are the keys of a torchvision segmentation network on {torchvision_arch(backbone)}, with another "
-            "head: convert its backbone with `zoo convert from-torchvision "
-            f"{source} TARGET --arch {torchvision_arch(backbone)}`, and pass TARGET as body_weights to zoo.get"
-        )
     if is_segmentation(of_file) and not is_segmentation(of_network):
         return "these are the weights of a DeepLab, with a body and a head: pass them to a deeplab_* network"
     if is_segmentation(of_network) and not is_segmentation(of_file):
@@ -319,14 +277,12 @@ def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], sou
             "these are not the weights of a DeepLab, with a body and a head: if they belong to its body, pass them as "
             "body_weights to zoo.get"
         )
-    if (arch := torchvision_arch(of_file)) is None or torchvision_arch(of_network) is not None:
-        return "pass the file of this architecture, or build the network with the file's options (input_3x3, norm)"
-    if arch in ARCHITECTURES:
+    if "layer1.0.conv1.weight" in of_file and "layer1.0.conv1.weight" not in of_network:
         return (
-            f"these are the keys of torchvision's {arch}: convert them with `zoo convert from-torchvision {source} "
-            f"TARGET --arch {arch}`, and pass TARGET, which records that its activation is relu"
+            "these are the keys of a torchvision ResNet: convert them with `zoo convert from-torchvision "
+            f"{source} TARGET --arch NAME`, and pass TARGET, which records that its activation is relu"
         )
-    return f"these are the keys of torchvision's {arch}, which this package does not have"
+    return "pass the file of this architecture, or build the network with the file's options (input_3x3, norm)"
 
 
 def _kind(tensor: Tensor) -> str:

@@ -7,7 +7,6 @@ import os
 import pickle
 import pickletools
 import re
-import struct
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -285,29 +284,7 @@ def _load_or_refuse(file: IO[bytes], path: Path) -> Any:
     try:
         return load_bounded(file)
     except Exception as error:  # a damaged pickle can raise anything
-        _refuse_programs(file, path)
         raise _load_error(path, error) from None
-
-
-def _refuse_programs(file: IO[bytes], path: Path) -> None:
-    """Raise WeightsError for a file of torch.export or ONNX, which holds a program."""
-    if path.suffix == ".onnx":
-        kind, runs_with = "ONNX", "an ONNX runtime"
-    elif {"archive_format", "models/model.json"} <= _names_in_archive(file):
-        kind, runs_with = "torch.export", "torch.export.load"
-    else:
-        return
-    remedy = f"run it with {runs_with}, or pass the weights file that it was exported from"
-    raise WeightsError(f"the file is an exported network ({kind}), not weights", path, remedy)
-
-
-def _names_in_archive(file: IO[bytes]) -> set[str]:
-    """Return the names in a zip archive without their common folder; empty if the file is no valid archive."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return {name.partition("/")[2] for name in archive.namelist()}
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, OSError):
-        return set()
 
 
 def _load_error(path: Path, error: Exception) -> WeightsError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from zoo.architectures import ARCHITECTURES, has_same_tensors, is_external
+from zoo.architectures import ARCHITECTURES, is_external
 from zoo.config import Experiment, parse_experiment
 from zoo.errors import ConfigError, WeightsError, join_names, nearest, shorten_repr
 from zoo.section import check_extent, parse_section
@@ -150,7 +150,7 @@ def check_same_network(
     ]
     raise WeightsError(
         f"{source}: belongs to another network: {'; '.join(parts)}; give the experiment or the arguments that the file "
-        f"was trained with{_conversions(differences)}{_as_body(differences)}; in Python, "
+        "was trained with, or convert the file (zoo convert); in Python, "
         "model.load_state_dict(zoo.weights.read_state_dict(FILE)) loads it all the same"
     )
 
@@ -171,29 +171,3 @@ def _agree(stored: Mapping[str, Any], key: str, value: Any) -> bool:
         return True
     recorded, value = (list(each) if isinstance(each, tuple) else each for each in (stored.get(key), value))
     return bool(recorded == value)
-
-
-Difference = tuple[str, Any, Any]  # key, value in the file, value asked for
-
-
-def _conversions(differences: list[Difference]) -> str:
-    """Return the kinds of ``zoo convert`` that turn the file's settings into those asked for; "" if none can."""
-    kinds = []
-    # Sorted, so that the activation is converted first: in-place norms have no relu.
-    for key, recorded, value in sorted(differences, key=lambda difference: difference[0]):
-        if key == "norm":
-            kinds.append("inplace-to-standard" if value == "standard" else "standard-to-inplace")
-        elif (key, recorded, value) == ("activation", "relu", "leaky_relu"):
-            kinds.append("relu-to-leaky-relu")
-        else:
-            return ""
-    return f", or convert the file (zoo convert {' and then '.join(kinds)})"
-
-
-def _as_body(differences: list[Difference]) -> str:
-    """Return the hint that the file fits the body of the architecture that is asked for; "" if it does not."""
-    for key, recorded, value in differences:
-        body = ARCHITECTURES[value].structure.get("body") if key == "arch" and value in ARCHITECTURES else None
-        if body is not None and not is_external(recorded) and has_same_tensors(recorded, body):
-            return f", or give the file as body_weights to zoo.get, for the body of {value}"
-    return ""
