@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import zoo
-from tests.data.sample_images import make_folder
+from tests.data.sample_images import make_folder, random_image
 from tests.hub_server import Hub
 from zoo.cli import main
 from zoo.errors import ConfigError, WeightsError
@@ -154,6 +154,7 @@ CONFIGS = {
     "many classes": ({**TIMM, "num_classes": 10**9}, "num_classes = 1000000000"),
     "classes are text": ({**TIMM, "num_classes": "3"}, "num_classes"),
     "too many names": ({**TIMM, "label_names": ["a", "b", "c", "d"]}, "has 4 names for 3 classes"),
+    "means are a number": ({**TIMM, "pretrained_cfg": {"input_size": [3, 8, 8], "mean": 5}}, "mean"),
     "odd means": ({**TIMM, "pretrained_cfg": {"input_size": [3, 8, 8], "mean": "x"}}, "mean"),
     "an unknown network": ({"network": {**DESCRIBED, "arch": "resnet0"}}, "this version has no such network"),
     "another network": ({"network": {**DESCRIBED, "norm": "sync"}}, "describe different networks"),
@@ -189,7 +190,7 @@ def test_a_repository_of_timm_is_built_by_timm_and_computes_what_it_does_there(
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model = timm.create_model("test_resnet", num_classes=3, avg_down=True).eval()
-    model.pretrained_cfg["interpolation"] = "bicubic"
+    model.pretrained_cfg |= {"crop_mode": "border", "mean": (0.2, 0.5, 0.7)}
     config = {"label_names": ["a", "b", "c"]}
     timm.models.save_for_hf(model, tmp_path / "files", config, {"avg_down": True}, safe_serialization=True)
     hub.commit("me/net", {path.name: path.read_bytes() for path in (tmp_path / "files").iterdir()})
@@ -199,6 +200,14 @@ def test_a_repository_of_timm_is_built_by_timm_and_computes_what_it_does_there(
     assert torch.equal(loaded(images), model(images))
     spec = read_weights(NAME).spec
     assert (spec.arch, spec.num_classes, spec.class_names) == ("timm:test_resnet", 3, ["a", "b", "c"])
-    assert (spec.preprocessing.crop_val, spec.preprocessing.scale_val) == (160, 168)
-    assert "timm resizes the images of this network with interpolation 'bicubic'" in caplog.text
+    reference = timm.data.create_transform(**timm.data.resolve_model_data_config(model, use_test_size=True))
+    image = random_image(0, 301, 250)
+    assert torch.equal(zoo.transforms(NAME)(image), reference(image))
+    assert "preprocessing" not in caplog.text
     assert zoo.get(NAME, memory="lean")(images).shape == (2, 3)
+    wide = json.loads((tmp_path / "files" / "config.json").read_bytes()) | {
+        "pretrained_cfg": {"input_size": [3, 64, 32]}
+    }
+    hub.commit("me/net", {"config.json": json.dumps(wide).encode()})
+    assert read_weights(NAME).spec.preprocessing is None
+    assert "the preprocessing of timm:test_resnet is not supported" in caplog.text

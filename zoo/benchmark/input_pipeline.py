@@ -17,7 +17,7 @@ from zoo.config import Decoder, Experiment
 from zoo.data.augmentation import draw_colors, finish
 from zoo.data.folder import Batch, ImageFolder, collate
 from zoo.data.location import DataPath
-from zoo.data.pixels import ByteTensorPixels, PILPixels, Pixels, decode_jpeg, jpeg_size, load_codec, open_pixels
+from zoo.data.pixels import ByteTensorPixels, PILPixels, Pixels, decode_jpeg, jpeg_frame, load_codec, open_pixels
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
 from zoo.data.transforms import TrainTransform, Transform, ValTransform, random_box
@@ -137,7 +137,7 @@ def _open(setting: Setting, root: DataPath) -> ImageFolder:
 def _jpeg_indices(images: ImageFolder, num_images: int) -> list[int]:
     """Return the evenly spaced indices of at most ``num_images`` JPEG files that `decode_jpeg` can read."""
     chosen = [index * len(images) // min(num_images, len(images)) for index in range(min(num_images, len(images)))]
-    found = [index for index in chosen if jpeg_size(images.source.read(index)) is not None]
+    found = [index for index in chosen if jpeg_frame(images.source.read(index)) is not None]
     if not found:
         raise DataError(
             f"none of {len(chosen)} images is an 8-bit gray or RGB JPEG file",

@@ -27,7 +27,7 @@ from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.timing import ratios
 from zoo.data.folder import open_source
 from zoo.data.location import DataPath
-from zoo.data.pixels import jpeg_size
+from zoo.data.pixels import jpeg_frame
 from zoo.data.prepare.write_shards import write_shards
 from zoo.data.source import Source
 from zoo.errors import ConfigError, DataError, ZooError
@@ -97,7 +97,7 @@ def _copy(source: Source, root: Path, num_images: int, batch_size: int, workers:
     for number in range(num_images):
         index = number * available // num_images
         encoded = source.read(index)
-        if jpeg_size(encoded) is None:
+        if jpeg_frame(encoded) is None:
             what = "the image is not an 8-bit gray or RGB JPEG file, which all loaders read"
             raise DataError(what, Path(source.root) / os.fsdecode(source.names[index]), "leave it out")
         path = root / "files" / "train" / f"{source.targets[index]:05}" / f"{number:06}.jpg"

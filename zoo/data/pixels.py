@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import get_worker_info
 from torchvision import io as tvio
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvF
@@ -34,6 +33,8 @@ WHAT = "an image"
 _JPEG_OPERATOR = getattr(torch.ops.image, "decode_jpeg", None)
 JPEG_START = b"\xff\xd8\xff"
 FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # start-of-frame markers; the others in this range define tables
+BASELINE_FRAMES = {0xC0, 0xC1}
+BLOCK = 8  # rows of the blocks that a JPEG file consists of, before the subsampling of colors
 DCT_SCALES = (8, 4, 2)  # downscaling factors of the JPEG decoder
 
 
@@ -47,6 +48,19 @@ class Box(NamedTuple):
     left: int
     height: int
     width: int
+
+
+class JPEGFrame(NamedTuple):
+    """The frame header of a JPEG file.
+
+    Args:
+    - `width`, `height`: of the image.
+    - `place`: of its marker in the file.
+    """
+
+    width: int
+    height: int
+    place: int
 
 
 class Pixels(Protocol):
@@ -81,9 +95,9 @@ def open_pixels(encoded: bytes, name: str, decoder: Decoder) -> Pixels:
     """
     if decoder != "pil":
         with naming(name, WHAT):
-            size = jpeg_size(encoded)
-        if size is not None and _JPEG_OPERATOR is not None:
-            return (JPEGPixels if decoder == "torchvision" else ScaledJPEGPixels)(encoded, name, *size)
+            frame = jpeg_frame(encoded)
+        if frame is not None and _JPEG_OPERATOR is not None:
+            return (JPEGPixels if decoder == "torchvision" else ScaledJPEGPixels)(encoded, name, frame)
     return PILPixels(decode_as(encoded, name, load_rgb, WHAT))
 
 
@@ -160,17 +174,17 @@ class ByteTensorPixels:
 
 
 class JPEGPixels:
-    """A JPEG file that torchvision decodes as a whole on first use."""
+    """A JPEG file that torchvision decodes: as a whole, or in workers from the top to the end of the requested part."""
 
-    def __init__(self, encoded: bytes, name: str, width: int, height: int) -> None:
+    def __init__(self, encoded: bytes, name: str, frame: JPEGFrame) -> None:
         self.encoded = encoded
         self.name = name
-        self.height = height
-        self.width = width
+        self.frame = frame
+        self.width, self.height = frame[:2]
 
     def part(self, box: Box, least: tuple[int, int] = (0, 0)) -> ByteTensorPixels:
         """Return a part of the image."""
-        return self._decoded().part(box)
+        return self._decoded(box.top + box.height).part(box)
 
     def resized(
         self, height: int, width: int, window: Box | None = None, interpolation: Interpolation = "bilinear"
@@ -182,12 +196,35 @@ class JPEGPixels:
         """Return the pixels, uint8."""
         return self._decoded().tensor()
 
-    def _decoded(self) -> ByteTensorPixels:
+    def _decoded(self, end: int | None = None) -> ByteTensorPixels:
+        """Return the rows to ``end``, and those below that are decoded with them; default: all."""
+        encoded = bytearray(self.encoded)
+        rows = None if end is None or get_worker_info() is None else self._rows_to_decode(end)
+        if rows is not None:
+            place = self.frame.place + 5
+            encoded[place : place + 2] = rows.to_bytes(2, "big")
+        # libjpeg warns on stderr that more data follows than its rows need. Only workers are silenced: their processes
+        # have no other threads that write to stderr.
+        silence = nullcontext() if rows is None else _silent_stderr()
         with naming(self.name, WHAT):
             try:
-                return ByteTensorPixels(decode_jpeg(torch.frombuffer(bytearray(self.encoded), dtype=torch.uint8)))
+                with silence:
+                    return ByteTensorPixels(decode_jpeg(torch.frombuffer(encoded, dtype=torch.uint8)))
             except RuntimeError as error:  # "decode_jpeg, FILE:LINE, what is wrong"
                 raise ValueError(str(error).rpartition(", ")[2]) from error
+
+    def _rows_to_decode(self, end: int) -> int | None:
+        """Return the height of the smallest image whose rows to ``end`` have the bits of the whole; None for the whole.
+
+        The upsampling of colors reads the row below. Rows are coded in units of blocks of the largest sampling factor.
+        """
+        place = self.frame.place
+        samplings = self.encoded[place + 11 : place + 11 + 3 * self.encoded[place + 9] : 3]
+        unit = BLOCK * max((sampling % 16 for sampling in samplings), default=0)
+        if self.encoded[place + 1] not in BASELINE_FRAMES or unit == 0:
+            return None
+        rows = (end // unit + 1) * unit
+        return rows if rows < self.frame.height else None
 
 
 class ScaledJPEGPixels(JPEGPixels):
@@ -234,8 +271,9 @@ def decode_jpeg(encoded: Tensor) -> Tensor:
 @lru_cache(maxsize=1)
 def load_codec() -> Any:
     """Return the module of nvImageCodec; ConfigError if it is not installed."""
+    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
     try:
-        with _silent_stderr():
+        with _silent_stderr():  # it warns about codecs that are not installed
             from nvidia import nvimgcodec
     except ImportError as error:
         raise ConfigError(
@@ -245,19 +283,23 @@ def load_codec() -> Any:
     return nvimgcodec
 
 
-@contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Suppress nvImageCodec's warnings on stderr about codecs that are not installed."""
-    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-            yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
+class _silent_stderr:
+    """Context manager that suppresses what libraries print on stderr."""
+
+    def __enter__(self) -> None:
+        """Begin."""
+        self._stderr = os.dup(2)
+        os.dup2(_open_null(), 2)
+
+    def __exit__(self, *error: object) -> None:
+        """End."""
+        os.dup2(self._stderr, 2)
+        os.close(self._stderr)
+
+
+@lru_cache(maxsize=1)
+def _open_null() -> int:
+    return os.open(os.devnull, os.O_WRONLY)
 
 
 @lru_cache(maxsize=1)
@@ -271,8 +313,8 @@ def _region_decoder(process: int) -> Any:
     )
 
 
-def jpeg_size(encoded: bytes) -> tuple[int, int] | None:
-    """Return (width, height) of an 8-bit JPEG file with one or three components; None for any other file.
+def jpeg_frame(encoded: bytes) -> JPEGFrame | None:
+    """Return the frame header of an 8-bit JPEG file with one or three components; None for any other file.
 
     Raises ValueError for too many pixels, before torchvision allocates memory for them.
     """
@@ -286,7 +328,7 @@ def jpeg_size(encoded: bytes) -> tuple[int, int] | None:
             if encoded[place + 4] != 8 or encoded[place + 9] not in (1, 3):
                 return None
             check_size(width, height)
-            return width, height
+            return JPEGFrame(width, height, place)
         # 0xFF bytes may pad a marker. Any other marker is followed by the length of its segment.
         place += 1 if marker == 0xFF else 2 + int.from_bytes(encoded[place + 2 : place + 4], "big")
     return None

@@ -231,9 +231,10 @@ class Network(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Apply `zoo.lean` to the network, which about halves its activation memory; ``enable=False`` removes it.
 
-        Calls of the network are then lean. `forward_features` and others that are called alone are not.
+        Each stage is lean by itself, too, for `forward_features` and others that are called alone.
         """
-        lean(self, enabled=enable)
+        for module in (self, *self.children()):
+            lean(module, enabled=enable)
 
     def set_input_channels(self, in_chans: int) -> None:
         """Replace the first convolution's weight by an uninitialized one for ``in_chans`` image channels."""

@@ -155,17 +155,32 @@ def _preprocessing_of_timm(name: str, sha256: str | None) -> dict[str, Any]:
     settings = import_module("timm").get_pretrained_cfg(name)
     if settings is None:
         return {}
-    found = import_module("timm.data").resolve_data_config(pretrained_cfg=settings.to_dict(), use_test_size=True)
-    _, height, width = found["input_size"]
-    if height != width:
-        raise ConfigError(f"timm:{name} takes images of {width} x {height} px; only square images are supported")
+    found = read_timm_preprocessing(settings.to_dict())
+    if found is None:
+        what = f"input_size = {settings.input_size} and crop_pct = {settings.crop_pct}"
+        raise ConfigError(f"{what}: only square color images that fill the crop are supported", f"timm:{name}")
+    return found
+
+
+def read_timm_preprocessing(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the preprocessing in a ``pretrained_cfg`` of timm, with the size of timm's own tests.
+
+    None unless it is of square color images that fill the crop. Other values are not checked, because the content may
+    be that of a file. Raises ConfigError if timm is not installed.
+    """
+    _names("timm")
+    found = import_module("timm.data").resolve_data_config(pretrained_cfg=cfg, use_test_size=True)
+    match found["input_size"], found["crop_pct"]:
+        case [3, int(height), int(width)], float() | int() as crop_pct if height == width > 0 and 0.01 < crop_pct <= 1:
+            scale = math.floor(height / crop_pct)
+        case _:
+            return None
     return {
-        "scale_val": math.floor(height / found["crop_pct"]),
+        "scale_val": scale,
         "crop_val": height,
-        "mean": list(found["mean"]),
-        "std": list(found["std"]),
         "interpolation_val": found["interpolation"],
         "crop_mode_val": found["crop_mode"],
+        **{key: list(found[key]) if isinstance(found[key], tuple) else found[key] for key in ("mean", "std")},
     }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any
 
 from zoo.errors import ConfigError, WeightsError, escape, shorten_repr, truncate
 from zoo.files import is_offline
+from zoo.models.external import read_timm_preprocessing
 from zoo.section import check_extent
 from zoo.spec import NetworkSpec
 from zoo.weights.stored_spec import parse_network
@@ -133,31 +133,20 @@ def parse_config(config: Mapping[str, Any], source: str) -> NetworkSpec:
     if not isinstance(cfg, dict) or not isinstance(options, dict):
         raise WeightsError("pretrained_cfg and model_args are not both objects", source, "ask its owner")
     check_extent(options, source, WeightsError)
-    how = cfg.get("interpolation", "bicubic"), cfg.get("crop_mode", "center")
-    if how != ("bilinear", "center"):
+    images = read_timm_preprocessing(cfg)
+    if images is None:
         logger.warning(
-            "%s: timm resizes the images of this network with interpolation %s and crop mode %s, zoo with bilinear and "
-            "center, which changes scores slightly", escape(source), *map(shorten_repr, how),
+            "%s: the preprocessing of timm:%s is not supported (only square color images are); set that of your images",
+            escape(source), name,
         )  # fmt: skip
     content = {
         "arch": f"timm:{name}",
         "options": {key: value for key, value in options.items() if key != "num_classes"},  # timm repeats it there
         "num_classes": config.get("num_classes", cfg.get("num_classes", 1000)),
-        "preprocessing": _preprocessing(cfg, source),
+        "preprocessing": images,
         "class_names": _class_names(config.get("label_names", cfg.get("label_names"))),
     }
     return parse_network(content, source)
-
-
-def _preprocessing(cfg: Mapping[str, Any], source: str) -> dict[str, Any] | None:
-    """Return the preprocessing of a network of timm: None if unknown or not of square color images."""
-    match cfg.get("input_size"), cfg.get("crop_pct", 1.0):
-        case [3, int(height), int(width)], float() | int() as crop_pct if height == width > 0 and 0.01 < crop_pct <= 1:
-            scale = math.floor(height / crop_pct)
-        case _:
-            return None
-    keys = {key: cfg[key] for key in ("mean", "std") if key in cfg}
-    return {"scale_val": scale, "crop_val": height, **keys}
 
 
 def _class_names(names: Any) -> list[str] | None:
