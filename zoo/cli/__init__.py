@@ -12,9 +12,9 @@ import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
-import zoo
 from zoo.cli.benchmark import BENCHMARK
 from zoo.cli.convert import Convert
 from zoo.cli.data import DATA
@@ -32,6 +32,7 @@ from zoo.cli.show import Show
 from zoo.cli.train import Train
 from zoo.cli.validate import Validate
 from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, escape
+from zoo.files import DISTRIBUTION
 from zoo.run.console import set_up_console
 
 COMMANDS: Mapping[str, type[Command] | Group] = {
@@ -80,9 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="zoo", description="Train, score and convert networks that classify or segment images."
     )
-    parser.add_argument(
-        "--version", action="version", version=f"zoo {zoo.__version__}", help="Print the version and exit"
-    )
+    parser.add_argument("--version", action=_PrintVersion, help="Print the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, command in COMMANDS.items():
         if isinstance(command, Group):
@@ -133,6 +132,20 @@ def _run(args: argparse.Namespace, command_line: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     return code
+
+
+class _PrintVersion(argparse.Action):
+    """Prints the version and exits; also works in a checkout that is not installed."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        try:
+            print(f"zoo {metadata.version(DISTRIBUTION)}")
+        except metadata.PackageNotFoundError:
+            print("zoo (checkout, not installed)")
+        parser.exit()
 
 
 def _rank() -> int:
