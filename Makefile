@@ -23,9 +23,9 @@ DEPENDENCIES = $(if $(filter torch==$* torch==$(*:.0=),$(OLDEST)),$(OLDEST),torc
 quickstart: $(READY)
 	$(BIN)/python -m zoo quickstart
 
-# Tests that take over 2 s belong to test-slow; the limit is twice that, as the machine may have other work.
+# Tests that take over 2 s belong to test-slow.
 test: $(TOOLS)
-	$(BIN)/python $(PYTEST) --time-limit 4
+	$(BIN)/python $(PYTEST) --durations 5 --durations-min 2
 
 test-slow: $(TOOLS)
 	$(BIN)/python $(PYTEST) -m "(slow or dist) and not (smoke or pages or $(ON_DEMAND))"
@@ -36,8 +36,7 @@ test-pages: $(TOOLS)
 test-gpu: $(TOOLS)
 	$(BIN)/python -m pytest -m gpu
 
-# `test`, `test-slow` and `test-pages` in one run, which collects the tests once, and without a limit of time: machines that
-# many share differ too much.
+# `test`, `test-slow` and `test-pages` in one run, which collects the tests once.
 test-all: $(TOOLS)
 	$(BIN)/python $(PYTEST) -m "not ($(ON_DEMAND))"
 

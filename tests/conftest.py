@@ -6,10 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.time_limit import pytest_addoption, pytest_runtest_call, pytest_sessionstart
-
-__all__ = ["pytest_addoption", "pytest_runtest_call", "pytest_sessionstart"]
-
 # Before torch is imported: processes that a test starts inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The tests of downloads take it away: they have a server on this machine.

@@ -6,7 +6,7 @@ import pytest
 
 from zoo.config import Expected, Experiment
 from zoo.run.results_table import results_table
-from zoo.tables import markdown_table, number_text
+from zoo.tables import markdown_table
 from zoo.tasks.classification import LABELS, ClassificationResult, ClassificationTask
 
 
@@ -19,18 +19,6 @@ def test_columns_are_padded_and_numbers_stand_right() -> None:
         "| wider_resnet38 | 79.72 |",
         "| x              |       |",
     ]
-
-
-def test_a_column_with_one_text_stands_left() -> None:
-    assert markdown_table(["n"], [[1], ["many"]]).splitlines()[2:] == ["| 1    |", "| many |"]
-
-
-def test_bars_in_cells_do_not_open_new_columns() -> None:
-    assert markdown_table(["a"], [["|w| + eps"]]).splitlines()[2] == "| \\|w\\| + eps |"
-
-
-def test_a_table_without_rows_still_has_its_head() -> None:
-    assert markdown_table(["a", "long"], []).splitlines() == ["| a   | long |", "| --- | ---- |"]
 
 
 def _result(protocol: str) -> ClassificationResult:
@@ -64,9 +52,3 @@ def test_top_5_is_not_shown_where_it_is_always_right(classes: int, has_top5: boo
     assert "top-1 %" in table
     assert "± top-1" in table
     assert ("top-5" in table) == has_top5
-
-
-def test_numbers_have_four_digits_and_whole_ones_all_of_them() -> None:
-    values = (None, "rises", 5250, 5250.4, 12345, 12345.6, 10**10, 0.00012344, 1.5)
-    texts = ["", "rises", "5250", "5250", "12,345", "12,346", "1e+10", "0.0001234", "1.5"]
-    assert [number_text(value) for value in values] == texts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,21 +17,20 @@ from zoo.architectures import ARCHITECTURES
 from zoo.benchmark import layer, max_batch, pareto_plot
 from zoo.benchmark.model import measure_networks, measure_strategies
 from zoo.benchmark.network_setup import Setup, room_for_compilations
-from zoo.benchmark.results import Case, Results, markdown, median_and_spread
+from zoo.benchmark.results import Case, Results, markdown
 from zoo.benchmark.strategies import BASELINE, EAGER, FUSED, Strategy, all_strategies, choose_strategies
-from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
+from zoo.benchmark.timing import Clock, Step, time_interleaved
 from zoo.engine import wrapping
 from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError, VerificationError
 from zoo.layers import InPlaceABN
-from zoo.ops.abn import backend, native
+from zoo.ops.abn import native
 from zoo.remat.budget import parse_bytes
 from zoo.remat.memory_use import count_memory, measure_memory, measure_peak
 from zoo.run import plot_style
 from zoo.spec import NetworkSpec
 
 CPU = torch.device("cpu")
-REVNETS = ("RevNet stored", "RevNet", "RevNet, iABN")
 TINY = Setup(NetworkSpec(arch="resnet18"), batch=2, size=32, structure=(1, 1, 1, 1))
 pytestmark = [
     pytest.mark.slow,  # measures
@@ -53,11 +51,6 @@ def values_of(results: Results, metric: str) -> dict[str, float]:
 
 
 # --- format ---
-
-
-def test_median_and_interquartile_range() -> None:
-    assert median_and_spread([5.0, 1.0, 4.0, 2.0, 3.0]) == (3.0, 2.0)
-    assert median_and_spread([7.0]) == (7.0, 0.0)
 
 
 def test_the_json_file_has_all_of_a_record_and_of_the_header(tmp_path: Path) -> None:
@@ -133,45 +126,6 @@ def test_steps_take_turns_and_begin_each_round_with_another_one() -> None:
     assert seconds["fast"] == pytest.approx([0.002] * 3)
 
 
-def test_preparations_are_not_timed() -> None:
-    clock = _FakeClock()
-
-    def prepare() -> None:
-        clock.now += 100
-
-    def run(times: int) -> None:
-        clock.now += times
-
-    assert time_interleaved({"step": Step(run, prepare)}, clock, rounds=2) == {"step": [1.0, 1.0]}
-
-
-def test_ratios_are_taken_within_a_round() -> None:
-    assert ratios([1.0, 4.0], [2.0, 2.0]) == [0.5, 2.0]
-
-
-KEPT = """
-import re, torch
-from zoo.benchmark.timing import keep_heap
-
-def resident():
-    return int(re.search(r"VmRSS:\\s+(\\d+) kB", open("/proc/self/status").read()).group(1))
-
-print(keep_heap())
-x = torch.ones(25_000_000)
-before = resident()
-del x
-print(before - resident())
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_heap_is_kept_where_it_says_so() -> None:
-    said, given_back_kb = subprocess.run(
-        [sys.executable, "-c", KEPT], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    assert (int(given_back_kb) < 50_000) == said.startswith("heap kept")
-
-
 # --- layer ---
 
 
@@ -196,17 +150,11 @@ def test_every_layer_has_all_metrics_and_the_bytes_known_by_hand() -> None:
     for metric in ("time", "time ratio", "peak"):
         assert all(value > 0 for value in values_of(results, metric).values())
     assert values_of(results, "time ratio")[BASELINE] == 1
+    if native.unavailable_reason() is None:
+        assert held["iABN native"] == pytest.approx(1, abs=0.05)
+        assert "raw native" in values_of(results, "time")
     assert values_of(results, "traffic").keys() == values_of(results, "/ minimal traffic").keys()
     assert results.settings["copy bandwidth, GB/s"] > 0
-
-
-@NATIVE
-@pytest.mark.usefixtures("_no_inductor")
-def test_the_native_layer_holds_its_output_alone_and_the_raw_operators_are_timed() -> None:
-    results = new_results()
-    layer.measure_layers(results, [(2, 16, 14, 14)], ["float32"], ["channels_last"], rounds=2)
-    assert values_of(results, "held")["iABN native"] == pytest.approx(1, abs=0.05)
-    assert "raw native" in values_of(results, "time")
 
 
 def test_a_timed_layer_overwrites_its_input_and_gets_the_gradients_of_any_other() -> None:
@@ -238,6 +186,7 @@ def test_budgets_of_compiled_models_do_not_get_mixed_up() -> None:
             held.append(measure_memory(lambda: call(x).sum(), model.parameters()).held)  # noqa: B023
     assert held[0] == held[2]
     assert held[1] < held[0] / 2
+    assert torch._functorch.config.activation_memory_budget == 1.0  # the process keeps its own
 
 
 def test_faults_in_the_choice_of_a_network_are_named() -> None:
@@ -256,11 +205,6 @@ def test_every_value_of_the_memory_option_is_a_strategy() -> None:
     assert {strategy.memory for strategy in EAGER} == values
 
 
-def test_the_baseline_is_always_among_the_strategies() -> None:
-    names = [strategy.name for strategy in choose_strategies(all_strategies([0.5]), ["iABN", "compiled * 0.5"])]
-    assert names == [BASELINE, "iABN", "compiled std-BN 0.5", "compiled iABN 0.5"]
-
-
 def test_networks_are_measured_relative_to_eager_std_bn() -> None:
     results = new_results()
     measure_networks(results, [TINY], ["eager"], rounds=2)
@@ -276,19 +220,11 @@ def test_networks_are_measured_relative_to_eager_std_bn() -> None:
     assert [table.count("iABN plain") for table in tables if table.startswith("|")] == [1, 1]
 
 
-@pytest.mark.usefixtures("_no_inductor")
-def test_without_rounds_only_bytes_are_measured() -> None:
-    results = new_results()
-    measure_networks(results, [TINY], ["compiled"], rounds=0)
-    assert [*values_of(results, "held")] == [BASELINE, "compiled std-BN", "compiled iABN"]
-    assert not values_of(results, "step")
-    assert not values_of(results, "convolution")
-
-
 def test_installed_packages_of_the_same_name_are_peers() -> None:
     results = new_results()
     measure_networks(results, [Setup(NetworkSpec(arch="resnet18"), batch=2, size=32)], ["eager"], rounds=0)
     held = values_of(results, "held")
+    assert not values_of(results, "step")
     assert held["torchvision eager"] == pytest.approx(held[BASELINE], rel=0.05)  # torch's norms and ReLU, in place
 
 
@@ -326,13 +262,11 @@ def test_what_torch_refuses_to_run_is_noted_unless_it_is_the_baseline() -> None:
 
 
 def test_half_precision_is_autocast_and_has_a_fused_strategy_of_its_own() -> None:
-    single, half = new_results(), new_results()
-    measure_strategies(single, TINY, choose_strategies(EAGER, ["iABN*"]), rounds=0)
-    strategies = choose_strategies(EAGER, ["iABN*"], "bfloat16")
-    measure_strategies(half, replace(TINY, dtype="bfloat16"), strategies, rounds=0)
-    assert FUSED not in values_of(single, "held")
-    assert values_of(half, "held")[FUSED] < values_of(half, "held")["iABN"]
-    assert any("iABN inverted sums" in note for note in single.notes)  # which this network does not have
+    assert FUSED not in {strategy.name for strategy in choose_strategies(EAGER, ["iABN*"])}
+    results = new_results()
+    strategies = choose_strategies(EAGER, ["iABN", FUSED], "bfloat16")
+    measure_strategies(results, replace(TINY, dtype="bfloat16"), strategies, rounds=0)
+    assert values_of(results, "held")[FUSED] < values_of(results, "held")["iABN"]
 
 
 def test_reversible_networks_are_measured_beside_the_ordinary_ones() -> None:
@@ -344,13 +278,6 @@ def test_reversible_networks_are_measured_beside_the_ordinary_ones() -> None:
     assert held["RevNet, iABN"] < held["RevNet"] < held["std-BN checkpointed"] < held["RevNet stored"]
 
 
-def test_only_a_network_with_a_reversible_twin_has_its_strategies() -> None:
-    results = new_results()
-    measure_strategies(results, TINY, choose_strategies(EAGER, ["RevNet"]), rounds=0)
-    assert [*values_of(results, "held")] == [BASELINE]
-    assert "resnet101_preact" in results.notes[0]
-
-
 # --- fit ---
 
 
@@ -359,25 +286,19 @@ def test_amounts_of_memory_are_read(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "16 GiBi", "-1GB"])
-def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="16GiB"):
-        parse_bytes(text)
-
-
 def test_one_image_more_than_the_largest_batch_does_not_fit() -> None:
-    prediction = max_batch.MemoryPrediction(TINY, EAGER[0])
-    limit = prediction.bytes_for(29).total
-    assert prediction.largest_batch(limit) == (29, prediction.bytes_for(29))
-    assert prediction.largest_batch(limit - 1)[0] == 28
+    prediction = max_batch.MemoryPrediction(TINY, EAGER[0], scratch=False)
+    limit = prediction.bytes_for(5).total
+    assert prediction.largest_batch(limit) == (5, prediction.bytes_for(5))
+    assert prediction.largest_batch(limit - 1)[0] == 4
     assert prediction.largest_batch(1000) == (0, prediction.bytes_for(2))
 
 
 def test_eight_pixels_more_than_the_largest_side_do_not_fit() -> None:
     prediction = max_batch.MemoryPrediction(TINY, EAGER[0], scratch=False)
-    limit = prediction.bytes_for(2, 200).total
-    assert prediction.largest_size(limit, 8) == (200, prediction.bytes_for(2, 200))
-    assert prediction.largest_size(limit - 1, 8)[0] == 192
+    limit = prediction.bytes_for(2, 72).total
+    assert prediction.largest_size(limit, 8) == (72, prediction.bytes_for(2, 72))
+    assert prediction.largest_size(limit - 1, 8)[0] == 64
     assert prediction.largest_size(1000, 8) == (0, prediction.bytes_for(2, 16))
 
 
@@ -385,39 +306,14 @@ def test_a_network_that_segments_is_measured_with_label_maps_and_a_loss_for_each
     setup, results = Setup(NetworkSpec(arch="deeplab_resnet18", num_classes=5), batch=2, size=32), new_results()
     assert setup.input_bytes == 2 * 32 * 32 * (3 * 4 + 8)
     assert setup.forward_of(lambda images: images.new_zeros(2, 5, 32, 32))().item() == pytest.approx(2 * math.log(5))
-    max_batch.check_predictions(results, setup, choose_strategies(EAGER, ["iABN"]), [4])
-    assert len(values_of(results, "difference")) == 2
+    max_batch.check_predictions(results, setup, EAGER[:1], [4])
+    assert len(values_of(results, "difference")) == 1
 
 
-def test_predictions_without_scratch_memory_are_those_of_the_tensors_alone() -> None:
-    alone, scratch = (max_batch.MemoryPrediction(TINY, EAGER[0], scratch=with_it).bytes_for(8).step
-                      for with_it in (False, True))  # fmt: skip
-    model = EAGER[0].build(replace(TINY, device=torch.device("meta")))
-    setup = replace(TINY, batch=8, device=torch.device("meta"))
-    assert alone == count_memory(setup.forward_of(model), model.parameters()).peak <= scratch
-
-
-@pytest.mark.exhaustive
-def test_where_not_even_two_images_fit_the_table_says_so() -> None:
-    results, strategies = new_results(), choose_strategies(EAGER, ["iABN"])
-    limit = (
-        max_batch.MemoryPrediction(TINY, EAGER[0]).bytes_for(2).total
-        + max_batch.MemoryPrediction(TINY, choose_strategies(EAGER, ["iABN"])[1]).bytes_for(2).total
-    ) // 2
-    assert max_batch.report_fits(results, TINY, strategies, limit)
-    assert values_of(results, "largest batch") == {BASELINE: 0, "iABN": 2}
-    assert [*values_of(results, "needed")] == ["iABN"]
-    (note,) = results.notes
-    assert note.startswith("does not fit: std-BN needs ")
-    assert "for a batch of 2 at 32 px" in note
-    assert not max_batch.report_fits(new_results(), TINY, strategies, 1000)
-
-
-@pytest.mark.parametrize("arch", [pytest.param("resnet32_cifar", marks=pytest.mark.exhaustive), "revnet38_cifar"])
-def test_fit_and_pareto_measure_the_same_networks(arch: str) -> None:
+def test_fit_and_pareto_measure_the_same_networks() -> None:
     """Both have the same strategies, the reversible twin among them, and count the same bytes for each."""
     front, fits = new_results(), new_results()
-    setup = Setup(NetworkSpec(arch=arch), batch=4, size=32)
+    setup = Setup(NetworkSpec(arch="revnet38_cifar"), batch=4, size=32)
     strategies = choose_strategies(EAGER, ["*RevNet*", "iABN"])
     measure_strategies(front, setup, strategies, rounds=0)
     max_batch.check_predictions(fits, setup, strategies, [4])
@@ -438,51 +334,16 @@ def test_the_note_on_a_reversible_network_names_its_ordinary_twin() -> None:
         Setup(NetworkSpec(arch="revnet38_cifar"), batch=2, size=32).reversible_twin()
 
 
-def test_a_network_without_a_twin_has_no_reversible_row_in_fit() -> None:
-    results = new_results()
-    setup = Setup(NetworkSpec(arch="resnext50"), batch=2, size=32, structure=(1, 1, 1, 1))
-    max_batch.report_fits(results, setup, choose_strategies(EAGER, ["RevNet*", "iABN"]), 1000)
-    assert [*values_of(results, "largest batch")] == [BASELINE, "iABN"]
-    assert [note for note in results.notes if note.startswith("not measured: RevNet (only ")]
-
-
-def test_a_reversible_twin_is_predicted_to_need_less() -> None:
-    setup = Setup(NetworkSpec(arch="resnet32_cifar"), batch=2, size=32)
-    need = {
-        name: max_batch.MemoryPrediction(setup, choose_strategies(EAGER, [name])[-1]).bytes_for(16).step
-        for name in REVNETS
-    }
-    assert need["RevNet, iABN"] < need["RevNet"] < need["RevNet stored"] / 2
-
-
-def test_a_network_that_cannot_be_built_is_a_fault_and_no_note() -> None:
-    with pytest.raises(ConfigError, match="resnet18"):
-        max_batch.report_fits(new_results(), replace(TINY, spec=NetworkSpec(arch="resnet19")), EAGER, 10**9)
-
-
-@pytest.mark.parametrize(
-    ("arch", "kernels"),
-    [
-        pytest.param("resnet50", "reference", marks=pytest.mark.exhaustive),
-        pytest.param("resnet50", "native", marks=NATIVE),
-        pytest.param("resnext50", "reference", marks=pytest.mark.exhaustive),
-        pytest.param("resnext50", "native", marks=[NATIVE, pytest.mark.exhaustive]),
-        pytest.param("densenet121", "reference", marks=pytest.mark.exhaustive),
-        pytest.param("densenet121", "native", marks=[NATIVE, pytest.mark.exhaustive]),
-    ],
-)
-def test_predictions_are_within_5_percent_of_real_steps(arch: str, kernels: str) -> None:
-    setup, results = Setup(NetworkSpec(arch=arch), batch=2, size=64, structure=(1, 1, 1, 1)), new_results()
+@NATIVE
+def test_predictions_are_within_5_percent_of_real_steps() -> None:
+    setup, results = Setup(NetworkSpec(arch="resnet50"), batch=2, size=64, structure=(1, 1, 1, 1)), new_results()
     strategies = choose_strategies(EAGER, ["std-BN checkpointed", "iABN", "iABN inverted sums"])
-    with backend.forced(kernels):
-        max_batch.check_predictions(results, setup, strategies, [6])
+    max_batch.check_predictions(results, setup, strategies, [6])
     assert len(values_of(results, "difference")) >= 3  # and none of them raised
 
 
-@pytest.mark.parametrize(
-    "setup", [Setup(NetworkSpec(arch="torchvision:resnet18"), batch=2, size=64), TINY], ids=["its", "own"]
-)
-def test_the_bytes_that_lean_networks_hold_are_predicted(setup: Setup) -> None:
+def test_the_bytes_that_lean_networks_hold_are_predicted() -> None:
+    setup = Setup(NetworkSpec(arch="torchvision:resnet18"), batch=2, size=64)
     for strategy in choose_strategies(EAGER, ["std-BN lean*"]):
         real, abstract = strategy.build(setup), strategy.build(replace(setup, device=torch.device("meta")))
         taken = measure_memory(setup.forward_of(real), real.parameters())
@@ -545,9 +406,3 @@ def test_without_matplotlib_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match="--no-plot"):
         plot_style.check_matplotlib()
-
-
-def test_a_strategy_is_compiled_only_with_a_budget() -> None:
-    model = nn.Linear(2, 2)
-    assert Strategy("a", "standard", "plain").prepare(model) is model
-    assert Strategy("a", "standard", "plain", 0.5).prepare(model) is not model

@@ -6,7 +6,6 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -61,21 +60,6 @@ def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) ->
     assert summary["step ratio, worst"] > 0
 
 
-def test_what_was_measured_is_written_before_the_next_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = lean_networks.measure_lean_network
-
-    def killed(results: Results, setup: Setup, **options: Any) -> None:
-        if setup.spec.arch == "resnet34":
-            assert records(tmp_path / "lean.json")["resnet18", "lean", "same bits"] == 1
-            raise KeyboardInterrupt
-        measure(results, setup, **options)
-
-    monkeypatch.setattr(lean_networks, "measure_lean_network", killed)
-    command = ["benchmark", "lean", "--models", "resnet18", "resnet34", "--batch", "2", "--size", "32"]
-    main([*command, "--rounds", "0", "--threads", "1", "--out", str(tmp_path / "lean")])
-    assert records(tmp_path / "lean.json")["resnet18", "lean", "trains"] == 1
-
-
 def test_other_bits_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = recipes.compute
 
@@ -88,17 +72,6 @@ def test_other_bits_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert records(tmp_path / "lean.json")["resnet18", "lean", "same bits"] == 0
     notes = json.loads((tmp_path / "lean.json").read_text())["notes"]
     assert "resnet18, lean: the bits differ; plain training is deterministic" in notes
-
-
-def test_an_error_without_words_is_told_by_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(value: recipes.Value) -> Tensor:
-        raise AssertionError
-
-    monkeypatch.setattr(recipes, "compute", fail)
-    command = ["benchmark", "lean", "--models", "resnet18", "--batch", "2", "--size", "64", "--rounds", "0"]
-    assert main([*command, "--threads", "1", "--out", str(tmp_path / "lean")]) == 0
-    assert records(tmp_path / "lean.json")["resnet18", "lean", "trains"] == 0
-    assert "resnet18, lean, fails: AssertionError" in json.loads((tmp_path / "lean.json").read_text())["notes"]
 
 
 class UNet(nn.Module):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,6 @@ import torchvision
 
 import zoo
 from tests.convert.networks import scramble
-from tests.data.sample_images import make_folder
 from tests.engine.tiny import make_images
 from zoo.cli import main
 from zoo.convert import fold_network
@@ -106,13 +102,6 @@ def test_the_source_is_never_overwritten(files, capsys):
     assert "TARGET is the same file as SOURCE" in capsys.readouterr().err
 
 
-def test_the_script_is_the_command():
-    script, environment = ROOT / "scripts" / "convert.py", {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, script, "--help"], env=environment, capture_output=True, check=False)
-    assert done.returncode == 0
-    assert b"from-torchvision" in done.stdout
-
-
 def test_a_file_that_cannot_be_converted_is_named(files, tmp_path, capsys):
     assert convert("from-torchvision", files / "zoo.pth", tmp_path / "x.pth") == 2
     assert f"zoo convert: {files / 'zoo.pth'}: the state dict is not that of resnet18" in capsys.readouterr().err
@@ -148,18 +137,6 @@ def test_what_was_torchvisions_is_built_with_relu_without_being_told(files, relu
         zoo.get("resnet18", weights=relu_file, activation="leaky_relu")
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11's own loader
-def test_an_export_needs_no_name_and_computes_what_torchvision_does(files, relu_file, tmp_path):
-    assert run("export", relu_file, tmp_path / "x.pt2", "-c", "64") == 0
-    images = torch.randn(2, 3, 64, 64)
-    extra = {"metadata.json": ""}
-    program = torch.export.load(tmp_path / "x.pt2", extra_files=extra)
-    with torch.no_grad():
-        assert torch.allclose(program.module()(images), torchvision_network(files)(images), atol=1e-3)
-    network = json.loads(extra["metadata.json"])["network"]
-    assert (network["arch"], network["activation"], network["num_classes"]) == ("resnet18", "relu", 2)
-
-
 @pytest.mark.parametrize("options", [["--activation", "leaky_relu"], ["--norm", "inplace"], ["--arch", "resnet34"]])
 def test_an_option_that_contradicts_the_file_is_refused_and_nothing_is_written(options, relu_file, tmp_path, capsys):
     assert run("export", relu_file, tmp_path / "x.pt2", *options) == 2
@@ -174,31 +151,6 @@ def test_a_file_that_does_not_say_its_network_asks_for_it(files, tmp_path, capsy
     message = capsys.readouterr().err
     assert "does not say which network it belongs to" in message
     assert "--arch" in message
-
-
-def test_a_chain_of_conversions_needs_its_network_named_once(files, relu_file, tmp_path):
-    assert run("relu-to-leaky-relu", relu_file, tmp_path / "leaky.pth", "--activation-param", "0.02") == 0
-    record = read_weights(tmp_path / "leaky.pth").spec
-    assert (record.activation, record.activation_param, record.norm) == ("leaky_relu", 0.02, "standard")
-    assert run("standard-to-inplace", tmp_path / "leaky.pth", tmp_path / "inplace.pth") == 0
-    assert read_weights(tmp_path / "inplace.pth").spec.norm == "inplace"
-    assert run("inplace-to-standard", tmp_path / "inplace.pth", tmp_path / "standard.pth") == 0
-    images = torch.randn(2, 3, 64, 64)
-    networks = [zoo.get(tmp_path / f"{name}.pth").eval() for name in ("leaky", "inplace", "standard")]
-    with torch.no_grad():
-        first, second, third = (network(images.clone()) for network in networks)
-    assert torch.allclose(first, second, atol=1e-4)
-    assert torch.allclose(first, third, atol=1e-4)
-    assert run("to-torchvision", relu_file, tmp_path / "tv.pth") == 0
-    given, back = torch.load(files / "tv.pth"), torch.load(tmp_path / "tv.pth")
-    assert all(torch.equal(given[key], back[key]) for key in given)
-
-
-@pytest.mark.parametrize("kind", ["inplace-to-standard", "from-torchvision"])
-def test_a_kind_that_is_not_for_the_files_network_says_so(kind, relu_file, tmp_path, capsys):
-    assert run(kind, relu_file, tmp_path / "x.pth") == 2
-    assert f"{kind} is for" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_folded_file_says_that_it_is_folded(relu_file, tmp_path, capsys):
@@ -225,76 +177,6 @@ def test_a_checkpoint_is_exported_as_the_network_that_it_is(finished, tmp_path):
     assert json.loads(extra["metadata.json"])["network"]["class_names"] == ["class0", "class1"]
     with pytest.raises(zoo.WeightsError, match="norm='inplace' in the file, but norm='standard' is asked for"):
         zoo.load_weights(zoo.get("resnet18", num_classes=2), finished.checkpoint)
-
-
-def test_accuracy_is_measured_by_the_names_of_the_classes(files, tmp_path, capsys):
-    """Two of three classes, of which the second is always the answer."""
-    model = zoo.get("resnet18", num_classes=3, activation="relu")
-    with torch.no_grad():
-        model.classifier.fc.bias.copy_(torch.tensor([0.0, 1e4, 0.0]))
-    record = {**model.built_as.model_dump(mode="json"), "class_names": ["a", "b", "c"]}
-    torch.save({"state_dict": model.state_dict(), "network": record}, tmp_path / "w.pth")
-    make_folder(tmp_path / "data" / "val", {"b": 3, "c": 1})
-    options = ["--data", str(tmp_path / "data"), "-s", "10", "-c", "10", "-j", "0", "--no-compare"]
-    assert run("relu-to-leaky-relu", tmp_path / "w.pth", tmp_path / "leaky.pth", *options) == 0
-    assert "before: top-1 75.00 ± 21.65 %, top-5 100.00 ± 0.00 %, 4 images" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("option", [[], ["--json"]])
-def test_folders_of_files_are_made_and_places_that_cannot_be_written_are_refused_before_the_work(
-    option, relu_file, tmp_path, capsys
-):
-    def command(file):
-        return ["fold", relu_file, tmp_path / "x.pth" if option else file, *option, *([str(file)] if option else [])]
-
-    assert run(*command(tmp_path / "new" / "folder" / "file")) == 0
-    assert (tmp_path / "new" / "folder" / "file").is_file()
-    (tmp_path / "x.pth").unlink(missing_ok=True)
-    assert run(*command(relu_file / "file")) == 2
-    assert (
-        f"the file cannot be written, as {relu_file} is not a writable folder; {relu_file / 'file'}"
-        in capsys.readouterr().err
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
-
-
-def test_an_onnx_file_of_a_checkpoint_carries_its_record_and_computes_what_it_does(finished, tmp_path):
-    onnx = pytest.importorskip("onnx")
-    from onnx.reference import ReferenceEvaluator
-
-    assert run("export", finished.checkpoint, tmp_path / "x.onnx", "--no-compare") == 0
-    written = onnx.load(str(tmp_path / "x.onnx"))
-    found = {entry.key: entry.value for entry in written.metadata_props}
-    assert json.loads(found["metadata"])["network"]["norm"] == "inplace"
-    session, images = ReferenceEvaluator(written), torch.randn(2, 3, 10, 10)
-    (output,) = session.run(None, {session.input_names[0]: images.numpy()})
-    with torch.no_grad():
-        assert torch.allclose(torch.from_numpy(output), zoo.get(finished.checkpoint).eval()(images), atol=1e-4)
-
-
-def test_what_is_assumed_of_a_file_without_a_record_is_logged(files, tmp_path, caplog):
-    assert convert("fold", files / "zoo.pth", tmp_path / "a.pth", "--norm", "standard", "--no-compare") == 0
-    assert "zoo.pth does not describe its network: assuming resnet18 with activation='leaky" in caplog.text
-    caplog.clear()
-    options = ["--norm", "standard", "--activation", "leaky_relu", "--no-compare"]
-    assert convert("fold", files / "zoo.pth", tmp_path / "b.pth", *options) == 0
-    assert convert("relu-to-leaky-relu", files / "zoo.pth", tmp_path / "c.pth", "--no-compare") == 0
-    assert "does not say" not in caplog.text
-
-
-@pytest.mark.parametrize("kind", ["export", "fold"])
-def test_torchvisions_file_gets_the_command_that_converts_it(kind, files, tmp_path, capsys):
-    assert convert(kind, files / "tv.pth", tmp_path / "x.pt2") == 2
-    message = capsys.readouterr().err
-    assert f"`zoo convert from-torchvision {files / 'tv.pth'} TARGET --arch resnet18`" in message
-    assert "load TARGET with activation" not in message
-
-
-def test_relu_is_to_be_converted_before_the_norms_become_inplace(relu_file, tmp_path, capsys):
-    assert run("standard-to-inplace", relu_file, tmp_path / "x.pth") == 2
-    message = capsys.readouterr().err
-    assert "zoo convert relu-to-leaky-relu" in message
-    assert "train again" not in message
 
 
 def test_the_norms_of_a_network_of_another_package_are_converted_as_far_as_they_can_be(tmp_path, capsys):
@@ -333,9 +215,3 @@ def test_a_file_that_exists_is_overwritten_on_request_alone(files, tmp_path, cap
     assert target.read_bytes() == b"something that took days"
     assert convert("from-torchvision", files / "tv.pth", target, "--no-compare", "--overwrite") == 0
     assert "classifier.fc.bias" in read_state_dict(target)
-
-
-def test_images_may_be_at_an_address(files, tmp_path, capsys):
-    options = ["--data", "https://images.example/mine", "-s", "12", "-c", "10"]
-    assert convert("relu-to-leaky-relu", files / "zoo.pth", tmp_path / "new.pth", *options) == 2
-    assert "ZOO_OFFLINE is set; https://images.example/mine/val" in capsys.readouterr().err

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from zoo import registry
 from zoo.cli import main
 from zoo.config import load_experiment, parse_experiment
-from zoo.models import build
 
 
 def _cells(line: str) -> list[str]:
@@ -27,39 +25,6 @@ def test_the_table_has_sizes_and_published_scores(capsys: pytest.CaptureFixture[
     assert len(rows) == 4
 
 
-def test_networks_that_segment_are_listed_with_their_body_and_shown_with_their_options(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["list", "deeplab_wider_resnet38*", "*vistas"]) == 0
-    other, row = [line for line in capsys.readouterr().out.splitlines() if "deeplab" in line]
-    assert _cells(other)[:2] == ["deeplab_wider_resnet38_a2", "135.82"]  # of fewer classes
-    name, parameters, norms, channels, *scores = _cells(row)
-    assert (name, parameters, norms) == ("wider_resnet38_deeplab_vistas", "135.83", "40")
-    assert (channels, scores) == ("64 128 256 512 1024 2048 4096", ["", "", "", "53.42"])
-    assert main(["show", "wider_resnet38_deeplab_vistas"]) == 0
-    out = capsys.readouterr().out
-    for fact in ("135,827,073", "135,810,368", "[84, 84]", "CC BY-NC-SA 4.0", "mIoU %", "53.42", "output_stride"):
-        assert fact in out
-
-
-def test_only_published_networks_on_demand_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "dense*", "--pretrained", "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)
-    assert (entry["name"], entry["arch"]) == ("densenet264_ipabn_lr_256", "densenet264")
-    assert (entry["parameters"], entry["parameters_headless"]) == (33_403_880, 30_714_880)
-    assert entry["scores"]["tencrop224"] == {"top1": 79.72, "top5": 94.93}
-
-
-def test_a_word_without_wildcards_lists_the_names_that_contain_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "densenet", "--json"]) == 0
-    names = [entry["name"] for entry in json.loads(capsys.readouterr().out)]
-    assert "densenet121" in names
-    assert "densenet264_ipabn_lr_256" in names
-    assert all("densenet" in name for name in names)
-    assert main(["list", "densenet264", "--json"]) == 0
-    assert [entry["name"] for entry in json.loads(capsys.readouterr().out)] == ["densenet264"]
-
-
 def test_a_pattern_without_match_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "resnet19"]) == 2
     assert "resnet18" in capsys.readouterr().err
@@ -72,14 +37,6 @@ def test_a_published_network_is_shown_with_origin_and_licence(capsys: pytest.Cap
         assert fact in out
 
 
-def test_an_architecture_is_shown_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "resnet18"]) == 0
-    out = capsys.readouterr().out
-    assert "dilation" in out
-    assert "11,176,512" in out
-    assert "md5" not in out
-
-
 def test_an_experiment_with_an_unknown_network_of_another_package_is_shown_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,11 +45,6 @@ def test_an_experiment_with_an_unknown_network_of_another_package_is_shown_with_
         assert main(["show", str(tmp_path / "mine.json")]) == 0
         warned = "warning: torchvision has no network called 'resnet19'" in capsys.readouterr().out
         assert warned == (arch == "torchvision:resnet19")
-
-
-def test_an_unknown_network_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "resnet19"]) == 2
-    assert "resnet18" in capsys.readouterr().err
 
 
 def test_doctor_names_versions_kernels_and_a_cache_that_cannot_be_written(
@@ -109,13 +61,6 @@ def test_doctor_names_versions_kernels_and_a_cache_that_cannot_be_written(
     assert f"{tmp_path}/new/cache (writable" in capsys.readouterr().out
 
 
-def test_several_patterns_give_what_matches_any(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "resnet18", "resnet34", "--json"]) == 0
-    assert [entry["name"] for entry in json.loads(capsys.readouterr().out)] == ["resnet18", "resnet34"]
-    assert main(["list", "resnet18", "resnet19"]) == 2
-    assert "no network is called 'resnet19'" in capsys.readouterr().err
-
-
 def test_a_network_is_shown_as_json_with_its_options_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "resnext101_ipabn_lr_512", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -123,13 +68,6 @@ def test_a_network_is_shown_as_json_with_its_options_explained(capsys: pytest.Ca
     assert shown["stages"][-1] == {"num_chs": 2048, "reduction": 32, "module": "mod5"}
     assert "three 3x3 convolutions" in shown["options"]["input_3x3"]
     assert "invert_sums_recompute_3x3" in shown["options"]["memory"]
-
-
-def test_each_option_of_a_network_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "revnext"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    for meaning in ("leaky ReLU in a branch", '"channel" moves the pixels of a window to channels', "halve them"):
-        assert meaning in out
 
 
 @pytest.mark.parametrize("name", ["cifar10_resnet18_ipabn", "resnext101_ipabn_lr_512.json"])
@@ -175,16 +113,3 @@ def test_the_schema_tells_every_key_with_type_default_bounds_and_meaning(capsys:
     assert main(["show", "--schema", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["$defs"]["NetworkSpec"]["properties"]["norm"]["default"] == "standard"
     assert main(["show", "resnet18", "--schema"]) == 2
-
-
-def test_a_list_is_made_without_initial_weights(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Counting needs no values, which take most of the time of building a network, and no network twice."""
-    built = []
-    get = registry.get
-    monkeypatch.setattr(registry, "get", lambda name: built.append(name) or get(name))
-    monkeypatch.setattr(build, "init_weights", lambda *args: pytest.fail("initialized"))
-    assert main(["list", "resnext101*"]) == 0
-    assert built == ["resnext101", "resnext101_ipabn-sync_lr_256"]
-    assert capsys.readouterr().out.count("| resnext101") == 4

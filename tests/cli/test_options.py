@@ -57,20 +57,6 @@ def test_commands_and_options_are_those_written_down() -> None:
     assert _options() == json.loads(GOLDEN.read_text())
 
 
-def test_every_option_has_a_help_text() -> None:
-    for name, parser in _commands().items():
-        for action in parser._actions:
-            assert action.help, f"{name} {action.dest}"
-
-
-def test_help_texts_read_as_text() -> None:
-    """A default that is a list is written as on the command line, and a per cent sign once where it is not a format."""
-    for name, parser in _commands().items():
-        text = parser.format_help()
-        assert "default: [" not in text, name
-        assert "%%" not in text, name
-
-
 def test_help_and_mistakes_are_answered_without_importing_torch() -> None:
     code = "import sys, zoo.cli; zoo.cli.build_parser(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -105,35 +91,6 @@ def test_a_wrong_option_is_told_first_and_a_missing_kind_with_its_choices(
         main(command.split())
     assert error.value.code == 2
     assert message in capsys.readouterr().err
-
-
-COMMANDS_WITH_WORKERS = {
-    "validate": ["a", "b"],
-    "reproduce": ["imagenet", "--data", "a"],
-    "convert": ["fold", "a", "b", "--arch", "c"],
-    "train": ["a", "b"],
-    "data": ["check", "a", "b"],
-}
-
-
-@pytest.mark.parametrize("cores", [1, 2, 3, 64])
-@pytest.mark.parametrize("command", COMMANDS_WITH_WORKERS)
-def test_no_more_workers_are_started_by_default_than_there_are_cores(
-    monkeypatch: pytest.MonkeyPatch, command: str, cores: int
-) -> None:
-    """torch warns of more than there are cores; a number that was asked for is taken as it is."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    words = [command, *COMMANDS_WITH_WORKERS[command]]
-    assert build_parser().parse_args(words).workers == min(cores, 2 if command == "train" else 4)
-    assert build_parser().parse_args([*words, "-j", "7"]).workers == 7
-
-
-def test_where_the_system_does_not_tell_a_process_its_cores_those_of_the_machine_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert build_parser().parse_args(["validate", "a", "b"]).workers == 3
 
 
 def test_a_users_fault_is_one_message_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:

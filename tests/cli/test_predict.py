@@ -13,12 +13,9 @@ from PIL import Image
 
 import zoo
 from tests.cli.conftest import Run
-from tests.data.sample_images import make_folder, random_image
+from tests.data.sample_images import random_image
 from zoo.cli import main
 from zoo.data.reading import read_image
-from zoo.data.scan import scan_folder
-from zoo.run.predictions import MARGIN_PX, TILE_PX
-from zoo.weights import read_checkpoint
 
 PNG_MAGIC = b"\x89PNG\r\n"
 
@@ -43,18 +40,6 @@ def test_predictions_are_those_of_the_network_with_its_own_preprocessing(
     ]
     for entry in found["predictions"]:
         assert entry["probability"] == pytest.approx(float(expected[entry["class"]]), rel=1e-4)
-
-
-def test_a_checkpoint_names_its_classes_and_top_limits_them(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = _predict(capsys, finished.checkpoint, finished.data / "val/class0/0.png", "--top", 1)
-    assert [entry["name"] for entry in found["predictions"]] == [f"class{found['predictions'][0]['class']}"]
-
-
-def test_without_names_classes_are_numbers(finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = {key: value for key, value in read_checkpoint(finished.checkpoint).items() if key != "network"}
-    torch.save(content, tmp_path / "old.pth.tar")
-    (found,) = _predict(capsys, tmp_path / "old.pth.tar", finished.data / "val/class0/0.png")
-    assert [entry["name"] for entry in found["predictions"]] == [str(entry["class"]) for entry in found["predictions"]]
 
 
 def test_a_thousand_classes_have_imagenet_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,29 +97,6 @@ def test_no_usable_image_is_an_error_without_output(
     assert "and 2 more" in output.err
 
 
-def test_folders_give_their_images_in_the_order_of_a_validation(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = make_folder(tmp_path / "images", {"b": 2, "a": 1, "a/deep": 1, "a.x": 1, ".hidden": 1})
-    random_image(0).save(root / "z.png")
-    (root / "b" / "notes.txt").write_text("no image")
-    single = finished.data / "val/class0/0.png"
-    assert main(["predict", str(finished.checkpoint), str(single), str(root), "--json"]) == 0
-    output = capsys.readouterr()
-    scanned = [str(root / os.fsdecode(name)) for name in scan_folder(root).names]
-    paths = [entry["path"] for entry in json.loads(output.out)]
-    assert paths == [str(single), str(root / "z.png"), *scanned]
-    assert len(scanned) == 5
-    assert "2 entries are not images and are left out" in output.err
-
-
-def test_a_folder_without_images_is_refused_before_anything_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["predict", "no-such-network", str(tmp_path)]) == 2
-    assert f"there is no image in the folder, but 0 other entries; {tmp_path}" in capsys.readouterr().err
-
-
 def test_names_are_exact_in_json_and_printable_elsewhere(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,17 +115,6 @@ def test_names_are_exact_in_json_and_printable_elsewhere(
     assert len(lines) == 4
     assert all(line.isprintable() for line in lines)
     assert r"\x1b[31mé\n\|\udcff.png" in lines[2]
-
-
-def test_a_grid_of_many_images_shows_the_first(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("zoo.cli.predict.GRID_IMAGES", 3)
-    grid = tmp_path / "grid.png"
-    assert main(["predict", str(finished.checkpoint), str(finished.data / "val"), "--grid", str(grid)]) == 0
-    assert "shows the first 3 of 7 images" in capsys.readouterr().err
-    with Image.open(grid) as drawn:
-        assert drawn.width == 2 * (TILE_PX + MARGIN_PX) + MARGIN_PX
 
 
 def test_a_grid_that_is_no_png_is_refused_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,12 +70,6 @@ def test_the_scores_of_several_seeds_are_written_with_their_origin(capsys: pytes
     assert [run["results"] for run in second["runs"]] == [run["results"] for run in first["runs"]]
 
 
-@pytest.mark.usefixtures("in_small")
-def test_one_folder_is_not_enough_for_two_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["quickstart", "--seeds", "1", "2", "--log-dir", "here"]) == 2
-    assert "--log-dir" in capsys.readouterr().err
-
-
 def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

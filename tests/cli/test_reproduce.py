@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,18 +141,6 @@ def test_a_limited_run_gets_no_verdict(loads: Loads, data: Path, tmp_path: Path)
     assert "of which only 4 are scored" in (tmp_path / "imagenet.md").read_text()
 
 
-def test_a_folder_with_fewer_images_is_underpowered_whatever_the_settings(
-    loads: Loads, data: Path, tmp_path: Path
-) -> None:
-    (data / "val/n01443537/ILSVRC2012_val_00000001.JPEG").unlink()
-    code, content = _reproduce(data, tmp_path, "--protocols", "center224")
-    row = content["rows"][0]
-    assert (code, row["state"]) == (0, "underpowered")
-    assert row["verdict"] == f"underpowered: a subset of 5 of {NUM_IMAGES} images"
-    assert (row["images"]["per_class"], row["measured"]["limit"]) == ([2, 3], None)
-    assert "**This is a part of the ImageNet validation set**" in (tmp_path / "imagenet.md").read_text()
-
-
 def test_an_interrupted_run_keeps_its_rows_and_continues(
     loads: Loads, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,12 +220,6 @@ def test_a_checkpoint_is_scored_with_its_own_crop_beside_the_published(finished:
     assert "not the ImageNet validation set" in (tmp_path / "imagenet.md").read_text()
 
 
-def test_an_unknown_name_is_answered_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["reproduce", "imagenet", "--data", str(tmp_path), "--out", str(tmp_path), "--models", "resnet34"]
-    assert main(command) == 2
-    assert NAME in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "text", ["no JSON", "[]", '{"benchmark": "other"}', '{"benchmark": "imagenet", "measurements": [{}]}']
 )
@@ -252,35 +230,6 @@ def test_a_foreign_file_is_not_overwritten(
     assert main(["reproduce", "imagenet", "--data", str(data), "--out", str(tmp_path)]) == 2
     assert "is not a report of zoo reproduce" in capsys.readouterr().err
     assert (tmp_path / "imagenet.json").read_text() == text
-
-
-def test_the_script_is_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    arguments = ["reproduce.py", "imagenet", "--data", str(tmp_path / "none"), "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", arguments)
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(SCRIPTS / "reproduce.py"), run_name="__main__")
-    assert end.value.code == 2
-    assert (tmp_path / "imagenet.md").exists()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.dist
-def test_two_processes_measure_what_one_does_and_write_one_report(finished: Run, tmp_path: Path) -> None:
-    _, alone = _reproduce(finished.data, tmp_path / "alone", models=(str(finished.checkpoint),))
-    launcher = [sys.executable, "-m", "torch.distributed.launch", "--standalone", "--nproc_per_node", "2"]
-    script = [str(SCRIPTS / "reproduce.py"), "imagenet", "--data", str(finished.data), "--models"]
-    options = [str(finished.checkpoint), "--out", str(tmp_path / "two"), "-j", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS.parent)}
-    done = subprocess.run(
-        [*launcher, *script, *options], env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    two = json.loads((tmp_path / "two" / "imagenet.json").read_text())
-    for row, other in zip(alone["rows"], two["rows"], strict=True):
-        assert other["measured"]["processes"] == 2
-        for key in ("top1", "top5", "count", "data", "weights_md5"):
-            assert other["measured"][key] == row["measured"][key]
-    assert done.stdout.count("written to") == 1
 
 
 def test_verified_weights_from_the_cache_are_what_gets_scored(

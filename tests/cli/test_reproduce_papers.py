@@ -110,49 +110,12 @@ def test_one_paper_fills_its_rows_alone(tmp_path: Path) -> None:
                       *[("revnext", "not run")] * 2]  # fmt: skip
 
 
-def test_a_part_of_a_paper_replaces_only_its_sections(tmp_path: Path) -> None:
-    assert reproduce("revnet", "--out", tmp_path) == 0
-    assert reproduce("revnet", "--only", "Figure 1", "--out", tmp_path) == 0
-    assert [row["state"] for row in rows_in(tmp_path).values()][2:4] == ["reproduced", "needs training"]
-    keys = [section["key"] for section in json.loads((tmp_path / "revnet.json").read_text())["sections"]]
-    assert keys == ["table9", "figure1"]
-
-
-@pytest.mark.parametrize("item", ["Table 9", "table9", "TABLE  9"])
-def test_an_item_is_chosen_whatever_its_case_and_blanks(tmp_path: Path, item: str, measured: Measured) -> None:
-    assert reproduce("all", "--only", item, "--out", tmp_path) == 0
-    assert measured.items == [(paper, "Table 9") for paper in PAPERS]
-    assert {row["state"] for row in rows_in(tmp_path).values()} == {"reproduced", "not run"}
-
-
 def test_an_unknown_item_is_answered_with_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("revnet", "--only", "Table 1", "--out", tmp_path) == 2
     assert "there is no measurement of Table 1; --only: there are those of revnet: Table 9, Figure 1" in (
         capsys.readouterr().err
     )
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rows_of_runs_stay_when_a_later_command_has_none(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [10.0, 20.0])
-    out = tmp_path / "out"
-    assert reproduce("all", "--runs", run, "--out", out) == 0
-    assert reproduce("all", "--out", out) == 0
-    row = rows_in(out)["revnet/figure1/a"]
-    assert (row["paper_measured"], row["commit"], row["date"]) == ("3", "1", "")
-    assert row["command"] == f"zoo reproduce revnet --only 'Figure 1' --runs {run}"
-    assert rows_in(out)["revnext/figure1/a"]["state"] == "needs training", "the run belongs to the other paper"
-
-
-def test_runs_of_no_paper_are_named_in_every_report_and_those_of_others_in_none(tmp_path: Path) -> None:
-    own, foreign = (
-        make_run(tmp_path / "own", [10.0]),
-        make_run(tmp_path / "foreign", [10.0], "quickstart_fashion_mnist"),
-    )
-    assert reproduce("all", "--runs", own, foreign, "--out", tmp_path / "out") == 0
-    for paper in PAPERS:
-        text = (tmp_path / "out" / f"{paper}.md").read_text()
-        assert (f"left out: {foreign}" in text, f"left out: {own}" in text) == (True, False)
 
 
 def test_the_curves_of_runs_are_kept_and_drawn(tmp_path: Path) -> None:
@@ -179,33 +142,9 @@ def test_no_matplotlib_is_noticed_before_anything_is_measured(
     assert [path.name for path in tmp_path.glob("*.png")] == []
 
 
-def test_a_folder_that_is_no_run_is_refused_before_anything_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: Measured
-) -> None:
-    assert reproduce("revnet", "--runs", tmp_path) == 2
-    assert str(tmp_path / "metrics.jsonl") in capsys.readouterr().err
-    assert measured.items == []
-
-
-def test_a_file_in_place_of_the_folder_is_refused_before_anything_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: Measured
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert reproduce("revnet", "--out", tmp_path / "file") == 2
-    assert "--out" in capsys.readouterr().err
-    assert measured.items == []
-
-
 def make_classes(folder: Path, count: int) -> None:
     for index in range(count):
         (folder / f"n{index:08}").mkdir(parents=True)
-
-
-@pytest.mark.parametrize("paper", ["all", "revnet"])
-def test_ten_classes_to_train_on_are_cifar10(tmp_path: Path, paper: str, measured: Measured) -> None:
-    make_classes(tmp_path / "data" / "train", 10)
-    assert reproduce(paper, "--data", tmp_path / "data", "--out", tmp_path) == 0
-    assert {inputs.data for inputs in measured.inputs} == {tmp_path / "data"}
 
 
 @pytest.mark.parametrize("paper", ["all", "inplace_abn"])
@@ -279,12 +218,3 @@ def test_options_of_other_benchmarks_are_refused_by_name(
         main(["reproduce", *command])
     assert error.value.code == 2
     assert option in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_report_of_a_changed_checkout_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("zoo.run.environment.checkout_commit", lambda: "1234-dirty")
-    assert reproduce("all", "--out", tmp_path) == 0
-    assert "commit 1234-dirty, which cannot be checked out" in capsys.readouterr().err
-    assert "1234-dirty" in (tmp_path / "REPRODUCTION.md").read_text()

@@ -16,7 +16,6 @@ from scripts.test_vistas import SegmentVistas
 from tests.data.sample_images import random_image
 from tests.dist.spawn import free_port
 from zoo.cli import main, run_script
-from zoo.cli.segment import kinds, numbers
 from zoo.tasks.tta import TestTimeAugmentation as Augmentation
 from zoo.tasks.tta import segment
 
@@ -124,18 +123,6 @@ def test_scales_are_parsed_and_never_evaluated(text: str, capsys: pytest.Capture
     assert "is not a list of numbers" in capsys.readouterr().err
 
 
-def test_lists_are_read_in_the_originals_form_and_without_brackets() -> None:
-    assert numbers("[0.7, 1, 1.2]") == numbers("(0.7,1, 1.20)") == numbers("0.7,1,1.2") == (0.7, 1.0, 1.2)
-    assert kinds("ids, prob") == ("ids", "prob")
-
-
-def test_an_unknown_kind_of_files_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for text in ("ids,ids", "png", ""):
-        with pytest.raises(SystemExit):
-            _run("segment", "a", "b", "c", "--output", text)
-    assert "'ids,ids' is not a list of palette, ids, prob, each at most once" in capsys.readouterr().err
-
-
 @pytest.fixture
 def vistas(files: Files, monkeypatch: pytest.MonkeyPatch) -> Files:
     """A network of 11 million parameters takes the place of the published one, which has 136."""
@@ -159,14 +146,6 @@ def test_the_script_writes_the_originals_files_with_the_originals_defaults(vista
     with Image.open(tmp_path / "out" / "a.png") as written:
         assert written.mode == "L"
         assert np.array_equal(np.asarray(written), np.asarray(resized))
-
-
-def test_the_script_replaces_what_is_there_and_takes_the_originals_options(vistas: Files, tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"old")
-    options = ("--scales", "[1]", "--flip", "--fusion-mode", "max", "--output-mode", "prob")
-    assert _test_vistas(vistas, tmp_path, *options) == 0
-    assert _written(tmp_path) == {f"{name}{end}.png" for name in ("a", "sub/b", "c") for end in ("", "_prob")}
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_rank_of_the_script_takes_its_share(
@@ -223,11 +202,3 @@ def test_a_rank_that_cannot_be_is_refused(
             monkeypatch.setenv(name, str(value))
     assert _run_script("s", tmp_path, tmp_path / "out", *words) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_classifier_is_refused_before_its_classes_are_counted(
-    files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    torch.save(zoo.get("resnet18").state_dict(), tmp_path / "1000.pth")
-    assert _run("segment", "resnet18", files.images, tmp_path / "out", "--weights", tmp_path / "1000.pth") == 2
-    assert "resnet18 classifies whole images; zoo segment: give a segmentation network" in capsys.readouterr().err

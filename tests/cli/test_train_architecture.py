@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from tests.engine.tiny import make_images
 from zoo.cli import main
 from zoo.cli.train import Train
 from zoo.config import load_experiment, parse_experiment
-from zoo.data.location import parse_data_path
-from zoo.run.experiments import default_experiment, experiment_for
+from zoo.run.experiments import default_experiment
 
 
 @pytest.fixture(scope="module")
@@ -44,31 +42,6 @@ def test_an_architecture_is_trained_by_its_name(
     assert type(model) is type(zoo.get(name, num_classes=2))
 
 
-def test_a_folder_with_the_name_of_the_architecture_may_be_there(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be the log folder of an earlier run."""
-    monkeypatch.chdir(tmp_path)
-    Path("resnet18").mkdir()
-    assert experiment_for("resnet18", parse_data_path(data)).network.arch == "resnet18"
-
-
-def test_the_logged_settings_have_the_changes_of_the_command(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("zoo.run.training.train_experiment", lambda *args: None)
-    changes = ["--epochs", "7", "--batch-size", "6", "--memory", "lean"]
-    assert main(["train", "resnet18", str(data), *changes, "--log-dir", str(tmp_path / "log")]) == 0
-    printed = capsys.readouterr().err
-    for line in ("optimizer.schedule.epochs = 7", "optimizer.batch_size = 6", 'network.memory = "lean"'):
-        assert f"{line}\n" in printed
-
-
-def test_a_change_that_does_not_fit_is_an_error(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "revnet38_cifar", str(data), "--memory", "inplace", "--log-dir", str(tmp_path / "log")]) == 2
-    assert 'network.memory = "inplace"' in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:resnet18.a1_in1k"])
 def test_the_default_log_folder_has_the_whole_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights of timm that differ only behind the dot are not trained into one folder."""
@@ -81,19 +54,6 @@ def test_the_default_log_folder_has_the_whole_name(name: str, monkeypatch: pytes
     monkeypatch.setattr(Train, "_train", train)
     assert main(["train", name, "data"]) == main(["train", f"folder/{name}.json", "data"]) == 0
     assert folders == [Path("runs") / name] * 2
-
-
-@pytest.mark.parametrize(("name", "crop"), [("resnet18", 224), ("resnet32_cifar", 32), ("revnext", 32)])
-def test_the_default_experiment_is_that_of_the_network_of_zoo_get(name: str, crop: int, data: Path) -> None:
-    config = default_experiment(name, parse_data_path(data))
-    assert (config.network.num_classes, config.input.crop_train, config.input.crop_val) == (2, crop, crop)
-    assert list(config.doubts()) == []
-    assert parse_experiment(json.loads(config.model_dump_json()), "test") == config
-    record = zoo.get(name, num_classes=2).built_as
-    assert (record.norm, record.activation, record.activation_param) == ("standard", "leaky_relu", 0.01)
-    assert (config.network.norm, config.network.activation, config.network.activation_param) == (
-        record.norm, record.activation, record.activation_param,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

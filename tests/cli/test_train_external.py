@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.cli.conftest import Run
 from tests.engine.tiny import differences, make_images
 from zoo.cli import main
-from zoo.config import parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read
-from zoo.errors import ConfigError, WeightsError
-from zoo.models.build import build_on_meta
 from zoo.remat.lean import is_lean
-from zoo.run.scoring import LoadedNetwork, load_network, score
+from zoo.run.scoring import load_network
 
 NETWORK = {"arch": "torchvision:shufflenet_v2_x0_5", "classes": 2}  # a small one
 
@@ -85,14 +81,6 @@ def test_a_checkpoint_is_scored_used_and_shown(
     assert "auto, plain, lean" in capsys.readouterr().out
 
 
-def test_given_weights_begin_a_run(runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", None)  # nothing is downloaded
-    (tmp_path / "x.json").write_text(_settings(options={"pretrained": True}))
-    run = runs["plain"]
-    assert _train(tmp_path / "x.json", run.data, tmp_path / "log", "--weights", str(run.checkpoint)) == 0
-    assert _train(tmp_path / "x.json", run.data, tmp_path / "log", "--resume", "auto") == 0
-
-
 @pytest.mark.parametrize(
     ("network", "words"),
     [
@@ -111,24 +99,6 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(
     assert not (tmp_path / "log").exists()
 
 
-def test_a_checkpoint_with_impossible_names_or_other_tensors_is_refused(runs: dict[str, Run], tmp_path: Path) -> None:
-    content = {**read(runs["plain"].checkpoint), "network": None}  # as earlier versions wrote it
-    torch.save({**content, "class_names": ["a\x1b", "b"]}, tmp_path / "names.pth")
-    with pytest.raises(WeightsError, match=r"names\.pth: class_names\[0\] = .*a\\u001b"):
-        load_network(tmp_path / "names.pth")
-    network = {**content["config"]["network"], "arch": "torchvision:shufflenet_v2_x2_0"}
-    torch.save({**content, "config": {**content["config"], "network": network}}, tmp_path / "other.pth")
-    with pytest.raises(WeightsError, match=r"other\.pth: does not fit ShuffleNetV2"):
-        load_network(tmp_path / "other.pth")
-
-
 def test_a_network_without_weights_is_not_scored(runs: dict[str, Run], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", NETWORK["arch"], str(runs["plain"].data)]) == 2
     assert "no published weights of torchvision:shufflenet_v2_x0_5; give a file" in capsys.readouterr().err
-
-
-def test_a_crop_that_the_network_was_not_made_for_is_not_scored(runs: dict[str, Run]) -> None:
-    experiment = parse_experiment({"network": {"arch": "torchvision:vit_b_16", "classes": 2}}, "test")
-    network = LoadedNetwork("vit", build_on_meta(experiment.network), experiment)
-    with pytest.raises(ConfigError, match=r"the crop = 320: torchvision:vit_b_16 cannot be run on images of 320 x 320"):
-        score(network, runs["plain"].data, "center320")

@@ -13,12 +13,10 @@ import pytest
 import torch
 
 from tests.cli.conftest import SETTINGS, Run
-from tests.dist.spawn import run_distributed
 from zoo.cli import build_parser, main
-from zoo.config import Experiment, load_experiment, parse_experiment
-from zoo.engine.process import open_process
+from zoo.config import Experiment, load_experiment
 from zoo.errors import EXIT_NOT_FINITE, NonFiniteLossError, TrainingInterrupted
-from zoo.run.training import TrainOptions, train_experiment, train_seeds
+from zoo.run.training import train_experiment
 from zoo.weights import read_checkpoint
 
 ONE_EPOCH = {**SETTINGS, "optimizer": {**SETTINGS["optimizer"], "schedule": {"epochs": 1}}}
@@ -132,30 +130,3 @@ def test_what_cannot_be_done_with_seeds_is_refused_before_anything_is_trained(
     assert main([*short, *options]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "log-seed1").exists()
-
-
-def test_a_folder_that_holds_a_run_is_refused_before_another_seed_is_trained(
-    finished: Run, two_seeds: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["train", str(finished.config), str(finished.data), "--log-dir", str(two_seeds), "-j", "0"]
-    before = two_seeds.with_name("log-seeds.json").read_bytes()
-    assert main([*command, "--seeds", "5", "2"]) == 2
-    assert "the folder holds an earlier run" in capsys.readouterr().err
-    assert two_seeds.with_name("log-seeds.json").read_bytes() == before
-    assert not two_seeds.with_name("log-seed5").exists()
-
-
-def _scores_of_a_rank(data: Path, log_dir: Path) -> list[dict[str, float] | None]:
-    config = parse_experiment({**ONE_EPOCH, "network": {**ONE_EPOCH["network"], "bn_mode": "sync"}}, "test")
-    with open_process() as process:
-        return [run.scores for run in train_seeds(config, data, log_dir, process, [1, 2], TrainOptions())]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.dist
-def test_several_processes_train_the_seeds_one_after_another(finished: Run, tmp_path: Path) -> None:
-    ranks = run_distributed(_scores_of_a_rank, 2, finished.data, tmp_path / "log", group=False)
-    assert ranks[0] == ranks[1]
-    content = json.loads((tmp_path / "log-seeds.json").read_text())
-    assert [run["scores"] for run in content["runs"]] == ranks[0]
-    assert [_last_top1(tmp_path / f"log-seed{seed}") for seed in (1, 2)] == [scores["top1"] for scores in ranks[0]]

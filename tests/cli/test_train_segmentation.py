@@ -80,17 +80,6 @@ def test_the_checkpoint_has_the_score_of_its_validation(trained: Path, tmp_path:
         assert result["count"] == 5
 
 
-def test_evaluate_prints_the_table_of_the_task(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["train", str(trained / "tiny.json"), str(trained / "data"), "--log-dir", str(trained / "log"), "-j", "0"]
-    assert main([*command, "--evaluate", "--resume", "auto"]) == 0
-    header, _, line = capsys.readouterr().out.splitlines()
-    assert [cell.strip() for cell in header.split("|")[1:-1]] == [
-        *("network", "protocol", "mIoU %", "pixel accuracy %", "class accuracy %", "weighted IoU %"),
-        *("loss", "images", "left out"),
-    ]
-    assert [cell.strip() for cell in line.split("|")][1:3] == ["tiny", "whole"]
-
-
 def test_the_summary_of_seeds_has_the_scores_of_the_task(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,27 +98,3 @@ def test_the_summary_of_seeds_has_the_scores_of_the_task(
     content = json.loads((tmp_path / "log-seeds.json").read_text())
     assert content["summary"].keys() == set(SCORES)
     assert content["summary"]["miou"]["standard_error"] is None
-
-
-def test_a_checkpoint_shows_its_best_miou(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint = str(trained / "log" / "checkpoint.pth.tar")
-    assert main(["show", checkpoint]) == 0
-    assert "best mIoU " in capsys.readouterr().out
-    assert main(["show", checkpoint, "--json"]) == 0
-    assert "best_miou" in json.loads(capsys.readouterr().out)
-
-
-def test_a_protocol_of_the_other_task_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["validate", str(trained / "log" / "checkpoint.pth.tar"), str(trained / "data")]
-    assert main([*command, "--protocol", "center224"]) == 2
-    assert "'center224' is not a published protocol; those are whole, whole-flip" in capsys.readouterr().err
-
-
-def test_a_single_crop_ends_the_training_with_one_line(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = _settings(trained / "one.json", batch_size=1)
-    command = ["train", str(config), str(trained / "data"), "--log-dir", str(trained / "one"), "-j", "0"]
-    assert main(command) == 2
-    error = capsys.readouterr().err
-    assert "this process trains with a single crop" in error
-    assert "Traceback" not in error
-    assert not (trained / "one" / "checkpoint.pth.tar").exists()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import doctest
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -14,21 +12,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from torch import nn
 
 import zoo
 from scripts.test_imagenet import ScoreImageNet
 from tests.cli.conftest import NUM_VAL, SETTINGS, Run
 from tests.data.sample_images import make_folder, random_image
 from zoo.cli import main, run_script
-from zoo.config import parse_experiment
-from zoo.engine.process import Process
 from zoo.registry import published
-from zoo.run.scoring import LoadedNetwork, score
 from zoo.weights import digests_of, md5_of, read_checkpoint
 from zoo.weights.cache import weights_path
 
@@ -99,11 +92,6 @@ def test_a_protocol_leaves_nothing_to_choose(
     assert "--protocol center224 fixes how images are resized and cropped" in capsys.readouterr().err
 
 
-def test_a_crop_larger_than_the_scaled_image_is_refused(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", str(finished.checkpoint), str(finished.data), "--crop", "320"]) == 2
-    assert "a crop of 320 px does not fit into images scaled to 12 px" in capsys.readouterr().err
-
-
 def test_an_architecture_without_published_weights_needs_a_file(
     finished: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,17 +120,6 @@ def test_a_moving_average_is_what_gets_scored(finished: Run, tmp_path: Path) -> 
     assert result["top1"] == pytest.approx(100 * 3 / 7)  # 3 of 7 images are of the second class
 
 
-def test_the_original_test_script_still_works(
-    finished: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["-j", "0", str(finished.config), str(finished.checkpoint), str(finished.data)]
-    monkeypatch.setattr(sys, "argv", ["test_imagenet.py", *arguments])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(SCRIPTS / "test_imagenet.py"), run_name="__main__")
-    assert end.value.code == 0
-    assert f" {NUM_VAL} |        0 |" in capsys.readouterr().out
-
-
 def test_images_of_a_class_that_the_network_does_not_know_are_refused(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,24 +127,6 @@ def test_images_of_a_class_that_the_network_does_not_know_are_refused(
     shutil.copytree(data / "val" / "class0", data / "val" / "class2")
     assert main(["validate", str(finished.checkpoint), str(data), "-j", "0"]) == 2
     assert "1 of 3 class folders are not classes of the network: class2" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("world_size", "ten_crops", "batch_size"),
-    [(1, False, 80), (3, False, 26), (1, True, 8), (3, True, 2), (9, True, 1)],
-)
-def test_the_batch_size_is_the_experiments_share_of_each_process(
-    world_size: int, ten_crops: bool, batch_size: int
-) -> None:
-    experiment = parse_experiment({"optimizer": {"batch_size": 80}}, "test")
-    network = LoadedNetwork("net", nn.Identity(), experiment)
-    protocol = network.own_protocol._replace(ten_crops=ten_crops)
-    with (
-        mock.patch("zoo.tasks.classification.build_val_loader", side_effect=StopIteration) as build,
-        pytest.raises(StopIteration),
-    ):
-        score(network, Path(), protocol, process=Process(world_size=world_size))
-    assert build.call_args.kwargs["batch_size"] == batch_size
 
 
 def test_a_file_without_settings_asks_for_the_name_of_its_network(
@@ -221,15 +180,6 @@ def golden_retrievers(tmp_path: Path) -> Path:
     return tmp_path / "weights.pth"
 
 
-def test_three_classes_of_imagenet_are_scored_as_what_they_are(golden_retrievers: Path, tmp_path: Path) -> None:
-    for wnid in ("n02099601", "n02123045", "n04285008"):
-        make_folder(tmp_path / "data" / "val", {wnid: 2}, width=40, height=40)
-    command = ["validate", "resnet18", str(tmp_path / "data"), "--weights", str(golden_retrievers), "-j", "0"]
-    options = ["-s", "36", "-c", "32", "--predictions", str(tmp_path / "p.csv")]
-    assert _result([*command, *options], tmp_path)["top1"] == pytest.approx(100 / 3)
-    assert _targets(tmp_path / "p.csv") == {"n02099601": "207", "n02123045": "281", "n04285008": "817"}
-
-
 def test_the_numbered_folders_of_imagenet_v2_are_scored_as_the_classes_of_their_numbers(
     golden_retrievers: Path, tmp_path: Path
 ) -> None:
@@ -244,24 +194,6 @@ def test_the_numbered_folders_of_imagenet_v2_are_scored_as_the_classes_of_their_
     assert _targets(tmp_path / "p.csv") == {"2": "2", "100": "100", "207": "207"}
 
 
-def test_other_folders_are_refused_by_a_network_of_imagenet(
-    golden_retrievers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_folder(tmp_path / "data" / "val", {"cat": 1, "dog": 1})
-    assert main(["validate", "resnet18", str(tmp_path / "data"), "--weights", str(golden_retrievers), "-j", "0"]) == 2
-    assert "2 class folders but the network has 1000 outputs" in capsys.readouterr().err
-
-
-def test_evaluation_by_the_trainer_matches_names_too(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
-    (data / "val" / "class0").rename(data / "val" / "klass0")
-    command = ["train", "-e", str(finished.config), str(data), "--weights", str(finished.checkpoint), "-j", "0"]
-    assert main(command) == 2
-    assert "not classes of the network: klass0" in capsys.readouterr().err
-
-
 def test_an_experiment_that_contradicts_its_weights_gets_no_score(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,36 +203,6 @@ def test_an_experiment_that_contradicts_its_weights_gets_no_score(
     assert "norm='inplace' in the file, but norm='standard' is asked for" in capsys.readouterr().err
     assert main(["validate", "resnet34", str(finished.data), "--weights", str(finished.checkpoint)]) == 2
     assert "arch='resnet18' in the file, but arch='resnet34' is asked for" in capsys.readouterr().err
-
-
-def test_an_architecture_with_weights_is_built_and_fed_as_these_say(finished: Run, tmp_path: Path) -> None:
-    by_name = ["validate", "resnet18", str(finished.data), "--weights", str(finished.checkpoint), "-j", "0"]
-    by_checkpoint = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0"]
-    assert _result(by_name, tmp_path) == _result(by_checkpoint, tmp_path)
-
-
-def test_weights_that_say_nothing_of_their_classes_take_the_order_of_the_folders(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    content = {key: value for key, value in read_checkpoint(finished.checkpoint).items() if key != "network"}
-    torch.save(content, tmp_path / "old.pth.tar")
-    before = _result(["validate", str(finished.checkpoint), str(finished.data), "-j", "0"], tmp_path)
-    after = _result(["validate", str(tmp_path / "old.pth.tar"), str(finished.data), "-j", "0"], tmp_path)
-    assert after["top1"] == before["top1"]
-    assert "class folders in sorted order" in capsys.readouterr().err
-    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
-    shutil.rmtree(data / "val" / "class0")
-    assert main(["validate", str(tmp_path / "old.pth.tar"), str(data), "-j", "0"]) == 2
-    assert "1 class folders but the network has 2 outputs" in capsys.readouterr().err
-
-
-def test_images_left_out_have_no_prediction(finished: Run, tmp_path: Path) -> None:
-    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
-    (data / "val" / "class1" / "3.png").write_bytes(b"broken")
-    command = ["validate", str(finished.checkpoint), str(data), "-j", "0", "--on-bad-image", "skip"]
-    assert main([*command, "--predictions", str(tmp_path / "predictions.csv")]) == 0
-    lines = (tmp_path / "predictions.csv").read_text().splitlines()
-    assert [line.split(",")[0] for line in lines[4:]] == ["val/class0/6.png", "val/class1/1.png", "val/class1/5.png"]
 
 
 def test_an_architecture_stands_for_its_only_published_weights_whose_md5_is_written(
@@ -316,38 +218,6 @@ def test_an_architecture_stands_for_its_only_published_weights_whose_md5_is_writ
     by_architecture, by_name = (_result(["validate", name, *options], tmp_path) for name in ("resnet34", variant))
     assert by_architecture["weights_md5"] == md5_of(file)
     assert by_architecture == by_name
-
-
-@pytest.mark.parametrize("option", ["--json", "--predictions"])
-def test_folders_of_files_are_made_and_places_that_cannot_be_written_are_refused_before_the_work(
-    option: str, finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0", option]
-    assert main([*command, str(tmp_path / "new" / "folder" / "file")]) == 0
-    assert (tmp_path / "new" / "folder" / "file").is_file()
-    capsys.readouterr()
-    assert main([*command, str(finished.config / "file")]) == 2
-    message = f"the file cannot be written, as {finished.config} is not a writable folder; {finished.config / 'file'}"
-    assert message in capsys.readouterr().err
-    assert main([*command, str(tmp_path)]) == 2
-    assert f"the file cannot be written, as it is a folder; {tmp_path}" in capsys.readouterr().err
-
-
-def test_the_example_of_the_documentation_scores_a_network_from_python(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "mine").symlink_to(finished.log_dir)
-    (tmp_path / "data").symlink_to(finished.data)
-    monkeypatch.chdir(tmp_path)
-    assert doctest.testmod(zoo.run.scoring) == (0, 4)
-
-
-def test_a_network_is_scored_by_a_published_protocol_by_name_and_others_are_named(finished: Run) -> None:
-    network = zoo.load_network(finished.checkpoint)
-    assert zoo.score(network, finished.data, "center224", limit=1).protocol == "center224"
-    with pytest.raises(zoo.ConfigError, match="'center225' is not a published protocol; those are center224"):
-        zoo.score(network, finished.data, "center225")
 
 
 @pytest.mark.dist
@@ -374,20 +244,6 @@ def test_launched_processes_score_every_image_once(finished: Run, tmp_path: Path
     assert classes[0] == classes[1]
 
 
-def test_what_is_assumed_of_weights_without_a_record_is_logged(
-    golden_retrievers: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_folder(tmp_path / "data" / "val", {"n02099601": 2}, width=40, height=40)
-    command = ["validate", "resnet18", str(tmp_path / "data"), "--weights", str(golden_retrievers), "-j", "0"]
-    assert main([*command, "-s", "36", "-c", "32"]) == 0
-    assert caplog.text.count("assuming resnet18 with norm='standard', activation='leaky_relu'") == 1
-    caplog.clear()
-    config = tmp_path / "said.json"
-    config.write_text(json.dumps({"network": {"arch": "resnet18", "activation": "leaky_relu"}}))
-    assert main(["validate", str(config), *command[2:], "-s", "36", "-c", "32"]) == 0
-    assert "does not say" not in caplog.text
-
-
 def test_a_contradiction_says_who_asks_and_what_can_be_done(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -405,16 +261,6 @@ def test_a_contradiction_says_who_asks_and_what_can_be_done(
     command = ["validate", str(finished.checkpoint), str(finished.data), "--weights", str(tmp_path / "other.pth")]
     assert main(command) == 2
     assert "is asked for by the checkpoint" in capsys.readouterr().err
-
-
-def test_odd_characters_of_a_file_name_do_not_reach_the_table(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = shutil.copy(finished.checkpoint, tmp_path / "new\nline\x1b[31m.pth")
-    assert main(["validate", str(path), str(finished.data), "-j", "0"]) == 0
-    table = capsys.readouterr().out
-    assert "\x1b" not in table
-    assert "new\\nline\\x1b[31m.pth" in table
 
 
 @pytest.mark.parametrize(

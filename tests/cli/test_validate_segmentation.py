@@ -14,13 +14,7 @@ from torch.nn import functional as F
 
 import zoo
 from tests.data.sample_labels import IGNORE, make_labeled
-from tests.dist.spawn import run_distributed
 from zoo.cli import main
-from zoo.config import load_experiment
-from zoo.engine.process import Process
-from zoo.errors import ConfigError
-from zoo.run.scoring import load_network, score
-from zoo.tasks.segmentation import SegmentationResult
 
 NUM_CLASSES, NUM_VAL = 4, 5
 SETTINGS = {
@@ -122,55 +116,9 @@ def test_options_that_do_not_fit_are_refused(
     assert message in line
 
 
-def test_a_classifier_has_no_options_of_segmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "two.json").write_text('{"network": {"arch": "resnet18", "activation": "leaky_relu", "classes": 2}}')
-    torch.save(zoo.get("resnet18", num_classes=2).state_dict(), tmp_path / "weights.pth")
-    command = ["validate", str(tmp_path / "two.json"), str(tmp_path), "--weights", str(tmp_path / "weights.pth")]
-    assert main([*command, "--confusion", str(tmp_path / "plot.png")]) == 2
-    assert "each image has one class; command line: leave out --confusion" in capsys.readouterr().err
-    assert main([*command, "--task", "segmentation"]) == 2
-    assert "two (resnet18) is a network of classification; --task segmentation" in capsys.readouterr().err
-
-
 def test_weights_of_the_body_alone_get_no_score(
     files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save(zoo.get("resnet18", norm="inplace", num_classes=2).state_dict(), tmp_path / "body.pth")
     assert files.run("--weights", tmp_path / "body.pth") == 2
     assert "weights for the body only, and head and cls would be random; " in capsys.readouterr().err
-
-
-def test_a_crop_is_no_protocol_of_a_segmentation_in_python_either(files: Files) -> None:
-    network = load_network(files.config, files.weights)
-    with pytest.raises(ConfigError, match="is not a published protocol; those are whole, whole-flip"):
-        score(network, files.data, "center224")
-    with pytest.raises(ConfigError, match="batch_size = 2: deeplab_resnet18 is a segmentation network"):
-        score(network, files.data, batch_size=2)
-
-
-def test_predict_names_the_command_that_segments(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [str(files.config), str(files.data / "val" / "images"), "--weights", str(files.weights)]
-    assert main(["predict", *words]) == 2
-    assert f"zoo segment {files.config} IMAGES OUT writes label maps" in capsys.readouterr().err
-
-
-def _score_on_rank(files: Files) -> SegmentationResult:
-    process = Process(rank=torch.distributed.get_rank(), world_size=2)
-    result = score(load_network(files.config, files.weights), files.data, process=process)
-    assert isinstance(result, SegmentationResult)
-    return result
-
-
-@pytest.mark.dist
-def test_two_processes_score_five_images_once_each(files: Files) -> None:
-    """Three and two: nothing is scored twice to make the shares equal."""
-    results = run_distributed(_score_on_rank, 2, files)
-    assert all(result.confusion == files.counts.tolist() for result in results)
-    assert [result.count for result in results] == [NUM_VAL] * 2
-
-
-def test_the_published_scores_of_the_paper_are_known_to_the_table() -> None:
-    """A key that no way to score has would never stand beside a result."""
-    expected = load_experiment("cityscapes_resnext101_stdbn").expected
-    assert expected is not None
-    assert expected.scores.keys() <= zoo.tasks.protocols.WHOLE_IMAGES.keys()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from zoo.architectures import is_external
 from zoo.config import (
     Experiment,
     describe_settings,
@@ -42,18 +39,6 @@ def test_every_field_of_every_section_is_described() -> None:
         for key, field in settings_of(section).items():
             assert field.description, f"{path}.{key}"
             assert (path, key) in described or hasattr(field.annotation, "model_fields")
-
-
-def test_the_defaults_that_are_told_are_those_of_an_empty_file() -> None:
-    empty = Experiment().model_dump(mode="json")
-    for section in describe_settings():
-        node = empty
-        for key in section.path.split(".") if " " not in section.path else ():
-            node = node[key] if node is not None else None
-        if "params" in section.path or node is None or section.path.startswith("expected"):
-            continue
-        for setting in section.settings:
-            assert json.loads(setting.default) == node[setting.key], setting.key
 
 
 def test_differences_are_what_makes_a_file_of_the_defaults() -> None:
@@ -105,23 +90,6 @@ def test_an_unknown_key_is_told_where_what_it_may_mean_stands(content, hint) -> 
     assert hint in str(caught.value)
 
 
-def test_a_file_that_says_only_how_norms_work_is_possible() -> None:
-    """The original's activation, relu, cannot be undone: the default of in-place norms is that of zoo.get."""
-    for bn_mode in ("inplace", "sync"):
-        network = parse_experiment({"network": {"bn_mode": bn_mode}}, "x.json").network
-        assert (network.activation, network.activation_param) == ("leaky_relu", 0.01)
-    assert parse_experiment({"network": {"arch": "revnext"}}, "x.json").network.activation == "leaky_relu"
-    assert parse_experiment({"network": {"arch": "resnext50"}}, "x.json").network.activation == "relu"
-    with pytest.raises(ConfigError, match=r'network\.activation = "relu": has no inverse'):
-        parse_experiment({"network": {"bn_mode": "inplace", "activation": "relu"}}, "x.json")
-
-
-def test_no_bundled_file_rests_on_a_default_activation() -> None:
-    for path in experiments_dir().glob("*.json"):
-        network = json.loads(path.read_text())["network"]
-        assert ("activation" in network) != is_external(network["arch"]), path.name
-
-
 @pytest.mark.parametrize(
     ("content", "doubt"),
     [
@@ -141,11 +109,6 @@ def test_a_file_of_an_earlier_version_that_leaves_the_activation_out_is_warned_a
     (tmp_path / "x.json").write_text('{"network": {"arch": "resnet18", "num_classes": 10}}')
     assert load_experiment(tmp_path / "x.json").network.activation == "leaky_relu"
     assert not caplog.text
-
-
-def test_nothing_is_doubted_in_the_bundled_files() -> None:
-    for path in experiments_dir().glob("*.json"):
-        assert not list(load_experiment(path).doubts()), path.name
 
 
 def test_a_bundled_experiment_is_found_by_its_name_and_a_file_by_its_path(tmp_path, monkeypatch) -> None:

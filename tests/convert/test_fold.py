@@ -14,7 +14,7 @@ from torch import nn
 import zoo
 from tests.convert.networks import IMAGES, outputs, scramble, scrambled, spec_of
 from tests.convert.test_norms import CASES, unfoldable
-from zoo.convert import convert_norm, export, fold, fold_network
+from zoo.convert import export, fold, fold_network
 from zoo.convert.export import _outputs
 from zoo.convert.fold import Activation
 from zoo.errors import ConversionError, VerificationError
@@ -89,24 +89,7 @@ def test_a_convolution_that_feeds_a_second_reader_is_not_folded_into():
         assert torch.equal(folded(IMAGES), model(IMAGES))
 
 
-def test_a_convolution_with_a_bias_is_folded_into():
-    model = scramble(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))).double().eval()
-    with torch.no_grad():
-        assert torch.allclose(fold_network(model)(IMAGES), model(IMAGES), rtol=1e-10, atol=1e-12)
-
-
 METADATA = {"arch": "resnet18", "input": {"mean": [0.5, 0.25], "size": 32}, "classes": ["a", "ü"]}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
-def test_a_program_carries_metadata(tmp_path):
-    model = fold_network(scramble(zoo.get("resnet18", num_classes=2)))
-    export(model, tmp_path / "net.pt2", 32, metadata=METADATA)
-    files = {"metadata.json": ""}
-    torch.export.load(tmp_path / "net.pt2", extra_files=files)
-    assert json.loads(files["metadata.json"]) == METADATA
-    assert [path.name for path in tmp_path.iterdir()] == ["net.pt2"]
 
 
 @pytest.mark.slow
@@ -166,21 +149,6 @@ def test_outputs_that_differ_leave_the_old_file(tmp_path, monkeypatch):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
-@pytest.mark.slow
-def test_torch_exports_an_in_place_network_to_onnx_after_its_norms_became_standard(tmp_path):
-    """This is what the README's Troubleshooting says to do."""
-    pytest.importorskip("onnxscript")
-    model = scramble(zoo.get("resnet18", num_classes=2, norm="inplace")).eval()
-    images = torch.randn(2, 3, 32, 32)
-    with pytest.raises(torch.onnx.errors.OnnxExporterError):
-        torch.onnx.export(model, (images,), dynamo=True, verbose=False)
-    written = torch.onnx.export(convert_norm(model, "standard"), (images,), dynamo=True, verbose=False)
-    session = pytest.importorskip("onnx.reference").ReferenceEvaluator(written.model_proto)
-    (found,) = session.run(None, {session.input_names[0]: images.numpy()})
-    with torch.no_grad():
-        assert torch.allclose(torch.from_numpy(found), model(images), rtol=1e-3, atol=1e-4)
-
-
 def test_a_network_of_other_outputs_is_refused(tmp_path):
     class Pair(nn.Module):
         def forward(self, x):
@@ -208,14 +176,6 @@ def test_other_formats_and_missing_packages_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConversionError, match=r'ONNX needs onnx and onnxscript.*pip install "\.\[onnx\]"'):
         export(nn.Identity(), tmp_path / "net.onnx")
-
-
-@pytest.mark.slow
-def test_onnx_computes_the_same(tmp_path):
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
-    model = fold_network(scramble(zoo.get("resnet18", num_classes=10)))
-    assert export(model, tmp_path / "net.onnx", size=32) < 1e-3
 
 
 @pytest.mark.parametrize(("num_classes", "name"), [(3, "logits"), (0, "features")])

@@ -12,7 +12,7 @@ from torch import nn
 import zoo
 from tests.convert.networks import IMAGES, outputs, scramble, scrambled, spec_of
 from zoo.convert import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
-from zoo.errors import ConfigError, ConversionError, WeightsError
+from zoo.errors import ConversionError
 from zoo.layers import ABN, InPlaceABN
 from zoo.spec import NetworkSpec
 
@@ -96,15 +96,7 @@ def test_scales_below_eps_are_refused_unless_the_approximation_is_asked_for():
     assert 0 < report.max_difference < 1e-3
 
 
-def test_unfoldable_negative_scales_become_eps_when_the_approximation_is_asked_for():
-    given = scrambled("resnext50", positive=unfoldable("resnext50"))
-    given["bn_out.weight"][5] = -0.5
-    converted, _, report = standard_to_inplace(given, spec_of("resnext50"), allow_approximate=True, images=IMAGES)
-    assert report.clamped == {"bn_out": 1}
-    assert converted["bn_out.weight"][5] == 0
-
-
-@pytest.mark.parametrize(("arch", "options"), CASES[:1] + CASES[2:3] + CASES[4:5])
+@pytest.mark.parametrize(("arch", "options"), CASES[:2])
 def test_in_place_scales_of_any_sign_become_plain_ones(arch, options):
     given = scrambled(arch, **options)
     converted, spec, report = inplace_to_standard(given, spec_of(arch, norm="sync", **options), images=IMAGES)
@@ -116,24 +108,6 @@ def test_in_place_scales_of_any_sign_become_plain_ones(arch, options):
     assert {f"{name}.running_var" for name in report.layers} == set(norms)
 
 
-def test_there_and_back_is_the_absolute_scale():
-    given = scrambled("resnet18")
-    converted, spec, _ = standard_to_inplace(given, RESNET18, images=IMAGES)
-    back, _, _ = inplace_to_standard(converted, spec, images=IMAGES)
-    assert torch.allclose(back["mod1.bn1.weight"], given["mod1.bn1.weight"].abs(), rtol=1e-12)
-
-
-def test_the_kind_of_number_is_kept():
-    given = {key: value.float() if value.is_floating_point() else value for key, value in scrambled("resnet18").items()}
-    for convert, settings in (
-        (standard_to_inplace, {}),
-        (inplace_to_standard, {"norm": "inplace"}),
-        (relu_to_leaky_relu, {"activation": "relu"}),
-    ):
-        converted, _, _ = convert(given, spec_of("resnet18", **settings), images=IMAGES)
-        assert {key: value.dtype for key, value in converted.items()} == {key: v.dtype for key, v in given.items()}
-
-
 def test_leaky_relu_takes_relu_weights_as_they_are_and_reports_the_difference():
     given = scrambled("resnet18", activation="relu")
     converted, spec, report = relu_to_leaky_relu(given, spec_of("resnet18", activation="relu"), images=IMAGES)
@@ -143,22 +117,6 @@ def test_leaky_relu_takes_relu_weights_as_they_are_and_reports_the_difference():
     assert not report.exact
     assert report.max_difference == pytest.approx(difference.abs().max().item(), rel=1e-6)
     assert "mod2.block1.convs.bn2" not in report.layers  # has no activation
-
-
-def test_without_comparison_there_is_no_difference_in_the_report():
-    relu = spec_of("resnet18", activation="relu")
-    _, _, report = relu_to_leaky_relu(scrambled("resnet18"), relu, compare_with_source=False)
-    assert report.max_difference is None
-    assert "not compared" in str(report)
-    assert report.to_json()["exactness"] == "approximate"
-
-
-def test_unknown_networks_and_weights_that_do_not_fit_are_named():
-    given = scrambled("resnet18")
-    with pytest.raises(ConfigError, match="unknown network 'resnet19'; the nearest names are resnet18"):
-        standard_to_inplace(given, NetworkSpec(arch="resnet19"))
-    with pytest.raises(WeightsError, match="missing in the file"):
-        standard_to_inplace(given, spec_of("resnet34"))
 
 
 @pytest.mark.parametrize(
@@ -174,19 +132,6 @@ def test_a_network_that_the_conversion_is_not_for_is_refused(convert, settings, 
         convert(scrambled("resnet18"), spec_of("resnet18", **settings))
     with pytest.raises(ConversionError, match="torchvision:resnet18 is an external network"):
         convert({}, NetworkSpec(arch="torchvision:resnet18"))
-
-
-def test_the_spec_keeps_what_the_conversion_does_not_change():
-    stored = spec_of("resnet18", num_classes=10, class_names=["a", "b"], memory="checkpoint", weight_init="torch")
-    _, spec, _ = standard_to_inplace(scrambled("resnet18"), stored, compare_with_source=False)
-    assert (spec.class_names, spec.weight_init, spec.memory) == (["a", "b"], "torch", "auto")
-
-
-def test_weights_that_are_not_finite_are_not_compared():
-    given = scrambled("resnet18")
-    given["classifier.fc.bias"][0] = float("nan")
-    with pytest.raises(ConversionError, match="not finite"):
-        inplace_to_standard(given, spec_of("resnet18", norm="inplace"), images=IMAGES)
 
 
 def test_a_network_of_another_package_is_converted_in_a_copy_and_the_report_says_how_exactly():

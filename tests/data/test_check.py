@@ -14,7 +14,6 @@ from tests.data.sample_labels import experiment, label_map, make_labeled, make_p
 from zoo.config import Experiment, parse_experiment
 from zoo.data.prepare.check import SplitReport, check_data
 from zoo.data.prepare.output import Bar
-from zoo.errors import ConfigError
 
 
 def _check(config: Experiment, data: Path, workers: int = 0) -> list[SplitReport]:
@@ -79,13 +78,6 @@ def test_a_missing_split_is_a_fault_beside_those_of_the_other(tmp_path: Path) ->
     train, val = _check(experiment(), data)
     assert f"there is no folder {data / 'train' / 'images'} (" in train.faults[0]
     assert "an image cannot be read" in val.faults[0]
-
-
-def test_another_number_of_classes_is_the_experiments_fault(tmp_path: Path) -> None:
-    data = make_labeled(tmp_path, 1, 1)
-    (data / "classes.txt").write_text("a\nb\nc\n")
-    with pytest.raises(ConfigError, match=r"network\.num_classes = 4"):
-        _check(experiment(num_classes=4), data)
 
 
 def test_class_folders_are_checked_too(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from torchvision.datasets import CIFAR10, CIFAR100
+from torchvision.datasets import CIFAR10
 
 from tests.data.distributed import cifar_batch, md5_of, python2_pickle, write_tar
-from zoo.data.prepare.cifar import CIFAR, unpack_cifar
+from zoo.data.prepare.cifar import unpack_cifar
 from zoo.data.scan import scan_folder
 from zoo.errors import DataError
 
@@ -87,10 +87,6 @@ def test_archive_unpacked_folder_and_the_folders_around_them_give_the_same(tmp_p
     assert all(each == found[0] for each in found)
 
 
-def test_the_readers_are_torchvisions() -> None:
-    assert CIFAR == {"cifar10": CIFAR10, "cifar100": CIFAR100}
-
-
 def test_a_wrong_digest_is_refused_for_each_file_and_for_the_archive(tmp_path: Path) -> None:
     files = files_of()
     release = release_of(files, "0" * 32)
@@ -108,12 +104,6 @@ def test_a_source_without_the_files_says_what_is_looked_for(tmp_path: Path) -> N
     for source in (tmp_path, tmp_path / "missing.tar.gz"):
         with pytest.raises(DataError, match=r"neither small.tar.gz nor small-py/"):
             unpack_cifar(release_of(files_of()), source, tmp_path / "out", no_progress)
-
-
-def test_what_is_there_already_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    (tmp_path / "out" / "train").mkdir(parents=True)
-    with pytest.raises(DataError, match="OUT exists and is not overwritten"):
-        unpack_cifar(release_of(files_of()), tmp_path / "nowhere", tmp_path / "out", no_progress)
 
 
 class Evil:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 import warnings
@@ -60,21 +59,6 @@ def test_augmentation_repeats_whatever_was_drawn_in_between(root: Path) -> None:
         assert torch.equal(_image(second, *key), images[key])
 
 
-def test_augmentation_differs_between_seeds_epochs_and_images(tmp_path: Path) -> None:
-    root = make_folder(tmp_path / "train", {"a": 1})
-    (root / "a" / "copy.png").write_bytes((root / "a" / "000.png").read_bytes())
-    images = [_image(ImageFolder(root, AUGMENT, seed=s), e, i) for s in (0, 1) for e in (0, 1) for i in (0, 1)]
-    assert not any(torch.equal(one, other) for one, other in itertools.combinations(images, 2))
-
-
-def test_the_global_generators_do_not_notice(root: Path) -> None:
-    images = ImageFolder(root, AUGMENT)
-    before = torch.get_rng_state(), random.getstate()
-    images[0, 0]
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-
-
 def test_files_are_closed(root: Path) -> None:
     bad = root / "a" / "001.png"
     bad.write_bytes(bad.read_bytes()[:-40])
@@ -83,26 +67,6 @@ def test_files_are_closed(root: Path) -> None:
         warnings.simplefilter("error", ResourceWarning)
         samples = [images[0, index] for index in range(5)]
     assert [sample.image is None for sample in samples] == [False, True, False, False, False]
-
-
-def test_an_unreadable_image_stops_with_its_name_and_what_to_do(root: Path) -> None:
-    (root / "a" / "001.png").write_bytes(b"")
-    with pytest.raises(DataError, match=r"; replace or remove the file, or .* --on-bad-image skip") as caught:
-        ImageFolder(root, PLAIN)[0, 1]
-    assert str(root / "a" / "001.png") in str(caught.value)
-
-
-def test_an_unreadable_image_is_left_out_and_reported_when_asked(root: Path) -> None:
-    bad = root / "a" / "001.png"
-    bad.write_bytes(bad.read_bytes()[:-40])
-    images = ImageFolder(root, PLAIN, on_bad_image="skip")
-    batch = collate(images.__getitems__([(0, index) for index in range(5)]), SHAPE)
-    assert isinstance(batch, Batch)
-    assert torch.equal(batch.on(CPU), torch.stack([_image(images, 0, index) for index in (0, 2, 3, 4)]))
-    assert (batch.targets.tolist(), batch.targets.dtype) == ([0, 0, 1, 1], torch.int64)
-    assert len(batch.skipped) == 1
-    assert str(bad) in batch.skipped[0]
-    assert "truncated" in batch.skipped[0]
 
 
 def test_a_batch_without_any_readable_image_is_empty(root: Path) -> None:

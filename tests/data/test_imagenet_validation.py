@@ -111,9 +111,3 @@ def test_the_organizers_numbers_are_those_of_the_first_validation_images() -> No
     wnids += ["n01735189", "n02346627", "n02776631", "n03794056", "n02328150"]
     assert [ilsvrc2012_wnids()[number - 1] for number in numbers] == wnids
     assert sorted(ilsvrc2012_wnids()) == list(imagenet_wnids())
-
-
-def test_what_is_there_already_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "out" / "val" / "n01440764").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"OUT exists and is not overwritten; .*val"):
-        unpack_imagenet_val(ImageNetRelease(), tmp_path, tmp_path / "out", no_progress)

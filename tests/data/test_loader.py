@@ -18,7 +18,7 @@ from tests.data.sample_images import make_folder
 from zoo.config import Experiment, parse_experiment
 from zoo.data.loader import Loader, build_train_loader, build_val_loader
 from zoo.data.sampler import TrainBatches, ValBatches
-from zoo.errors import ConfigError, DataError
+from zoo.errors import DataError
 
 # torch warns of more workers than cores, which is no fault of the tests
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -87,14 +87,6 @@ def test_an_epoch_after_one_that_was_left_early_is_complete_and_right(data: Path
     assert _equal(_two_epochs(loader), expected)
 
 
-def test_the_ranks_share_the_images_of_one_process(data: Path) -> None:
-    alone = _two_epochs(_train_loader(data, workers=0))
-    ranks = [_two_epochs(_train_loader(data, workers=0, rank=rank, world_size=2)) for rank in (0, 1)]
-    for rank in (0, 1):
-        whole = [batch[0][rank::2] for batch in alone[:3]]
-        assert all(torch.equal(part[0], want) for part, want in zip(ranks[rank], whole, strict=False))
-
-
 def test_the_seed_of_the_experiment_decides_order_and_augmentation(data: Path) -> None:
     loaders = [build_train_loader(data, _experiment(seed=seed)) for seed in (0, 0, 1)]
     first, again, other = (list(loader.batch_sampler) for loader in loaders)
@@ -102,14 +94,6 @@ def test_the_seed_of_the_experiment_decides_order_and_augmentation(data: Path) -
     first, again, other = (loader.dataset[0, 0].image for loader in loaders)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-def test_the_last_batch_is_kept_or_merged_by_the_accumulation_of_the_experiment(data: Path) -> None:
-    sizes = {}
-    for steps in (2, 3):
-        experiment = _experiment(optimizer={"batch_size": 6, "accumulate_steps": steps})
-        sizes[steps] = [len(batch.targets) for batch in build_train_loader(data, experiment)]
-    assert sizes == {2: [6, 6, 5], 3: [6, 11]}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -163,23 +147,6 @@ def test_unreadable_images_are_left_out_and_reported_when_asked(data: Path, work
     ]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5, 13])
-def test_validation_scores_every_image_exactly_once(data: Path, world: int) -> None:
-    everything = torch.cat([batch.on(CPU) for batch in _val_loader(data)])
-    assert len(everything) == 11
-    loaders = [_val_loader(data, rank=rank, world_size=world) for rank in range(world)]
-    assert {loader.batch_sampler.num_images for loader in loaders} == {11}
-    drawn = [batch.on(CPU) for loader in loaders for batch in loader]
-    assert sum(len(images) for images in drawn) == 11
-    assert torch.equal(torch.cat(drawn).flatten(1).sum(1).sort()[0], everything.flatten(1).sum(1).sort()[0])
-
-
-def test_a_limited_validation_takes_images_of_all_classes(data: Path) -> None:
-    loader = _val_loader(data, limit=4)
-    assert loader.batch_sampler.num_images == 4
-    assert torch.cat([batch.targets for batch in loader]).tolist() == [0, 0, 1, 1]
-
-
 def test_a_class_may_be_missing_from_the_validation_images_but_not_from_training(data: Path) -> None:
     for split in ("train", "val"):
         (data / split / "aa").mkdir()
@@ -195,14 +162,3 @@ def test_workers_are_out_of_reach_of_signals_to_the_group_of_the_main_process(da
     groups = {os.getpgid(worker.pid) for worker in multiprocessing.active_children()}
     assert len(groups) >= 2
     assert os.getpgid(0) not in groups
-
-
-def test_faults_of_the_folder_are_found_when_the_loader_is_built(data: Path) -> None:
-    with pytest.raises(DataError, match="2 class folders but the network has 1 outputs"):
-        build_train_loader(data, _experiment(network={"classes": 1}))
-    with pytest.raises(DataError, match="17 images are too few"):
-        build_train_loader(data, _experiment(optimizer={"batch_size": 100}), world_size=10)
-    with pytest.raises(DataError, match="no folder train/"):
-        build_train_loader(data / "val", _experiment())
-    with pytest.raises(ConfigError, match="does not fit into images scaled to 6 px"):
-        _val_loader(data, scale=6)

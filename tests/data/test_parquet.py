@@ -116,25 +116,6 @@ def test_files_are_found_where_hugging_face_has_them(tmp_path: Path) -> None:
     assert type(open_shardable(tmp_path / "0" / "train")) is FolderSource
 
 
-def test_a_window_shuffles_row_groups_and_the_images_of_a_few_of_them(data: Path) -> None:
-    source = open_shardable(data / "train")
-    group_of = np.searchsorted(source._ends, np.arange(21), side="right")
-    assert np.bincount(group_of).tolist() == [3, 3, 1] * 3
-    seen, mixed = set(), 0
-    for seed in range(20):
-        order = source.order(torch.Generator().manual_seed(seed), 2).numpy()
-        assert sorted(order) == list(range(21))
-        groups = list(dict.fromkeys(group_of[order].tolist()))
-        place = np.argsort(groups)[group_of[order]]
-        assert (np.diff(place // 2) >= 0).all()  # one window after another, of two row groups each
-        mixed += int((np.diff(place) < 0).sum())
-        seen.add(tuple(order))
-    assert len(seen) == 20
-    assert mixed > 20
-    everything = source.order(torch.Generator().manual_seed(0), None).numpy()  # all row groups fit into memory
-    assert len(set(group_of[everything][:9].tolist())) > 4
-
-
 def test_no_more_row_groups_are_kept_than_fit(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_shardable(data / "train")
     largest = max(group.num_bytes for group in source._groups)
@@ -208,13 +189,6 @@ def test_all_files_have_the_same_classes(data: Path) -> None:
         open_shardable(data / "train")
 
 
-def test_files_without_names_of_classes_have_numbers(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    images = [{"bytes": b"x"}] * 11
-    pq.write_table(_table(images, list(range(11)), names=None), tmp_path / "train" / "0.parquet")
-    assert open_shardable(tmp_path / "train").classes == [str(number) for number in range(11)]
-
-
 def test_a_row_without_an_image_is_named_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     rows = [{"bytes": b"x", "path": "a"}, {"bytes": None, "path": "/b/c.jpg"}, None]
@@ -246,12 +220,6 @@ def test_damaged_bytes_end_in_one_message_or_leave_the_images_as_they_are(tmp_pa
         else:
             outcomes.add("whole" if read == [image["bytes"] for image in images] else "changed")
     assert outcomes == {"whole", "named"}
-
-
-def test_too_large_row_groups_are_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 100)
-    with pytest.raises(DataError, match=r"row group 0 has [\d,]+ bytes of images, .*00000-of-00003.parquet"):
-        open_shardable(data / "train")
 
 
 def test_an_image_that_is_stored_once_and_read_often_does_not_fill_the_memory(

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tests.data.sample_images import make_folder, random_image
 from zoo.config import Decoder, parse_experiment
-from zoo.data.loader import build_train_loader, build_val_loader
-from zoo.data.pixels import Box, JPEGPixels, PILPixels, ScaledJPEGPixels, jpeg_size, load_codec, open_pixels
+from zoo.data.loader import build_train_loader
+from zoo.data.pixels import Box, PILPixels, load_codec, open_pixels
 from zoo.data.reading import Unreadable, read_bytes
 from zoo.data.transforms import TrainTransform, ValTransform, prepare, random_box
 from zoo.errors import ConfigError
@@ -78,15 +78,6 @@ def test_every_decoder_gives_the_pixels_of_pil(decoder: Decoder, mode: str, opti
 
 def _as_image(tensor: Tensor) -> Image.Image:
     return Image.fromarray(tensor.permute(1, 2, 0).contiguous().numpy())
-
-
-def test_jpeg_files_are_not_decoded_by_pil_and_others_are() -> None:
-    image = random_image(0)
-    kinds = {decoder: type(open_pixels(_encoded(image), "a.jpg", decoder)) for decoder in ("pil", *FAST)}
-    assert kinds == {"pil": PILPixels, "torchvision": JPEGPixels, "scaled": ScaledJPEGPixels}
-    for other in (_encoded(image, format="PNG"), _encoded(image.convert("CMYK"))):
-        assert jpeg_size(other) is None
-        assert type(open_pixels(other, "a.jpg", "torchvision")) is PILPixels
 
 
 @pytest.mark.parametrize("decoder", FAST)
@@ -179,15 +170,6 @@ def test_workers_decode_regions_and_print_nothing(tmp_path: Path, capfd: pytest.
     assert torch.equal(batches[0], batches[1])
     assert torch.equal(batches[0], batches[2])
     assert capfd.readouterr() == ("", "")
-
-
-def test_validation_can_be_decoded_by_torchvision_with_the_same_bits(tmp_path: Path) -> None:
-    (tmp_path / "val" / "a").mkdir(parents=True)
-    (tmp_path / "val" / "a" / "0.jpg").write_bytes(GOLDEN.read_bytes())
-    sizes = {"scale": 48, "crop": 40, "mean": [0.5] * 3, "std": [0.5] * 3, "batch_size": 1}
-    images = [next(iter(build_val_loader(tmp_path, decoder=one, **sizes))) for one in ("pil", "torchvision")]
-    assert images[0].images.dtype == torch.uint8
-    assert torch.equal(images[0].images, images[1].images)
 
 
 @pytest.mark.parametrize("decoder", ["pil", *FAST])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from tests.data.sample_images import random_image
-from zoo.data.classes import class_names
-from zoo.data.prepare.archives import check_md5
-from zoo.data.prepare.real_labels import read_real_labels
-from zoo.data.reading import read_image, to_rgb
+from zoo.data.reading import read_image
 from zoo.errors import DataError
 
 
@@ -26,16 +22,6 @@ def _saved(path: Path, image: Image.Image, **options: object) -> Path:
 
 def _pixels(image: Image.Image) -> np.ndarray:
     return np.asarray(image).astype(int)
-
-
-def test_rgb_pixels_arrive_unchanged(tmp_path: Path) -> None:
-    image = random_image(0)
-    assert np.array_equal(_pixels(read_image(_saved(tmp_path / "a.png", image))), _pixels(image))
-
-
-def test_an_rgb_image_is_not_copied() -> None:
-    image = random_image(0)
-    assert to_rgb(image) is image
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "1", "RGBA", "CMYK"])
@@ -126,22 +112,6 @@ def test_a_file_that_is_no_sound_image_is_named_in_one_line(tmp_path: Path, kind
     assert "\n" not in message
     assert "object at 0x" not in message
     assert "index out of range" not in message
-
-
-@pytest.mark.parametrize(
-    ("read", "message"),
-    [
-        (lambda path: class_names(3, path), "the class names cannot be read: "),
-        (read_real_labels, "the labels cannot be read: "),
-        (lambda path: check_md5(path, "0" * 32), ""),
-    ],
-)
-def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
-    tmp_path: Path, read: Callable[[Path], object], message: str
-) -> None:
-    os.mkfifo(tmp_path / "file")
-    with pytest.raises(DataError, match=f"{message}it is not a regular file; {tmp_path / 'file'}"):
-        read(tmp_path / "file")
 
 
 def test_lack_of_memory_is_not_blamed_on_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

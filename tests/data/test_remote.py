@@ -11,7 +11,6 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,8 +28,7 @@ from zoo.data import remote
 from zoo.data.folder import open_source
 from zoo.data.index import MAGIC, Index, write_index
 from zoo.data.loader import build_train_loader, build_val_loader
-from zoo.data.location import RemoteFolder, parse_data_path
-from zoo.data.prepare.check import check_data
+from zoo.data.location import parse_data_path
 from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.segmentation_loader import build_segmentation_train_loader
 from zoo.data.shards import Shards, padded
@@ -136,17 +134,6 @@ def _copies(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.glob("*/*.tar*"))
 
 
-def test_an_address_is_told_from_a_path() -> None:
-    assert parse_data_path("data") == Path("data")
-    assert parse_data_path("c:/data//x") == Path("c:/data/x")
-    place = parse_data_path("https://me:secret@host/a//b/")
-    assert isinstance(place, RemoteFolder)
-    assert place.url == "https://me:secret@host/a//b"
-    assert str(place / "train") == os.fspath(place / "train") == "https://host/a//b/train"
-    assert ((place / "train").name, (place / "train").parent) == ("train", place)
-    assert parse_data_path(place) is place
-
-
 @pytest.mark.parametrize("protocol", ["http", "memory"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_those_of_the_folder_to_the_bit(
@@ -218,19 +205,6 @@ def test_the_shards_of_the_next_window_are_fetched_while_one_is_read(
         assert _fetched(server, 4) == sorted({int(shards[0]), *following, int(shards[-1])})
 
 
-def test_without_an_order_a_few_shards_are_fetched_ahead_and_no_more_than_fit(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RemoteShards, "_prefetch", PREFETCH)
-    source = open_source(parse_data_path(server.url) / "train")
-    source.read(0)
-    assert _fetched(server, 3) == [0, 4, 5]
-    _limit(monkeypatch, 3 * 10240)
-    assert not open_source(parse_data_path(server.url) / "train")._windows.any()
-    source.order(torch.Generator(), 2)
-    assert not source._windows.any()
-
-
 def test_in_a_cache_of_two_windows_no_shard_is_fetched_twice(
     server: Server, local_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,25 +237,6 @@ def test_in_a_cache_of_two_windows_no_shard_is_fetched_twice(
     assert _fetched(server, 6) == list(range(6))
 
 
-def test_a_second_run_asks_for_the_beginning_of_the_index_alone(server: Server) -> None:
-    first = open_source(parse_data_path(server.url) / "train")
-    expected = [first.read(index) for index in range(21)]
-    server.asked.clear()
-    second = pickle.loads(pickle.dumps(open_source(parse_data_path(server.url) / "train")))
-    assert [second.read(index) for index in range(21)] == expected
-    assert server.asked == ["/train.index"]
-
-
-def test_other_shards_at_the_address_are_another_cache(server: Server, local_shards: Path, cache: Path) -> None:
-    root = parse_data_path(server.url) / "train"
-    open_source(root).read(0)
-    index = (local_shards / "val.index").read_bytes()
-    server.script["/train.index"] = [_sends(index)] * 2
-    val = open_source(root)
-    assert val.names.tolist() == Shards(local_shards / "val").names.tolist()
-    assert len(list(cache.glob("*/index"))) == 2
-
-
 def test_zoo_trains_validates_and_checks_shards_of_a_server(
     server: Server, local_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,19 +258,6 @@ def test_zoo_trains_validates_and_checks_shards_of_a_server(
     assert (tmp_path / "0.csv").read_text() == (tmp_path / "1.csv").read_text()
     assert main(["data", "check", str(config), server.url]) == 0
     assert "train: 21 images" in capsys.readouterr().out
-
-
-def test_a_check_ends_where_a_shard_cannot_be_fetched(server: Server) -> None:
-    """Each of its images would otherwise be a fault, after all tries."""
-
-    server.script["/train/000001.tar"] = [_fails(404)] * 9
-    with pytest.raises(Unreachable, match=r"the server answered 404 .*; .*train/000001.tar: check the address"):
-        check_data(small_experiment(), parse_data_path(server.url), 1, lambda split, total: nullcontext(_Bar()))
-
-
-class _Bar:
-    def advance(self, count: int) -> None:
-        pass
 
 
 def test_what_needs_a_folder_of_this_machine_says_so(server: Server, tmp_path: Path, capsys: Any) -> None:

@@ -16,8 +16,6 @@ from zoo.cli import main
 from zoo.data.folder import open_source
 from zoo.data.index import Index, index_path
 from zoo.data.loader import build_train_loader
-from zoo.data.prepare.resizing import Resizing
-from zoo.data.source import FolderSource
 
 SIDE = 24
 SIZES = ((60, 30), (31, 47), (24, 80), (20, 90), (25, 25), (100, 24), (24, 24), (33, 70))  # width, height
@@ -92,14 +90,6 @@ def test_training_resumes_within_an_epoch_with_the_same_batches(data: Path, tmp_
         again.stop_workers()
 
 
-def test_check_accepts_the_result(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (data / "val").symlink_to(data / "train")
-    out = _shard(data, tmp_path / "small", "--resize", str(SIDE)).parent
-    capsys.readouterr()
-    assert main(["data", "check", "resnet32_cifar10", str(out), "-j", "2"]) == 0
-    assert "train: 8 images in 7 sizes, from 24 x 24 to 100 x 24 px, 0 faults" in capsys.readouterr().out
-
-
 def test_a_file_that_is_no_image_is_named_and_nothing_is_left(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,30 +118,3 @@ def test_options_without_effect_or_out_of_range_are_errors(
         code = exit_.code
     assert code == 2
     assert message in capsys.readouterr().err
-
-
-def test_existing_output_is_not_overwritten(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = _shard(data, tmp_path / "out", "--resize", str(SIDE))
-    before = sorted((path.name, path.stat().st_mtime_ns) for path in out.iterdir())
-    assert main(["data", "shard", str(data), str(tmp_path / "out"), "--resize", "9"]) == 2
-    assert "OUT exists and is not overwritten" in capsys.readouterr().err
-    assert sorted((path.name, path.stat().st_mtime_ns) for path in out.iterdir()) == before
-
-
-def test_the_exif_orientation_is_dropped_without_being_applied(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    file = io.BytesIO()
-    random_image(0, 60, 30).save(file, "JPEG", exif=exif)
-    resized = Image.open(io.BytesIO(Resizing(SIDE).apply(file.getvalue(), "a.jpg") or b""))
-    assert resized.size == (48, SIDE)
-    assert not resized.getexif()
-
-
-def test_shards_can_be_resized_again(data: Path, tmp_path: Path) -> None:
-    plain = _shard(data, tmp_path / "plain").parent
-    small = open_source(_shard(plain, tmp_path / "small", "--resize", str(SIDE)))
-    direct = open_source(_shard(data, tmp_path / "direct", "--resize", str(SIDE)))
-    read = [sorted(source.read(index) for index in range(len(SIZES))) for source in (small, direct)]
-    assert read[0] == read[1]
-    assert len(FolderSource(data / "train").names) == len(SIZES)

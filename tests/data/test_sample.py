@@ -79,15 +79,6 @@ def test_a_tree_that_is_there_is_used_again_untouched(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_the_cache_is_named_by_the_environment_or_lies_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "named"))
-    assert unpack_sample().parent == tmp_path / "named"
-    monkeypatch.delenv("ZOO_CACHE")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert unpack_sample().parent == tmp_path / "home" / ".cache" / "zoo"
-
-
-@pytest.mark.usefixtures("few")
 def test_another_archive_has_another_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older = unpack_sample(tmp_path / "cache")
     newer = tmp_path / "newer.npz"
@@ -109,19 +100,6 @@ def test_the_finished_tree_is_moved_into_place_in_one_step(tmp_path: Path, monke
     build = sample._build
     monkeypatch.setattr(sample, "_build", _build_and_look)
     assert [unpack_sample(tmp_path / "cache").stat().st_ino] == built
-
-
-@pytest.mark.usefixtures("few")
-def test_an_interrupted_unpacking_leaves_nothing_that_looks_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def _fail(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sample.shutil, "copyfile", _fail)
-    with pytest.raises(KeyboardInterrupt):
-        unpack_sample(tmp_path / "cache")
-    assert os.listdir(tmp_path / "cache") == []
 
 
 @pytest.mark.usefixtures("few")

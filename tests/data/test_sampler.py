@@ -85,12 +85,6 @@ def test_too_few_images_for_one_step_are_an_error_that_says_how_many_are_needed(
     assert len(TrainBatches(8, 16, world_size=2, accumulate_steps=2)) == 1
 
 
-def test_a_global_batch_does_not_depend_on_the_number_of_ranks() -> None:
-    alone = [sorted(keys) for keys in TrainBatches(97, 12, seed=3)]
-    shared = [sorted(itertools.chain(*shares)) for shares in zip(*_ranks(97, 12, 3, seed=3), strict=True)]
-    assert alone[:-1] == shared[:-1]
-
-
 def test_skipping_gives_the_tail_of_the_same_sequence() -> None:
     sampler = TrainBatches(97, 12, rank=1, world_size=2, seed=1)
     for epoch in range(3):
@@ -100,13 +94,6 @@ def test_skipping_gives_the_tail_of_the_same_sequence() -> None:
             sampler.skip_to(first)
             assert list(sampler) == whole[first:]
             assert len(sampler) == len(whole)
-
-
-def test_a_new_epoch_begins_at_its_first_batch() -> None:
-    sampler = TrainBatches(97, 12)
-    sampler.skip_to(4)
-    sampler.set_epoch(1)
-    assert len(list(sampler)) == len(sampler)
 
 
 def _interleaved(shares: list[list[tuple[int, ...]]]) -> list[tuple[int, ...]]:
@@ -187,10 +174,6 @@ def test_validation_draws_every_image_exactly_once_unpadded(world: int, limit: i
         for batches in drawn:
             assert all(len(keys) == batch for keys in batches[:-1])
             assert all(0 < len(keys) <= batch for keys in batches)
-
-
-def test_ranks_of_a_validation_take_turns() -> None:
-    assert list(ValBatches(11, 3, rank=1, world_size=2)) == [[(0, 1), (0, 3), (0, 5)], [(0, 7), (0, 9)]]
 
 
 def test_a_limit_is_spread_evenly_over_the_data_set() -> None:

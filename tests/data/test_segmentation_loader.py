@@ -68,22 +68,6 @@ def test_batches_are_the_same_for_any_number_of_workers_and_when_an_epoch_is_con
     assert _equal(_epochs(loader, 1, first_batch=2), expected[5:])
 
 
-def test_ranks_share_the_crops_of_one_process(tmp_path: Path) -> None:
-    data = make_labeled(tmp_path / "data", 8, 1)
-    alone = _epochs(build_segmentation_train_loader(data, experiment(batch=4, class_uniform=True)), 0)
-    for rank in (0, 1):
-        config = experiment(batch=4, class_uniform=True)
-        shares = _epochs(build_segmentation_train_loader(data, config, rank=rank, world_size=2), 0)
-        assert torch.equal(shares[0].images, alone[0].images[rank::2])
-        assert torch.equal(shares[0].targets, alone[0].targets[rank::2])
-
-
-def test_the_global_generator_does_not_notice(data: Path) -> None:
-    before = torch.get_rng_state()
-    _epochs(build_segmentation_train_loader(data, experiment(class_uniform=True)), 0)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_class_uniform_crops_hold_rare_classes_as_often_as_frequent_ones(tmp_path: Path) -> None:
     """One pixel of class 2 in one image of ten; each crop covers a twenty-fifth of an image."""
     for index in range(10):
@@ -114,14 +98,6 @@ def test_validation_batches_are_whole_images_at_their_own_size(data: Path) -> No
     assert torch.equal(batches[2].targets[0], torch.from_numpy(random_classes(5, 3, 21, 7)).long())
     (batch, *_) = build_segmentation_val_loader(data, experiment(longest_side_val=24), limit=1)
     assert (tuple(batch.images.shape), tuple(batch.targets.shape)) == ((1, 3, 20, 24), (1, 10, 12))
-
-
-def test_ranks_share_the_validation_images(data: Path) -> None:
-    loaders = [build_segmentation_val_loader(data, experiment(), rank=rank, world_size=2) for rank in (0, 1)]
-    assert [len(list(loader)) for loader in loaders] == [2, 1]
-    assert [loader.batch_sampler.num_images for loader in loaders] == [3, 3]
-    paths = [path for loader in loaders for batch in loader for path in batch.paths]
-    assert sorted(paths) == [str(data / "val/images" / name) for name in ("000.png", "002.png", "sub/001.png")]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

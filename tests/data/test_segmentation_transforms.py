@@ -125,24 +125,6 @@ def test_a_crop_contains_the_pixel_that_it_was_asked_for(factor: float) -> None:
         assert factor < 1 or (found == row * 64 + column).any()
 
 
-def test_the_place_of_the_pixel_in_its_crop_is_drawn() -> None:
-    image, classes = _places(33, 47)
-    generator = Random(0)
-    targets = [_transform(8)(image, classes, Pixel(16, 20), generator)[1] for _ in range(200)]
-    places = {tuple((target == 16 * 64 + 20).nonzero()[0].tolist()) for target in targets}
-    assert {row for row, _ in places} == set(range(8))
-    assert {column for _, column in places} == set(range(8))
-
-
-def test_validation_keeps_the_size_of_the_image() -> None:
-    image = random_image(0, 13, 9)
-    classes = np.arange(13 * 9, dtype=np.int32).reshape(9, 13)
-    tensor, target = SegmentationVal(MEAN, STD)(image, classes, None, Random(0))
-    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
-    assert torch.equal(tensor, (tvF.to_tensor(image) - mean) / std)
-    assert torch.equal(target, torch.from_numpy(classes).long())
-
-
 @pytest.mark.parametrize(("size", "scaled"), [((13, 9), (20, 13)), ((9, 13), (13, 20)), ((40, 30), (20, 15))])
 def test_the_longer_side_is_scaled_and_the_label_map_is_not(size: tuple[int, int], scaled: tuple[int, int]) -> None:
     image = random_image(0, *size)

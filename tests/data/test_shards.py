@@ -10,7 +10,6 @@ import pickle
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,23 +55,6 @@ def test_shards_hold_the_files_of_the_folder_in_another_order(data: Path, shards
     ]
     val, val_folder = open_source(shards / "val"), FolderSource(data / "val")
     assert [val.read(index) for index in range(21)] == [val_folder.read(index) for index in range(21)]
-
-
-def test_the_same_images_give_the_same_shards_to_the_byte(data: Path, shards: Path, tmp_path: Path) -> None:
-    for seed, is_same in (("0", True), ("1", False)):
-        out = tmp_path / seed
-        assert main(["data", "shard", str(data), str(out), "--per-shard", "4", "--seed", seed]) == 0
-        same = [path.read_bytes() == (out / "train" / path.name).read_bytes() for path in (shards / "train").iterdir()]
-        assert all(same) is is_same
-
-
-def test_any_program_that_reads_tar_files_reads_them(data: Path, shards: Path) -> None:
-    source = open_source(shards / "train")
-    with tarfile.open(shards / "train" / "000001.tar") as tar:
-        assert tar.getnames() == [f"{number:09}.{kind}" for number in range(4, 8) for kind in ("png", "cls")]
-        for number in range(4, 8):
-            assert tar.extractfile(f"{number:09}.png").read() == source.read(number)
-            assert int(tar.extractfile(f"{number:09}.cls").read()) == source.targets[number]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves files open
@@ -146,11 +128,6 @@ def test_a_window_shuffles_shards_and_the_images_of_a_few_of_them(shards: Path) 
         source.order(torch.Generator().manual_seed(1), None),
         torch.randperm(21, generator=torch.Generator().manual_seed(1)),
     )
-
-
-def test_a_folder_has_no_windows(data: Path) -> None:
-    with pytest.raises(DataError, match=r"input\.shuffle_shards = 2 needs shards, not class folders; .*folder/train"):
-        build_train_loader(data, small_experiment(shuffle_shards=2))
 
 
 def test_zoo_trains_and_validates_on_shards_as_on_the_folder(
@@ -369,33 +346,6 @@ def test_a_damaged_index_is_refused(data: Path) -> None:
             FolderSource(data / "train")
 
 
-def test_an_index_keeps_arrays_of_any_shape_and_maps_them(tmp_path: Path) -> None:
-    arrays = {
-        "a": np.arange(12, dtype=np.int16).reshape(3, 4),
-        "b": np.array([b"x", b"yz"]),
-        "c": np.zeros((0, 3), dtype=np.uint8),
-    }
-    write_index(tmp_path / "x.index", {"kind": "any"}, arrays)
-    index = Index(tmp_path / "x.index")
-    assert index.header == {"kind": "any"}
-    for name, array in arrays.items():
-        assert np.array_equal(index.arrays[name], array)
-        assert not index.arrays[name].flags.writeable
-
-
-def test_neither_train_nor_val_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "index", str(tmp_path)]) == 2
-    assert "there is neither train/ nor val/" in capsys.readouterr().err
-
-
-def test_tar_files_beside_class_folders_are_not_taken_for_shards(data: Path) -> None:
-    (data / "train" / "ant.tar").touch()
-    with pytest.raises(DataError, match=r"tar files and folders such as ant; .*train: keep either"):
-        build_train_loader(data, small_experiment())
-    (data / "train" / "ant.tar").rename(data / "train" / "._ant.tar")  # as archives of another system leave it
-    assert len(build_train_loader(data, small_experiment()).dataset) == 21
-
-
 def _without_index(shards: Path) -> Path:
     index_path(shards / "train").unlink()
     return shards / "train" / "000001.tar"
@@ -438,64 +388,12 @@ def test_other_names_of_classes_than_those_of_the_index_are_an_error(shards: Pat
     assert Shards(shards / "train").classes[0] == "bug"
 
 
-def test_a_name_of_a_class_may_have_any_character_but_the_end_of_a_line(data: Path, tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        (data / split / "ant").rename(data / split / "a\u2028n\x0ct")
-    assert main(["data", "shard", str(data), str(tmp_path / "odd")]) == 0
-    assert main(["data", "index", str(tmp_path / "odd")]) == 0
-    assert Shards(tmp_path / "odd" / "train").classes[0] == "a\u2028n\x0ct"
-
-
 def test_the_digest_of_shards_depends_on_what_their_images_are(data: Path, tmp_path: Path) -> None:
     digests = set()
     for seed in ("0", "1"):
         assert main(["data", "shard", str(data), str(tmp_path / seed), "--seed", seed]) == 0
         digests.add(build_train_loader(tmp_path / seed, small_experiment()).dataset.names_digest())
     assert len(digests) == 2
-
-
-def test_threads_read_what_they_ask_for(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.data.shards.MAX_OPEN", 1)
-    source = Shards(shards / "train")
-    expected = [source.read(index) for index in range(len(source.names))]
-    order = np.random.default_rng(0).integers(0, len(expected), 2000).tolist()
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(source.read, order)) == [expected[index] for index in order]
-
-
-def test_the_folder_one_is_in_can_be_indexed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(data / "train")
-    assert index_path(Path(".")) == data / "train.index"
-
-
-def _relabel(path: Path, labels: dict[bytes, bytes]) -> None:
-    """Write a shard of the same size with other labels, and keep its time."""
-    status = path.stat()
-    with tarfile.open(path) as tar:
-        members = [(member, tar.extractfile(member).read()) for member in tar.getmembers()]
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for member, content in members:
-            tar.addfile(member, io.BytesIO(labels[content] if member.name.endswith(".cls") else content))
-    assert path.stat().st_size == status.st_size
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def test_a_label_that_changed_since_the_shard_was_written_is_noticed_by_its_checksum(shards: Path) -> None:
-    source = open_source(shards / "train")
-    before = source.targets.tolist()
-    _relabel(shards / "train" / "000000.tar", {b"0": b"1", b"1": b"2", b"2": b"0"})
-    with pytest.raises(DataError, match=r"the shard is damaged, or has changed .*; .*train/000000.tar/000000000"):
-        open_source(shards / "train").read(0)
-    assert main(["data", "index", str(shards)]) == 0
-    again = open_source(shards / "train")
-    assert again.targets.tolist() == [(target + 1) % 3 for target in before[:4]] + before[4:]
-    assert again.read(0)
-
-
-def test_shards_with_checksums_may_be_copied_with_their_index(shards: Path) -> None:
-    for path in (shards / "train").iterdir():
-        os.utime(path, (1, 1))
-    assert len(open_source(shards / "train").read(0)) > 0
 
 
 @pytest.mark.parametrize("is_indexed_by_hand", [False, True])
@@ -532,13 +430,6 @@ def test_an_index_of_an_earlier_version_is_still_read(shards: Path) -> None:
     write_index(index.path, header, arrays)
     source = open_source(shards / "train")
     assert [source.read(number) for number in range(21)] == images
-
-
-def test_a_tar_file_without_images_gives_an_index_that_can_be_read(tmp_path: Path) -> None:
-    _write_tar(tmp_path / "train" / "0.tar", {})
-    for _ in range(2):  # the index is made, and then read
-        with pytest.raises(DataError, match=r"there are 0 class folders and no image in them"):
-            open_source(tmp_path / "train")
 
 
 def test_a_pipe_in_place_of_a_shards_files_is_refused_and_not_waited_for(shards: Path) -> None:

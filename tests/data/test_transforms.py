@@ -63,12 +63,6 @@ def test_validation_resizes_the_shorter_side_and_cuts_the_center() -> None:
     assert _close(ValTransform(16, 10, MEAN, STD)(image), expected)
 
 
-def test_a_scale_of_minus_one_keeps_the_size() -> None:
-    image = random_image(0, width=41, height=21)
-    expected = _normalized(image.crop((15, 5, 26, 16)))
-    assert _close(ValTransform(-1, 11, MEAN, STD)(image), expected)
-
-
 def test_ten_crops_are_corners_center_and_their_mirror_images() -> None:
     image = random_image(0, width=20, height=14)
     whole = _normalized(image)
@@ -215,13 +209,6 @@ def _shapes(boxes: np.ndarray, height: int, width: int) -> list[np.ndarray]:
     ]  # fmt: skip
 
 
-def test_half_of_the_training_images_are_mirrored() -> None:
-    ramp = Image.fromarray(np.tile(np.arange(0, 250, 5, dtype=np.uint8)[None, :, None], (50, 1, 3)))
-    transform = TrainTransform(Input(crop_train=8))
-    mirrored = sum(bool(image[0, 4, 0] > image[0, 4, -1]) for image in (transform(ramp) for _ in range(400)))
-    assert 160 < mirrored < 240
-
-
 def test_training_jitters_then_lights_then_normalizes() -> None:
     image = random_image(0, width=40, height=30)
     settings = Input(crop_train=16, color_jitter_train=True, lighting_train=True)
@@ -327,20 +314,6 @@ def test_lighting_adds_one_color_along_the_published_components() -> None:
     assert torch.allclose(components, variances.diag(), rtol=0.1)
 
 
-def test_images_are_not_changed_by_being_finished() -> None:
-    images = torch.rand(2, 3, 5, 7)
-    before = images.clone()
-    for colors in (None, torch.rand(2, 6)):
-        finish(images, colors, Normalization(MEAN, STD))
-        assert torch.equal(images, before)
-
-
-def test_without_a_change_of_colors_a_batch_has_the_bits_of_torchvision() -> None:
-    images = torch.randint(0, 256, (2, 10, 3, 5, 7), dtype=torch.uint8)
-    expected = tv.Normalize(MEAN, STD)(images.float() / 255)
-    assert torch.equal(finish(images, None, Normalization(MEAN, STD)), expected)
-
-
 @pytest.mark.usefixtures("two_threads")
 def test_a_large_image_does_not_depend_on_the_number_of_threads() -> None:
     settings = Input(crop_train=256, color_jitter_train=True, lighting_train=True)
@@ -375,15 +348,6 @@ def test_transforms_travel_to_workers_that_are_not_forked(make: object) -> None:
     assert torch.equal(copy(image), expected)
 
 
-def test_a_name_a_model_and_a_mapping_give_the_same_preprocessing() -> None:
-    model = nn.Identity()
-    model.pretrained_cfg = CFG | {"scale": 256, "crop": 224}
-    image = random_image(0, width=300, height=280, mode="L")
-    expected = ValTransform(256, 224, MEAN, STD)(image)
-    for source in ("resnet18", model, model.pretrained_cfg):
-        assert torch.equal(transforms(source)(image), expected)
-
-
 def test_a_checkpoint_of_the_trainer_gives_the_preprocessing_that_it_was_trained_with(tmp_path: Path) -> None:
     network = {"arch": "resnet18", "activation": "leaky_relu", "classes": 2}
     config = {"network": network, "input": {"scale_val": 12, "crop_val": 8, "mean": MEAN, "std": STD}}
@@ -392,14 +356,6 @@ def test_a_checkpoint_of_the_trainer_gives_the_preprocessing_that_it_was_trained
     image = random_image(0, width=30, height=20)
     result = transforms(str(tmp_path / "checkpoint.pth.tar"))(image)
     assert torch.equal(result, ValTransform(12, 8, MEAN, STD)(image))
-
-
-def test_public_transforms_have_a_training_and_a_ten_crop_form() -> None:
-    image = random_image(0, width=30, height=20)
-    assert torch.equal(transforms(CFG, ten_crops=True)(image), ValTransform(12, 8, MEAN, STD, ten_crops=True)(image))
-    first, second = transforms(CFG, training=True)(image), transforms(CFG, training=True)(image)
-    assert first.shape == second.shape == (3, 8, 8)
-    assert not torch.equal(first, second)
 
 
 def _as_tensor(image: Image.Image) -> Tensor:
@@ -430,43 +386,11 @@ def test_a_tensor_that_is_not_resized_gives_the_same_bits_as_a_image(options: di
         assert torch.equal(result, transform(image))
 
 
-@pytest.mark.parametrize("scale", [12, 40, 100])
-def test_a_resized_tensor_differs_from_a_image_by_rounding(scale: int) -> None:
-    """PIL rounds to 8 bits after resizing in x and again in y, so that a value can be off by one step of 1/255."""
-    image = random_image(0, width=53, height=41)
-    cfg = CFG | {"mean": [0.0] * 3, "std": [1.0] * 3, "scale": scale, "crop": 8}
-    difference = (transforms(cfg)(_as_tensor(image)) - transforms(cfg)(image)).abs()
-    assert difference.max() <= 1.01 / 255
-    assert difference.mean() <= 0.5 / 255
-
-
-def test_gray_tensors_become_three_equal_channels() -> None:
-    image = random_image(0, width=30, height=20, mode="L")
-    tensor = torch.from_numpy(np.array(image))[None]
-    assert torch.equal(transforms(CFG, scale=-1)(tensor), transforms(CFG, scale=-1)(image))
-
-
 @pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
 def test_a_batch_is_treated_image_by_image(options: dict) -> None:
     batch = torch.stack([_as_tensor(random_image(seed, width=30, height=20)) for seed in range(3)])
     transform = transforms(CFG, **options)
     assert torch.equal(transform(batch), torch.stack([transform(image) for image in batch]))
-
-
-def test_each_image_of_a_training_batch_is_drawn_on_its_own() -> None:
-    batch = _as_tensor(random_image(0, width=30, height=20)).expand(4, -1, -1, -1)
-    result = transforms(CFG, training=True)(batch)
-    assert result.shape == (4, 3, 8, 8)
-    assert not any(torch.equal(one, other) for one, other in itertools.combinations(result, 2))
-
-
-def test_an_experiments_training_transform_takes_tensors_too() -> None:
-    settings = Input(crop_train=8, pad_train=2, cutout_train=3, color_jitter_train=True, lighting_train=True)
-    image = random_image(0)
-    torch.manual_seed(1)
-    expected = TrainTransform(settings)(image)
-    torch.manual_seed(1)
-    assert torch.allclose(TrainTransform(settings)(_as_tensor(image)), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -498,19 +422,6 @@ def test_an_experiments_training_transform_takes_tensors_too() -> None:
 def test_what_is_no_image_is_refused_with_what_would_be_one(training: bool, image: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         transforms(CFG, training=training)(image)
-
-
-def test_scale_and_crop_can_be_others_than_the_models() -> None:
-    image = random_image(0, width=60, height=50)
-    assert torch.equal(transforms(CFG, scale=32, crop=30)(image), ValTransform(32, 30, MEAN, STD)(image))
-    assert transforms(CFG, crop=6)(image).shape == (3, 6, 6)
-    assert transforms(CFG, training=True, crop=6)(image).shape == (3, 6, 6)
-
-
-def test_a_transform_shows_its_settings() -> None:
-    settings = f"scale=12, crop=8, mean={MEAN}, std={STD}, ten_crops=False, interpolation='bilinear'"
-    assert repr(transforms(CFG)) == f"ValTransform({settings}, crop_mode='center')"
-    assert "crop_train=8" in repr(transforms(CFG, training=True))
 
 
 @pytest.mark.parametrize(

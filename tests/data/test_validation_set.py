@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.imagenet import make_imagenet, shrink_imagenet
-from zoo.data.prepare.validation_set import describe_validation_set, expected_layout
+from zoo.data.prepare.validation_set import describe_validation_set
 
 FIRST = Path("val/n01443537/ILSVRC2012_val_00000001.JPEG")
 
@@ -81,16 +81,3 @@ def test_the_digest_tells_data_sets_apart_but_not_their_places(data: Path, tmp_p
     with (data / FIRST).open("ab") as file:
         file.write(b"more")
     assert describe_validation_set(data).digest != digest
-
-
-def test_a_missing_folder_is_described_and_not_raised(tmp_path: Path) -> None:
-    found = describe_validation_set(tmp_path / "none")
-    assert not found.is_imagenet
-    assert (found.images, found.classes, found.digest) == (0, 0, None)
-    assert f"no folder {tmp_path / 'none'}" in str(found.fault)
-
-
-def test_the_expected_layout_names_a_file_and_the_archive(tmp_path: Path) -> None:
-    text = expected_layout(tmp_path)
-    assert str(tmp_path / "val/n01440764/ILSVRC2012_val_00000293.JPEG") in text
-    assert "29b22e2961454d5413ddabcf34fc5622" in text

@@ -73,6 +73,10 @@ def _step(model: nn.Module, options: dict[str, Any]) -> list[torch.Tensor]:
     return [*gradients, *(each.detach() for each in model.parameters()), *model.buffers()]
 
 
+def _compare_all() -> list[tuple[bool, int]]:
+    return [_compare(option) for option in OPTIONS]
+
+
 def _compare(option: str) -> tuple[bool, int]:
     model = WithUnused() if option == "find_unused_parameters" else network()
     expected = _step(copy.deepcopy(model), OPTIONS[option])
@@ -80,9 +84,8 @@ def _compare(option: str) -> tuple[bool, int]:
     return all(map(torch.equal, expected, found)), len(found) - len(expected)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_replicas_have_the_bits_of_plain_ones(option: str) -> None:
-    assert run_distributed(_compare, 2, option) == [(True, 0)] * 2
+def test_replicas_have_the_bits_of_plain_ones() -> None:
+    assert run_distributed(_compare_all, 2) == [[(True, 0)] * len(OPTIONS)] * 2
 
 
 def _compare_captured() -> bool:

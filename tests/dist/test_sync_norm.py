@@ -19,8 +19,8 @@ from zoo.torch_internals import ALL_GATHER
 
 pytestmark = pytest.mark.dist
 
-# The batch sizes of the ranks: unequal, a single value, an empty rank, an empty first rank.
-SPLITS = [(3, 2), (1, 5), (4, 0), (0, 4), (2, 1, 4), (0, 3, 2), (1, 1, 1)]
+# The batch sizes of the ranks (unequal, a single value, an empty rank, an empty first rank) and the momentum.
+SPLITS = [((1, 5), 0.1), ((4, 0), None), ((0, 3, 2), 0.1), ((2, 1, 4), None), ((1, 1, 1), 0.1)]
 
 
 def _data(batch: int, spatial: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
@@ -51,8 +51,7 @@ def _sync_step(sizes: tuple[int, ...], spatial: tuple[int, ...], momentum: float
     }
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
-@pytest.mark.parametrize("sizes", SPLITS)
+@pytest.mark.parametrize(("sizes", "momentum"), SPLITS)
 def test_uneven_processes_equal_one_process_with_the_whole_batch(sizes, momentum):
     spatial = (1, 1) if sizes == (1, 1, 1) else (5, 2)
     results = run_distributed(_sync_step, len(sizes), sizes, spatial, momentum)

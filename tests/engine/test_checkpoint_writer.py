@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -18,7 +17,7 @@ from zoo.config import Experiment
 from zoo.engine import checkpoint, snapshot
 from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read
 from zoo.engine.reporting import TrainMetrics
-from zoo.errors import CheckpointError, DataError, TrainingInterrupted
+from zoo.errors import CheckpointError, TrainingInterrupted
 
 TIMEOUT_S = 20.0
 EVERY_STEPS = 3  # of 5 steps per epoch
@@ -143,21 +142,6 @@ def test_a_write_that_fails_ends_the_run_with_the_message_of_a_failed_save(
     if fail_at > 3:
         assert "checkpoint.pth.tar, is intact" in str(error.value)
         assert read(tmp_path / CHECKPOINT)["position"]["step"] < fail_at
-
-
-def test_a_failed_write_beside_another_error_is_logged_and_does_not_replace_it(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    _fail_at(3, monkeypatch, after_s=0.5)
-
-    def fail(metrics: TrainMetrics) -> None:
-        if metrics.step == 4:
-            raise DataError("the disk with the images is gone")
-
-    with caplog.at_level(logging.ERROR), pytest.raises(DataError, match="the images"):
-        run(_config(), data, tmp_path, MemoryLog(fail))
-    assert "the checkpoint cannot be written" in caplog.text
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_memory_for_the_copy_is_one_message(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

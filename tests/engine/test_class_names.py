@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.tiny import MemoryLog, build_net, make_config, make_images, run
-from zoo.engine.checkpoint import CHECKPOINT, read, write
-from zoo.errors import CheckpointError, DataError, WeightsError
+from tests.engine.tiny import MemoryLog, make_config, make_images, run
+from zoo.engine.checkpoint import CHECKPOINT
+from zoo.errors import CheckpointError, DataError
 from zoo.spec import NetworkSpec
 from zoo.weights.stored_spec import parse_stored_spec
 
@@ -53,17 +53,6 @@ def test_a_run_does_not_go_on_with_other_classes(tmp_path: Path) -> None:
         _run(data, tmp_path / "log", epochs=2, resume="auto")
 
 
-def test_checkpoints_without_names_go_on_and_have_them_then(tmp_path: Path) -> None:
-    data = make_images(tmp_path / "data", num_train=16)
-    _stop_after_first_epoch(data, tmp_path / "log")
-    content = read(tmp_path / "log" / CHECKPOINT)
-    del content["network"]
-    write(content, tmp_path / "log", is_best=False)
-    record = _run(data, tmp_path / "log", epochs=2, resume="auto")
-    assert record is not None
-    assert record.class_names == ["class0", "class1"]
-
-
 def test_two_folders_that_look_the_same_are_refused_before_the_first_step(tmp_path: Path) -> None:
     data = make_images(tmp_path / "data", num_train=16)
     for split in ("train", "val"):
@@ -72,33 +61,3 @@ def test_two_folders_that_look_the_same_are_refused_before_the_first_step(tmp_pa
     with pytest.raises(DataError, match="look the same"):
         _run(data, tmp_path / "log", epochs=1)
     assert not (tmp_path / "log" / CHECKPOINT).exists()
-
-
-def test_weights_of_other_classes_may_start_a_new_run(tmp_path: Path) -> None:
-    data = make_images(tmp_path / "data", num_train=16)
-    _run(data, tmp_path / "log", epochs=1)
-    for split in ("train", "val"):
-        (data / split / "class1").rename(data / split / "other")
-    run(
-        make_config(optimizer={"schedule": {"epochs": 1}}), data, tmp_path / "new", MemoryLog(),
-        weights=str(tmp_path / "log" / CHECKPOINT), build=build_net,
-    )  # fmt: skip
-
-
-def test_a_network_of_ones_own_has_no_record_and_can_be_resumed(tmp_path: Path) -> None:
-    data = make_images(tmp_path / "data", num_train=16)
-    config = make_config(network={"arch": "my_net"}, optimizer={"schedule": {"epochs": 1}})
-    run(config, data, tmp_path / "log", MemoryLog())
-    content = read(tmp_path / "log" / CHECKPOINT)
-    assert content["network"] is None
-    assert parse_stored_spec(content, CHECKPOINT) is None
-    run(config, data, tmp_path / "log", MemoryLog(), resume="auto")
-
-
-def test_a_checkpoint_whose_record_is_damaged_is_not_resumed(tmp_path: Path) -> None:
-    data = make_images(tmp_path / "data", num_train=16)
-    _stop_after_first_epoch(data, tmp_path / "log")
-    content = read(tmp_path / "log" / CHECKPOINT)
-    write({**content, "network": {**content["network"], "class_names": ["a\x1b"]}}, tmp_path / "log", is_best=False)
-    with pytest.raises(WeightsError, match=r"network.class_names.*a\\u001b"):
-        _run(data, tmp_path / "log", epochs=2, resume="auto")

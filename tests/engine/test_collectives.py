@@ -77,13 +77,6 @@ def test_a_synchronized_norm_sends_one_message_in_each_direction_and_part(num_pa
         assert Counter(messages) == Counter(num_parts * (forward + backward) + [("all_reduce", num_bytes)])
 
 
-def test_compressed_gradients_have_half_the_bytes() -> None:
-    for messages, num_bytes in run_distributed(_messages_of_a_step, 2, "inplace", 1, "bf16"):
-        # The first message brings each process its half of the gradients of all, the second the means of all halves.
-        halved = num_bytes // 2
-        assert messages == [("all_to_all", halved), ("all_gather", halved // 2)]
-
-
 def _messages_of_the_loop(data: Path, log_dir: Path, log_interval: int) -> list[list[tuple[str, int]]]:
     """Return the loop's own messages between two steps, for all pairs of steps of a run."""
     messages: list[list[tuple[str, int]]] = []
@@ -139,17 +132,3 @@ def test_compressed_gradients_are_the_rounded_means_of_rounded_gradients(world_s
         mean = sum(own) / world_size
         scale = max(each.abs().max() for each in own)
         assert (exchanged[0] - mean).abs().max() <= 2**-8 * 2 * scale  # a rounding before the sum, and one behind it
-
-
-def _memory_of_gradients() -> tuple[int, int]:
-    """Return in how many pieces of memory the gradients of a step lie, and how many gradients there are."""
-    config = make_config()
-    state = build_state(task_of(config), _network("inplace"), this_process())
-    state.wrapped_model(torch.randn(4, 3, 8, 8)).sum().backward()
-    gradients = [parameter.grad for parameter in state.model.parameters()]
-    return len({gradient.untyped_storage().data_ptr() for gradient in gradients}), len(gradients)
-
-
-def test_gradients_lie_in_the_buckets_in_which_they_are_sent() -> None:
-    for pieces, gradients in run_distributed(_memory_of_gradients, 2):
-        assert (pieces, gradients) == (1, 8)

@@ -11,16 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
 from zoo.config import Training
-from zoo.engine.meters import angle_between, check_meters, gradients
+from zoo.engine.meters import check_meters, gradients
 from zoo.engine.process import Process
 from zoo.engine.start import start
 from zoo.engine.state import TrainState, rank_state, shared_state
 from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.errors import ConfigError
-from zoo.layers import InPlaceABN, InPlaceABNSync, ReversibleBlock, ReversibleSequential
+from zoo.layers import InPlaceABN, ReversibleBlock, ReversibleSequential
 from zoo.spec import NetworkSpec
 from zoo.tasks import task_of
 
@@ -53,11 +52,6 @@ def _net(network: NetworkSpec, blocks: Any = None) -> nn.Module:
 
 def _drifting_net(network: NetworkSpec) -> nn.Module:
     return _net(network, [ReversibleBlock(nn.Sequential(_branch(), _Off()), _branch()) for _ in range(2)])
-
-
-def _sync_net(network: NetworkSpec) -> nn.Module:
-    f, g = (nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), InPlaceABNSync(4)) for _ in "fg")
-    return _net(network, [ReversibleBlock(f, g)])
 
 
 @pytest.fixture(scope="module")
@@ -93,24 +87,6 @@ def test_metered_steps_change_neither_weights_nor_statistics_nor_random_numbers(
         config = make_config(**{**changes, "training": training})
         states.append(_all_of(run(config, data, tmp_path / str(every), MemoryLog(), build=_net)))
     assert differences(*states) == []
-
-
-def test_a_resumed_run_has_the_angles_and_the_weights_of_the_straight_one(data: Path, tmp_path: Path) -> None:
-    config = make_config(training={"gradient_angle_meter": 2}, checkpoint={"every_steps": 3})
-
-    def stop(metrics: Any) -> None:
-        if metrics.step == 8:
-            raise InterruptedError
-
-    straight, resumed, begun = MemoryLog(), MemoryLog(), tmp_path / "begun"
-    ends = [run(config, data, tmp_path / "straight", straight, build=_net)]
-    with pytest.raises(InterruptedError):
-        run(config, data, begun, MemoryLog(stop), build=_net)
-    ends.append(run(config, data, begun, resumed, build=_net, resume="auto"))
-    first = resumed.angles[0][0]
-    assert 6 < first <= 8
-    assert resumed.angles == [(step, degrees) for step, degrees in straight.angles if step >= first]
-    assert differences(*map(_all_of, ends)) == []
 
 
 def _start(build: Any, folder: Path, **changes: Any) -> TrainState:
@@ -154,19 +130,6 @@ def test_the_gradients_are_those_that_the_step_takes(tmp_path: Path) -> None:
         torch.testing.assert_close(gradient, parameter.grad)
 
 
-def test_angles_are_exact_down_to_tiny_ones() -> None:
-    u = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    for degrees in (1e-6, 0.3, 90.0, 180.0):
-        v = torch.tensor([math.cos(math.radians(degrees)), math.sin(math.radians(degrees))], dtype=torch.float64)
-        parts = angle_between([u[:1], u[1:]], [3 * v[:1], 3 * v[1:]])
-        assert parts == pytest.approx(degrees, rel=1e-6)
-
-
-@pytest.mark.parametrize("value", [0.0, math.inf, math.nan])
-def test_there_is_no_angle_to_a_vector_without_a_direction(value: float) -> None:
-    assert math.isnan(angle_between([torch.ones(2)], [torch.full((2,), value)]))
-
-
 @pytest.mark.parametrize("meter", ["reconstruction_meter", "gradient_angle_meter"])
 @pytest.mark.parametrize("store", [True, None])
 def test_meters_of_a_network_that_reconstructs_nothing_are_refused(meter: str, store: bool | None) -> None:
@@ -177,21 +140,3 @@ def test_meters_of_a_network_that_reconstructs_nothing_are_refused(meter: str, s
     check_meters(model, Training())
     chain.store = False
     check_meters(nn.Sequential(chain), Training(**{meter: 5}))
-
-
-def _train_with_and_without(data: Path, folder: Path) -> tuple[list[str], list[tuple[int, float]]]:
-    """Return in what the weights differ, and the angles."""
-    ends, log = [], MemoryLog()
-    for every in (0, 5):
-        config = make_config(training={"gradient_angle_meter": every})
-        state = run(config, data, folder / str(every), log, build=_sync_net)
-        ends.append(_all_of(state)["state_dict"])
-    return differences(*ends), log.angles
-
-
-@pytest.mark.dist
-def test_processes_with_synchronized_norms_measure_each_on_its_own_images(data: Path, tmp_path: Path) -> None:
-    (of_first, first), (of_second, second) = run_distributed(_train_with_and_without, 2, data, tmp_path)
-    assert of_first == of_second == []
-    assert [step for step, _ in first] == [step for step, _ in second] == [5, 10, 15]
-    assert first != second

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -126,15 +125,6 @@ def test_checkpoints_inside_epochs_come_every_so_many_steps(
     assert positions == [(0, 4, 4), (1, 0, 5), (1, 3, 8), (2, 0, 10), (2, 2, 12), (3, 0, 15)]
 
 
-def test_a_finished_run_that_is_resumed_has_nothing_left_to_do(data: Path, tmp_path: Path) -> None:
-    run(make_config(), data, tmp_path, MemoryLog())
-    before = (tmp_path / CHECKPOINT).read_bytes()
-    log = MemoryLog()
-    run(make_config(), data, tmp_path, log, resume="auto")
-    assert log.metrics == []
-    assert (tmp_path / CHECKPOINT).read_bytes() == before
-
-
 class _Exploding(nn.Module):
     """Multiplies by a weight whose gradient is infinite, or whose output is, from a given forward pass on."""
 
@@ -188,13 +178,6 @@ def test_one_number_that_is_not_finite_is_found(value: float, name: str) -> None
     assert all_finite(network)
     network.state_dict()[name].view(-1)[3] = value
     assert not all_finite(network)
-
-
-def test_a_last_batch_that_is_too_small_is_merged_and_logged(tmp_path: Path) -> None:
-    log = MemoryLog()
-    run(make_config(), make_images(tmp_path / "data", num_train=17), tmp_path / "log", log)
-    assert "the last batch of each epoch has 9 images" in log.messages[0]
-    assert [metrics.num_batches for metrics in log.metrics] == [2] * 6
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -257,29 +240,6 @@ def test_a_signal_during_a_validation_stops_the_run_after_its_checkpoint(data: P
         run(make_config(), data, tmp_path, log)
     assert read(tmp_path / CHECKPOINT)["position"]["epoch"] == 1
     assert len(log.validations) == 1
-
-
-def _interrupted_on_one_rank(data: str, log_dir: str) -> tuple[str, int]:
-    rank = torch.distributed.get_rank()
-
-    def send(metrics: TrainMetrics) -> None:
-        if rank == 1 and metrics.step == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.01 * rank)  # the ranks are never at the same place
-
-    try:
-        run(make_config(), Path(data), Path(log_dir), MemoryLog(send))
-    except TrainingInterrupted as error:
-        return str(error), read(Path(log_dir) / CHECKPOINT)["position"]["step"]
-    raise AssertionError("the run was not interrupted")
-
-
-@pytest.mark.dist
-def test_a_signal_to_one_rank_makes_all_ranks_save_the_same_step(data: Path, tmp_path: Path) -> None:
-    first, second = run_distributed(_interrupted_on_one_rank, 2, str(data), str(tmp_path))
-    assert first == second
-    assert "SIGTERM at step 7" in first[0]
-    assert first[1] == 7
 
 
 def _frozen_net(network: NetworkSpec) -> nn.Module:

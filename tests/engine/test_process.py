@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import this_process
-from zoo.engine.process import LAUNCHER_VARIABLES, open_process, seed_everything
+from zoo.engine.process import LAUNCHER_VARIABLES, open_process
 from zoo.errors import ConfigError
 
 TWO_RANKS = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -33,13 +31,6 @@ def test_without_a_launcher_the_process_is_alone_and_has_no_group() -> None:
     with open_process() as process:
         assert (process.rank, process.local_rank, process.world_size) == (0, 0, 1)
         assert process.is_main
-        assert not dist.is_initialized()
-
-
-def test_a_launcher_of_one_process_needs_no_group_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set(monkeypatch, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
-    with open_process(local_rank_arg=0) as process:
-        assert process.world_size == 1
         assert not dist.is_initialized()
 
 
@@ -100,19 +91,3 @@ def test_two_processes_find_each_other_by_argument_and_environment_and_leave() -
     shared = {"backend": "gloo", "broadcast": "by 0", "any": (True, False), "left": True}
     assert found[0] == {"rank": 0, "local": 0, "gathered": ["from 0", "from 1"], **shared}
     assert found[1] == {"rank": 1, "local": 1, "gathered": [], **shared}
-
-
-def _draw(seed: int, rank: int) -> tuple[float, float]:
-    seed_everything(seed, rank)
-    return torch.rand(()).item(), random.random()
-
-
-def test_seeds_repeat_and_differ_between_ranks_and_runs() -> None:
-    draws = [_draw(0, 0), _draw(0, 1), _draw(1, 0), _draw(0, -1)]
-    assert _draw(0, 0) == draws[0]
-    assert len({value for draw in draws for value in draw}) == 8
-
-
-def test_alone_a_message_to_all_ranks_comes_back_as_it_is() -> None:
-    process = this_process()
-    assert (process.gather("a"), process.broadcast("b"), process.any_rank(True)) == (["a"], "b", True)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
 from zoo.engine.meters import reconstruction_errors
-from zoo.errors import ConfigError
 from zoo.layers import ReversibleBlock, ReversibleSequential
 from zoo.spec import NetworkSpec
 
@@ -69,12 +68,6 @@ def test_metered_steps_change_nothing(data: Path, tmp_path: Path) -> None:
     assert differences(*[state.model.state_dict() for state in states]) == []
 
 
-def test_a_run_continues_with_another_meter(data: Path, tmp_path: Path) -> None:
-    first = run(make_config(training={"reconstruction_meter": 4}), data, tmp_path, MemoryLog(), build=_reversible_net)
-    state = run(make_config(), data, tmp_path, MemoryLog(), build=_reversible_net, resume="auto")
-    assert state.step == first.step > 0
-
-
 def test_the_error_of_a_block_is_that_of_its_own_input() -> None:
     chain = ReversibleSequential([ReversibleBlock(_Scale(0.0), _Scale(drift)) for drift in (0.0, 0.1)]).double()
     x = torch.randn(2, 4, 3, 3, dtype=torch.float64, requires_grad=True)
@@ -94,15 +87,3 @@ def test_chains_that_store_have_nothing_to_report() -> None:
     with reconstruction_errors(nn.ModuleList([chain])) as errors:
         chain(torch.randn(2, 8, 3, 3)).sum().backward()
     assert errors == {}
-
-
-def test_a_meter_is_refused_before_training(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="reconstruction_meter"):
-        run(make_config(training={"reconstruction_meter": 4}), data, tmp_path, MemoryLog())
-
-
-def test_blocks_of_a_network_that_is_a_chain_itself_are_named_by_their_number() -> None:
-    chain = ReversibleSequential([ReversibleBlock(_branch(), _branch()) for _ in range(2)])
-    with reconstruction_errors(chain) as errors:
-        chain(torch.randn(2, 8, 3, 3)).sum().backward()
-    assert errors.keys() == {"0", "1"}

@@ -17,7 +17,7 @@ from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read, write
 from zoo.engine.process import Process
 from zoo.engine.start import start
 from zoo.engine.state import TrainState, build_state
-from zoo.errors import CheckpointError, ConfigError
+from zoo.errors import CheckpointError
 from zoo.tasks import task_of
 
 
@@ -46,19 +46,6 @@ def _damage(path: Path) -> None:
 def _equal(first: nn.Module, second: nn.Module) -> bool:
     pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)
-
-
-def test_auto_starts_anew_in_an_empty_folder(tmp_path: Path) -> None:
-    assert _start(tmp_path, resume="auto").step == 0
-
-
-def test_auto_takes_the_newest_checkpoint_and_says_where_training_is(tmp_path: Path) -> None:
-    saved = _save_steps(tmp_path, 1, 2)
-    log = MemoryLog()
-    state = _start(tmp_path, log, resume="auto")
-    assert state.step == state.meter.read().skipped == 2
-    assert _equal(state.model, saved.model)
-    assert log.messages == [f"resumed from {tmp_path / CHECKPOINT}: epoch 1 of 3, 0 batches done, 2 steps in all"]
 
 
 def test_auto_falls_back_to_the_previous_checkpoint_and_says_so(tmp_path: Path) -> None:
@@ -199,11 +186,6 @@ def test_a_run_begins_with_its_checkpoint_then_with_weights_then_from_scratch(tm
     assert "are ignored: the run resumes" in log.messages[1]
 
 
-def test_a_batch_that_does_not_divide_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="batch_size = 8"):
-        start(task_of(make_config()), Process(world_size=3), tmp_path, MemoryLog(), build=build_net)
-
-
 def _start_on_rank(folders: list[str]) -> tuple[str | int, float]:
     folder = Path(folders[torch.distributed.get_rank()])
     try:
@@ -230,9 +212,3 @@ def test_only_rank_0_needs_the_files_and_all_ranks_continue_or_fail_together(tmp
     first, second = run_distributed(_start_on_rank, 2, [str(folder) for folder in folders])
     assert first == second
     assert "no good checkpoint" in str(first[0])
-
-
-def test_a_start_says_what_few_people_mean(tmp_path: Path) -> None:
-    log = MemoryLog()
-    _start(tmp_path, log, make_config(input={"scale_val": 256}))
-    assert any(line.startswith("warning: input.crop_val = 8: validation sees 0.1%") for line in log.messages)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import threading
 import time
 
 import pytest
@@ -51,29 +49,8 @@ def test_a_second_signal_some_time_after_the_first_ends_the_process(
         assert caught.value.code == 143
 
 
-def test_the_handlers_of_before_are_back_afterwards_even_after_an_error() -> None:
-    before = _handlers()
-    with contextlib.suppress(RuntimeError), StopSignals():
-        assert _handlers() != before
-        raise RuntimeError
-    assert _handlers() == before
-
-
 def _handlers() -> list[object]:
     return [signal.getsignal(number) for number in SIGNALS]
-
-
-def test_outside_the_main_thread_it_works_without_handlers() -> None:
-    answers = []
-
-    def use() -> None:
-        with StopSignals() as stop:
-            answers.append(stop.agreed())
-
-    thread = threading.Thread(target=use)
-    thread.start()
-    thread.join()
-    assert answers == [None]
 
 
 def _steps_until_stop(signaled_rank: int, step: int, at_once: bool) -> list[str | None]:

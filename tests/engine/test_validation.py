@@ -20,7 +20,7 @@ from tests.dist.spawn import run_distributed
 from zoo.config import Experiment
 from zoo.data.folder import Batch
 from zoo.data.sampler import ValBatches
-from zoo.engine.validation import unwrap, validate
+from zoo.engine.validation import validate
 from zoo.errors import VerificationError, ZooError
 from zoo.tasks import task_of
 from zoo.tasks.classification import ClassificationResult as Result
@@ -162,35 +162,12 @@ def test_memory_too_small_for_one_image_is_a_clear_error() -> None:
         _validate(OutOfMemoryNet(0, torch.OutOfMemoryError, "full"), 2, 2)
 
 
-def test_memory_too_small_for_the_scores_of_an_image_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logits of a label map are as large as what the network needed."""
-
-    def scored(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        raise torch.OutOfMemoryError("full")
-
-    monkeypatch.setattr(TASK, "scored", scored)
-    with pytest.raises(ZooError, match=r"out of memory with one image of \(3, 4, 4\)"):
-        _validate(Net(), 2, 1)
-
-
-def test_other_errors_of_the_network_are_not_swallowed() -> None:
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        _validate(OutOfMemoryNet(0, RuntimeError, "size mismatch"), 2, 2)
-
-
 def test_each_module_gets_its_own_mode_back_even_after_an_error() -> None:
     net = OutOfMemoryNet(0, RuntimeError, "broken").train()
     net.fc.eval()
     with pytest.raises(RuntimeError, match="broken"):
         _validate(net, 2, 2)
     assert (net.training, net.fc.training, net.drop.training) == (True, False, True)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch 2.11 warns of itself
-def test_the_wrapper_of_torch_compile_is_taken_off() -> None:
-    net = Net()
-    assert unwrap(torch.compile(net)) is net  # type: ignore[arg-type]
-    assert unwrap(net) is net
 
 
 def test_a_missing_image_fails_the_verification() -> None:
@@ -222,13 +199,6 @@ def test_the_loss_of_half_precision_logits_is_taken_in_float32(amp: str, dtype: 
     assert logits.dtype == dtype
     result = validate(Net(), TASK, _loader(images, targets, 5), CPU, num_images=5, protocol=CENTER, amp=amp)
     assert result.loss == pytest.approx(F.cross_entropy(logits.float(), targets).item(), rel=1e-6)
-
-
-def test_the_progress_callback_hears_of_every_batch() -> None:
-    images, targets = _images(5)
-    heard: list[int] = []
-    validate(Net(), TASK, _loader(images, targets, 2), CPU, num_images=5, protocol=CENTER, advance=heard.append)
-    assert heard == [1, 1, 1]
 
 
 def test_the_json_of_a_result_has_the_agreed_keys_and_no_nan() -> None:

@@ -96,22 +96,6 @@ def test_odd_content_is_a_checkpoint_error_that_names_the_file(
     assert len(str(error.value)) < 2000
 
 
-def test_how_a_step_is_computed_on_another_device_is_no_setting(folder: Path, tmp_path: Path) -> None:
-    content = read(folder / CHECKPOINT)
-    content["optimizer"]["param_groups"][0] |= {"fused": True, "foreach": True}
-    write(content, tmp_path, is_best=False)
-    state = start(task_of(make_config()), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
-    assert [state.optimizer.param_groups[0][key] for key in ("fused", "foreach")] == [False, None]
-
-
-def test_a_run_without_momentum_is_continued(tmp_path: Path) -> None:
-    config = make_config(optimizer={"momentum": 0.0})
-    state = build_state(task_of(config), build_net(config.network), Process())
-    train_step(state, StepBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), 4))
-    save(state, tmp_path)
-    assert start(task_of(config), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net).step == 1
-
-
 def test_a_message_about_other_settings_is_cut_to_a_length_that_somebody_reads(folder: Path, tmp_path: Path) -> None:
     content = read(folder / CHECKPOINT)
     content["config"] |= {f"key{index}\x1b[31m": index for index in range(5000)}
@@ -148,12 +132,3 @@ def test_notices_of_odd_things_are_printable_and_short(folder: Path, tmp_path: P
     log = MemoryLog()
     start(task_of(make_config()), this_process(), tmp_path, log, resume="auto", build=build_net)
     assert all(len(message) < 1500 and "\x1b" not in message for message in log.messages[1:])
-
-
-def test_an_odd_number_of_processes_is_refused_in_a_short_line(folder: Path, tmp_path: Path) -> None:
-    content = read(folder / CHECKPOINT)
-    for value in ("x" * 10**6, [1] * 10**5, 10**500):
-        write({**content, "world_size": value}, tmp_path, is_best=False)
-        with pytest.raises(CheckpointError) as error:
-            start(task_of(make_config()), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
-        assert len(str(error.value)) < 1500

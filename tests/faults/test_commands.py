@@ -13,7 +13,6 @@ import pytest
 from zoo.cli import main
 from zoo.files import DISTRIBUTION
 
-ZOO = [sys.executable, "-m", "zoo"]
 # A command that says so and then works for a long time, as a download or a validation does.
 # Shells let what they start in the background ignore Ctrl-C, and its children inherit that.
 SLOW = """
@@ -43,13 +42,6 @@ def interrupted(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_ctrl_c_ends_any_command_with_one_line_and_130() -> None:
     done = interrupted()
     assert (done.returncode, done.stderr) == (130, "zoo doctor: interrupted\n")
-
-
-def test_debug_shows_where_ctrl_c_came() -> None:
-    done = interrupted("--debug")
-    assert done.returncode == 130
-    assert "Traceback" in done.stderr
-    assert "time.sleep(60)" in done.stderr or "KeyboardInterrupt" in done.stderr
 
 
 def test_a_reader_that_leaves_early_ends_the_command_without_a_word() -> None:
@@ -90,13 +82,6 @@ def test_output_that_knows_only_ascii_shows_other_characters_escaped() -> None:
         [sys.executable, "-c", code], env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "K\\xfche\\udcff\n", "")
-
-
-def test_an_unknown_command_is_answered_with_the_nearest_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["traain"])
-    assert stopped.value.code == 2
-    assert "there is no command 'traain'; did you mean train" in capsys.readouterr().err
 
 
 def test_zoo_alone_and_zoo_help_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,8 +22,7 @@ from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
 from zoo.config import load_experiment
 from zoo.engine.checkpoint import read
-from zoo.run.log_folder import check_log_dir
-from zoo.run.run_log import JsonLines, RunLog
+from zoo.run.run_log import RunLog
 from zoo.tasks.classification import ClassificationResult
 
 
@@ -200,17 +199,6 @@ def test_tensorboard_without_room_is_one_warning_and_no_traceback_of_its_thread(
     assert threading.excepthook is before
 
 
-@pytest.mark.parametrize("name", ["log\udcff", "log\udcff/deeper"])
-def test_a_log_folder_that_tensorboard_cannot_name_is_refused_before_anything_is_written(
-    finished: Run, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _train(finished, tmp_path / name) == 2
-    message = capsys.readouterr().err
-    assert "log\\udcff" in message
-    assert "not UTF-8" in message
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("place", [".", "train", "train/log", "train/class0", "val/../val", "link", "elsewhere"])
 def test_a_log_folder_among_the_images_is_refused(
     finished: Run, tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
@@ -224,49 +212,6 @@ def test_a_log_folder_among_the_images_is_refused(
     assert _train(finished._replace(data=data), target) == 2
     assert "inside the data" in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_log_folder_beside_the_images_or_above_them_is_no_fault(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "data-log", tmp_path / "data" / "runs" / "tiny"):
-        check_log_dir(folder, tmp_path / "data")
-
-
-def test_a_checkpoint_that_is_a_link_to_itself_cannot_be_read(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    assert _train(finished, tmp_path / "log", "--resume", str(loop)) == 2
-    assert f"no such checkpoint; {loop}" in capsys.readouterr().err
-
-
-def test_the_last_lines_name_no_file_that_does_not_exist(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log\n\x1b[31m"))
-    assert _train(finished, log_dir, "--resume", "auto") == 0
-    printed = capsys.readouterr().err
-    assert "log\\n\\x1b[31m/model_best.pth.tar" in printed
-    assert "zoo validate" not in printed
-    assert "zoo predict" not in printed
-
-
-def test_a_record_that_the_system_takes_in_parts_is_written_whole(tmp_path: Path) -> None:
-    lines = JsonLines(tmp_path / "metrics.jsonl")
-    whole = lines._file
-
-    class Slow:
-        def write(self, content: bytes) -> int:
-            return int(whole.write(content[:3]))
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(whole, name)
-
-    lines._file = Slow()  # type: ignore[assignment]
-    lines.write("train", step=1)
-    lines.write("train", step=2)
-    lines.close()
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
 
 def test_a_wrong_data_path_leaves_no_file_anywhere(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.errors import DataError, escape, join_names, truncate
+from zoo.errors import DataError, escape
 
 
 @pytest.mark.parametrize(
@@ -21,17 +21,6 @@ from zoo.errors import DataError, escape, join_names, truncate
 )
 def test_what_a_terminal_would_obey_is_escaped(text: str, shown: str) -> None:
     assert escape(text) == shown
-
-
-def test_a_long_list_is_cut_after_ten_and_counted() -> None:
-    assert join_names(range(10)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
-    assert join_names(f"k{index}\n" for index in range(1012)).endswith("k8\\n, k9\\n and 1,002 more")
-
-
-def test_a_long_name_is_cut_too() -> None:
-    assert truncate("x" * 200) == "x" * 200
-    assert truncate("x" * 10**7) == "x" * 200 + "..."
-    assert len(join_names(["x" * 10**6] * 20)) < 2100
 
 
 def test_an_error_says_what_is_wrong_where_and_what_to_do_and_escapes_all_of_it() -> None:

@@ -12,7 +12,7 @@ import torch
 import zoo
 from zoo.cli import main
 from zoo.errors import WeightsError, ZooError
-from zoo.weights import load_weights, read_checkpoint, read_weights
+from zoo.weights import read_weights
 
 
 @pytest.mark.parametrize("weights", [[], 3, b"x", {"a": torch.ones(1)}, "a\0b"])
@@ -66,13 +66,6 @@ def test_a_small_file_that_claims_a_large_network_is_refused_before_anything_is_
     assert time.monotonic() - start < 10
 
 
-def test_a_config_of_another_trainer_beside_a_record_says_nothing(finished: Any, tmp_path: Path) -> None:
-    content = read_checkpoint(finished.checkpoint)
-    kept = {"state_dict": content["state_dict"], "network": content["network"]}
-    torch.save({**kept, "config": {"lr": 0.1}}, tmp_path / "w.pth")
-    assert main(["validate", str(tmp_path / "w.pth"), str(finished.data), "-j", "0"]) == 0
-
-
 @pytest.mark.parametrize("network", [{"type": "resnet", "depth": 50}, [1], "resnet50", {}])
 def test_what_another_trainer_keeps_under_network_is_no_record(network: Any, tmp_path: Path) -> None:
     torch.save({"state_dict": {"a": torch.ones(1)}, "network": network}, tmp_path / "w.pth")
@@ -111,40 +104,3 @@ def test_a_record_of_impossible_sizes_is_refused_with_the_file(options: dict[str
     torch.save({"state_dict": model.state_dict(), "network": record}, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"w\.pth: (network|does not fit)"):
         zoo.get(tmp_path / "w.pth")
-
-
-def test_weights_for_images_of_other_channels_say_what_they_are_too(tmp_path: Path) -> None:
-    model = zoo.get("resnet18", num_classes=2, in_chans=1)
-    torch.save(
-        {"state_dict": model.state_dict(), "network": model.built_as.model_dump(mode="json")}, tmp_path / "w.pth"
-    )
-    assert zoo.get(tmp_path / "w.pth", in_chans=1).in_chans == 1
-
-
-def test_a_state_dict_or_swapped_arguments_get_a_short_message() -> None:
-    model = torch.nn.Linear(2, 2)
-    with pytest.raises(TypeError, match=r"model\.load_state_dict") as caught:
-        zoo.get("resnet18", weights=model.state_dict())
-    assert "tensor(" not in str(caught.value)
-    with pytest.raises(WeightsError, match=r"the first argument must be the network.*zoo\.load_weights\(model, FILE\)"):
-        load_weights("z18.pth", model)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("factor", [1, 1e300])
-def test_a_file_of_two_kinds_of_number_is_folded_and_zoo_is_not_blamed(factor: float, tmp_path: Path) -> None:
-    """The first tensor is in float64, the others are not: their rounding is what counts."""
-    model = zoo.get("resnet18", num_classes=2)
-    state_dict = {**model.state_dict(), "mod1.conv1.weight": model.mod1.conv1.weight.detach().double() * factor}
-    torch.save({"state_dict": state_dict, "network": model.built_as.model_dump(mode="json")}, tmp_path / "w.pth")
-    assert main(["convert", "fold", str(tmp_path / "w.pth"), str(tmp_path / "t.pth")]) == 0
-
-
-def test_weights_beyond_float32_are_blamed_on_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = zoo.get("resnet18", num_classes=2)
-    mean = torch.full((64,), 1e300, dtype=torch.float64)
-    state_dict = {**model.state_dict(), "mod1.bn1.running_mean": mean}
-    torch.save({"state_dict": state_dict, "network": model.built_as.model_dump(mode="json")}, tmp_path / "w.pth")
-    assert main(["convert", "fold", str(tmp_path / "w.pth"), str(tmp_path / "t.pth")]) == 2
-    message = capsys.readouterr().err
-    assert "are not finite" in message
-    assert "fault of zoo" not in message

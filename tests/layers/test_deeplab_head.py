@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.dist.spawn import run_distributed
 from tests.formula import activated_batch_norm, relative_error
@@ -111,23 +109,6 @@ def test_keys_and_parameters_are_those_published() -> None:
     norms = {key.partition(".")[0]: len(tensor) for key, tensor in head.named_buffers() if key.endswith("running_var")}
     assert norms == {"map_bn": 1024, "global_pooling_bn": 256, "red_bn": 256}
     assert [conv.dilation[0] for conv in head.map_convs] == [1, 12, 24, 36]
-
-
-@pytest.mark.parametrize(
-    ("activation", "gain"), [("leaky_relu", math.sqrt(2 / 1.0001)), ("elu", math.sqrt(2)), ("identity", 1.0)]
-)
-def test_a_head_alone_is_initialized_with_the_gain_of_its_activation(activation, gain) -> None:
-    head = DeeplabV3(64, 32, 48, norm_act=norm_act("inplace", activation))
-    std = gain * math.sqrt(2 / (9 * (64 + 48)))
-    assert head.map_convs[1].weight.std().item() == pytest.approx(std, rel=0.03)
-    assert all((norm.weight == 1).all() and not norm.bias.any() for norm in (head.map_bn, head.red_bn))
-
-
-def test_norms_of_ones_own_work_in_the_head() -> None:
-    head = DeeplabV3(6, 5, 4, norm_act=lambda channels: nn.Sequential(nn.BatchNorm2d(channels), nn.SiLU()))
-    assert head(torch.randn(2, 6, 7, 9)).shape == (2, 5, 7, 9)
-    with pytest.raises(ConfigError, match="gets one value per channel"):
-        head(torch.randn(1, 6, 7, 9))
 
 
 @pytest.mark.parametrize("norm", [*NORMS, "sync"])

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-import zoo
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
 from tests.held import held_bytes
-from zoo.convert import convert_norm
-from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.dense import DenseModule
 from zoo.models.densenet import DenseNet
@@ -97,7 +92,7 @@ def held(memory: str, layers: int, norm=InPlaceABN) -> int:
 def test_what_is_held_is_linear_in_depth_and_quadratic_in_plain():
     map_bytes = 2 * 8 * 8 * 4
     auto, checkpoint, plain, standard = (
-        [held(memory, layers, norm) for layers in (4, 8, 12)]
+        [held(memory, layers, norm) for layers in (2, 4, 6)]
         for memory, norm in (("auto", InPlaceABN), ("checkpoint", InPlaceABN), ("plain", InPlaceABN), ("plain", ABN))
     )
     per_channel = 16 * 8 * 16  # generous: the vectors of a norm are as long as its concatenation is wide
@@ -107,19 +102,9 @@ def test_what_is_held_is_linear_in_depth_and_quadratic_in_plain():
 
     for sizes, channels in ((auto, 8 + 32), (checkpoint, 8)):
         assert abs(bend(sizes)) < per_channel
-        assert abs(sizes[1] - sizes[0] - 4 * channels * map_bytes) < 2 * per_channel + 4 * 8 * map_bytes
-    assert bend(plain) >= 4 * 4 * 8 * map_bytes  # 4 layers more read 4 x 8 channels more, each
-    assert bend(standard) >= 2 * 4 * 4 * 8 * map_bytes
-
-
-@pytest.mark.slow
-def test_densenet264_holds_an_eighth_of_what_standard_norms_hold():
-    sizes = []
-    for settings in ({"norm": "inplace"}, {"norm": "standard", "memory": "plain"}):
-        with torch.device("meta"):
-            model, x = zoo.get("densenet264", input_3x3=True, **settings), torch.empty(4, 3, 224, 224)
-        sizes.append(held_bytes(lambda model=model, x=x: model(x).sum()))
-    assert sizes[0] / sizes[1] < 0.130
+        assert abs(sizes[1] - sizes[0] - 2 * channels * map_bytes) < 2 * per_channel + 2 * 8 * map_bytes
+    assert bend(plain) >= 2 * 2 * 8 * map_bytes  # 2 layers more read 2 x 8 channels more, each
+    assert bend(standard) >= 2 * 2 * 2 * 8 * map_bytes
 
 
 @pytest.mark.parametrize("memory", MEMORY)
@@ -137,21 +122,11 @@ def test_hooks_see_the_outputs_of_modules_layers_and_norms(memory):
     }
 
 
-@pytest.mark.parametrize("memory", MEMORY)
-def test_standard_norms_can_be_converted(memory):
-    standard = network("standard", memory)
-    inplace = convert_norm(copy.deepcopy(standard), "inplace")
-    x = torch.randn(2, 3, 64, 64)
-    assert sum(type(module) is InPlaceABN for module in inplace.modules()) == 20
-    assert relative_error(inplace.eval()(x), standard.eval()(x)) < 1e-4
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it traces
-@pytest.mark.parametrize("memory", ["auto", "checkpoint"])
-def test_compiled_networks_take_the_same_step(memory):
+def test_compiled_networks_take_the_same_step():
     x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-    model, eager = (network(memory=memory, structure=(1, 2, 1, 1)).double() for _ in range(2))
+    model, eager = (network(memory="auto", structure=(1, 2, 1, 1)).double() for _ in range(2))
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert worst(step(model, x, compiled), step(eager, x)) < 1e-9
@@ -178,13 +153,6 @@ def test_two_processes_under_ddp_have_the_gradients_of_the_whole_batch():
     whole = _gradients(None)
     for found in run_distributed(_gradients_of_rank, 2):
         assert worst(found, whole) < 1e-9
-
-
-def test_an_unknown_way_is_an_error_that_names_those_there_are():
-    with pytest.raises(ConfigError, match="no such strategy; use one of auto, plain, checkpoint"):
-        zoo.get("densenet121", memory="invert_sums")
-    with pytest.raises(ValueError, match="memory='all' is not one of auto, plain, checkpoint"):
-        DenseModule(8, 4, 2, InPlaceABN, memory="all")
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

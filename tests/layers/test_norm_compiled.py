@@ -82,10 +82,8 @@ def test_inductor_with_fullgraph_equals_eager():
     ("norm", "activation"),
     [
         (ABN, "leaky_relu"),
-        pytest.param(InPlaceABN, "leaky_relu", marks=pytest.mark.smoke),
-        (InPlaceABN, "elu"),
-        (InPlaceABN, "identity"),
-        (InPlaceABNSync, "leaky_relu"),
+        pytest.param(InPlaceABN, "elu", marks=pytest.mark.smoke),
+        (InPlaceABNSync, "identity"),
     ],
 )
 def test_functionalised_graphs_equal_eager(norm, activation):
@@ -94,10 +92,9 @@ def test_functionalised_graphs_equal_eager(norm, activation):
     )
 
 
-@pytest.mark.parametrize("norm", [ABN, InPlaceABN])
-def test_a_cumulative_average_compiles_without_a_graph_break(norm):
+def test_a_cumulative_average_compiles_without_a_graph_break():
     compare(
-        lambda: chain(lambda c, activation: norm(c, momentum=None, activation=activation)),
+        lambda: chain(lambda c, activation: InPlaceABN(c, momentum=None, activation=activation)),
         lambda network: torch.compile(network, fullgraph=True, backend="aot_eager"),
     )
 
@@ -130,9 +127,9 @@ def compare_dynamic(norm, activation: str, momentum: float | None, backend: str)
 @pytest.mark.parametrize(
     ("norm", "activation", "momentum"),
     [
-        *((InPlaceABN, activation, 0.1) for activation in InPlaceABN.activations),
+        (InPlaceABN, "elu", 0.1),
         (ABN, "leaky_relu", None),
-        (InPlaceABN, "leaky_relu", None),
+        (InPlaceABN, "identity", None),
     ],
 )
 def test_one_graph_serves_all_shapes_where_shapes_are_dynamic(norm, activation, momentum):
@@ -143,8 +140,7 @@ def test_one_graph_serves_all_shapes_where_shapes_are_dynamic(norm, activation, 
 @pytest.mark.parametrize(
     ("norm", "activation", "backend"),
     [
-        (InPlaceABN, "elu", "aot_eager"),
-        (InPlaceABNSync, "identity", "aot_eager"),
+        (InPlaceABNSync, "elu", "aot_eager"),
         pytest.param(InPlaceABN, "elu", "inductor", marks=pytest.mark.exhaustive),
     ],
 )
@@ -170,8 +166,6 @@ def _ddp_and_compile(order: str, norm: type, backend: str) -> float:
     [
         pytest.param("compile(DDP(m))", InPlaceABN, "inductor", marks=pytest.mark.exhaustive),
         ("DDP(compile(m))", InPlaceABNSync, "aot_eager"),
-        pytest.param("compile(DDP(m))", InPlaceABNSync, "aot_eager", marks=pytest.mark.exhaustive),
-        pytest.param("DDP(compile(m))", InPlaceABN, "inductor", marks=pytest.mark.exhaustive),
     ],
 )
 def test_compiled_ddp_equals_eager_ddp(order, norm, backend):
@@ -183,13 +177,6 @@ def test_export_gives_a_program_with_the_outputs_of_eager_evaluation():
     x = torch.randn(2, 3, 12, 12)
     program = torch.export.export(copy.deepcopy(network), (x,))
     assert relative_error(program.module()(x), network(x)) < 1e-5
-
-
-def test_a_compiled_norm_leaves_its_input_as_it_is():
-    layer, x = InPlaceABN(3), torch.randn(4, 3, 5, 5)
-    before = x.clone()
-    torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
-    assert torch.equal(x, before)
 
 
 class Recomputed(nn.Module):

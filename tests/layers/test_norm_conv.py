@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.dist.spawn import run_distributed
 from tests.formula import activated_batch_norm, relative_error
-from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, checkpoint, freeze_norms
+from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, freeze_norms
 from zoo.layers.norm_conv import norm_conv
 from zoo.torch_internals import ALL_GATHER
 
@@ -86,28 +86,6 @@ def test_the_batch_is_counted_once_per_step_and_not_in_evaluation():
     assert layer.num_batches_tracked == 1
 
 
-def test_a_training_batch_between_evaluation_and_its_backward_is_allowed():
-    layer, conv = pair()
-    inputs = parts()
-    truth = outcome(unfused, copy.deepcopy(layer).eval(), conv, inputs)[1:-3]
-    out = norm_conv(layer.eval(), conv, *inputs)
-    norm_conv(layer.train(), conv, *parts(1))
-    leaves = [*layer.parameters(), *conv.parameters(), *inputs]
-    assert worst(torch.autograd.grad(out.square().sum(), leaves), truth) < 1e-10
-
-
-def test_faults_are_those_of_the_norm_and_count_nothing():
-    layer, conv = pair()
-    with pytest.raises(ValueError, match="the layer has 5 channels"):
-        norm_conv(layer, conv, parts()[0])
-    with pytest.raises(ValueError, match="more than 1 value per channel"):
-        norm_conv(layer, conv, *[x[:1, :, :1, :1] for x in parts()])
-    layer.activation = "relu"
-    with pytest.raises(ValueError, match="'relu' is not one of"):
-        norm_conv(layer, conv, *parts())
-    assert layer.num_batches_tracked == 0
-
-
 class OwnNorm(InPlaceABN):
     def forward(self, x):
         return super().forward(x) * 2
@@ -168,25 +146,6 @@ def test_without_gradients_nothing_is_made_twice_and_an_in_place_norm_overwrites
     assert not torch.equal(x, before)
 
 
-def test_it_can_itself_be_run_again_and_its_tensors_be_kept_elsewhere():
-    norm, conv = pair()
-    twin, inputs = copy.deepcopy(norm), parts()
-
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = norm
-
-        def forward(self, *inputs):
-            return norm_conv(self.norm, conv, *inputs)
-
-    def call(*_):
-        with torch.autograd.graph.save_on_cpu():
-            return checkpoint(Layer(), *inputs)
-
-    assert worst(outcome(call, norm, conv, inputs), outcome(unfused, twin, conv, inputs)) < 1e-10
-
-
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it traces
 def test_compiled_it_equals_eager():
     norm, conv = pair()
@@ -195,22 +154,6 @@ def test_compiled_it_equals_eager():
     compiled = torch.compile(norm_conv, fullgraph=True, backend="aot_eager")
     found = outcome(compiled, norm, conv, parts())
     assert worst(found, outcome(norm_conv, twin, conv, parts())) < 1e-10
-
-
-def test_torch_func_differentiates_it():
-    norm, conv = pair()
-    inputs = parts()
-    names = dict(norm.named_parameters())
-
-    def loss(parameters):
-        running = {"running_mean": norm.running_mean.clone(), "running_var": norm.running_var.clone()}
-        layer = copy.copy(norm)
-        layer._parameters, layer._buffers = parameters, running | {"num_batches_tracked": torch.tensor(0)}
-        return norm_conv(layer, conv, *inputs).square().sum()
-
-    found = torch.func.grad(loss)(names)
-    truth = outcome(unfused, copy.deepcopy(norm), conv, inputs)[1:3]
-    assert worst(found.values(), truth) < 1e-10
 
 
 def _sync_step(sizes: tuple[int, ...]) -> tuple[list[torch.Tensor], Counter]:

@@ -49,9 +49,9 @@ class Chains(nn.Module):
         return x if self.second is None else self.head(self.second(x))
 
 
-@pytest.mark.parametrize(("norm", "number"), [(ABN, 1), (InPlaceABN, 2)])
-def test_the_graph_breaks_once_per_chain_and_the_gradients_are_right(norm, number):
-    net = Chains(norm, number).double()
+def test_the_graph_breaks_once_per_chain_and_the_gradients_are_right():
+    number = 2
+    net = Chains(InPlaceABN, number).double()
     twin = copy.deepcopy(net)
     graphs = Graphs()
     compiled = _Both(torch.compile(twin, backend=graphs), twin)

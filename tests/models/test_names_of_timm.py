@@ -23,14 +23,6 @@ def test_create_model_is_get() -> None:
     assert zoo.create_model is zoo.get
 
 
-def test_names_are_told_from_others() -> None:
-    published = zoo.list_pretrained("resnext*")
-    assert published == zoo.list_models("resnext*", pretrained=True)
-    assert "resnext101_ipabn_lr_512" in published
-    assert all(map(zoo.is_model, ["resnet18", *published]))
-    assert not any(map(zoo.is_model, ["resnet19", "", "timm:resnet18"]))
-
-
 @pytest.mark.slow
 def test_grad_checkpointing_holds_less_and_gives_the_same_gradients() -> None:
     torch.manual_seed(0)
@@ -112,16 +104,6 @@ def test_intermediates_of_a_resnet_are_those_of_timm() -> None:
         for arguments in ({"indices": 4}, {"norm": True, "indices": 2}, {"indices": [3, -4], "stop_early": True}):
             ours = model.forward_intermediates(images, **arguments)
             torch.testing.assert_close(ours, theirs.forward_intermediates(images, **arguments))
-
-
-def test_intermediates_of_a_network_that_segments_are_those_of_its_body() -> None:
-    model, images = zoo.get("deeplab_resnet18").eval(), torch.randn(1, 3, 32, 32)
-    with torch.no_grad():
-        features, maps = model.forward_intermediates(images, indices=2)
-        assert torch.equal(features, model.body(images))
-        assert [each.shape[1] for each in maps] == [256, 512]
-    with pytest.raises(zoo.ConfigError, match="DeepLab has no choice of pooling"):
-        model.reset_classifier(0, "")
 
 
 def test_intermediates_that_do_not_exist_are_named() -> None:
@@ -222,7 +204,6 @@ def test_unpooled_features_take_the_place_of_the_classifier(arch: str) -> None:
     assert model.num_classes == 2
 
 
-@pytest.mark.parametrize("norm", ["standard", "inplace"])
 @pytest.mark.parametrize(
     ("arch", "node"),
     [
@@ -237,9 +218,9 @@ def test_unpooled_features_take_the_place_of_the_classifier(arch: str) -> None:
         ("wider_resnet16_a2", "bn_out"),
     ],
 )
-def test_torchvision_extracts_features(arch: str, node: str, norm: str) -> None:
+def test_torchvision_extracts_features(arch: str, node: str) -> None:
     torch.manual_seed(0)
-    model, images = zoo.get(arch, norm=norm).eval(), torch.randn(2, 3, 64, 64)
+    model, images = zoo.get(arch, norm="inplace").eval(), torch.randn(2, 3, 64, 64)
     outputs: dict[str, torch.Tensor] = {}
     module = model.get_submodule(node)
     if node != "classifier.max_pool":  # RevNeXt runs it inside of a chain, which calls no hook
@@ -258,35 +239,11 @@ def test_torchvision_extracts_features(arch: str, node: str, norm: str) -> None:
         assert torch.allclose(found["features"], like, rtol=1e-4, atol=1e-4 * like.abs().max().item())
 
 
-def test_features_are_extracted_in_training_too() -> None:
-    torch.manual_seed(0)
-    model, images = zoo.get("resnet18", num_classes=3).train(), torch.randn(2, 3, 64, 64)
-    extractor = create_feature_extractor(model, ["mod5", "classifier"])
-    before = model.mod2.block1.convs.bn1.num_batches_tracked.item()
-    extractor.train()(images)["classifier"].square().mean().backward()
-    assert model.mod2.block1.convs.bn1.num_batches_tracked == before + 1
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
 @pytest.mark.slow
-def test_torch_hub_loads_every_network() -> None:
+def test_torch_hub_loads_a_network_of_every_family() -> None:
     with torch.device("meta"):
-        for name in ARCHITECTURES:
+        for name in {record.family: name for name, record in ARCHITECTURES.items()}.values():
             model = torch.hub.load(str(ROOT), name, source="local", num_classes=3)
             assert model.num_classes == 3
     named = torch.hub.load(str(ROOT), "resnext101_ipabn_lr_512", source="local", features_only=True)
     assert named.feature_info.channels() == zoo.get("resnext101", features_only=True).feature_info.channels()
-
-
-def test_torch_hub_lists_and_explains_every_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    (tmp_path / "owner_zoo_main").symlink_to(ROOT)  # where torch.hub keeps what it has downloaded
-    repository = {"github": "owner/zoo:main", "trust_repo": True}
-    names = torch.hub.list(**repository, verbose=False)
-    assert sorted(names) == sorted(zoo.list_models())
-    for name in names:
-        text = torch.hub.help(model=name, **repository)
-        assert text.startswith(f"Return the network {name}, ")
-        assert "- `num_classes`: default 1000" in text
-    assert "- memory: strategy" in text
-    assert "pretrained=True loads" in torch.hub.help(model="resnet50_ipabn-sync_lr_512", **repository)

@@ -10,7 +10,6 @@ import copy
 import functools
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +22,7 @@ from torch import nn
 import zoo
 from tests.formula import relative_error
 from zoo.architectures import ARCHITECTURES
-from zoo.layers import ABN, InPlaceABN, freeze_norms, init_weights
-from zoo.layers.residual import IdentityResidualBlock
+from zoo.layers import InPlaceABN, init_weights
 
 FILE = Path(__file__).parents[1] / "golden" / "networks.json"
 GOLDEN = json.loads(FILE.read_text())
@@ -183,7 +181,6 @@ def test_resnets_compute_what_torchvisions_do_with_the_same_weights(name):
 
 SMALL = ["resnet18", "resnet50", "resnext50", "wider_resnet16", "wider_resnet16_a2", "densenet121"]
 SMALL += ["revnet56", "revnet38_cifar", "resnet32_cifar"]
-QUICK = ["resnet18", "resnext50", "revnet38_cifar"]
 
 
 def side_of(name: str) -> int:
@@ -191,10 +188,7 @@ def side_of(name: str) -> int:
     return 32 if name.startswith("wider") or name.endswith("cifar") else 64
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SMALL],
-)
+@pytest.mark.parametrize("name", ["resnet18", "resnext50", "wider_resnet16_a2", "densenet121", "revnet38_cifar"])
 def test_in_place_and_standard_norms_compute_the_same_network(name):
     torch.manual_seed(0)
     standard = zoo.get(name, num_classes=5).double()
@@ -214,7 +208,7 @@ def test_in_place_and_standard_norms_compute_the_same_network(name):
         assert relative_error(ours, truth) < 1e-9
 
 
-@pytest.mark.parametrize(("norm", "training"), [("standard", True), ("inplace", True), ("inplace", False)])
+@pytest.mark.parametrize(("norm", "training"), [("standard", True), ("inplace", False)])
 @pytest.mark.parametrize("name", SMALL)
 def test_returned_features_are_raw_stage_outputs_that_nothing_overwrites_later(name, norm, training):
     model = zoo.get(name, norm=norm, features_only=True).train(training)
@@ -232,12 +226,6 @@ def test_returned_features_are_raw_stage_outputs_that_nothing_overwrites_later(n
     sum(f.square().mean() for f in features).backward()
     assert all(torch.equal(feature, clone) for feature, clone in zip(features, clones.values(), strict=True))
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-
-
-def test_feature_networks_have_the_keys_of_the_full_network_without_the_classifier():
-    for name in SMALL:
-        full, features = build_meta(name), build_meta(name, features_only=True)
-        assert list(features.state_dict()) == [key for key in full.state_dict() if not key.startswith("classifier.")]
 
 
 def test_keep_outputs_returns_the_modules_outputs_and_the_logits():
@@ -295,30 +283,11 @@ def test_impossible_dilations_are_refused_with_their_value(name, dilation):
     assert repr(dilation) in str(error.value)
 
 
-def test_a2_drops_whole_maps_before_the_last_convolution():
-    model = build_meta("wider_resnet16_a2")
-    found = {name: m.p for name, m in model.named_modules() if isinstance(m, nn.Dropout2d)}
-    assert found == {"mod6.block1.convs.dropout": 0.3, "mod7.block1.convs.dropout": 0.5}
-    order = [name for name, _ in model.mod6.block1.convs.named_children()]
-    assert order == ["conv1", "bn2", "conv2", "bn3", "dropout", "conv3"]
-
-
 def test_strides_sit_on_the_3x3_of_v1_and_on_the_first_1x1_of_pre_activation_bottlenecks():
     v1, pre = build_meta("resnet50").mod3.block1.convs, build_meta("resnext50").mod3.block1.convs
     assert [v1.get_submodule(f"conv{i}").stride[0] for i in (1, 2, 3)] == [1, 2, 1]
     assert [pre.get_submodule(f"conv{i}").stride[0] for i in (1, 2, 3)] == [2, 1, 1]
     assert pre.conv2.groups == 64
-
-
-def test_activations_of_v1_branches_end_at_the_sum():
-    block = build_meta("resnet50", activation="elu", activation_param=0.5, norm="inplace").mod3.block1
-    assert [block.convs.get_submodule(f"bn{i}").activation for i in (1, 2, 3)] == ["elu", "elu", "identity"]
-    assert block.proj_bn.activation == "identity"
-
-
-def test_groups_need_three_channels():
-    with pytest.raises(ValueError, match="groups=2 needs a bottleneck"):
-        IdentityResidualBlock(8, (8, 8), ABN, groups=2)
 
 
 def test_a_wrapped_in_place_norm_does_not_overwrite_a_shortcut():
@@ -357,16 +326,6 @@ def test_a_whole_network_is_differentiated_by_func_grad():
         assert relative_error(gradients[name], parameter.grad) < 1e-9
 
 
-def test_a_wrong_number_of_classes_leaves_the_classifier_unchanged():
-    model = zoo.get("resnet18", num_classes=3)
-    for wrong in (-1, 2.5):
-        with pytest.raises(zoo.ConfigError, match=f"num_classes = {wrong}"):
-            model.reset_classifier(wrong)
-    assert model(torch.randn(2, 3, 64, 64)).shape == (2, 3)
-    with pytest.raises(zoo.ConfigError, match="features_only"):
-        zoo.get("resnet18", features_only=True).reset_classifier(3)
-
-
 def test_every_parameter_is_initialized_and_reproducible():
     torch.manual_seed(3)
     first = zoo.get("densenet121", num_classes=2).state_dict()
@@ -392,16 +351,6 @@ def test_truncated_normal_is_cut_at_two_deviations_of_the_fan_out_and_the_classi
     assert not fc.bias.any()
 
 
-def test_torchs_own_initialization_is_that_of_new_layers():
-    conv, fc = nn.Conv2d(3, 8, 3), nn.Linear(8, 5)
-    torch.manual_seed(1)
-    init_weights(nn.Sequential(conv, fc), "torch", 7.0, "relu")
-    torch.manual_seed(1)
-    for layer, new in ((conv, nn.Conv2d(3, 8, 3)), (fc, nn.Linear(8, 5))):
-        assert torch.equal(layer.weight, new.weight)
-        assert torch.equal(layer.bias, new.bias)
-
-
 @pytest.mark.parametrize("method", ["kaiming_normal", "kaiming_uniform", "xavier_uniform", "orthogonal"])
 def test_initialization_scales_as_its_method_says(method):
     conv = nn.Conv2d(64, 128, 3, bias=False)
@@ -413,27 +362,6 @@ def test_initialization_scales_as_its_method_says(method):
         "orthogonal": 2 * gain / fan_in**0.5,
     }[method.partition("_")[0]]
     assert abs(conv.weight.std().item() / deviation - 1) < 0.05
-
-
-@pytest.mark.slow
-def test_building_costs_no_more_than_its_initialization():
-    def seconds(function):
-        start = time.process_time()
-        function()
-        return time.process_time() - start
-
-    model = zoo.get("wider_resnet38", norm="inplace")
-    building = min(seconds(lambda: zoo.get("wider_resnet38", norm="inplace")) for _ in range(3))
-    assert building < 1.5 * min(seconds(lambda: init_weights(model)) for _ in range(3))
-
-
-def test_norms_of_a_network_freeze_with_one_call():
-    model = zoo.get("resnet18", norm="inplace", num_classes=2)
-    assert freeze_norms(model) == 20
-    model.train()
-    before = [b.clone() for b in model.buffers()]
-    model(torch.randn(2, 3, 64, 64)).sum().backward()
-    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), before, strict=True))
 
 
 if __name__ == "__main__":

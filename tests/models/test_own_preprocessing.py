@@ -17,7 +17,6 @@ import zoo
 from tests.data.sample_images import random_image
 from zoo.data.pixels import open_pixels
 from zoo.data.transforms import ValTransform
-from zoo.errors import ConfigError
 from zoo.models.external import own_preprocessing
 
 # Landscape, portrait, smaller than the crop, square, and elongated.
@@ -103,18 +102,3 @@ def test_decoders_give_the_same_pixels(tmp_path: Path) -> None:
         transform.draw(open_pixels(encoded, "a.jpg", decoder), Random(0)).pixels for decoder in ("pil", "torchvision")
     )
     assert torch.equal(first, second)
-
-
-def test_combinations_without_meaning_are_errors() -> None:
-    with pytest.raises(ConfigError, match='ten crops need images that fill the crop, and crop mode "squash"'):
-        ValTransform(48, 40, (0.5,) * 3, (0.25,) * 3, ten_crops=True, crop_mode="squash")
-    with pytest.raises(ConfigError, match='crop_mode_val = "border": needs a scale_val to resize to'):
-        zoo.transforms(
-            {"mean": [0.5] * 3, "std": [1.0] * 3, "scale": -1, "crop": 8, "interpolation": "bicubic",
-             "crop_mode": "border"}
-        )  # fmt: skip
-
-
-def test_a_network_that_no_package_describes_has_the_default() -> None:
-    assert own_preprocessing("torchvision:fcn_resnet50") == own_preprocessing("torchvision:deeplabv3_resnet50")
-    assert own_preprocessing("torchvision:fcn_resnet50").scale_val == 256

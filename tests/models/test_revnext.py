@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from itertools import pairwise
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +10,6 @@ import zoo
 from tests.formula import relative_error
 from zoo.convert import export, fold_network
 from zoo.layers import init_weights
-from zoo.layers.invertible import InvertibleNorm
 from zoo.remat.memory_use import count_memory, measure_memory
 
 NAMES = ["revnext", "revnext_flat", "irevnet_cifar", "irevnet_revnext", "revnext_resnet18", "revnext_revnet"]
@@ -185,19 +181,6 @@ def test_batch_pooled_networks_see_each_image_alone():
     assert model.forward_features(x).shape == (3 * 16, 32, 2, 2)
 
 
-@pytest.mark.parametrize("eps_i", [0.0, 0.5])
-def test_the_least_gain_of_the_options_reaches_every_norm_and_the_result(eps_i):
-    torch.manual_seed(0)
-    model = zoo.get("revnext", num_classes=5, eps_i=eps_i, **SMALL["revnext"])
-    plain = copy.deepcopy(model)
-    norms = [module for module in plain.modules() if isinstance(module, InvertibleNorm)]
-    assert {norm.eps_i for norm in norms} == {eps_i}
-    for norm in norms:
-        norm.eps_i = 0.0
-    x = torch.randn(4, 3, 8, 8)
-    assert (relative_error(model(x), plain(x)) > 0.01) == (eps_i > 0)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -249,26 +232,6 @@ def test_neither_the_stem_nor_the_output_of_two_branch_blocks_is_kept_while_the_
     assert peak == pytest.approx(4 * (64 + 48 + 32) * 8 * 64**2, rel=0.02)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_keeping_the_inputs_of_branches_costs_half_a_map_which_the_printed_352_bytes_per_pixel_do_not_have():
-    smallest = {"blocks": [1, 1], "units": 1}
-    least = bytes_per_pixel("revnext", keep_branch_input=False, **smallest)
-    assert 2 * 128 < least <= 352
-    assert bytes_per_pixel("revnext", **smallest) == least + 64  # 16 float32 values per pixel
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_what_is_held_for_backward_does_not_grow_with_the_depth():
-    for name, key in (("revnext_flat", "layers"), ("revnext", "blocks")):
-        shallow, deep = (
-            memory_of(name, 4, 16, **{key: [n] * (3 if key == "layers" else 2)}).held / (4 * 16 * 16) for n in (1, 2)
-        )
-        assert 128 <= shallow < 160  # the last map: 32 float32 values per pixel
-        assert deep - shallow < 60  # statistics of the norms: constant per layer, not per pixel
-
-
 def smallest_ratio(name, slope, skipped=0, **options):
     """Return the smallest signal-to-noise ratio of reconstructed inputs of layers in an untrained network."""
     torch.manual_seed(0)
@@ -294,16 +257,6 @@ def test_flat_networks_lose_precision_exponentially_with_depth_and_smaller_slope
 def smallest_of_blocks(slope, **options):
     """Return the smallest ratio without the stem's norm and activation, which are undone like layers of a flat one."""
     return smallest_ratio("revnext", slope, skipped=2, **options)
-
-
-@pytest.mark.slow
-def test_hybrid_networks_lose_little_precision_with_depth_and_nothing_with_the_slope():
-    found = {slope: [smallest_of_blocks(slope, blocks=[n, n]) for n in (1, 2, 4)] for slope in (0.4, 0.05)}
-    for ratios in found.values():
-        for more_blocks, (before, after) in zip((2, 4), pairwise(ratios), strict=True):
-            assert before / after < 2.8**more_blocks * 1.5
-    for steep, flat in zip(*found.values(), strict=True):
-        assert steep / flat < 3
 
 
 @pytest.mark.slow

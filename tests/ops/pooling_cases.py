@@ -28,7 +28,7 @@ WINDOWS: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 # Window, dtype and layout; the interpreter is slow.
 CASES = [(name, "float32", layout) for name in WINDOWS for layout in LAYOUTS]
-CASES += [("the stem's", dtype, layout) for dtype in ("float64", "bfloat16", "float16") for layout in LAYOUTS]
+CASES += [("the stem's", "float64", "contiguous"), ("the stem's", "bfloat16", "channels_last")]
 
 
 def make(name: str, dtype: str, layout: str) -> Tensor:

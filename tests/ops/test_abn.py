@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.formula import activated_batch_norm, relative_error
-from zoo.ops.abn import inplace_abn, inplace_abn_sync
+from zoo.ops.abn import inplace_abn
 
 ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 0.3), ("elu", 1.0), ("elu", 0.5), ("identity", 0.01)]
 SHAPES = [(4, 3), (2, 1, 5), (1, 5, 7, 5), (3, 4, 6, 6), (2, 3, 2, 3, 4), (8, 17, 1, 1)]
@@ -87,14 +87,6 @@ def test_the_derivative_of_the_scale_at_zero_is_plus_one():
     assert torch.equal(*gradients)
 
 
-def test_without_affine_parameters_the_output_is_the_activated_x_hat():
-    x, _, _, dz = make((4, 3, 6, 6))
-    leaf, truth_leaf = x.clone().requires_grad_(), x.clone().requires_grad_()
-    z, truth = inplace_abn(leaf * 1, None, None, None, None), activated_batch_norm(truth_leaf, None, None)
-    assert relative_error(z, truth) < 1e-12
-    assert relative_error(torch.autograd.grad(z, leaf, dz)[0], torch.autograd.grad(truth, truth_leaf, dz)[0]) < 1e-12
-
-
 def test_running_statistics_are_used_in_evaluation_and_their_gradient_is_that_of_constants():
     case = make((4, 3, 6, 6))
     mean, var = torch.randn(3).double(), torch.rand(3).double() + 0.5
@@ -143,12 +135,6 @@ def test_no_momentum_without_the_number_of_batches_is_refused_before_anything_mo
     assert not mean.any()
 
 
-def test_nan_in_unused_running_buffers_does_not_reach_the_output():
-    x, w, b, _ = make((4, 3, 5, 5))
-    poison = torch.full((3,), torch.nan).double()
-    assert inplace_abn(x.clone(), w, b, poison, poison.clone(), training=True).isfinite().all()
-
-
 def test_the_input_is_overwritten_and_only_the_output_is_kept():
     x = torch.randn(4, 3, 6, 6).mul(1.0).requires_grad_() * 1
     storage = x.data_ptr()
@@ -156,15 +142,6 @@ def test_the_input_is_overwritten_and_only_the_output_is_kept():
     assert z.data_ptr() == storage
     kept = {t.data_ptr(): t.numel() for t in z.grad_fn.saved_tensors if t is not None}
     assert sum(numel for pointer, numel in kept.items() if pointer != storage) <= 4 * 3
-
-
-def test_the_out_of_place_form_leaves_its_input_and_keeps_only_its_output():
-    x = torch.randn(4, 3, 6, 6, requires_grad=True)
-    before = x.detach().clone()
-    z = inplace_abn(x, torch.ones(3), torch.zeros(3), None, None, inplace=False)
-    assert torch.equal(x, before)
-    full_size = [t.data_ptr() for t in z.grad_fn.saved_tensors if t is not None and t.numel() == x.numel()]
-    assert full_size == [z.data_ptr()]
 
 
 @pytest.mark.parametrize("kind", ["expanded", "shared", "transposed", "channels_last"])
@@ -281,17 +258,3 @@ def test_only_the_gradients_that_are_asked_for_are_computed():
         for leaf, flag, truth in zip(leaves, wanted, truths, strict=True):
             assert (leaf.grad is not None) == flag
             assert not flag or relative_error(leaf.grad, truth) < 1e-10
-
-
-def test_a_leaf_that_requires_grad_is_not_overwritten():
-    leaf = torch.randn(4, 3, requires_grad=True)
-    with pytest.raises(RuntimeError, match="leaf"):
-        inplace_abn(leaf, None, None, None, None)
-
-
-def test_synchronized_over_one_process_it_is_the_same_operation():
-    x, w, b, _ = make((4, 3, 5))
-    buffers = [[torch.zeros(3).double(), torch.ones(3).double()] for _ in range(2)]
-    outputs = [op(x.clone(), w, b, *own) for op, own in zip((inplace_abn, inplace_abn_sync), buffers, strict=True)]
-    for ours, truth in zip([outputs[1], *buffers[1]], [outputs[0], *buffers[0]], strict=True):
-        assert torch.equal(ours, truth)

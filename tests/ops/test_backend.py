@@ -73,13 +73,8 @@ def test_the_description_says_why_a_back_end_is_off(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("value", "code", "text"), [("reference", 0, "zoo.ops.abn.reference"), ("fast", 1, "ConfigError")]
-)
-def test_the_environment_variable_decides_at_import(value, code, text):
+def test_the_environment_variable_decides_at_import():
     script = "import torch; from zoo.ops.abn.backend import kernels_for; print(kernels_for(torch.zeros(1)).__name__)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "ZOO_KERNELS": value}, capture_output=True, text=True
-    )
-    assert done.returncode == code
-    assert text in done.stdout + done.stderr
+    environment = {**os.environ, "ZOO_KERNELS": "reference"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "zoo.ops.abn.reference"

@@ -170,11 +170,6 @@ def test_branches_before_the_first_that_is_trained_are_not_run_again():
     assert calls == [2, 2, 2, 3, 3, 3]  # one step of both kinds: what is trained once more in ours
 
 
-def test_nothing_is_kept_where_nothing_is_trained():
-    chain = blocks().requires_grad_(False)
-    assert not any(y.requires_grad for y in run_chain(chain, *pair(grads=(False, False))))
-
-
 def test_a_block_used_three_times_accumulates_its_gradients():
     (block,) = blocks(1)
     assert_equal_steps([block, block, block], pair())
@@ -183,25 +178,6 @@ def test_a_block_used_three_times_accumulates_its_gradients():
 def test_branches_that_share_a_module_accumulate_its_gradients():
     shared = blocks(1)[0].f
     assert_equal_steps([ReversibleBlock(shared, shared), ReversibleBlock(Branch().double(), shared)], pair())
-
-
-def test_a_parameter_that_a_branch_does_not_use_gets_no_gradient():
-    chain = blocks()
-    chain[1].f.spare = nn.Parameter(torch.ones(2, dtype=torch.float64))
-    assert_equal_steps(chain, pair())
-    assert chain[1].f.spare.grad is None
-
-
-def test_a_branch_without_a_graph_is_passed_through():
-    class Constant(nn.Module):
-        def forward(self, x):
-            return torch.ones_like(x)
-
-    assert_equal_steps([ReversibleBlock(Constant(), Branch().double()), *blocks(2)], pair())
-
-
-def test_identities_as_branches_do_not_mix_up_the_gradients():
-    assert_equal_steps([ReversibleBlock(nn.Identity(), nn.Identity()) for _ in range(3)], pair())
 
 
 class _Offset(nn.Module):
@@ -277,16 +253,6 @@ def test_changing_what_backward_needs_is_refused(what):
         (y1 if what == "output" else chain[0].f.linear.weight).add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         total.backward()
-
-
-def test_hooks_on_parameters_run_once():
-    chain, results = blocks(), []
-    calls = []
-    chain[1].g.linear.weight.register_hook(lambda grad: calls.append(1) or 3 * grad)
-    for store in (False, True):
-        results.append(gradients(chain, pair(), store))
-    assert len(calls) == 2
-    assert max(map(relative_error, *results)) < 1e-12
 
 
 def test_other_parameters_in_backward_than_in_forward_are_refused():
@@ -382,14 +348,6 @@ def test_autocast_of_the_forward_holds_in_the_recomputation_and_the_stream_is_si
     for spy in (chain[0].f, chain[0].g, chain[1].f, chain[1].g):
         assert spy.seen == [(True, torch.float32, torch.bfloat16)] * 2
         assert spy.linear.weight.grad.abs().sum() > 0
-
-
-def test_backward_under_autocast_of_a_forward_without_it_stays_in_single_precision():
-    chain = [ReversibleBlock(Spy(), Spy())]
-    outputs = run_chain(chain, *pair(dtype=torch.float32))
-    with torch.autocast("cpu", torch.bfloat16):
-        loss(outputs).backward()
-    assert chain[0].f.seen == [(False, torch.float32, torch.float32)] * 2
 
 
 def test_the_meter_gets_the_error_of_each_links_input_last_one_first():

@@ -91,14 +91,6 @@ def test_ties_nan_and_infinities_choose_the_same_element(back_end, layout):
     assert torch.equal(dx, their_dx)
 
 
-def test_maps_narrower_than_the_window_and_maps_without_a_batch(back_end):
-    x = torch.tensor([[[[3.0], [1.0], [5.0]]]])
-    args = (16, 1, 8)
-    assert torch.equal(gradients(max_pool2d, x, *args)[1], gradients(F.max_pool2d, x, *args)[1])
-    x = torch.randn(3, 8, 8)
-    assert torch.equal(gradients(max_pool2d, x, 3, 2, 1)[1], gradients(F.max_pool2d, x, 3, 2, 1)[1])
-
-
 def test_windows_too_large_for_a_byte_take_torchs_pooling():
     x = torch.randn(1, 2, 40, 40)
     assert torch.equal(gradients(max_pool2d, x, 17, 3)[1], gradients(F.max_pool2d, x, 17, 3)[1])
@@ -233,15 +225,6 @@ def test_opcheck_accepts_both_operators(back_end, layout):
     torch.library.opcheck(torch.ops.zoo.max_pool2d_backward.default, arguments, test_utils=tests)
 
 
-def test_the_operator_compiles_in_one_graph():
-    def pool(x):
-        return torch.ops.zoo.max_pool2d(x * 2, [3, 3], [2, 2], [1, 1], [1, 1], True)[0].sin()
-
-    x = torch.randn(2, 3, 8, 8)
-    compiled = torch.compile(pool, fullgraph=True, backend="aot_eager", dynamic=True)
-    assert all_equal(gradients(compiled, x), gradients(pool, x))
-
-
 @pytest.mark.parametrize(
     "window",
     [(3, 2, 2), (0, 1, 0), (2, 0, 0), (2, 1, -1), (9, 1, 0)],
@@ -332,16 +315,6 @@ def test_a_function_mode_sees_the_operator(back_end):
     with FunctionMode(seen):
         max_pool2d(torch.randn(2, 3, 8, 8, requires_grad=True), 3, 2, 1)
     assert "zoo.max_pool2d.default" in seen
-
-
-def test_meta_tensors_get_the_shape_and_layout_of_what_they_stand_for():
-    for layout in (torch.contiguous_format, torch.channels_last):
-        x = torch.empty(2, 3, 9, 8, device="meta").contiguous(memory_format=layout).requires_grad_()
-        z = max_pool2d(x, 3, 2, 1)
-        (dx,) = torch.autograd.grad(z, x, torch.empty_like(z))
-        truth = max_pool2d(torch.empty(x.shape).contiguous(memory_format=layout), 3, 2, 1)
-        assert (z.device.type, z.shape, z.stride()) == ("meta", truth.shape, truth.stride())
-        assert (dx.device.type, dx.shape, dx.stride()) == ("meta", x.shape, x.stride())
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -126,11 +126,16 @@ def test_the_layout_of_the_image_does_not_matter(layout, source):
     assert torch.equal(resize_box(image, (32, 40)), resized_by_pil(image, (32, 40)))
 
 
-def test_a_view_is_resized_as_a_cropped_image_and_unlike_a_box():
-    image = make_image(60, 80)
-    view = resize_box(image[:, 10:50, 20:60], (16, 16))
-    assert torch.equal(view, resized_by_pil(image[:, 10:50, 20:60], (16, 16)))
-    assert not torch.equal(view, resize_box(image, (16, 16), box=(20, 10, 60, 50)))
+LAYOUTS = {
+    "planar": lambda image: image.contiguous(),
+    "crop": lambda image: interleaved(torch.nn.functional.pad(image, (5, 3, 2, 1)))[:, 2:-1, 5:-3],
+    "with alpha": lambda image: interleaved(torch.cat([image, image[:1]]))[:3],
+    "column by column": lambda image: image.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+    "every other row": lambda image: interleaved(image.repeat_interleave(2, 1))[:, ::2],
+    "every other column": lambda image: interleaved(image.repeat_interleave(2, 2))[:, :, ::2],
+    "one value": lambda image: image[:1, :1, :1].expand_as(image),
+    "one row": lambda image: image[:, :1].expand_as(image),
+}
 
 
 def test_the_result_is_written_into_out_and_nowhere_else():

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,13 +19,11 @@ from tests.ops.triton_cases import (
     assert_equals_the_reference,
     lay_out,
 )
-from tests.ops.triton_stub import Operations, interpret, measure_host_time, stubbed
+from tests.ops.triton_stub import Operations, interpret, stubbed
 from zoo.layers import InPlaceABN, InPlaceABNSync
 from zoo.ops.abn import triton
 
 pytestmark = pytest.mark.slow  # Triton's interpreter
-
-ROOT = Path(__file__).parents[2]
 KERNELS = ["statistics", "combine_statistics", "apply", "backward_reduce", "combine_sums", "backward_apply"]
 needs_triton = pytest.mark.skipif(triton.unavailable_reason() is not None, reason=str(triton.unavailable_reason()))
 
@@ -40,13 +35,8 @@ def interpreted() -> dict[str, Any]:
 
 @needs_triton
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_and_gradients_equal_autograd_of_the_formula(interpreted, name):
+def test_outputs_and_gradients_equal_the_formula_and_the_reference(interpreted, name):
     assert_equals_the_formula(CASES[name], interpreted["cases"][name])
-
-
-@needs_triton
-@pytest.mark.parametrize("name", CASES)
-def test_results_equal_the_reference_within_a_rounding_of_their_dtype(interpreted, name):
     assert_equals_the_reference(CASES[name], interpreted["cases"][name])
 
 
@@ -75,8 +65,7 @@ def test_an_elu_near_zero_does_not_cancel(interpreted, dtype):
 
 @needs_triton
 @pytest.mark.parametrize("activation", small_scales.ACTIVATIONS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", SMALL_SCALES)
+@pytest.mark.parametrize(("dtype", "layout"), SMALL_SCALES)
 def test_no_gradient_is_further_from_the_truth_than_it_can_be_large(interpreted, dtype, layout, activation):
     small_scales.assert_bounded(interpreted["small scales"][f"{dtype} {layout} {activation}"], dtype)
 
@@ -109,16 +98,8 @@ def test_torch_accepts_every_operator(interpreted):
 
 
 @needs_triton
-def test_six_norms_compiled_in_one_graph_equal_eager_ones(interpreted):
+def test_two_norms_compiled_in_one_graph_equal_eager_ones(interpreted):
     assert max(interpreted["compiled"]) < 1e-12
-
-
-def test_importing_the_kernels_without_triton_gives_the_reason():
-    program = (
-        "import sys; sys.modules['triton'] = None\nfrom zoo.ops.abn import triton\nprint(triton.unavailable_reason())"
-    )
-    child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert child.stdout.startswith("triton is not installed: ")
 
 
 SHAPES = [(32, 64, 112, 112), (32, 2048, 7, 7), (2, 64, 7, 7), (1, 3, 5, 7), (256, 96, 28, 28), (64, 1024, 14, 14)]
@@ -219,10 +200,3 @@ def test_a_gradient_in_another_layout_is_copied_once(shortcut):
         operations.launched.clear()
         torch.autograd.grad(out, x, joined[:, 16:])
     assert operations.launched == {"copy_": 2 if shortcut else 1}
-
-
-@needs_triton
-@pytest.mark.exhaustive  # a ratio of times, which other work on the machine disturbs
-def test_the_host_is_busy_for_about_twice_as_long_as_with_the_norm_of_torch():
-    ours, theirs = measure_host_time()
-    assert ours < 2.3 * theirs  # 1.93 to 1.97 beside other work

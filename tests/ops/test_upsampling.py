@@ -50,17 +50,3 @@ def test_logits_of_half_precision_are_upsampled_in_single(dtype) -> None:
     recorded = upsample(x.requires_grad_(), (64, 64))
     assert recorded.dtype == torch.float32
     assert relative_error(recorded.detach(), whole) < 1e-6
-
-
-def test_compiled_and_traced_graphs_get_torchs_own_operation() -> None:
-    x = torch.randn(1, 2, 4, 4)
-    program = torch.export.export(Upsampled(), (x,))
-    assert [node.target for node in program.graph.nodes if "upsample" in str(node.target)] == [
-        torch.ops.aten.upsample_bilinear2d.vec
-    ]
-    assert relative_error(program.module()(x), upsample(x, (9, 8))) < 1e-6
-
-
-class Upsampled(torch.nn.Module):
-    def forward(self, x):
-        return upsample(x, (9, 8))

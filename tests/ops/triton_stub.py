@@ -1,8 +1,4 @@
-"""Triton without a device: programs in its interpreter, and starts that do nothing of kernels compiled for sm_90.
-
-As a program: prints how long the host is busy with the forward and backward pass of a norm and leaky ReLU through
-Triton, with starts that do nothing, over the same of torch's batch norm on a small tensor of the CPU.
-"""
+"""Triton without a device: programs in its interpreter, and starts that do nothing of kernels compiled for sm_90."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import torch
-from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zoo.layers import InPlaceABN
 from zoo.ops.abn import backend, triton
 
 # Operations of torch that only allocate memory, or look at it in another way, and so launch nothing.
@@ -106,32 +98,3 @@ class Operations(TorchDispatchMode):
         if func.namespace != "zoo_triton" and name not in FREE:
             self.launched[name] += 1
         return func(*args, **(kwargs or {}))
-
-
-def step(layer: nn.Module, x: Tensor, dz: Tensor) -> None:
-    """Run forward and backward of a layer that may overwrite its input; the gradients are thrown away."""
-    torch.autograd.grad(layer(x), [x, *layer.parameters()], dz)
-
-
-def measure_host_time(rounds: int = 7, repetitions: int = 200) -> tuple[float, float]:
-    """Return the microseconds of the host per step of the norm in place and of torch's: the least of several rounds."""
-    x, dz = torch.randn(2, 64, 4, 4, requires_grad=True), torch.randn(2, 64, 4, 4)
-    ours = InPlaceABN(64)
-    ours.inplace = False
-    theirs = nn.Sequential(nn.BatchNorm2d(64), nn.LeakyReLU(0.01, inplace=True))
-    best = [float("inf")] * 2
-    with stubbed():
-        for _ in range(rounds):
-            for place, layer in enumerate((ours, theirs)):
-                step(layer, x, dz)
-                start = time.thread_time()
-                for _ in range(repetitions):
-                    step(layer, x, dz)
-                best[place] = min(best[place], (time.thread_time() - start) / repetitions * 1e6)
-    return best[0], best[1]
-
-
-if __name__ == "__main__":
-    ours, theirs = measure_host_time()
-    print(f"InPlaceABN through Triton, starts left out: {ours:.0f} us of the host per forward and backward pass")
-    print(f"torch's batch norm and leaky ReLU: {theirs:.0f} us; ratio {ours / theirs:.2f}")

@@ -24,15 +24,9 @@ def test_rows_are_divided_by_their_sums() -> None:
     assert not np.array_equal(rare, colours(np.array([[900, 100], [2, 8]])))
 
 
-@pytest.mark.parametrize("num_classes", [1, 11, 65])
+@pytest.mark.parametrize("num_classes", [1, 11])
 def test_classes_without_pixels_are_gray(num_classes: int) -> None:
     matrix = np.diag(np.full(num_classes, 7))
     all_there = np.sum(colours(matrix) == 216)  # of letters
     matrix[-1] = 0
     assert np.sum(colours(matrix) == 216) - all_there > 3 * 15**2 * num_classes
-
-
-def test_names_and_titles_are_no_formulas() -> None:
-    names = [r"$\frac$", "a_b", "$x$"]
-    plot = confusion_plot(np.eye(3, dtype=np.int64), names, r"a $\title$ of $two$ parts")
-    assert Image.open(io.BytesIO(plot)).format == "PNG"

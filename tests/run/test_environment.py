@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import SimpleNamespace
 
 import PIL
 import pytest
@@ -32,31 +30,9 @@ def test_the_description_is_json_and_names_versions_and_machine() -> None:
     assert timedelta(0) <= age < timedelta(hours=1)
 
 
-def test_the_decoder_of_jpeg_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert re.fullmatch(r"libjpeg(-turbo)? [\d.]+", str(environment.libjpeg_version()))
-    monkeypatch.setattr(environment.features, "check_feature", lambda _: False)
-    monkeypatch.setattr(environment.features, "version_feature", lambda _: None)
-    monkeypatch.setattr(environment.features, "version_codec", lambda _: "9.5")
-    assert environment.libjpeg_version() == "libjpeg 9.5"
-
-
-def test_settings_of_tf32_are_named_for_products_and_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    uses = SimpleNamespace(
-        cuda=SimpleNamespace(matmul=SimpleNamespace(fp32_precision="tf32")),
-        cudnn=SimpleNamespace(conv=SimpleNamespace(fp32_precision="ieee")),
-    )
-    assert environment.tf32_settings().count(" o") == 2
-    monkeypatch.setattr(environment.torch, "backends", uses)
-    assert environment.tf32_settings() == "matrix products on, convolutions off"
-
-
 def test_the_back_end_of_the_norms_is_the_one_in_use() -> None:
     with backend.forced("reference"):
         assert environment.describe_environment(torch.device("cpu"))["norms"] == "reference"
-
-
-def test_a_package_that_is_not_installed_has_no_version() -> None:
-    assert environment.version_of("no-such-distribution") is None
 
 
 @pytest.fixture
@@ -121,19 +97,3 @@ def test_a_changed_checkout_is_warned_of(caplog: pytest.LogCaptureFixture) -> No
     environment.warn_of_changes()
     assert "-dirty" in caplog.text
     assert "commit first" in caplog.text
-
-
-def test_a_system_without_cpuinfo_still_has_a_cpu_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path) -> str:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(Path, "read_text", fail)
-    assert environment.cpu_model()
-
-
-def test_a_cpu_has_its_family_and_model_besides_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = (
-        "processor : 0\ncpu family : 25\nmodel : 17\nmodel name : A CPU\nstepping : 1\n\nprocessor : 1\nmodel : 18\n"
-    )
-    monkeypatch.setattr(environment.Path, "read_text", lambda _: lines)
-    assert environment.cpu_model() == "A CPU (family 25, model 17, stepping 1)"

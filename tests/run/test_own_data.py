@@ -18,8 +18,6 @@ from torch.utils.data import Dataset, IterableDataset
 import zoo
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import differences, make_images
-from zoo.data.map_dataset import Datasets, MapDataset
-from zoo.data.transforms import TrainTransform
 from zoo.engine.checkpoint import read
 from zoo.remat.lean import is_lean
 from zoo.spec import NetworkSpec
@@ -166,16 +164,6 @@ def test_a_module_of_zoo_is_described_in_its_checkpoint_unless_it_was_changed(tm
     assert read(result.checkpoint)["network"] is None
 
 
-def test_the_moving_average_is_returned_if_there_is_one(tmp_path: Path) -> None:
-    settings = {**SETTINGS, "optimizer": {**SETTINGS["optimizer"], "ema_decay": 0.5}}
-    module = make_module()
-    result = zoo.train(module, Noise(), log_dir=tmp_path, experiment=settings)
-    saved = read(result.checkpoint)
-    assert differences(weights_of(result.model), saved["ema"]) == []
-    assert differences(weights_of(module), saved["state_dict"]) == []
-    assert differences(saved["ema"], saved["state_dict"])
-
-
 def test_settings_are_a_mapping_or_an_experiment_whose_network_is_replaced(tmp_path: Path) -> None:
     spec = NetworkSpec(arch="resnet32_cifar", num_classes=2, norm="inplace")
     result = zoo.train(spec, Noise(), log_dir=tmp_path, experiment="resnet32_cifar10_short", epochs=1, batch_size=12)
@@ -242,31 +230,11 @@ def test_unusable_data_and_networks_are_refused(
         zoo.train(network, *data, log_dir=tmp_path, epochs=1, batch_size=4)
 
 
-def test_a_network_of_another_type_is_a_type_error(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="not int"):
-        zoo.train(3, Noise(), log_dir=tmp_path)  # type: ignore[arg-type]
-
-
 def test_experiments_and_memory_that_contradict_the_network_are_refused(tmp_path: Path) -> None:
     with pytest.raises(zoo.ConfigError, match="two experiments are given"):
         zoo.train("resnet32_cifar10_short", Noise(), log_dir=tmp_path, experiment=SETTINGS)
     with pytest.raises(zoo.ConfigError, match="can only become 'lean'"):
         zoo.train(make_module(), Noise(), log_dir=tmp_path, memory="checkpoint")
-
-
-def test_the_generators_of_the_process_are_left_alone() -> None:
-    images = MapDataset(Noise(), TrainTransform(zoo.config.Input()))
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    before = random.random(), np.random.random(), torch.rand(())
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    first, again, other = (images[key].image for key in ((0, 3), (0, 3), (1, 3)))
-    assert (random.random(), np.random.random(), torch.rand(())) == before
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
 
 
 def test_damaged_items_are_left_out_on_request(tmp_path: Path) -> None:
@@ -278,11 +246,3 @@ def test_damaged_items_are_left_out_on_request(tmp_path: Path) -> None:
 
     zoo.train(make_module(), Damaged(), log_dir=tmp_path, epochs=1, experiment=SETTINGS, on_bad_image="skip")
     assert "left out: it cannot be read (truncated); item 2 of Damaged" in (tmp_path / "training_0.log").read_text()
-
-
-def test_names_of_classes_are_those_of_torchvision() -> None:
-    imagenet = Items((X, 0), [("tench", "Tinca tinca"), ("goldfish",)])
-    twice = Items((X, 0), [("crane",), ("crane",)])
-    assert zoo.data.map_dataset.class_names_of(imagenet) == ["tench, Tinca tinca", "goldfish"]
-    assert zoo.data.map_dataset.class_names_of(twice) == []
-    assert str(Datasets(imagenet, Noise())) == "Items and Noise"

@@ -9,7 +9,7 @@ import pytest
 
 from zoo.errors import DataError
 from zoo.run.paired_predictions import score_files
-from zoo.run.predictions import read_predictions, write_predictions
+from zoo.run.predictions import write_predictions
 from zoo.tasks.prediction import Prediction
 
 
@@ -23,12 +23,6 @@ def _predictions(best: list[int], target: int = 0) -> list[Prediction]:
 def _write(folder: Path, name: str, best: list[int], target: int = 0) -> Path:
     write_predictions(folder / name, _predictions(best, target))
     return folder / name
-
-
-def test_what_was_written_is_read_again(tmp_path: Path) -> None:
-    written = _predictions([0, 3, 5])
-    read = read_predictions(_write(tmp_path, "a.csv", [0, 3, 5]))
-    assert read == {line.path: line._replace(probabilities=()) for line in written}
 
 
 def test_scores_and_the_paired_test_are_those_of_a_hand_count(tmp_path: Path) -> None:
@@ -46,26 +40,6 @@ def test_scores_and_the_paired_test_are_those_of_a_hand_count(tmp_path: Path) ->
     assert content["scores"][1]["standard_errors"]["top1"] == pytest.approx(100 * (0.6 * 0.4 / 20) ** 0.5)
     assert content["tests"]["top5"]["difference"] == 50.0
     assert content["tests"]["top5"]["p_value"] == pytest.approx(2 / 2**10)
-
-
-def test_one_file_alone_is_scored(tmp_path: Path) -> None:
-    scored = score_files([_write(tmp_path, "a.csv", [0, 0, 0, 1])])
-    assert (scored.scores(0), scored.tests) == ({"top1": 75.0, "top5": 75.0}, {})
-    assert "points" not in scored.table("folders")
-
-
-@pytest.mark.parametrize("count", [2, 3, 5])
-def test_there_is_no_top_5_where_it_is_always_right(count: int, tmp_path: Path) -> None:
-    for name, best in (("a.csv", 0), ("b.csv", 1)):
-        classes = tuple((best + number) % count for number in range(count))
-        lines = [Prediction(f"val/{index}.png", index % count, classes, (1 / count,) * count) for index in range(12)]
-        write_predictions(tmp_path / name, lines)
-    scored = score_files([tmp_path / "a.csv", tmp_path / "b.csv"])
-    assert "top-1: " in scored.table("folders")
-    assert "top-5" not in scored.table("folders")
-    content = json.loads(json.dumps(scored.to_json()))
-    assert list(content["tests"]) == ["top1"]
-    assert "top5" not in content["scores"][0]
 
 
 def _refused(files: list[Path], message: str) -> None:
@@ -112,10 +86,6 @@ HEAD = "path,target,class1,class2\n"
 def test_a_file_of_something_else_is_refused_with_its_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(text)
     _refused([tmp_path / "a.csv"], message)
-
-
-def test_a_missing_file_says_so(tmp_path: Path) -> None:
-    _refused([tmp_path / "none.csv"], "No such file.*: give a file written by zoo validate")
 
 
 def test_by_the_labels_of_real_any_of_them_is_right_and_images_without_one_are_left_out(

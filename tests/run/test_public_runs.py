@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import zoo.run.training
 from tests.data.sample_images import random_image
 from tests.engine.tiny import make_images
 from zoo.config import parse_experiment
-from zoo.engine.process import open_process
 from zoo.run.training import TrainingResult
 
 SETTINGS = {
@@ -44,23 +42,6 @@ def test_train_returns_the_scores_of_the_last_validation(run: tuple[Path, Traini
         assert path is not None
         assert zoo.score(zoo.load_network(path), root / "data").top1 == result.scores["top1"]
     assert "epoch 1 validation: " in (log_dir / "training_0.log").read_text()
-
-
-def test_the_example_of_train_resumes_the_run(
-    run: tuple[Path, TrainingResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(run[0])
-    assert doctest.testmod(zoo.run.training) == (0, 3)
-
-
-def test_train_extends_a_run_and_takes_an_open_process(run: tuple[Path, TrainingResult], tmp_path: Path) -> None:
-    root, _ = run
-    checkpoint = str(root / "runs" / "mine" / "checkpoint.pth.tar")
-    file = root / "runs" / "mine" / "experiment.json"
-    with open_process() as process:
-        zoo.train(file, root / "data", log_dir=tmp_path, epochs=2, resume=checkpoint, process=process)
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [record["epoch"] for record in records if record["event"] == "validation"] == [1]
 
 
 def test_train_refuses_unknown_options_and_names(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from zoo.config import Experiment, parse_experiment
-from zoo.engine.reporting import Log, TrainMetrics
+from zoo.engine.reporting import TrainMetrics
 from zoo.run.log_folder import METRICS_FILE
 from zoo.run.run_log import JsonLines, RunLog
 from zoo.tasks.classification import ClassificationResult
@@ -70,27 +70,6 @@ def _events(folder: Path) -> EventAccumulator:
 
 def _scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in _events(folder).Scalars(tag)]
-
-
-def test_the_log_has_the_interface_that_the_loop_expects(tmp_path: Path, config: Experiment) -> None:
-    with RunLog(tmp_path, 0, config) as run_log:
-        log: Log = run_log
-        log.message("hello")
-        with log.progress("epoch 1/2", 3) as advance:
-            advance(1)
-    assert (tmp_path / "training_0.log").read_text().endswith(" - hello\n")
-
-
-def test_scalars_stand_at_the_optimizer_step(tmp_path: Path, config: Experiment) -> None:
-    with RunLog(tmp_path, 0, config) as log:
-        log.begin(0, CPU, world_size=1, images={})
-        log.train_metrics(_metrics(10))
-        log.train_metrics(_metrics(20, loss=1.5))
-        log.validation(0, 63, RESULT, is_best=True)
-    assert _scalars(tmp_path, "train/loss") == [(10, 2.0), (20, 1.5)]
-    assert _scalars(tmp_path, "train/lr") == [(10, pytest.approx(0.1)), (20, pytest.approx(0.1))]
-    for tag, value in (("val/top1", 61.0), ("val/top5", 91.0), ("val/loss", 1.25)):
-        assert _scalars(tmp_path, tag) == [(63, value)]
 
 
 def test_reconstruction_errors_have_a_curve_per_block(tmp_path: Path, config: Experiment) -> None:
@@ -159,30 +138,6 @@ def test_the_text_log_has_a_time_values_and_averages(tmp_path: Path, config: Exp
     )
 
 
-def test_messages_of_all_of_zoo_reach_the_text_log_until_it_is_closed(tmp_path: Path, config: Experiment) -> None:
-    with RunLog(tmp_path, 3, config):
-        logging.getLogger("zoo.data").warning("an image is missing")
-    logging.getLogger("zoo.data").warning("too late")
-    assert (tmp_path / "training_3.log").read_text().count("\n") == 1
-    assert "an image is missing" in (tmp_path / "training_3.log").read_text()
-
-
-def test_other_ranks_write_their_text_log_only(tmp_path: Path, config: Experiment) -> None:
-    with RunLog(tmp_path, 1, config, histograms=True) as log:
-        log.begin(0, CPU, world_size=2, images={})
-        log.train_metrics(_metrics(10))
-        log.validation(0, 63, RESULT, is_best=False)
-        log.images(0, torch.zeros(1, 3, 4, 4))
-        log.parameters(0, nn.Linear(1, 1))
-    assert [path.name for path in tmp_path.iterdir()] == ["training_1.log"]
-
-
-def test_the_reason_of_an_early_end_is_in_the_text_log(tmp_path: Path, config: Experiment) -> None:
-    with pytest.raises(OSError, match="disk"), RunLog(tmp_path, 0, config):
-        raise OSError("disk full")
-    assert "stopped: OSError: disk full" in (tmp_path / "training_0.log").read_text()
-
-
 def test_input_images_are_shown_without_their_normalisation(tmp_path: Path, config: Experiment) -> None:
     colour = torch.tensor([0.2, 0.4, 0.8]).view(3, 1, 1).expand(3, 6, 6)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (config.input.mean, config.input.std))
@@ -221,22 +176,6 @@ def test_settings_are_in_tensorboard_as_text_and_as_hyper_parameters(tmp_path: P
     assert b"network.arch" in plugin
     assert b"resnet18" in plugin
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
-
-
-def test_a_second_run_appends_to_the_first(tmp_path: Path) -> None:
-    path = tmp_path / METRICS_FILE
-    for event in ("start", "resume"):
-        lines = JsonLines(path)
-        lines.write(event, step=3)
-        lines.close()
-    assert [(record["event"], record["step"]) for record in _records(tmp_path)] == [("start", 3), ("resume", 3)]
-
-
-def test_each_record_is_in_the_file_at_once(tmp_path: Path) -> None:
-    lines = JsonLines(tmp_path / METRICS_FILE)
-    lines.write("train", loss=1.5)
-    assert _records(tmp_path)[0]["loss"] == 1.5
-    lines.close()
 
 
 def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:

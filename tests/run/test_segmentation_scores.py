@@ -11,22 +11,10 @@ from PIL import Image
 from zoo.config import parse_experiment
 from zoo.data.folder import Batch
 from zoo.run.label_images import palette_for
-from zoo.run.segmentation_scores import TITLE_PX, class_table, write_examples
-from zoo.tasks.segmentation import SegmentationResult, SegmentationTask
+from zoo.run.segmentation_scores import TITLE_PX, write_examples
+from zoo.tasks.segmentation import SegmentationTask
 
 EXPERIMENT = parse_experiment({"network": {"arch": "deeplab_resnet18", "classes": 3}}, "test")
-
-
-def test_a_class_without_pixels_has_empty_cells() -> None:
-    scores = dict.fromkeys(("miou", "pixel_accuracy", "mean_class_accuracy", "frequency_weighted_iou", "loss"), 0.0)
-    confusion = [[6, 2, 0], [0, 2, 0], [0, 0, 0]]
-    result = SegmentationResult(
-        **scores, iou=[75.0, 50.0, None], count=1, skipped=0, protocol="whole", confusion=confusion
-    )
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in class_table(result, ["a", "b", "c"]).splitlines()
-    ]
-    assert rows[2:] == [["a", "75.00", "75.00", "80.00"], ["b", "50.00", "100.00", "20.00"], ["c", "", "", "0.00"]]
 
 
 def test_the_first_images_are_drawn_beside_labels_and_predictions(tmp_path: Path) -> None:

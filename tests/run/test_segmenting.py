@@ -18,7 +18,6 @@ from tests.data.sample_images import random_image
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import this_process
 from zoo.config import parse_experiment
-from zoo.engine.process import Process
 from zoo.errors import ConfigError, DataError
 from zoo.run.label_images import palette_for
 from zoo.run.scoring import LoadedNetwork
@@ -125,31 +124,6 @@ def test_a_file_that_is_damaged_does_not_count_as_done(
     assert f"damaged or have another size and are rewritten; {images / 'sub' / 'a.bmp'}" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["palette", "ids", "prob"])
-def test_a_file_of_another_size_does_not_count_as_done(tmp_path: Path, kind: str) -> None:
-    images, network, out = _images(tmp_path / "in"), _network(), _folders(tmp_path / "out", KINDS)
-    segment_images(network, images, out)
-    before = _files(tmp_path / "out")
-    place = KINDS.index(kind)
-    random_image(9, 400, 9).save(tmp_path / "small.png")
-    segment_images(network, tmp_path / "small.png", _folders(tmp_path / "other", KINDS))
-    out.paths("a")[place].write_bytes(_folders(tmp_path / "other", KINDS).paths("small")[place].read_bytes())
-    summary = segment_images(network, images, out)
-    assert (summary.written, summary.skipped) == (1, 4)
-    assert _files(tmp_path / "out") == before
-
-
-@pytest.mark.parametrize("mode", ["palette", "prob"])
-def test_a_damaged_file_in_the_originals_form_does_not_count_as_done(tmp_path: Path, mode: str) -> None:
-    images, network = _images(tmp_path / "in"), _network()
-    out = OriginalFiles(tmp_path / "out", mode, palette_for(CLASSES))
-    segment_images(network, images, out)
-    assert segment_images(network, images, out).skipped == 5
-    path = out.paths("sub/a")[-1]
-    path.write_bytes(path.read_bytes()[:-20])
-    assert segment_images(network, images, out).written == 1
-
-
 def test_files_made_in_another_way_are_not_taken_for_finished(tmp_path: Path) -> None:
     images, network, out, file = _images(tmp_path / "in"), _network(), _folders(tmp_path / "out"), tmp_path / "s.json"
     segment_images(network, images, out, settings_file=file)
@@ -165,51 +139,12 @@ def test_files_made_in_another_way_are_not_taken_for_finished(tmp_path: Path) ->
     assert segment_images(network, images, out, settings_file=file).skipped == 5
 
 
-def test_other_images_of_the_same_names_are_not_taken_for_finished(tmp_path: Path) -> None:
-    network, out, file = _network(), _folders(tmp_path / "out"), tmp_path / "s.json"
-    for folder in ("one", "two"):
-        _images(tmp_path / folder)
-    segment_images(network, tmp_path / "one", out, settings_file=file)
-    with pytest.raises(ConfigError, match=r"files of other settings \(images was '.*/one' and is now '.*/two'\)"):
-        segment_images(network, tmp_path / "two", out, settings_file=file)
-    assert segment_images(network, tmp_path / "one" / "a.png", out, settings_file=file).skipped == 1
-
-
-def test_an_interrupted_overwriting_leaves_no_old_file_that_seems_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images, network, file = _images(tmp_path / "in"), _network(), tmp_path / "s.json"
-    segment_images(network, images, _folders(tmp_path / "out", ("ids", "prob")), settings_file=file)
-    plain = Folders.write
-
-    def write(output: Folders, name: str, *arguments: Any) -> None:
-        if name == "sub/a":
-            raise KeyboardInterrupt
-        plain(output, name, *arguments)
-
-    out, views = _folders(tmp_path / "out"), Augmentation(flip=True)
-    monkeypatch.setattr(Folders, "write", write)
-    with pytest.raises(KeyboardInterrupt):
-        segment_images(network, images, out, views, settings_file=file, overwrite=True)
-    monkeypatch.setattr(Folders, "write", plain)
-    assert set(_files(tmp_path / "out")) == {"ids/a.png", "ids/b.png"}
-    summary = segment_images(network, images, out, views, settings_file=file)
-    assert (summary.written, summary.skipped) == (3, 2)
-
-
 def test_overwriting_removes_no_image_that_it_reads(tmp_path: Path) -> None:
     """The overlays of a run are given to the next one, which writes other kinds beside them."""
     images, network, file = _images(tmp_path / "in"), _network(), tmp_path / "s.json"
     segment_images(network, images, _folders(tmp_path, ("overlay",)), settings_file=file)
     out = _folders(tmp_path, ("ids",))
     assert segment_images(network, tmp_path / "overlay", out, settings_file=file, overwrite=True).written == 5
-
-
-def test_a_folder_in_the_place_of_a_file_does_not_count_as_the_file(tmp_path: Path) -> None:
-    images, out = _images(tmp_path / "in"), _folders(tmp_path / "out")
-    (tmp_path / "out" / "ids" / "a.png").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"a file cannot be written: .*a\.png"):
-        segment_images(_network(), images, out)
 
 
 def test_an_image_that_a_scale_makes_too_large_is_left_out(tmp_path: Path) -> None:
@@ -248,12 +183,6 @@ def test_full_memory_is_a_fault_of_the_image_with_advice(tmp_path: Path, monkeyp
     assert len(summary.faults) == 1
     assert "the memory of cpu is full; give --tile PX" in summary.faults[0]
     assert "a.bmp" in summary.faults[0]
-
-
-def test_a_single_image_may_be_in_the_folder_of_its_files(tmp_path: Path) -> None:
-    images = _images(tmp_path)
-    assert segment_images(_network(), images / "b.JPG", _folders(tmp_path)).written == 1
-    assert (tmp_path / "ids" / "b.png").exists()
 
 
 def test_a_place_without_images_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
@@ -332,18 +261,6 @@ def test_processes_share_the_images_and_make_the_files_of_one(tmp_path: Path) ->
     assert sorted(share[0] for share in shares) == [2, 3]
     assert {share[1:] for share in shares} == {(5, 1)}
     assert _files(tmp_path / "one") == _files(tmp_path / "two")
-
-
-def test_processes_that_do_not_know_of_each_other_share_the_images_too(tmp_path: Path) -> None:
-    images, counts = _images(tmp_path / "in"), []
-    for rank in range(3):
-        network = _network()
-        segment_images(
-            network, images, _folders(tmp_path / "out"), process=Process(rank=rank, world_size=3), overwrite=True
-        )
-        counts.append(network.model.num_images)
-    assert counts == [2, 2, 1]
-    assert len(_files(tmp_path / "out")) == 5
 
 
 def test_tiles_below_the_window_of_the_head_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

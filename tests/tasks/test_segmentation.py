@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -15,12 +14,11 @@ import zoo
 from tests.dist.spawn import run_distributed
 from zoo.config import parse_experiment
 from zoo.data.folder import Batch
-from zoo.engine.meters import Meter
 from zoo.engine.validation import validate
-from zoo.errors import ConfigError, DataError
+from zoo.errors import DataError
 from zoo.remat.memory_use import count_memory
 from zoo.tasks import task_of
-from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES
+from zoo.tasks.protocols import WHOLE_IMAGES
 from zoo.tasks.segmentation import SegmentationResult, SegmentationTask, bootstrapped_loss
 
 CLASSES, IGNORE = 4, 255
@@ -80,32 +78,6 @@ def test_an_image_without_labels_has_a_loss_and_a_gradient_of_zero(share: float)
     loss = bootstrapped_loss(logits, targets, hard_pixels=share, ignore_label=IGNORE)
     loss.backward()
     assert (loss.item(), logits.grad.abs().max().item()) == (0, 0)
-
-
-def test_a_share_that_floats_cannot_hold_does_not_take_a_pixel_more() -> None:
-    """0.07 of 100 pixels are 7, although 0.07 * 100 is 7.000000000000001."""
-    logits, targets = torch.zeros(1, 2, 10, 10), torch.zeros(1, 10, 10, dtype=torch.int64)
-    logits[0, 1].view(-1)[:7] = 100
-    loss = bootstrapped_loss(logits, targets, hard_pixels=0.07, ignore_label=IGNORE)
-    assert loss.item() == 100
-
-
-def test_the_loss_of_a_batch_is_the_sum_of_those_of_its_images() -> None:
-    """As a step needs it to be the same on any number of processes."""
-    logits, targets = _batch(4)
-    task = _task()
-    parts = [task.loss(logits[i : i + 1], targets[i : i + 1]) for i in range(4)]
-    torch.testing.assert_close(task.loss(logits, targets), sum(parts))
-
-
-def test_logits_are_brought_to_the_size_of_the_labels_before_anything_is_computed() -> None:
-    logits, targets = _batch(2, 12, 10)
-    small = nn.functional.avg_pool2d(logits, 2)
-    large = nn.functional.interpolate(small, size=(12, 10), mode="bilinear", align_corners=False)
-    task = _task(hard_pixels=0.5)
-    torch.testing.assert_close(task.loss(small, targets), task.loss(large, targets))
-    torch.testing.assert_close(task.scored(small, targets), task.scored(large, targets))
-    assert task.class_maps(small, targets)["predictions"].shape == (12, 10)
 
 
 def test_the_loss_is_that_of_whole_batches_bit_for_bit_and_keeps_no_map_of_the_size_of_the_labels() -> None:
@@ -220,37 +192,7 @@ def test_three_processes_have_the_confusion_matrix_of_one() -> None:
         assert result.loss == pytest.approx(alone.loss, rel=1e-12)
 
 
-def test_scores_of_an_interval_are_those_of_its_own_pixels() -> None:
-    task, meter = _task(), Meter(CPU, CLASSES**2)
-    first, second = _batch(2, seed=1), _batch(3, seed=2)
-    meter.update(torch.tensor(1.0), task.counts(*first), 2, step=1)
-    before = meter.read()
-    meter.update(torch.tensor(1.0), task.counts(*second), 3, step=2)
-    alone = Meter(CPU, CLASSES**2)
-    alone.update(torch.tensor(1.0), task.counts(*second), 3, step=2)
-    assert task.scores(meter.read().since(before)) == task.scores(alone.read())
-
-
 def test_a_validation_without_any_label_is_an_error_of_the_data() -> None:
     batch = Batch(torch.zeros(1, 3, 4, 4), torch.full((1, 4, 4), IGNORE), [])
     with pytest.raises(DataError, match="all pixels of 1 label maps are ignored"):
         validate(Segments(), _task(), [batch], CPU, num_images=1, protocol=WHOLE_IMAGES["whole"])
-
-
-def test_a_line_of_the_log_has_the_scores_and_a_result_file_the_matrix_too_and_neither_a_standard_error() -> None:
-    result = _score(3)
-    names = ["miou", "pixel_accuracy", "mean_class_accuracy", "frequency_weighted_iou", "iou", "loss", "count"]
-    assert list(result.record()) == [*names, "skipped", "protocol"]
-    written = json.loads(json.dumps(result.to_json("abc", {"torch": "2"}), allow_nan=False))
-    assert written["confusion"] == result.confusion
-    assert (written["weights_md5"], written["iou"]) == ("abc", result.iou)
-    assert written["standard_errors"] == {}
-
-
-def test_a_batch_size_is_refused_where_images_come_one_by_one(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="batch_size = 4: deeplab_resnet18 is a segmentation network"):
-        _task().build_val_loader(tmp_path, WHOLE_IMAGES["whole"], batch_size=4)
-
-
-def test_the_protocols_of_the_tasks_have_different_names() -> None:
-    assert not set(PROTOCOLS) & set(WHOLE_IMAGES)

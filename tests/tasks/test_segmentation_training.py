@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tests.data.sample_labels import IGNORE, make_labeled
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, build_segmenter, make_config, make_images, make_segmentation_config, run
-from zoo.engine.checkpoint import CHECKPOINT, read, write
-from zoo.errors import CheckpointError, ConfigError, DataError
+from zoo.engine.checkpoint import CHECKPOINT, read
+from zoo.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -80,30 +80,6 @@ def test_a_checkpoint_of_the_other_task_is_refused_by_the_settings_that_differ(d
         CheckpointError, match=r"other settings .*network.arch: 'deeplab_resnet18' before and 'resnet18'"
     ):
         run(make_config(), images, tmp_path / "pixels", MemoryLog(), resume="auto")
-
-
-def test_a_checkpoint_older_than_a_setting_of_the_section_continues_with_its_default(
-    data: Path, tmp_path: Path
-) -> None:
-    run(make_segmentation_config(), data, tmp_path, MemoryLog(), build=build_segmenter)
-    content = read(tmp_path / CHECKPOINT)
-    del content["config"]["segmentation"]["hard_pixels"]
-    write(content, tmp_path, is_best=False)
-    run(make_segmentation_config(), data, tmp_path, MemoryLog(), build=build_segmenter, resume="auto")
-    changed = make_segmentation_config(segmentation={"hard_pixels": 1})
-    with pytest.raises(CheckpointError, match=r"other settings \(segmentation.hard_pixels: 0.25 before and 1.0 now\)"):
-        run(changed, data, tmp_path, MemoryLog(), build=build_segmenter, resume="auto")
-
-
-def test_a_label_map_that_cannot_be_read_is_named_or_left_out(tmp_path: Path) -> None:
-    data = make_labeled(tmp_path / "data", num_train=8, num_val=2)
-    (data / "train" / "labels" / "004.png").write_bytes(b"")
-    config = make_segmentation_config(segmentation={"class_uniform": False})
-    with pytest.raises(DataError, match=r"labels/004\.png"):
-        run(config, data, tmp_path / "log", MemoryLog(), build=build_segmenter)
-    log = MemoryLog()
-    run(config, data, tmp_path / "log2", log, build=build_segmenter, on_bad_image="skip")
-    assert sum("left out" in message and "004.png" in message for message in log.messages) == 2
 
 
 def test_classes_in_another_order_are_noticed_at_a_resume(tmp_path: Path) -> None:

@@ -111,14 +111,6 @@ def test_ties_go_to_the_higher_sum_or_the_earlier_view_and_then_to_the_smaller_c
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
-def test_a_single_view_is_argmax_and_softmax(fusion: Fusion) -> None:
-    logits = torch.randn(1, CLASSES, 6, 7, generator=torch.Generator().manual_seed(2))
-    found = segment(lambda x: logits, torch.zeros(3, 6, 7), Augmentation(fusion=fusion))
-    assert torch.equal(found.classes.long(), logits[0].argmax(0))
-    torch.testing.assert_close(found.probabilities, logits.softmax(1)[0].amax(0))
-
-
-@pytest.mark.parametrize("fusion", FUSIONS)
 def test_strips_of_any_height_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
     views = Augmentation((0.7, 1.0), True, fusion)
     whole = segment(_network(), _image(), views, (40, 40))

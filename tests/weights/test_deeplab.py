@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import zoo
 from zoo.architectures import ARCHITECTURES, has_same_tensors
-from zoo.config import experiments_dir, load_experiment
 from zoo.errors import ConfigError, WeightsError
 from zoo.layers import InPlaceABN, InPlaceABNSync
 from zoo.weights import read_state_dict
@@ -90,26 +89,6 @@ def test_a_checkpoint_says_which_network_it_is_and_another_number_of_classes_kee
     assert not hasattr(headless, "cls")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda parts: parts["head"].pop("red_conv.weight"), "missing in the file .*head.red_conv.weight"),
-        (lambda parts: parts["body"].update(extra=torch.ones(1)), "unknown to the network .*body.extra"),
-        (lambda parts: parts["cls"].update(weight=torch.ones(4, 255, 1, 1)), "of another shape.*cls.weight"),
-        (lambda parts: parts["cls"].update(note="text"), r"not tensors: 'cls.note' \(str\)"),
-        (lambda parts: parts.update(seg=parts["cls"]), r"not tensors: 'seg' \(dict\)"),
-        (lambda parts: parts.update(cls=None), r"not tensors: 'body' \(dict\), 'head' \(dict\), 'cls' \(NoneType\)"),
-    ],
-)
-def test_a_container_that_does_not_fit_is_refused_with_the_keys(model, change, message, tmp_path: Path) -> None:
-    parts = container(model)
-    change(parts)
-    with pytest.raises(WeightsError, match=rf"(?s){message}"):
-        zoo.get(
-            "deeplab_resnet18", weights=write(tmp_path / "w.pth", {"state_dict": parts}), norm="inplace", num_classes=4
-        )
-
-
 def test_files_of_the_other_task_say_where_they_belong(model: nn.Module, body_file: Path, tmp_path: Path) -> None:
     deeplab = write(tmp_path / "deeplab.pth", {"state_dict": container(model)})
     with pytest.raises(WeightsError, match=r"weights of a DeepLab.*pass them to a deeplab_\* network"):
@@ -176,22 +155,6 @@ def test_an_a2_body_takes_the_weights_of_the_plain_form(tmp_path: Path) -> None:
     assert list(a2.body.state_dict()) == [key for key in plain.state_dict() if not key.startswith("classifier.")]
     wanted = zoo.weights.stored.settings_of_body(a2.built_as.model_dump(), plain.built_as)
     check_same_network(plain.built_as, wanted, "file")
-
-
-def test_the_published_name_builds_the_network_of_its_experiment() -> None:
-    name = "wider_resnet38_deeplab_vistas"
-    with torch.device("meta"):
-        model = zoo.get(name)
-    assert (model.num_classes, model.head.pooling_size) == (65, [84, 84])
-    assert sum(parameter.numel() for parameter in model.parameters()) == 105_070_912 + 30_739_456 + 16_705
-    assert len(model.state_dict()) == 228 + 22 + 2
-    assert all(norm.activation_param == 0.01 for norm in model.modules() if isinstance(norm, InPlaceABN))
-    assert model.pretrained_cfg["mean"] == (0.41738699, 0.45732192, 0.46886091)
-    assert model.pretrained_cfg["std"] == (0.25685097, 0.26509955, 0.29067996)
-    experiment = load_experiment(experiments_dir() / f"{name}.json")
-    assert experiment.segmentation.longest_side_val == 2048
-    assert experiment.expected.scores["whole-flip"].miou == 53.42
-    assert experiment.network.options["pooling_size"] == [experiment.input.crop_train // 8] * 2
 
 
 def test_a_file_of_torchvision_says_how_its_backbone_is_taken(tmp_path: Path) -> None:

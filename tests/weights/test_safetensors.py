@@ -19,7 +19,7 @@ import zoo
 from tests.faults.fuzz import EXAMPLES, fuzz, mutated
 from zoo.cli import main
 from zoo.errors import WeightsError
-from zoo.weights import md5_of, read_checkpoint, read_state_dict, read_weights
+from zoo.weights import md5_of, read_checkpoint, read_weights
 from zoo.weights.read import extract_state_dict
 from zoo.weights.safetensors_files import safetensors_bytes
 
@@ -124,16 +124,6 @@ def test_conversions_read_and_write_both_formats(network: Any, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("_installed")
-def test_a_training_checkpoint_is_written_without_its_training_state(tmp_path: Path) -> None:
-    network = zoo.get("resnet32_cifar", num_classes=2)
-    averaged = {key: tensor + 1 for key, tensor in network.state_dict().items()}
-    described = network.built_as.model_dump(mode="json")
-    content = {"state_dict": network.state_dict(), "ema": averaged, "network": described, "optimizer": {"a": 1}}
-    torch.save(content, tmp_path / "source.pth")
-    assert_same(read_checkpoint(export(tmp_path))["state_dict"], averaged)
-
-
-@pytest.mark.usefixtures("_installed")
 def test_tied_strided_and_short_tensors_are_written_in_full() -> None:
     from safetensors.torch import load
 
@@ -198,26 +188,6 @@ def test_a_damaged_file_is_one_clear_error_and_nothing_is_unpickled(
     make(path)
     monkeypatch.setattr("zoo.weights.read.load_bounded", lambda file: pytest.fail("the file was unpickled"))
     assert said in message_of(path)
-
-
-@pytest.mark.usefixtures("_installed")
-def test_values_that_are_not_finite_are_counted_in_a_warning(
-    network: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    weights = network.state_dict()
-    next(iter(weights.values())).view(-1)[:2] = torch.tensor([float("nan"), float("inf")])
-    (tmp_path / "w.safetensors").write_bytes(safetensors_bytes(weights, network.built_as))
-    zoo.get(tmp_path / "w.safetensors")
-    assert "2 values are infinite or NaN (2 of them in the file" in caplog.text
-
-
-@pytest.mark.usefixtures("_installed")
-def test_the_tensors_stay_when_the_file_changes(tmp_path: Path) -> None:
-    path = tmp_path / "w.safetensors"
-    path.write_bytes(safetensors_bytes({"a": torch.ones(1000)}))
-    read = read_state_dict(path)
-    path.write_bytes(b"")
-    assert torch.equal(read["a"], torch.ones(1000))
 
 
 @EXAMPLES
