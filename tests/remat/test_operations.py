@@ -12,9 +12,23 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.remat.programs import assert_same, gradients_of, runs
+from zoo.ops.abn import native
+from zoo.ops.abn.backend import kernels_for
 from zoo.remat import Rematerializer, recipes
 from zoo.remat.budget import Decision
-from zoo.remat.operations import IN_PLACE, OTHERS, PROMOTED, RULES, SAME_DTYPE, VIEWS, Rule, aten, max_pool
+from zoo.remat.operations import (
+    IN_PLACE,
+    OTHERS,
+    PROMOTED,
+    RULES,
+    SAME_DTYPE,
+    VIEWS,
+    Rule,
+    aten,
+    batch_norm,
+    batch_norm_is_exact,
+    max_pool,
+)
 from zoo.remat.recipes import TrackedTensor
 
 X, Y = torch.randn(2, 2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -316,3 +330,23 @@ def test_max_pools_have_the_same_bits_with_ties_and_nan(channels: int, dtype: to
         for repeated, expected in zip(max_pool(*args), aten.max_pool2d_with_indices(*args), strict=True):
             assert repeated.stride() == expected.stride()
             assert torch.equal(repeated.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 5, 7), (2, 24, 4, 4), (16, 8), (2, 12, 5, 5), (2, 8, 3, 3, 3)])
+@pytest.mark.parametrize("is_tracked", [True, False])
+def test_batch_norms_have_the_bits_of_torch(shape: tuple[int, ...], is_tracked: bool) -> None:
+    torch.manual_seed(0)
+    x = 3 * torch.randn(shape) + 1
+    x.view(-1)[5] = float("nan")  # the statistics of one channel
+    assert kernels_for(x) is not native or batch_norm_is_exact()
+    weight, bias, *old = torch.rand(4, shape[1])
+    ours, expected = ([each.clone() if is_tracked else None for each in old] for _ in range(2))
+    outputs = batch_norm(x, weight, None, *ours, True, 0.1, 1e-5), batch_norm(x, weight, bias, *old, False, 0.1, 1e-5)
+    references = (
+        aten.native_batch_norm(x, weight, None, *expected, True, 0.1, 1e-5),
+        aten.native_batch_norm(x, weight, bias, *old, False, 0.1, 1e-5),
+    )
+    for found, wanted in zip((*outputs[0], *outputs[1]), (*references[0], *references[1]), strict=True):
+        assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
+    for found, wanted in zip(ours, expected, strict=True):
+        assert found is wanted is None or torch.equal(found.nan_to_num(), wanted.nan_to_num())

@@ -15,6 +15,7 @@ from zoo.remat.operations import (
     BATCH_NORMS,
     COPIES,
     ENLARGES,
+    FASTER,
     MASKS,
     RELU,
     RULES,
@@ -104,9 +105,9 @@ class Recorder:
             self._decider.copy_before_it_is_overwritten(address)
         if traits.writes_inside:
             with count_writes():
-                out = traits.operation(*args, **kwargs)
+                out = traits.run(*args, **kwargs)
         else:
-            out = traits.operation(*args, **kwargs)
+            out = traits.run(*args, **kwargs)
         self._tracker.note_writes(addresses)
         return out
 
@@ -162,6 +163,7 @@ class Traits(NamedTuple):
 
     Args:
     - `operation`: the operation. It stays alive, so that no other operation gets its id.
+    - `run`: computes its outputs: the operation itself, or a function with the same bits that takes less time.
     - `rule`: how its outputs are recomputed, if they are.
     - `record`: the method that records its outputs. None if they are recomputed only within a budget, and for an
       operation with `is_overwriting`.
@@ -172,6 +174,7 @@ class Traits(NamedTuple):
     """
 
     operation: Operation
+    run: Operation
     rule: Rule
     record: Callable[..., None] | None
     is_overwriting: bool
@@ -209,7 +212,16 @@ def traits_of(operation: Operation) -> Traits:
         record = Recorder.record_fake_quantization
     rule = rule or Rule(operation, is_view=False, overwrites=False)
     written, inside = written_arguments(operation), writes_inside(operation)
-    traits = Traits(operation, rule, record, rule.overwrites, bool(written) or inside, written, inside)
+    traits = Traits(
+        operation,
+        FASTER.get(operation, operation),
+        rule,
+        record,
+        rule.overwrites,
+        bool(written) or inside,
+        written,
+        inside,
+    )
     _traits[id(operation)] = traits
     return traits
 

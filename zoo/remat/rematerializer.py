@@ -139,7 +139,7 @@ class Rematerializer(EagerDispatchMode):
         elif traits.is_writing:
             out = recorder.write(traits, args, kwargs)
         else:
-            out = operation(*args, **kwargs)
+            out = traits.run(*args, **kwargs)
         if is_recorded:
             price = None
             if traits.record is not None:

@@ -47,6 +47,8 @@ SCHEMAS = (
     f"norm_act_into(Tensor(a!) z, Tensor x, {FROM_INPUT}) -> ()",
     f"norm_act_backward(Tensor x, Tensor dz, {FROM_INPUT}) -> (Tensor, Tensor, Tensor)",
     "line(Tensor x, Tensor alpha, Tensor beta, Tensor? shortcut, bool rectified) -> Tensor",
+    "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var,"
+    " float momentum, float eps) -> (Tensor, Tensor, Tensor)",
     f"max_pool2d_into(Tensor(a!) z, Tensor(b!) place, Tensor x, {WINDOW}) -> ()",
     f"max_pool2d_backward_into(Tensor(a!) dx, Tensor dz, Tensor place, {WINDOW}) -> ()",
     "resize_into(Tensor(a!) out, Tensor image, int height, int width, float left, float top, float right, float bottom,"
@@ -222,6 +224,7 @@ if _reason is None:  # the fake kernels, for torch.compile and meta tensors
     _register("zoo::norm_act_into", lambda *_: None)
     _register("zoo::norm_act_backward", lambda x, *_: (new_like(x), *new_vectors(x)))
     _register("zoo::line", lambda x, *_: new_like(x))
+    _register("zoo::batch_norm", lambda x, *_: (torch.empty_like(x), *new_vectors(x)))
     _register("zoo::max_pool2d_into", lambda *_: None)
     _register("zoo::max_pool2d_backward_into", lambda *_: None)
     _register("zoo::resize_into", lambda *_: None)
