@@ -121,11 +121,17 @@ def _places() -> dict[str, dict[str, None]]:
 
 
 def _with_nearest(problem: Problem) -> Problem:
-    """Return the problem; that of an unknown key with the settings that have the nearest name."""
+    """Return the problem; that of an unknown key with the settings that have the nearest name.
+
+    A setting of the same section comes before those of others.
+    """
     if problem.message != UNKNOWN_KEY:
         return problem
-    near = difflib.get_close_matches(str(problem.path[-1]), _places(), n=1)
-    places = [place for name in near for place in _places()[name] if place != dotted(problem.path)]
+    section = dotted(problem.path).rpartition(".")[0]
+    near = difflib.get_close_matches(str(problem.path[-1]), _places(), cutoff=0.7)
+    here = [place for name in near for place in _places()[name] if place == f"{section}.{name}".lstrip(".")]
+    places = here[:1] or [place for name in near[:1] for place in _places()[name]]
+    places = [place for place in places if place != dotted(problem.path)]
     hint = f"the nearest is {' or '.join(places)}" if places else "zoo settings lists all"
     return replace(problem, message=f"{UNKNOWN_KEY}; {hint}")
 
