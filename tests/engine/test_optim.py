@@ -112,7 +112,10 @@ def test_each_optimizer_of_torch_takes_the_steps_of_its_own_class(name: str) -> 
     [
         ({"type": "Adan"}, "should be one of SGD, Adam, .*, or timm:NAME"),
         ({"type": "SGD", "params": {"betas": [0.9, 0.99]}}, "betas = .*: unknown key; zoo settings lists all"),
-        ({"type": "AdamW", "params": {"beta": [0.9, 0.99]}}, "optimizer.params.beta = .*: unknown key; the nearest is optimizer.params.betas"),
+        (
+            {"type": "AdamW", "params": {"beta": [0.9, 0.99]}},
+            "optimizer.params.beta = .*: unknown key; the nearest is optimizer.params.betas",
+        ),
         ({"type": "AdamW", "params": {"betas": [0.9, 1.5]}}, "less than 1"),
         ({"type": "AdamW", "nesterov": True}, "AdamW takes no such setting"),
     ],

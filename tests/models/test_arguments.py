@@ -202,11 +202,3 @@ def test_networks_have_the_methods_of_timm_with_and_without_a_classifier(arch) -
         assert torch.equal(headless.forward_features(IMAGE), features)
         model.reset_classifier(num_classes=3)
         assert model(IMAGE).shape == (2, 3)
-
-
-def test_the_number_of_classes_is_still_found_under_its_earlier_name() -> None:
-    earlier = {"classes": 3}
-    with pytest.warns(FutureWarning, match="the argument classes is called num_classes"):
-        assert zoo.get("resnet18", **earlier).num_classes == 3
-    with pytest.warns(FutureWarning), pytest.raises(TypeError, match="num_classes and classes are the same argument"):
-        zoo.get("resnet18", num_classes=3, **earlier)

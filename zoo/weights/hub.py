@@ -133,20 +133,20 @@ def parse_config(config: Mapping[str, Any], source: str) -> NetworkSpec:
     if not isinstance(cfg, dict) or not isinstance(options, dict):
         raise WeightsError("pretrained_cfg and model_args are not both objects", source, "ask its owner")
     check_extent(options, source, WeightsError)
+    content = {
+        "arch": f"timm:{name}",
+        "options": {key: value for key, value in options.items() if key != "num_classes"},  # timm repeats it there
+        "num_classes": config.get("num_classes", cfg.get("num_classes", 1000)),
+        "class_names": _class_names(config.get("label_names", cfg.get("label_names"))),
+    }
+    parse_network(content, source)  # before timm reads the file
     images = read_timm_preprocessing(cfg)
     if images is None:
         logger.warning(
             "%s: the preprocessing of timm:%s is not supported (only square color images are); set that of your images",
             escape(source), name,
         )  # fmt: skip
-    content = {
-        "arch": f"timm:{name}",
-        "options": {key: value for key, value in options.items() if key != "num_classes"},  # timm repeats it there
-        "num_classes": config.get("num_classes", cfg.get("num_classes", 1000)),
-        "preprocessing": images,
-        "class_names": _class_names(config.get("label_names", cfg.get("label_names"))),
-    }
-    return parse_network(content, source)
+    return parse_network({**content, "preprocessing": images}, source)
 
 
 def _class_names(names: Any) -> list[str] | None:
