@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.dist.spawn import run_distributed
 from tests.remat.programs import Recorded, network
 from zoo.layers import InPlaceABNSync
-from zoo.remat import joint_graph
+from zoo.remat import cut
 from zoo.remat.lean import lean
 from zoo.remat.recipes import RecipeError
 
@@ -89,7 +89,7 @@ def test_replicas_have_the_bits_of_plain_ones() -> None:
 
 
 def _compare_captured() -> bool:
-    joint_graph.MIN_BYTES = 0
+    cut.MIN_BYTES = 0
     expected, found = _step(network(), {}), _step(lean(network(), capture=True), {})
     return all(map(torch.equal, expected, found))
 
@@ -153,7 +153,7 @@ def _train_shards(is_captured: bool) -> list[torch.Tensor]:
 
 
 def _compare_captured_shards() -> tuple[bool, int]:
-    joint_graph.MIN_BYTES = 0
+    cut.MIN_BYTES = 0
     expected, found = _train_shards(is_captured=False), _train_shards(is_captured=True)
     return all(map(torch.equal, expected, found)), torch._dynamo.utils.counters["stats"]["unique_graphs"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
@@ -289,26 +290,36 @@ def revnets() -> str:
 LEAN_NETWORKS = {
     "torchvision:resnet50": "ResNet-50",
     "timm:efficientnet_b0": "EfficientNet-B0",
+    "timm:mobilenetv3_large_100": "MobileNetV3-L",
     "torchvision:densenet121": "DenseNet-121",
     "timm:convnext_tiny": "ConvNeXt-T",
     "timm:vit_small_patch16_224": "ViT-S/16",
 }
 
 
+#: What a row of the table of lean networks is -> the result file and the provider in it.
+LEAN_WAYS = {
+    "`zoo.lean`": ("lean_networks", "lean"),
+    "`zoo.lean`, `exact=False`": ("lean_inexact", "lean"),
+    "captured": ("lean_inductor", "lean captured"),
+    "Inductor, lean rule": ("lean_inductor", "Inductor, lean rule"),
+}
+LEAN_METRICS = ("held ratio", "peak without gradients ratio", "step ratio")
+
+
 def lean_networks() -> str:
-    """Memory and time of a lean step, relative to a plain one."""
-
-    def cell(file: str, name: str, metric: str) -> str:
-        about = {"subject": name, "provider": "lean", "metric": metric}
-        found = [record for record in result(file)["records"] if about.items() <= record.items()]
-        return _with_spread(found[0]) if found else ""
-
-    metrics = ("held ratio", "peak without gradients ratio", "step ratio")
-    rows = [
-        [title, *(cell("lean_networks", name, metric) for metric in metrics), cell("lean_inexact", name, "step ratio")]
-        for name, title in LEAN_NETWORKS.items()
-    ]
-    return table(["", "bytes held", "peak bytes", "time of a step", "time with `exact=False`"], rows)
+    """Memory and time of a step relative to plain training, for each network and each way in which it was measured."""
+    notes = " ".join(result("lean_networks")["notes"])
+    holders = dict(re.findall(r"(\S+) [\d.]+ \((?:aten\.)?(\w+ \d+%)\)", notes))  # "NETWORK RATIO (OPERATION SHARE)"
+    rows = []
+    for subject, title in LEAN_NETWORKS.items():
+        for way, (file, provider) in LEAN_WAYS.items():
+            about = {"subject": subject, "provider": provider}
+            found = {r["metric"]: r for r in result(file)["records"] if about.items() <= r.items()}
+            if found.keys() >= {*LEAN_METRICS}:
+                holder = holders.get(subject, "") if file == "lean_networks" else ""
+                rows.append([title, way, *(_with_spread(found[metric]) for metric in LEAN_METRICS), holder])
+    return table(["", "", "bytes held", "peak bytes", "time of a step", "most of the bytes held"], rows, text_columns=2)
 
 
 def lean_sweep() -> str:
@@ -377,14 +388,14 @@ def gpu_lean() -> str:
 
 def lean_inductor() -> str:
     """Memory and time of Inductor at torch's budgets and with the lean rule, relative to a plain eager step."""
-    metrics = ("held ratio", "peak without gradients ratio", "step ratio")
     rows = []
-    for record in records("lean_inductor", "trains"):
-        if "Inductor" in (provider := record["provider"]):
-            ratios = [f"{median('lean_inductor', metric, provider=provider):.2f}" for metric in metrics]
-            (step,) = records("lean_inductor", "step ratio", provider=provider)
-            rows.append([provider.removeprefix("Inductor, "), *ratios, f"{step['spread']:.2f}"])
-    return table(["", *GPU_COLUMNS[:3], "spread of the time"], rows)
+    for record in records("lean_inductor", "held ratio"):
+        about = {"subject": record["subject"], "provider": record["provider"]}
+        if "Inductor" in record["provider"]:
+            found = [records("lean_inductor", metric, **about)[0] for metric in LEAN_METRICS]
+            name = record["provider"].removeprefix("Inductor, ")
+            rows.append([LEAN_NETWORKS[record["subject"]], name, *map(_with_spread, found)])
+    return table(["", "", *GPU_COLUMNS[:3]], rows, text_columns=2)
 
 
 # --- training runs ---

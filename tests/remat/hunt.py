@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import zoo
-from zoo.remat import Rematerializer, capture, joint_graph
+from zoo.remat import Rematerializer, capture, cut
 from zoo.remat.recipes import RecipeError
 
 SHAPE = (2, 4, 4, 4)
@@ -776,13 +776,13 @@ class Captured(Runner):
 
     def run(self) -> Result:
         torch.compiler.reset()
-        program, before = self.program, (joint_graph.MIN_BYTES, joint_graph.MAX_DEPTH)
-        joint_graph.MIN_BYTES, joint_graph.MAX_DEPTH = program.smallest_bytes, program.depth
+        program, before = self.program, (cut.MIN_BYTES, cut.MAX_DEPTH)
+        cut.MIN_BYTES, cut.MAX_DEPTH = program.smallest_bytes, program.depth
         try:
             with torch.inference_mode(False):  # an error of Dynamo's own may leave it on
                 return super().run()
         finally:
-            joint_graph.MIN_BYTES, joint_graph.MAX_DEPTH = before
+            cut.MIN_BYTES, cut.MAX_DEPTH = before
 
 
 # ------------------------------------------------------------------------------------------------------------- judging

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tests.remat.programs import FrozenBody, images, network
 from zoo.errors import ConfigError
-from zoo.remat import capture, inductor_options, joint_graph
+from zoo.remat import capture, cut, inductor_options
 from zoo.remat.lean import StepsAside, is_lean, lean
 from zoo.remat.memory_use import measure_memory
 
@@ -38,7 +38,7 @@ def no_graphs() -> Iterator[None]:
 
 @pytest.fixture
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joint_graph, "MIN_BYTES", 0)
+    monkeypatch.setattr(cut, "MIN_BYTES", 0)
 
 
 class Convolutions(nn.Module):

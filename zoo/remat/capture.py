@@ -10,6 +10,7 @@ import operator
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ from torch import Tensor, fx
 from torch.nn import Parameter
 
 from zoo.errors import ConfigError
-from zoo.remat import cudnn_norm, joint_graph, operations
+from zoo.remat import cudnn_norm
+from zoo.remat.autocast import cached_casts
 from zoo.remat.budget import Budget
-from zoo.remat.joint_graph import Node, are_alike, is_node, partition
+from zoo.remat.joint_graph import partition
 from zoo.remat.layouts import with_real_strides
-from zoo.remat.operations import IN_PLACE, LINE_DTYPES, line_is_exact
+from zoo.remat.nodes import Node, are_alike, is_node
+from zoo.remat.operations import IN_PLACE, LINE_DTYPES, line_is_exact, max_pool
 from zoo.remat.planning import plan
 from zoo.remat.rematerializer import Rematerializer
 from zoo.torch_internals import OperatorOverload, aot_backend, boxed, inductor_partitioner, restarts_tracing, schema_of
@@ -52,7 +55,7 @@ def backend(
     for dtype in LINE_DTYPES:
         line_is_exact(dtype)  # now, as it cannot be measured while torch traces
     try:
-        rule = partial(partition, budget=budget, cached_casts=_cached_casts(graph, inputs))
+        rule = partial(partition, budget=budget, cached_casts=cached_casts(graph, inputs))
         return aot_backend(_run_eagerly, rule, with_real_strides)(cudnn_norm.with_kept_norms(graph), inputs)
     except ConfigError:  # an impossible budget
         raise
@@ -80,16 +83,9 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
     - `budget`: the budget of `zoo.lean`; a limit holds for each graph, see `zoo.remat.capture.backend`.
     """
     rule = partial(partition, budget=Budget.parse(budget), is_eager=False)
-    sources = (joint_graph.__file__, operations.__file__)
+    sources = map(str, Path(__file__).parent.glob("*.py"))
     options: dict[str, Any] = {"custom_partitioner_fn": inductor_partitioner(rule, *sources, key=repr(budget))}
     return options if torch.cuda.is_available() else {**options, "layout_optimization": False}
-
-
-def _cached_casts(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[bool]:
-    """Return which inputs eager autocast casts once for all uses: leaves that require gradients."""
-    names = {getattr(node.target, "__name__", "") for node in graph.graph.nodes}
-    is_autocast = "_enter_autocast" in names or any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-    return [is_autocast and isinstance(each, Tensor) and each.is_leaf and each.requires_grad for each in inputs]
 
 
 def _run_rematerialized(graph: fx.GraphModule, budget: Budget, *args: Any) -> Any:
@@ -106,6 +102,8 @@ def _run_eagerly(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., 
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.bernoulli.p):
         node.target = _draw_mask
     write_in_place(graph)
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.max_pool2d_with_indices.default):
+        node.target = max_pool  # the same bits in less time
     return boxed(graph)
 
 

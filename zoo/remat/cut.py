@@ -1,0 +1,168 @@
+"""Chooses the nodes of a joint graph that forward saves, by rules, bytes and prices."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from zoo.remat.budget import Budget
+from zoo.remat.cudnn_norm import CUDNN_BATCH_NORM
+from zoo.remat.nodes import (
+    Node,
+    base_of,
+    bytes_of,
+    is_computed,
+    is_node,
+    is_symbol,
+    is_tensor,
+    is_view,
+    norm_of,
+    prices_of,
+)
+from zoo.remat.operations import RULES, mask_of, rectified_of, signs_of
+from zoo.torch_internals import BATCH_NORM, BATCH_NORM_OF_BATCH, OperatorOverload, schema_of
+
+aten = torch.ops.aten
+MAX_DEPTH = 4  # recomputed nodes that backward reads in a chain: bounds the peak memory of one recomputation
+MIN_BYTES = 2**14  # smaller tensors are saved
+MIN_RATIO = 4  # as are tensors that are smaller than their largest input by this factor
+
+#: Cheap operations that only graphs have, or whose results are not saved in eager training.
+OF_GRAPHS = {
+    aten.full.default, aten.full_like.default, aten.zeros.default, aten.zeros_like.default, aten.ones.default,
+    aten.ones_like.default, aten.scalar_tensor.default, aten.arange.default, aten.arange.start,
+    aten.arange.start_step, aten.as_strided.default, aten.index.Tensor,
+}  # fmt: skip
+#: Operations of Inductor that are cheap and deterministic; those that draw numbers do so from a saved seed.
+OF_INDUCTOR = {
+    "prims::convert_element_type", "prims::broadcast_in_dim", "prims::iota", "prims::inductor_random",
+    "prims::inductor_lookup_seed", "prims::_low_memory_max_pool_with_offsets",
+    "prims::_low_memory_max_pool_offsets_to_indices",
+}  # fmt: skip
+NORMS = {BATCH_NORM, BATCH_NORM_OF_BATCH, CUDNN_BATCH_NORM}
+
+
+class Cut:
+    """Chooses the nodes of forward that are saved: those with the fewest bytes from which backward can be recomputed.
+
+    Args:
+    - `forward`: its nodes, in order.
+    - `needed`: those that backward reads.
+    - `returned`: those that are outputs, so that they stay alive anyway.
+    - `written`: inputs that forward overwrites at its end, so that backward must not read them.
+    - `unpacked`: masks -> the nodes that unpack them from their bits, which backward reads in their place.
+    - `budget`: the limit on recomputing convolutions and matrix products.
+
+    ``saved`` are the chosen nodes.
+    """
+
+    def __init__(
+        self,
+        forward: Sequence[Node],
+        needed: set[Node],
+        returned: set[Node],
+        written: set[Node],
+        unpacked: Mapping[Node, Node],
+        budget: Budget,
+    ) -> None:
+        self._forward, self._is_forward, self._needed = forward, set(forward), needed
+        self._returned, self._written, self._unpacked = returned, written, unpacked
+        self._prices = prices_of(forward)
+        self._flops_per_byte = budget.flops_per_byte
+        self.saved: set[Node] = set()
+        plain_bytes = sum(map(bytes_of, filter(is_computed, {base_of(node) for node in needed})))
+        limit = budget.held_limit(plain_bytes)
+        if self._bytes_saved_at(budget.flops_per_byte) > limit:
+            prices = sorted(self._prices.values())
+            # Bytes fall as the price rises, so their negatives are sorted.
+            position = bisect_left(prices, -limit, key=lambda price: -self._bytes_saved_at(price))
+            if prices:
+                self._bytes_saved_at(prices[min(position, len(prices) - 1)])
+
+    def _bytes_saved_at(self, flops_per_byte: float) -> int:
+        """Choose what is saved if recomputation may cost this much, and return its bytes."""
+        self._flops_per_byte = flops_per_byte
+        self.saved = self._minimum_cut() | self._returned
+        self._limit_depth()
+        return sum(map(bytes_of, filter(is_computed, {base_of(node) for node in self.saved})))
+
+    def _minimum_cut(self) -> set[Node]:
+        """Return the nodes with the fewest bytes from which all that backward needs can be recomputed."""
+        import networkx as nx  # a dependency of torch; here, as it takes time to import
+
+        flow, infinite = nx.DiGraph(), float("inf")
+        for node in self._forward:
+            if node.op == "output" or is_symbol(node):
+                continue
+            begin, end = (node, 0), (node, 1)
+            if node.op != "call_function":
+                capacity: float = infinite if node in self._written else 0  # alive anyway
+            elif is_view(node) or not is_tensor(node):
+                capacity = infinite  # what it is a view or a part of is saved
+            else:
+                capacity = bytes_of(node)
+            flow.add_edge(begin, end, capacity=capacity)
+            if node.op != "call_function" or not self.is_cheap(node) or _is_small(node):
+                flow.add_edge("source", begin, capacity=infinite)
+            if node in self._needed:
+                flow.add_edge(end, "sink", capacity=infinite)
+            for source in self._sources(node):
+                flow.add_edge((source, 1), begin, capacity=infinite)
+        if "source" not in flow or "sink" not in flow:
+            return set()
+        _, (_, after) = nx.minimum_cut(flow, "source", "sink", flow_func=nx.algorithms.flow.boykov_kolmogorov)
+        return {node for node in self._forward if (node, 1) in after and (node, 0) in flow and (node, 0) not in after}
+
+    def _sources(self, node: Node) -> list[Node]:
+        """Return the forward nodes that a node is recomputed from."""
+        if node.op != "call_function":
+            return []
+        norm = norm_of(node)
+        # A norm is recomputed without its running statistics, which it has updated.
+        nodes = node.all_input_nodes if norm is None else [arg for arg in norm.args[:3] if is_node(arg)]
+        return [self._unpacked.get(each, each) for each in nodes if each in self._is_forward and not is_symbol(each)]
+
+    def is_cheap(self, node: Node) -> bool:
+        """Return whether a node may be recomputed: it is cheap, deterministic and has no side effects."""
+        operation = node.target
+        if operation in (operator.getitem, mask_of, signs_of, rectified_of):
+            return True
+        if not isinstance(operation, OperatorOverload) or schema_of(operation).is_mutable:
+            return False
+        if schema_of(operation).name in OF_INDUCTOR:
+            return True
+        if node in self._prices:
+            return 0 < self._prices[node] <= min(self._flops_per_byte, sys.float_info.max)
+        if torch.Tag.nondeterministic_seeded in operation.tags:
+            return False
+        if operation in RULES or operation in OF_GRAPHS or operation in NORMS:
+            return True
+        return torch.Tag.pointwise in operation.tags
+
+    def _limit_depth(self) -> None:
+        """Save nodes so that no chain of recomputed nodes is longer than `MAX_DEPTH`."""
+        bases = {base_of(node) for node in self._needed}
+        depths: dict[Node, int] = {}
+        for node in self._forward:
+            if node in self.saved or node.op != "call_function" or is_symbol(node):
+                continue
+            sources = [source for source in self._sources(node) if source in depths and source not in self.saved]
+            depth = max((depths[source] + (source in bases) for source in sources), default=0)
+            if depth > MAX_DEPTH and node in bases:
+                self.saved.add(node.args[0] if node.target is rectified_of else node)
+            else:
+                depths[node] = depth
+
+
+def _is_small(node: Node) -> bool:
+    """Return whether an output is so small, by itself or beside its inputs, that it is saved."""
+    if not is_tensor(node) or is_view(node):
+        return False
+    inputs = node.args[0].all_input_nodes if node.target is operator.getitem else node.all_input_nodes
+    if not inputs or node.target in (mask_of, signs_of):
+        return False
+    return bytes_of(node) < MIN_BYTES or MIN_RATIO * bytes_of(node) < max(map(bytes_of, inputs))

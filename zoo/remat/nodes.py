@@ -1,0 +1,128 @@
+"""What the nodes of a graph are that AOTAutograd traces: tensors, views, symbolic sizes, batch norms.
+
+``meta["val"]`` of a node is an example of its value.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from zoo.remat.cudnn_norm import CUDNN_BATCH_NORM
+from zoo.remat.operations import (
+    ATTENTIONS,
+    CONVOLUTION,
+    PRODUCTS,
+    RULES,
+    break_tie,
+    first_tensor,
+    flops_of,
+    has_exact_line,
+)
+from zoo.torch_internals import BACKWARD_TAG, BATCH_NORM, BATCH_NORM_OF_BATCH, size_hint
+
+aten = torch.ops.aten
+Node = Any  # torch.fx.Node, whose type stubs differ between versions of torch
+
+
+def is_node(value: object) -> bool:
+    """Return whether an argument of a node is another node."""
+    return isinstance(value, fx.Node)
+
+
+def is_computed(node: Node) -> bool:
+    """Return whether a node is an operation, and not an input, an output or an attribute."""
+    return node.op == "call_function"
+
+
+def is_tensor(node: Node) -> bool:
+    """Return whether the value of a node is one tensor."""
+    return isinstance(node.meta.get("val"), Tensor)
+
+
+def is_symbol(node: Node) -> bool:
+    """Return whether a node is a symbolic size."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def has_static_shape(node: Node) -> bool:
+    """Return whether a node is a tensor whose sizes and strides are no symbols, so that they may be arguments."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and all(type(each) is int for each in (*value.shape, *value.stride()))
+
+
+def are_alike(a: Node, b: Node) -> bool:
+    """Return whether two nodes are tensors of the same dtype, shape and strides."""
+    first, second = a.meta.get("val"), b.meta.get("val")
+    return (
+        isinstance(first, Tensor)
+        and isinstance(second, Tensor)
+        and (first.dtype, first.shape, first.stride()) == (second.dtype, second.shape, second.stride())
+    )
+
+
+def is_view(node: Node) -> bool:
+    """Return whether a node is a view of its first input."""
+    rule = RULES.get(node.target)
+    return (rule is not None and rule.is_view) or node.target is aten.as_strided.default
+
+
+def base_of(node: Node) -> Node:
+    """Return the node whose memory a node is a view of."""
+    while is_computed(node) and is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def bytes_of(node: Node) -> int:
+    """Return the bytes of a tensor; with symbolic sizes, those of the traced example."""
+    return _bytes_of_value(node.meta.get("val"))
+
+
+def _bytes_of_value(value: Any) -> int:
+    return size_hint(value.numel()) * value.dtype.itemsize if isinstance(value, Tensor) else 0
+
+
+def prices_of(nodes: Iterable[Node]) -> dict[Node, float]:
+    """Return what convolutions, matrix products and attention cost, in forward and then in backward."""
+    priced = (node for node in nodes if node.target is CONVOLUTION or node.target in {**PRODUCTS, **ATTENTIONS})
+    return {node: break_tie(_price(node), position) for position, node in enumerate(priced)}
+
+
+def _price(node: Node) -> float:
+    """Return the FLOP per byte of output of a convolution, matrix product or attention; infinity if it is random."""
+    args = map_arg(node.args, lambda each: each.meta["val"])
+    flops = flops_of(node.target, args, node.meta["val"])
+    return float("inf") if flops is None else size_hint(flops) / max(1, _bytes_of_value(first_tensor(node.meta["val"])))
+
+
+def norm_of(node: Any) -> Node | None:
+    """Return the training-mode batch norm whose first output a node is."""
+    if not is_node(node) or node.target is not operator.getitem or node.args[1] != 0:
+        return None
+    norm = node.args[0]
+    if norm.target in (BATCH_NORM, CUDNN_BATCH_NORM):
+        is_training = norm.args[5]
+    else:
+        is_training = norm.target is BATCH_NORM_OF_BATCH and norm.args[3]
+    return norm if is_training else None
+
+
+def norm_has_exact_line(norm: Node) -> bool:
+    """Return whether `apply_line` recomputes a norm bit for bit."""
+    if norm.target is CUDNN_BATCH_NORM:
+        return False
+    x, weight, bias = map_arg(norm.args[:3], lambda node: node.meta["val"])
+    return has_exact_line(x, weight, bias, norm.meta["val"][1])
+
+
+def insert_in_backward(graph: Any, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
+    """Insert an operation of backward, whose value is like the example, and return its node."""
+    node = graph.call_function(target, args, kwargs)
+    node.meta = {**BACKWARD_TAG, "val": value}
+    return node
