@@ -126,18 +126,6 @@ def test_the_layout_of_the_image_does_not_matter(layout, source):
     assert torch.equal(resize_box(image, (32, 40)), resized_by_pil(image, (32, 40)))
 
 
-LAYOUTS = {
-    "planar": lambda image: image.contiguous(),
-    "crop": lambda image: interleaved(torch.nn.functional.pad(image, (5, 3, 2, 1)))[:, 2:-1, 5:-3],
-    "with alpha": lambda image: interleaved(torch.cat([image, image[:1]]))[:3],
-    "column by column": lambda image: image.permute(2, 1, 0).contiguous().permute(2, 1, 0),
-    "every other row": lambda image: interleaved(image.repeat_interleave(2, 1))[:, ::2],
-    "every other column": lambda image: interleaved(image.repeat_interleave(2, 2))[:, :, ::2],
-    "one value": lambda image: image[:1, :1, :1].expand_as(image),
-    "one row": lambda image: image[:, :1].expand_as(image),
-}
-
-
 def test_the_result_is_written_into_out_and_nowhere_else():
     image = make_image(50, 40)
     batch = torch.full((2, 3, 30, 29), 7, dtype=torch.uint8)

@@ -19,9 +19,8 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.ops.abn import backend, reference
 from zoo.ops.pooling import memory_format_of
-from zoo.remat.memory_use import Change, StorageLog, count_memory, measure_memory, measure_peak, storages_of
+from zoo.remat.memory_use import Change, StorageLog, count_memory, measure_peak, storages_of
 
-TOLERANCE = 0.05
 # Convolution operators, and the indices of their arguments whose first dimension is the batch.
 CONVOLUTIONS = {torch.ops.aten.convolution.default: (0,), torch.ops.aten.convolution_backward.default: (0, 1)}
 # Numbers of images for measuring scratch memory. With fewer images, copies of the weights may dominate.
@@ -184,10 +183,3 @@ def constant_bytes(model: nn.Module, setup: Setup) -> int:
     parameters = sum(parameter.nbytes for parameter in model.parameters())
     buffers = sum(buffer.nbytes for buffer in model.buffers())
     return 2 * parameters + buffers + setup.input_bytes
-
-
-def predict_and_measure(setup: Setup, strategy: Strategy) -> tuple[int, int]:
-    """Return the predicted memory of training with the setup's batch, and that of a real step, in bytes."""
-    predicted, model = MemoryPrediction(setup, strategy).bytes_for(setup.batch), strategy.build(setup)
-    taken = predicted.constant + measure_memory(setup.forward_of(model), model.parameters()).peak
-    return predicted.total, taken

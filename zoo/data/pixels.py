@@ -287,12 +287,10 @@ class _silent_stderr:
     """Context manager that suppresses what libraries print on stderr."""
 
     def __enter__(self) -> None:
-        """Begin."""
         self._stderr = os.dup(2)
         os.dup2(_open_null(), 2)
 
     def __exit__(self, *error: object) -> None:
-        """End."""
         os.dup2(self._stderr, 2)
         os.close(self._stderr)
 
