@@ -22,11 +22,11 @@ UNMEASURED: tuple[State, ...] = ("needs data", "needs training", "not built", "n
 STATES = (*reversed(JUDGED), *UNMEASURED)
 EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
 DATE_LENGTH = len("2018-06-18")
-# Operations per second of a training step on a quiet machine, within a factor of 1.5, and the result file with its
+# Operations per second of a training step, good for hours within a factor of 1.5, and the result file with its
 # time, by a part of the name of the network.
 RATES: Mapping[str, Mapping[str, tuple[float, str]]] = {
-    "revnext": {"core": (1.0e11, "model_cifar")},
-    "cifar": {"core": (6.5e10, "model_cifar")},
+    "revnext": {"core": (9.2e10, "model_cifar")},
+    "cifar": {"core": (5.4e10, "model_cifar")},
     "": {"core": (5.9e10, "model_cpu"), "H100": (9.7e13, "model_h100")},  # ResNet-50
 }
 
