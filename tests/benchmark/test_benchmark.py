@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from zoo.architectures import ARCHITECTURES
-from zoo.benchmark import layer, max_batch, pareto_plot
+from zoo.benchmark import layer, memory_prediction, pareto_plot
 from zoo.benchmark.model import measure_networks, measure_strategies
 from zoo.benchmark.network_setup import Setup, room_for_compilations
 from zoo.benchmark.results import Case, Results, markdown
@@ -278,7 +278,7 @@ def test_amounts_of_memory_are_read(text: str, count: int) -> None:
 
 
 def test_one_image_more_than_the_largest_batch_does_not_fit() -> None:
-    prediction = max_batch.MemoryPrediction(TINY, EAGER[0], scratch=False)
+    prediction = memory_prediction.MemoryPrediction(TINY, EAGER[0], scratch=False)
     limit = prediction.bytes_for(5).total
     assert prediction.largest_batch(limit) == (5, prediction.bytes_for(5))
     assert prediction.largest_batch(limit - 1)[0] == 4
@@ -286,7 +286,7 @@ def test_one_image_more_than_the_largest_batch_does_not_fit() -> None:
 
 
 def test_eight_pixels_more_than_the_largest_side_do_not_fit() -> None:
-    prediction = max_batch.MemoryPrediction(TINY, EAGER[0], scratch=False)
+    prediction = memory_prediction.MemoryPrediction(TINY, EAGER[0], scratch=False)
     limit = prediction.bytes_for(2, 72).total
     assert prediction.largest_size(limit, 8) == (72, prediction.bytes_for(2, 72))
     assert prediction.largest_size(limit - 1, 8)[0] == 64
@@ -298,7 +298,7 @@ TOLERANCE = 0.05  # of a prediction
 
 def predict_and_measure(setup: Setup, strategy: Strategy) -> tuple[int, int]:
     """Return the predicted memory of training with the setup's batch, and that of a real step, in bytes."""
-    predicted, model = max_batch.MemoryPrediction(setup, strategy).bytes_for(setup.batch), strategy.build(setup)
+    predicted, model = memory_prediction.MemoryPrediction(setup, strategy).bytes_for(setup.batch), strategy.build(setup)
     taken = predicted.constant + measure_memory(setup.forward_of(model), model.parameters()).peak
     return predicted.total, taken
 
@@ -350,7 +350,9 @@ def test_the_scratch_memory_of_a_convolution_is_measured_for_any_batch() -> None
     x, weight = torch.randn(16, 24, 20, 20), torch.randn(40, 24, 3, 3)
     func = torch.ops.aten.convolution.default
     settings = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    predicted = max_batch.ConvolutionScratch(CPU).bytes_of(func, (x.to("meta"), weight.to("meta"), *settings), {})
+    predicted = memory_prediction.ConvolutionScratch(CPU).bytes_of(
+        func, (x.to("meta"), weight.to("meta"), *settings), {}
+    )
     result_bytes = 16 * 40 * 20 * 20 * 4
     assert predicted + result_bytes == pytest.approx(measure_peak(lambda: func(x, weight, *settings), CPU), rel=0.01)
 

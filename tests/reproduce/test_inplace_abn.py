@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from zoo.benchmark.max_batch import MemoryPrediction, TrainingBytes
+from zoo.benchmark.memory_prediction import MemoryPrediction, TrainingBytes
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.benchmark.variants import STRATEGIES

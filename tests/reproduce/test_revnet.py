@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tests.reproduce.runs import run_of
-from zoo.benchmark.max_batch import TrainingBytes
+from zoo.benchmark.memory_prediction import TrainingBytes
 from zoo.config import experiments_dir, load_experiment
 from zoo.engine.meters import gradients
 from zoo.reproduce import error_rates

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.benchmark.max_batch import MemoryPrediction
+from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup, loss_of_any, room_for_compilations
 from zoo.benchmark.results import Case, Results, describe_error

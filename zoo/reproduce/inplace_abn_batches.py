@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zoo.benchmark.max_batch import MemoryPrediction
+from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER
 from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured, unpublished

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from zoo.architectures import LEAN, architecture
-from zoo.benchmark.max_batch import MemoryPrediction
+from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
 from zoo.config import experiments_dir, load_experiment

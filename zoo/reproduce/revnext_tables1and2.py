@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from zoo.benchmark.max_batch import constant_bytes
+from zoo.benchmark.memory_prediction import constant_bytes
 from zoo.benchmark.network_setup import Setup
 from zoo.config import experiments_dir, load_experiment
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
