@@ -387,15 +387,20 @@ def gpu_lean() -> str:
 
 
 def lean_inductor() -> str:
-    """Memory and time of Inductor at torch's budgets and with the lean rule, relative to a plain eager step."""
+    """Held and peak memory and time of a step with Inductor, relative to a plain eager step, for each budget."""
+
+    def cell(subject: str, provider: str) -> str:
+        about = {"subject": subject, "provider": f"Inductor, {provider}"}
+        return " / ".join(f"{median('lean_inductor', metric, **about):.2f}" for metric in LEAN_METRICS)
+
+    budgets = (1, 0.99, 0.5, 0.3)
     rows = []
-    for record in records("lean_inductor", "held ratio"):
-        about = {"subject": record["subject"], "provider": record["provider"]}
-        if "Inductor" in record["provider"]:
-            found = [records("lean_inductor", metric, **about)[0] for metric in LEAN_METRICS]
-            name = record["provider"].removeprefix("Inductor, ")
-            rows.append([LEAN_NETWORKS[record["subject"]], name, *map(_with_spread, found)])
-    return table(["", "", *GPU_COLUMNS[:3]], rows, text_columns=2)
+    for subject in dict.fromkeys(record["subject"] for record in records("lean_inductor", "held ratio")):
+        title = LEAN_NETWORKS[subject]
+        rows.append([title, "torch", *(cell(subject, f"budget {budget}") for budget in budgets)])
+        with_budgets = [cell(subject, f"lean rule, budget {budget}") for budget in budgets[1:]]
+        rows.append([title, "lean", cell(subject, "lean rule"), *with_budgets])
+    return table(["", "rule", *(f"budget {budget}" for budget in budgets)], rows, text_columns=2)
 
 
 # --- training runs ---
