@@ -334,8 +334,7 @@ class Experiment(Section):
         if self.network.memory == LEAN and self.training.activation_memory_budget is not None:
             yield (
                 "training.activation_memory_budget",
-                f'is torch\'s rule for what a compiled network saves, and network.memory "{LEAN}" is another; remove one '
-                "of the two",
+                f'decides what a compiled network saves, and so does network.memory "{LEAN}"; remove one of the two',
             )
         if self.regularization.mixes and self.optimizer.batch_size % 2:
             yield "optimizer.batch_size", "should be even with mixup or cutmix, which mix the images of its halves"
