@@ -62,8 +62,7 @@ def test_published_gains_are_pixels_of_the_experiments_over_those_of_the_first_r
 class PredictionByHand(MemoryPrediction):
     """Takes 100 bytes, and for each pixel 10, or fewer with some strategies."""
 
-    def __init__(self, setup: Setup, strategy: Strategy, *, scratch: bool) -> None:
-        assert not scratch
+    def __init__(self, setup: Setup, strategy: Strategy) -> None:
         self._setup = setup
         self._bytes = {"iABN": 6, "iABN checkpointed": 3, "iABN inverted sums": 2}.get(strategy.name, 10)
 
@@ -210,8 +209,7 @@ def test_a_network_of_blocks_with_three_norms_holds_almost_half_with_in_place_no
 class BatchByHand:
     """Takes 0.15 GB an image with std-BN and 0.08 GB with in-place norms, and less in ResNeXt-152."""
 
-    def __init__(self, setup: Setup, strategy: Strategy, *, scratch: bool) -> None:
-        assert not scratch
+    def __init__(self, setup: Setup, strategy: Strategy) -> None:
         self._image_bytes = (0.15e9 if strategy.norm == "standard" else 0.08e9) / (3 if "152" in setup.spec.arch else 1)
 
     def bytes_for(self, batch: int) -> TrainingBytes:

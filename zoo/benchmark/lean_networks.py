@@ -193,7 +193,7 @@ def _summarize(results: Results, provider: str) -> None:
 
 def _predicted_bytes(setup: Setup) -> int:
     try:
-        return MemoryPrediction(setup, EAGER[0], scratch=False).bytes_for(setup.batch).total
+        return MemoryPrediction(setup, EAGER[0]).bytes_for(setup.batch).total
     except Exception:  # other packages may raise anything on the meta device
         return 0
 

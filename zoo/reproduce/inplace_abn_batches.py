@@ -43,7 +43,7 @@ def measure_batches(networks: Mapping[str, bool] = NETWORKS, size: int = 224) ->
     for arch, input_3x3 in networks.items():
         for strategy in strategies:
             setup = Setup(spec_of(arch, input_3x3), batch=2, size=size)
-            prediction = MemoryPrediction(setup, strategy, scratch=False)
+            prediction = MemoryPrediction(setup, strategy)
             images = GPUS * prediction.largest_batch(int(1e9 * memory.number))[0]
             section.comparisons.append(_compare_images(arch, strategy.name, images))
             if (arch, strategy.name) in LARGEST_BATCHES:

@@ -100,7 +100,7 @@ def strategies_of(arch: str) -> list[Strategy]:
 def _measure_case(name: str, setup: Setup) -> tuple[list[Comparison], Panel]:
     """Return the comparisons of one column of the table, and its panel."""
     strategies = strategies_of(setup.spec.arch)
-    predictions = {strategy.name: MemoryPrediction(setup, strategy, scratch=False) for strategy in strategies}
+    predictions = {strategy.name: MemoryPrediction(setup, strategy) for strategy in strategies}
     memory_bytes = predictions[BASELINE].bytes_for(setup.batch).total
     largest: dict[str, dict[str, Largest]] = {regime: {} for regime in REGIMES}
     lines = []

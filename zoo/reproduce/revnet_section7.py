@@ -53,7 +53,7 @@ def measure_fits() -> Section:
 
 def _predict(arch: str, memory: str, structure: tuple[int, ...] | None = None) -> MemoryPrediction:
     setup = Setup(NetworkSpec(arch=arch), batch=DEEP_BATCH, size=SIZE, structure=structure)
-    return MemoryPrediction(setup, Strategy(arch, "standard", memory), scratch=False)
+    return MemoryPrediction(setup, Strategy(arch, "standard", memory))
 
 
 def _compare_layers(number: PublishedNumber, memory: int) -> Comparison:
