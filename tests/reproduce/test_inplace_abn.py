@@ -26,7 +26,7 @@ from zoo.reproduce import inplace_abn_table2 as table2
 from zoo.reproduce import inplace_abn_timing as timing
 from zoo.reproduce.comparison import Comparison, Section, judge
 from zoo.reproduce.imagenet_table import Row
-from zoo.reproduce.papers import PAPERS, Inputs
+from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.settings import report_settings
 from zoo.run.plot_style import Line
@@ -320,7 +320,7 @@ def test_every_published_number_has_a_row(
         scores.report_blog(),
         *(report_settings("inplace_abn", f"Section 4.{number}") for number in (1, 2)),
     ]
-    assert len(PAPERS["inplace_abn"].measurements(Inputs())) == len(sections)
+    assert len(PAPERS["inplace_abn"].measurements()) == len(sections)
     found = {key for section in sections for key in by_id(section)}
     assert found == set(published_numbers("inplace_abn"))
 

@@ -16,8 +16,8 @@ from zoo.errors import ConfigError, DataError, join_names
 from zoo.reproduce.comparison import Section
 from zoo.reproduce.imagenet_scores import read_scores, reproduce_imagenet
 from zoo.reproduce.options import ALL, ImageNetOptions, PaperOptions
-from zoo.reproduce.paper_report import Report, merged, read_report, write_report
-from zoo.reproduce.papers import PAPERS, Inputs, Measurement
+from zoo.reproduce.paper_report import merged, read_report, write_report
+from zoo.reproduce.papers import PAPERS, Measurement
 from zoo.reproduce.scoreboard import Row
 from zoo.reproduce.scoreboard_files import read_rows, write_forms
 from zoo.reproduce.training_runs import TrainingRun, draw_runs, read_runs, write_runs
@@ -60,8 +60,8 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
 
     def choose() -> dict[str, list[Measurement]]:
         scores = read_scores(options.out)
-        inputs = {paper: Inputs(runs, scores) for paper, (runs, _) in found.items()}
-        return of_items(options.only, {paper: PAPERS[paper].measurements(inputs[paper]) for paper in inputs})
+        measurements = {paper: PAPERS[paper].measurements(runs, scores) for paper, (runs, _) in found.items()}
+        return of_items(options.only, measurements)
 
     chosen = choose()
     _make_folder(options.out)
@@ -78,10 +78,9 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
     for paper, measurements in chosen.items():
         runs, remarks = found[paper]
         _keep_runs(options, paper, runs)
-        title, cost = PAPERS[paper].title, CostMeter(device)
-        report = Report(
-            options.out, paper, title, options.command_line, environment, not options.no_plot, cost, remarks
-        )
+        header = {"benchmark": paper, "command": options.command_line, "environment": environment,
+                  "cost": {}, "remarks": remarks, "plots": not options.no_plot}  # fmt: skip
+        cost = CostMeter(device)
         sections, measured = {section.key: section for section in earlier[paper]}, set[str]()
         for measurement in measurements:
             section = _measure(options, paper, measurement, environment)
@@ -89,9 +88,10 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
             sections[section.key] = merged(section, sections.get(section.key))
             if not options.only:
                 sections[section.key] = sections.pop(section.key)  # in the order of measurement
-            reports[paper] = write_report(report, list(sections.values()))
+            header["cost"] = cost.read()
+            reports[paper] = write_report(options.out, header, list(sections.values()))
         if not options.only and measured != set(sections):
-            reports[paper] = write_report(report, [sections[key] for key in sections if key in measured])
+            reports[paper] = write_report(options.out, header, [sections[key] for key in sections if key in measured])
         write_forms(options.out)
     return Reproduced(reports, read_rows(options.out))
 
