@@ -81,7 +81,6 @@ class Benchmark(Command):
         raise NotImplementedError
 
     def run(self) -> int:
-        """Run the benchmark, write its files and print the table."""
         _set_up_threads(self.threads)
         import torch
 
@@ -158,7 +157,6 @@ class BenchmarkLayer(Benchmark):
     """Interleaved timings of each step."""
 
     def measure(self, results: Results) -> None:
-        """Measure each shape, number format and layout."""
         from zoo.benchmark.layer import SHAPES, measure_layers
 
         measure_layers(results, self.shapes or SHAPES, self.dtypes, self.layouts, self.rounds)
@@ -179,7 +177,6 @@ class BenchmarkModel(Benchmark, StepOptions):
     """Interleaved timings of each step; 0 measures memory only."""
 
     def measure(self, results: Results) -> None:
-        """Measure each network."""
         from zoo.benchmark.model import measure_networks, measure_strategies
         from zoo.benchmark.strategies import all_strategies, choose_strategies
 
@@ -209,7 +206,6 @@ class BenchmarkPareto(Benchmark, StepOptions):
     """Interleaved timings of each step; 0 measures memory only."""
 
     def measure(self, results: Results) -> None:
-        """Measure each strategy and draw the plots."""
         from zoo.benchmark.model import measure_strategies
         from zoo.benchmark.pareto_plot import write_plots
         from zoo.benchmark.strategies import all_strategies, choose_strategies
@@ -255,7 +251,6 @@ class BenchmarkLean(Benchmark):
     """Interleaved timings of each step; 0 measures memory only."""
 
     def measure(self, results: Results) -> None:
-        """Measure each network, and write the results after each."""
         from zoo.benchmark.lean_networks import measure_lean_network, measure_overhead, summarize_networks
         from zoo.benchmark.network_setup import Setup
         from zoo.models.external import list_networks, smallest_of_each_family, split_name
@@ -309,7 +304,6 @@ class BenchmarkInput(Benchmark):
     """Interleaved timings of each step."""
 
     def measure(self, results: Results) -> None:
-        """Measure the stages of the pipeline and draw the plot."""
         from zoo.benchmark.input_pipeline import draw_plot, measure_input_pipeline
         from zoo.config import load_experiment
         from zoo.files import write_json
@@ -352,7 +346,6 @@ class BenchmarkLoaders(Benchmark):
     """Interleaved epochs of each loader."""
 
     def measure(self, results: Results) -> None:
-        """Measure each loader with each number of workers."""
         from zoo.benchmark.loaders import measure_loaders
 
         results.settings["clock"] = "CPU time of all processes of a loader, and wall clock"

@@ -75,7 +75,6 @@ class Convert(Command):
     """Replace TARGET if it exists."""
 
     def run(self) -> int:
-        """Convert, write TARGET and the JSON file, and print the report."""
         from zoo.weights.safetensors_files import SUFFIX, check_installed
 
         _check_options(self)

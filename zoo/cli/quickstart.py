@@ -45,7 +45,6 @@ class Quickstart(Command):
     """Write scores and duration of each seed, the machine and the versions to FILE."""
 
     def run(self) -> int:
-        """Unpack the images, train or resume the run, score it and print the results."""
         from zoo.config import experiments_dir, load_experiment
         from zoo.data.prepare.sample import unpack_sample
         from zoo.data.prepare.scenes import unpack_scenes

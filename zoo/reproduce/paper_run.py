@@ -14,7 +14,7 @@ import torch
 from zoo.engine.process import open_process
 from zoo.errors import ConfigError, DataError, join_names
 from zoo.reproduce.comparison import Section
-from zoo.reproduce.imagenet_scores import read_scores, reproduce_imagenet
+from zoo.reproduce.imagenet_scores import read_imagenet_report, reproduce_imagenet
 from zoo.reproduce.options import ALL, ImageNetOptions, PaperOptions
 from zoo.reproduce.paper_report import merged, read_report, write_report
 from zoo.reproduce.papers import PAPERS, Measurement
@@ -59,7 +59,7 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
     earlier = {paper: read_report(options.out, paper) for paper in PAPERS}
 
     def choose() -> dict[str, list[Measurement]]:
-        scores = read_scores(options.out)
+        scores = read_imagenet_report(options.out)["rows"]
         measurements = {paper: PAPERS[paper].measurements(runs, scores) for paper, (runs, _) in found.items()}
         return of_items(options.only, measurements)
 

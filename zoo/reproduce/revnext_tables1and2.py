@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,20 +30,11 @@ PAPER_PIXELS = 32 * 240 * 240  # of the batch in the paper's totals
 UNITS = {"GB": 1e9, "MB": 1e6}
 
 
-class Row(NamedTuple):
-    """A network of Table 1: the section with its total, and whether the total includes the weights."""
-
-    section: str
-    with_weights: bool
-
-
+# The networks of Table 1, and the sections with their totals; those of section 3 include the weights.
 NETWORKS = {
-    "revnext_resnet18": Row("section3.3", with_weights=True),
-    "revnext_revnet": Row("section3.4", with_weights=True),
-    "irevnet_revnext": Row("section3.5", with_weights=True),
-    "revnext_flat": Row("section4.3", with_weights=False),
-    "revnext": Row("section4.4", with_weights=False),
-}
+    "revnext_resnet18": "section3.3", "revnext_revnet": "section3.4", "irevnet_revnext": "section3.5",
+    "revnext_flat": "section4.3", "revnext": "section4.4",
+}  # fmt: skip
 DEEPER_OPTIONS: Mapping[str, dict[str, Any]] = {"revnext_flat": {"layers": (3, 3, 3)}, "revnext": {"blocks": (3, 3)}}
 # Trained on CIFAR-10; no text available to us shows the accuracies of the others. The abstract prints 93.3 % for a
 # network without its depths and pools; we assume that it is this one.
@@ -105,26 +96,27 @@ def _slopes(x: Sequence[int], y: Sequence[int]) -> list[float]:
 
 def _compare_with_paper(name: str, slope: float, weights: int) -> list[Comparison]:
     """Return the bytes per pixel, the total and the weights; ``weights`` is in bytes."""
-    row, comparisons = NETWORKS[name], []
-    total = published("revnext", f"{row.section}/total")
+    section, comparisons = NETWORKS[name], []
+    added = weights if section.startswith("section3") else 0
+    total = published("revnext", f"{section}/total")
     cases: tuple[tuple[str, float, Basis], ...] = (
         ("by the paper's rule", count_by_rule(name), "paper"), ("allocated", slope, "shipped"),
     )  # fmt: skip
     for rule, per_pixel, basis in cases:
-        found = {total.id: (per_pixel * PAPER_PIXELS + (weights if row.with_weights else 0)) / UNITS[total.unit]}
+        found = {total.id: (per_pixel * PAPER_PIXELS + added) / UNITS[total.unit]}
         if name == "revnext":
             found["revnext/abstract/bytes_per_pixel"] = per_pixel
         else:
             comparisons.append(unpublished(f"{name}: memory of training per input pixel, {rule}", per_pixel, "B"))
         if name == "revnext_resnet18":
-            found[f"revnext/{row.section}/activations"] = per_pixel * PAPER_PIXELS / 1e9
+            found[f"revnext/{section}/activations"] = per_pixel * PAPER_PIXELS / 1e9
         for key, measured in found.items():
             number = published("revnext", key.removeprefix("revnext/"))
             what = f"{name}: {number.quantity.partition(': ')[2]}, {rule}"
             comparisons.append(
                 Comparison(what=what, published=number, measured=measured, unit=number.unit, basis=basis)
             )
-    printed = published("revnext", f"{row.section}/weights") if name == "revnext_resnet18" else None
+    printed = published("revnext", f"{section}/weights") if name == "revnext_resnet18" else None
     return [*comparisons, Comparison(what=f"{name}: weights", published=printed, measured=weights / 1e6, unit="MB")]
 
 
