@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER
-from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured, unpublished
+from zoo.reproduce.comparison import Section, Verdict, not_measured
 from zoo.reproduce.inplace_abn_figures1and2 import NETWORKS, spec_of
 from zoo.reproduce.inplace_abn_table2 import BASES, GPUS, PLAIN_IABN
 from zoo.reproduce.published_numbers import published
 
+LARGEST_BATCH = "resnext101_stdbn_lr_256/batch"
 # Keys of published batches by network and strategy: the largest that fits, one that fits, and ones that do not fit.
-LARGEST_BATCHES = {("resnext101", BASELINE): "resnext101_stdbn_lr_256/batch"}
-FITTING_BATCHES = {("resnext101", PLAIN_IABN): "resnext101_ipabn_lr_512/batch"}
-TOO_LARGE_BATCHES = {
+PUBLISHED_BATCHES = {
+    ("resnext101", BASELINE): LARGEST_BATCH,
+    ("resnext101", PLAIN_IABN): "resnext101_ipabn_lr_512/batch",
     ("resnext152", BASELINE): "resnext152_ipabn_lr_256/batch_stdbn",
     ("wider_resnet38", BASELINE): "wider_resnet38_ipabn_lr_256/batch_stdbn",
     ("densenet264", BASELINE): "densenet264_ipabn_lr_256/batch_stdbn",
@@ -45,18 +46,12 @@ def measure_batches(networks: Mapping[str, bool] = NETWORKS, size: int = 224) ->
             setup = Setup(spec_of(arch, input_3x3), batch=2, size=size)
             prediction = MemoryPrediction(setup, strategy)
             images = GPUS * prediction.largest_batch(int(1e9 * memory.number))[0]
-            section.comparisons.append(_compare_images(arch, strategy.name, images))
-            if (arch, strategy.name) in LARGEST_BATCHES:
-                number = published("inplace_abn", f"section4.1/{LARGEST_BATCHES[arch, strategy.name]}")
+            key = PUBLISHED_BATCHES.get((arch, strategy.name))
+            number = published("inplace_abn", f"section4.1/{key}") if key else None
+            what, basis = f"{arch}, {strategy.name}: largest batch", BASES.get(strategy.name, "both")
+            section.add(what, images, number, unit="images", basis=basis)
+            if key == LARGEST_BATCH and number is not None:
                 gigabytes = prediction.bytes_for(int(number.number) // GPUS).total / 1e9
                 what = f"{arch}, {strategy.name}: memory for {int(number.number) // GPUS} images"
-                section.comparisons.append(unpublished(what, gigabytes, "GB"))
+                section.add(what, gigabytes, unit="GB")
     return section
-
-
-def _compare_images(arch: str, strategy: str, images: int) -> Comparison:
-    case = (arch, strategy)
-    key = LARGEST_BATCHES.get(case) or FITTING_BATCHES.get(case) or TOO_LARGE_BATCHES.get(case)
-    number = published("inplace_abn", f"section4.1/{key}") if key else None
-    what, basis = f"{arch}, {strategy}: largest batch", BASES.get(strategy, "both")
-    return Comparison(what=what, published=number, measured=images, unit="images", basis=basis)

@@ -15,7 +15,7 @@ from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.resnext import GROUPS
 from zoo.remat.memory_use import StorageLog, count_memory
-from zoo.reproduce.comparison import Comparison, Section, unpublished
+from zoo.reproduce.comparison import Section, compare
 from zoo.reproduce.inplace_abn_table2 import BASES, PLAIN_IABN
 from zoo.reproduce.published_numbers import published
 from zoo.spec import NetworkSpec
@@ -42,8 +42,8 @@ def count_block_buffers(batch: int = 2) -> Section:
         block = IdentityResidualBlock(2 * WIDTH, (WIDTH, WIDTH, 2 * WIDTH), norm_act(norm), groups=GROUPS).train()
         sizes = stored_sizes(block, batch)
         number = published("inplace_abn", f"figure1/buffers_{norm}")
-        section.comparisons.append(Comparison(what=f"{name}: buffers", published=number, measured=len(sizes)))
-        section.comparisons.append(unpublished(f"{name}: bytes of the buffers", sum(sizes) / 1e6, "MB"))
+        section.add(f"{name}: buffers", len(sizes), number)
+        section.add(f"{name}: bytes of the buffers", sum(sizes) / 1e6, unit="MB")
     section.notes.append("the buffers are of two sizes: those of the first norm have twice the channels")
     return section
 
@@ -76,16 +76,14 @@ def count_stored_tensors(batch: int = 2) -> Section:
         number, names = published("inplace_abn", f"figure2/{key}"), stored_names(block, x)
         is_same = set(names) == set(str(number.value).removeprefix("only ").split(" and "))
         text = str(number.value) if is_same else " and ".join(names)
-        section.comparisons.append(Comparison(what=STRATEGIES[strategy], published=number, measured=text))
+        section.add(STRATEGIES[strategy], text, number)
         held[strategy] = count_memory(forward_of(block, x), block.parameters()).held / x.nbytes
-        section.comparisons.append(unpublished(f"{STRATEGIES[strategy]}: bytes", held[strategy], "tensors"))
+        section.add(f"{STRATEGIES[strategy]}: bytes", held[strategy], unit="tensors")
     saved = 100 * (1 - held["inplace_1"] / held["standard"])
     least = max(held["inplace_1"], held["inplace_2"]) / held["checkpoint_norms"]
     memory, efficient = (published("inplace_abn", key) for key in ("section5/memory", "section3.3/memory"))
-    section.comparisons += [
-        Comparison(what="memory saved by InPlace-ABN I", published=memory, measured=saved, unit="%"),
-        Comparison(what="bytes of (d) and (e), at most, over those of (b)", published=efficient, measured=least),
-    ]
+    section.add("memory saved by InPlace-ABN I", saved, memory, unit="%")
+    section.add("bytes of (d) and (e), at most, over those of (b)", least, efficient)
     return section
 
 
@@ -134,17 +132,11 @@ def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 6
                 held[strategy.name] = count_memory(setup.forward_of(model), model.parameters()).held
         for name, of_networks in saved.items():
             of_networks[arch] = 100 * (1 - held[name] / held[BASELINE])
-            section.comparisons.append(unpublished(f"{arch}: {name}", of_networks[arch], "%"))
+            section.add(f"{arch}: {name}", of_networks[arch], unit="%")
     number = published("inplace_abn", "abstract/memory")
     most = {name: max(of_networks, key=of_networks.__getitem__) for name, of_networks in saved.items()}
     section.comparisons[:0] = [
-        Comparison(
-            what=f"largest of all networks: {most[name]}, {name}",
-            published=number,
-            measured=saved[name][most[name]],
-            unit="%",
-            basis=basis,
-        )
+        compare(f"largest of all networks: {most[name]}, {name}", saved[name][most[name]], number, "%", basis=basis)
         for name, basis in BASES.items()
     ]
     return section

@@ -11,7 +11,7 @@ from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
 from zoo.config import experiments_dir, load_experiment
-from zoo.reproduce.comparison import Basis, Comparison, Section, unpublished
+from zoo.reproduce.comparison import Basis, Comparison, Section, compare
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.run.plot_style import Line, Panel
 from zoo.spec import NetworkSpec
@@ -99,7 +99,7 @@ def _measure_case(name: str, setup: Setup) -> tuple[list[Comparison], Panel]:
         batches = sorted({2, setup.batch, batch} - {0})
         lines.append(Line(strategy, batches, [prediction.bytes_for(batch).total / 1e9 for batch in batches]))
     row = f"{name}, std-BN: {setup.batch} crops of {setup.size}^2, predicted for one GPU"
-    found = [unpublished(row, memory_bytes / 1e9, "GB"), *(each for regime in REGIMES for each in comparisons[regime])]
+    found = [compare(row, memory_bytes / 1e9, unit="GB"), *(each for regime in REGIMES for each in comparisons[regime])]
     return found, Panel(f"{name}, crops of {setup.size}^2", "crops on a GPU", "GB", lines)
 
 
@@ -115,15 +115,8 @@ def _compare_largest(name: str, regime: str, strategy: str, setup: Setup, batch:
     gain = round(100 * (batch * size**2 / (setup.batch * setup.size**2) - 1))
     what, crops = f"{name}, {regime}: {strategy}", f"{GPUS * batch} x {size}^2"
     if strategy not in BASES:
-        return [] if strategy == BASELINE else [unpublished(what, gain, "%", crops)]
+        return [] if strategy == BASELINE else [compare(what, gain, unit="%", note=crops)]
     return [
-        Comparison(
-            what=what + ", synchronized" * ("-sync" in number.network),
-            published=number,
-            measured=gain,
-            unit="%",
-            basis=BASES[strategy],
-            note=crops,
-        )
+        compare(what + ", synchronized" * ("-sync" in number.network), gain, number, basis=BASES[strategy], note=crops)
         for number in gains_of(name, regime)
     ]

@@ -17,7 +17,7 @@ from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock
 from zoo.ops.abn.backend import name_for
 from zoo.remat.memory_use import Memory, count_memory, measure_memory
-from zoo.reproduce.comparison import Basis, Comparison, Section, unpublished
+from zoo.reproduce.comparison import Basis, Comparison, Section, compare
 from zoo.reproduce.error_rates import errors_of, needs_training, report_errors
 from zoo.reproduce.paper_networks import build_revnext, count_parameters, forward_of
 from zoo.reproduce.published_numbers import published
@@ -78,7 +78,7 @@ def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] 
         slopes, held_slope = _slopes(pixels, peaks), _slopes(pixels, [memory.held for memory in memories])[-1]
         slope = slopes[-1]
         section.comparisons += _compare_with_paper(name, slope, 4 * count_parameters(model))
-        section.comparisons.append(unpublished(f"{name}: held after forward, bytes per pixel", held_slope, "B"))
+        section.add(f"{name}: held after forward, bytes per pixel", held_slope, unit="B")
         lines.append(Line(f"{name}: {slope:.0f} B/px", [count / 1e3 for count in pixels], [p / 1e6 for p in peaks]))
         if name in DEEPER_OPTIONS:
             section.comparisons.append(_compare_depths(name, sizes[:2], batch, slopes[0]))
@@ -107,17 +107,15 @@ def _compare_with_paper(name: str, slope: float, weights: int) -> list[Compariso
         if name == "revnext":
             found["revnext/abstract/bytes_per_pixel"] = per_pixel
         else:
-            comparisons.append(unpublished(f"{name}: memory of training per input pixel, {rule}", per_pixel, "B"))
+            comparisons.append(compare(f"{name}: memory of training per input pixel, {rule}", per_pixel, unit="B"))
         if name == "revnext_resnet18":
             found[f"revnext/{section}/activations"] = per_pixel * PAPER_PIXELS / 1e9
         for key, measured in found.items():
             number = published("revnext", key.removeprefix("revnext/"))
             what = f"{name}: {number.quantity.partition(': ')[2]}, {rule}"
-            comparisons.append(
-                Comparison(what=what, published=number, measured=measured, unit=number.unit, basis=basis)
-            )
+            comparisons.append(compare(what, measured, number, basis=basis))
     printed = published("revnext", f"{section}/weights") if name == "revnext_resnet18" else None
-    return [*comparisons, Comparison(what=f"{name}: weights", published=printed, measured=weights / 1e6, unit="MB")]
+    return [*comparisons, compare(f"{name}: weights", weights / 1e6, printed, "MB")]
 
 
 def count_by_rule(name: str) -> float:
@@ -155,7 +153,7 @@ def _compare_depths(name: str, sizes: Sequence[int], batch: int, slope: float) -
     (option, depth), *_ = DEEPER_OPTIONS[name].items()
     what = f"{name}, {option} {'-'.join(map(str, depth))} over the default depth: bytes per pixel"
     number, note = published("revnext", "abstract/depth"), f"{deep:.4g} B, {slope:.4g} B"
-    return Comparison(what=what, published=number, measured=deep / slope, note=note)
+    return compare(what, deep / slope, number, note=note)
 
 
 def count_whole_data_sets() -> Section:
@@ -174,13 +172,9 @@ def count_whole_data_sets() -> Section:
         cases: tuple[tuple[str, float, Basis], ...] = (
             ("by the paper's rule", by_rule, "paper"), ("counted", counted, "shipped"),
         )  # fmt: skip
-        section.comparisons += [
-            Comparison(
-                what=f"{PAPER_IMAGES:,} images of {size} pixels, {rule}", published=number,
-                measured=(bytes_ + weights) / 1e9, unit="GB", basis=basis,
-            )
-            for rule, bytes_, basis in cases
-        ]  # fmt: skip
+        for rule, bytes_, basis in cases:
+            what = f"{PAPER_IMAGES:,} images of {size} pixels, {rule}"
+            section.add(what, (bytes_ + weights) / 1e9, number, basis=basis)
     return section
 
 
@@ -191,10 +185,7 @@ def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
     for name in OTHER_EXPERIMENTS:
         section.comparisons += errors_of(name, None, runs)
     epochs = load_experiment(experiments_dir() / f"{EXPERIMENT}.json").optimizer.schedule.epochs
-    number = published("revnext", "section5/epochs")
-    section.comparisons.append(
-        Comparison(what=f"{EXPERIMENT}: epochs", published=number, measured=epochs, unit=number.unit)
-    )
+    section.add(f"{EXPERIMENT}: epochs", epochs, published("revnext", "section5/epochs"))
     section.notes.append(
         "the accuracy is published without the depths and pools of the network; we assume that it is this one"
     )
@@ -215,10 +206,6 @@ def report_gpu() -> Section:
     megabytes = (constant_bytes(model, Setup(config.network, batch, size)) + step) / UNITS["MB"]
     number = published("revnext", "abstract/minutes")
     section.comparisons = [needs_training("GTX 750 with 1 GB", number, EXPERIMENT, unit="minutes")]
-    section.comparisons += [
-        Comparison(what="memory of training", published=published("revnext", key), measured=measured, unit=unit)
-        for key, measured, unit in (
-            ("abstract/gpu_memory", megabytes / 1e3, "GB"), ("section5.2/available_memory", megabytes, "MB"),
-        )
-    ]  # fmt: skip
+    section.add("memory of training", megabytes / 1e3, published("revnext", "abstract/gpu_memory"))
+    section.add("memory of training", megabytes, published("revnext", "section5.2/available_memory"))
     return section
