@@ -108,9 +108,15 @@ class Benchmark(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetupOptions:
-    """The variant of a network, and its images."""
+class StepOptions:
+    """Options of benchmarks of a training step."""
 
+    batch: BatchSize = 4
+    """Images per step."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format; bfloat16 is autocast."""
+    budgets: Budgets = option(default=(0.2, 0.4, 0.6, 0.8, 1.0), nargs="*")
+    """Activation memory budgets of torch.compile, from 0 to 1."""
     size: Positive = option(default=224, metavar="PX")
     """Image size."""
     structure: Annotated[tuple[int, ...], _numbers] | None = option(metavar="NxNxNxN")
@@ -120,26 +126,14 @@ class SetupOptions:
     layout: Layout = "contiguous"
     """Memory layout of images and weights."""
 
-    def setup(self, network: str, results: Results, batch: int = 2, dtype: str = "float32") -> Setup:
+    def setup(self, network: str, results: Results) -> Setup:
         """Return the network and the images to measure."""
         from zoo.benchmark.network_setup import Setup
         from zoo.spec import parse_spec
 
         options = {"input_3x3": True} if self.input_3x3 else {}
         spec = parse_spec({"arch": network, "options": options}, network)
-        return Setup(spec, batch, self.size, self.structure, dtype, self.layout, results.device)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOptions(SetupOptions):
-    """Options of benchmarks of a training step."""
-
-    batch: BatchSize = 4
-    """Images per step."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format; bfloat16 is autocast."""
-    budgets: Budgets = option(default=(0.2, 0.4, 0.6, 0.8, 1.0), nargs="*")
-    """Activation memory budgets of torch.compile, from 0 to 1."""
+        return Setup(spec, self.batch, self.size, self.structure, self.dtype, self.layout, results.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +174,7 @@ class BenchmarkModel(Benchmark, StepOptions):
         from zoo.benchmark.model import measure_networks, measure_strategies
         from zoo.benchmark.strategies import all_strategies, choose_strategies
 
-        setups = [self.setup(network, results, self.batch, self.dtype) for network in self.networks]
+        setups = [self.setup(network, results) for network in self.networks]
         if self.strategies is None:
             measure_networks(results, setups, self.modes, self.rounds)
             return
@@ -215,7 +209,7 @@ class BenchmarkPareto(Benchmark, StepOptions):
         if with_plot:
             check_matplotlib()
         strategies = choose_strategies(all_strategies(self.budgets), self.strategies, self.dtype)
-        measure_strategies(results, self.setup(self.network, results, self.batch, self.dtype), strategies, self.rounds)
+        measure_strategies(results, self.setup(self.network, results), strategies, self.rounds)
         if with_plot:
             write_plots(self.stem, results.content())
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER
@@ -12,6 +10,7 @@ from zoo.reproduce.inplace_abn_figures1and2 import NETWORKS, spec_of
 from zoo.reproduce.inplace_abn_table2 import BASES, GPUS, PLAIN_IABN
 from zoo.reproduce.published_numbers import published
 
+SIZE = 224  # side of the images, in pixels
 LARGEST_BATCH = "resnext101_stdbn_lr_256/batch"
 # Keys of published batches by network and strategy: the largest that fits, one that fits, and ones that do not fit.
 PUBLISHED_BATCHES = {
@@ -23,17 +22,12 @@ PUBLISHED_BATCHES = {
 }
 
 
-def measure_batches(networks: Mapping[str, bool] = NETWORKS, size: int = 224) -> Section:
-    """Return the largest batches with standard and with in-place norms.
-
-    Args:
-    - `networks`: architectures, and whether their stem is three 3x3 convolutions.
-    - `size`: side of the images, in pixels.
-    """
+def measure_batches() -> Section:
+    """Return the largest batches with standard and with in-place norms."""
     memory = published("inplace_abn", "section4/gpu_memory")
     section = Section(
         "section4.1", "Section 4.1: batches that fit",
-        f"The largest number of images of {size} pixels that {GPUS} GPUs of {memory.value} GB can train with, using "
+        f"The largest number of images of {SIZE} pixels that {GPUS} GPUs of {memory.value} GB can train with, using "
         "SGD with momentum in float32. Bytes of parameters, momentum, gradients, images and all tensors of a step are "
         "counted on the meta device. Scratch memory of convolutions, which depends on the GPU, and memory of the "
         "framework itself are not counted.",
@@ -41,9 +35,9 @@ def measure_batches(networks: Mapping[str, bool] = NETWORKS, size: int = 224) ->
     is_setting = Verdict("not built", "a property of the authors' GPUs, which the other rows assume")
     section.comparisons.append(not_measured("memory of a GPU", memory, "GB", is_setting))
     strategies = [strategy for strategy in EAGER if strategy.name in (BASELINE, PLAIN_IABN)]
-    for arch, input_3x3 in networks.items():
+    for arch, input_3x3 in NETWORKS.items():
         for strategy in strategies:
-            setup = Setup(spec_of(arch, input_3x3), batch=2, size=size)
+            setup = Setup(spec_of(arch, input_3x3), batch=2, size=SIZE)
             prediction = MemoryPrediction(setup, strategy)
             images = GPUS * prediction.largest_batch(int(1e9 * memory.number))[0]
             key = PUBLISHED_BATCHES.get((arch, strategy.name))

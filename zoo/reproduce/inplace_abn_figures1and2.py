@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER
-from zoo.benchmark.variants import STRATEGIES, Block
+from zoo.benchmark.variants import SLOPE, STRATEGIES, Block
 from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.resnext import GROUPS
@@ -21,6 +21,7 @@ from zoo.reproduce.published_numbers import published
 from zoo.spec import NetworkSpec
 
 WIDTH, SIDE = 128, 56  # of the bottlenecks in the first module of ResNeXt-101, for images of 224 pixels
+BATCH = 2
 # Keys of the published numbers, and the names of these strategies in `STRATEGIES`.
 FIGURE2 = {
     "standard": "standard", "checkpoint": "checkpoint_norms", "checkpoint_xhat": "checkpoint_xhat",
@@ -30,17 +31,17 @@ FIGURE2 = {
 NETWORKS = {"resnext101": True, "resnext152": True, "wider_resnet38": False, "densenet264": True}
 
 
-def count_block_buffers(batch: int = 2) -> Section:
+def count_block_buffers() -> Section:
     """Return the number of buffers that a residual block stores with standard and with in-place norms: Figure 1."""
     section = Section(
         "figure1", "Figure 1: buffers stored for backward by a residual block",
         f"Pre-activation bottleneck of ResNeXt-101 without projection: {2 * WIDTH} channels in and out, {WIDTH} "
-        f"between, {SIDE}^2 pixels, {batch} images. Counted are the tensors held between forward and backward, "
+        f"between, {SIDE}^2 pixels, {BATCH} images. Counted are the tensors held between forward and backward, "
         "including the block's input, without its output and without tensors of one value per channel.",
     )  # fmt: skip
     for norm, name in (("standard", "std-BN"), ("inplace", "InPlace-ABN")):
         block = IdentityResidualBlock(2 * WIDTH, (WIDTH, WIDTH, 2 * WIDTH), norm_act(norm), groups=GROUPS).train()
-        sizes = stored_sizes(block, batch)
+        sizes = stored_sizes(block, BATCH)
         number = published("inplace_abn", f"figure1/buffers_{norm}")
         section.add(f"{name}: buffers", len(sizes), number)
         section.add(f"{name}: bytes of the buffers", sum(sizes) / 1e6, unit="MB")
@@ -58,7 +59,7 @@ def stored_sizes(block: Callable[[Tensor], Tensor], batch: int) -> list[int]:
     return [size for size in alive.values() if size >= 4 * batch * WIDTH * SIDE**2]
 
 
-def count_stored_tensors(batch: int = 2) -> Section:
+def count_stored_tensors(batch: int = BATCH) -> Section:
     """Return the tensors that five strategies store for backward, and the memory that in-place norms save (Figure 2).
 
     The memory of section 5 is measured on the same block.
@@ -90,7 +91,7 @@ def count_stored_tensors(batch: int = 2) -> Section:
 def stored_names(block: Block, x: Tensor) -> list[str]:
     """Return the names of the feature maps that a block saves for backward: x, x_hat, z or "something else"."""
     x_hat = F.batch_norm(x, None, None, training=True)
-    known = {"x": x, "x_hat": x_hat, "z": F.leaky_relu(x_hat, 0.01)}  # scale 1, shift 0
+    known = {"x": x, "x_hat": x_hat, "z": F.leaky_relu(x_hat, SLOPE)}  # scale 1, shift 0
     output = block(x)  # torch 2.11 returns no saved tensors once the output is freed
     saved = output.grad_fn.saved_tensors
     maps = [tensor for tensor in saved if tensor is not None and tensor.shape == x.shape]
