@@ -53,7 +53,7 @@ def new_results() -> Results:
 
 
 def values_of(results: Results, metric: str) -> dict[str, float]:
-    return {record.provider: record.median for record in results.records if record.metric == metric}
+    return {record["provider"]: record["median"] for record in results.records if record["metric"] == metric}
 
 
 # --- format ---
@@ -146,7 +146,7 @@ def _no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_layer_has_all_metrics_and_the_bytes_known_by_hand() -> None:
     results = new_results()
     layer.measure_layers(results, [(2, 16, 14, 14)], ["float32"], ["contiguous"], rounds=2)
-    providers = {record.provider for record in results.records if record.subject == "norm + activation"}
+    providers = {record["provider"] for record in results.records if record["subject"] == "norm + activation"}
     assert {BASELINE, "checkpointed std-BN", "compiled std-BN", "compiled iABN", "iABN reference"} <= providers
     assert ("iABN native" in providers) == (native.unavailable_reason() is None)
     held = values_of(results, "held")
@@ -217,7 +217,7 @@ def test_networks_are_measured_relative_to_eager_std_bn() -> None:
     assert [*values_of(results, "held")] == [BASELINE, "iABN plain", "iABN"]
     assert values_of(results, "held ratio")[BASELINE] == values_of(results, "step ratio")[BASELINE] == 1
     assert values_of(results, "held ratio")["iABN"] < values_of(results, "held ratio")["iABN plain"] < 1
-    assert results.records[0].subject == "resnet18 (1-1-1-1)"
+    assert results.records[0]["subject"] == "resnet18 (1-1-1-1)"
 
 
 def test_a_network_of_another_package_has_its_own_norms_checkpointed_or_lean() -> None:
@@ -233,7 +233,7 @@ def test_a_network_of_another_package_has_its_own_norms_checkpointed_or_lean() -
     refused = "torchvision:resnet18 has its own norms, and its memory strategies are plain, checkpoint, lean"
     assert f"not measured: iABN ({refused})" in results.notes
     assert any(note.startswith("std-BN checkpointed selectively: torch's selective") for note in results.notes)
-    assert {record.subject for record in results.records} == {"torchvision:resnet18"}
+    assert {record["subject"] for record in results.records} == {"torchvision:resnet18"}
     with pytest.raises(ConfigError, match="has its own structure"):
         replace(setup, structure=(1, 1)).build("standard", "plain")
 

@@ -156,9 +156,9 @@ def summarize_networks(results: Results, holders: Mapping[str, str | None]) -> N
     for provider in (LEAN, CAPTURED, INDUCTOR):
         _summarize(results, provider)
     ratios = {
-        each.subject: each.median
+        each["subject"]: each["median"]
         for each in results.records
-        if (each.provider, each.metric) == (LEAN, "held ratio") and each.subject in holders
+        if (each["provider"], each["metric"]) == (LEAN, "held ratio") and each["subject"] in holders
     }
     worst = sorted(ratios, key=ratios.__getitem__, reverse=True)[:WORST]
     if len(ratios) > 1:
@@ -170,8 +170,8 @@ def summarize_networks(results: Results, holders: Mapping[str, str | None]) -> N
 
 def _summarize(results: Results, provider: str) -> None:
     def values(metric: str) -> list[float]:
-        found = [each for each in results.records if each.provider == provider and each.metric == metric]
-        return [each.median for each in found]
+        wanted = provider, metric
+        return [each["median"] for each in results.records if (each["provider"], each["metric"]) == wanted]
 
     trained, is_same = values("trains"), values("same bits")
     if not trained:

@@ -144,7 +144,7 @@ class ImageNetRun:
     @property
     def is_off(self) -> bool:
         """Whether a measured score contradicts the published one."""
-        return any(row.is_off(self._data) for row in self.rows.values())
+        return any(row.verdict(self._data).state == "off" for row in self.rows.values())
 
     @property
     def is_complete(self) -> bool:

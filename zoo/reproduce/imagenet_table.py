@@ -75,10 +75,6 @@ class Row:
             return Verdict("reproduced", f"within {TOLERANCE} point")
         return Verdict("off", f"{differences[worst]:+.2f} points ({worst})")
 
-    def is_off(self, data: ValidationSet) -> bool:
-        """Whether a measured score contradicts the published one."""
-        return self.verdict(data).state == "off"
-
     def to_json(self, data: ValidationSet) -> dict[str, Any]:
         """Return the row for JSON; ``images`` describes the scored or required images."""
         verdict = self.verdict(data)

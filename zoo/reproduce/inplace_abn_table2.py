@@ -10,7 +10,7 @@ from zoo.architectures import LEAN, architecture
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
-from zoo.config import experiments_dir, load_experiment
+from zoo.config import load_experiment
 from zoo.reproduce.comparison import Basis, Comparison, Section, compare
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.run.plot_style import Line, Panel
@@ -70,7 +70,7 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> Section:
 
 def first_row(name: str) -> Setup:
     """Return the network and the crops on one GPU in the first row of Table 2, from its experiment."""
-    config = load_experiment(experiments_dir() / f"{name}_stdbn.json")
+    config = load_experiment(f"{name}_stdbn")
     network = config.network
     stem = {key: value for key, value in network.options.items() if key == "input_3x3"}
     spec = NetworkSpec(arch=network.arch, num_classes=network.num_classes, options=stem)

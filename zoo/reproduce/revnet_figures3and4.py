@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean, stdev
 
-from zoo.config import experiments_dir, load_experiment
+from zoo.config import load_experiment
 from zoo.reproduce.comparison import RULES, Comparison, Section, Verdict, compare, not_measured
 from zoo.reproduce.error_rates import command_of, compare_errors, error_curves, facts_of, missing_images, needs_training
 from zoo.reproduce.operations import operations_of
@@ -32,7 +32,7 @@ def report_imagenet_curves(runs: Sequence[TrainingRun]) -> Section:
     )  # fmt: skip
     epochs, slowdown = (published("revnet", f"figure3/{key}") for key in ("epochs", "slowdown"))
     for name in IMAGENET_EXPERIMENTS:
-        ours = load_experiment(experiments_dir() / f"{name}.json").optimizer.schedule.epochs
+        ours = load_experiment(name).optimizer.schedule.epochs
         section.add(f"{name}: epochs of the experiment", ours, epochs)
     revnet, resnet = (
         [run for run in runs if run.experiment == name and not run.is_stored] for name in IMAGENET_EXPERIMENTS
@@ -127,7 +127,7 @@ def _compare_length(runs: Sequence[TrainingRun]) -> Comparison:
     finished = [run for run in runs if run.is_finished]
     if not finished:
         return needs_training(number.quantity, number, LONG_CIFAR_EXPERIMENT, runs, unit="epochs")
-    regular = load_experiment(experiments_dir() / f"{CIFAR_EXPERIMENT}.json").optimizer.schedule.epochs
+    regular = load_experiment(CIFAR_EXPERIMENT).optimizer.schedule.epochs
     change = max(run.top1[regular - 1] - run.top1[-1] for run in finished)
     stable = finished[0].num_epochs - regular if change <= RULES["accuracy trained"].tolerance else 0
     facts = facts_of(finished) | {"weakness": _weakness(LONG_CIFAR_EXPERIMENT, finished), "spread": 0.0}

@@ -11,7 +11,7 @@ from torch import nn
 
 from zoo.benchmark.memory_prediction import constant_bytes
 from zoo.benchmark.network_setup import Setup
-from zoo.config import experiments_dir, load_experiment
+from zoo.config import load_experiment
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
 from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock
@@ -184,7 +184,7 @@ def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
     section = report_errors("table1", title, {EXPERIMENT: number}, runs)
     for name in OTHER_EXPERIMENTS:
         section.comparisons += errors_of(name, None, runs)
-    epochs = load_experiment(experiments_dir() / f"{EXPERIMENT}.json").optimizer.schedule.epochs
+    epochs = load_experiment(EXPERIMENT).optimizer.schedule.epochs
     section.add(f"{EXPERIMENT}: epochs", epochs, published("revnext", "section5/epochs"))
     section.notes.append(
         "the accuracy is published without the depths and pools of the network; we assume that it is this one"
@@ -194,7 +194,7 @@ def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
 
 def report_gpu() -> Section:
     """Return Table 2: the time, which needs the paper's GPU, and the memory that training needs."""
-    config = load_experiment(experiments_dir() / f"{EXPERIMENT}.json")
+    config = load_experiment(EXPERIMENT)
     batch, size = config.optimizer.batch_size, config.input.crop_train
     section = Section(
         "table2", "Table 2: time to 93.3 %, and the memory of the GPU",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zoo.config import Experiment, experiments_dir, load_experiment
+from zoo.config import Experiment, load_experiment
 from zoo.config.optimizer import MIN_LINEAR_LR
 from zoo.models.deeplab import HEAD_CHANNELS, HEAD_DILATIONS
 from zoo.models.resnext import GROUPS
@@ -25,7 +25,7 @@ def report_settings(paper: str, item: str) -> Section:
     for key, number in published_numbers(paper).items():
         setting = SETTINGS.get(key.rpartition("/")[2])
         if (number.item, number.evidence) == (item, "setting") and setting is not None:
-            ours = setting(load_experiment(experiments_dir() / f"{number.network}.json"))
+            ours = setting(load_experiment(number.network))
             section.add(f"{number.network}: {number.quantity.rpartition(': ')[2]}", ours, number)
     return section
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from zoo.architectures import ARCHITECTURES
-from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
+from zoo.config import Experiment, load_experiment, parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, escape
 from zoo.files import write_bytes, write_json
@@ -182,7 +182,7 @@ def load_changed(name: str) -> Experiment:
     The changes follow as a JSON object: ``revnext_cifar10 {"network.options": {"blocks": [2, 2]}}``.
     """
     stem, _, changes = name.partition(" ")
-    experiment = load_experiment(experiments_dir() / f"{stem}.json")
+    experiment = load_experiment(stem)
     content = experiment.model_dump(mode="json", exclude={"expected"})
     for setting, value in json.loads(changes or "{}").items():
         *path, last = setting.split(".")
