@@ -42,12 +42,12 @@ class ReproduceAll(Command, PaperOptions):
         from zoo.reproduce.paper_run import reproduce_papers
         from zoo.reproduce.scoreboard import count_sentence
 
-        reproduced = reproduce_papers(self)
+        reports, rows = reproduce_papers(self)
         if self.paper != ALL:
-            print(*reproduced.reports.values())
-        for paper in reproduced.reports:
+            print(*reports.values())
+        for paper in reports:
             print(f"written to {self.out / paper}.md and .json, with plots next to them")
-        print(f"{count_sentence(reproduced.rows)} All rows: {self.out / 'reproduction.html'} and .csv")
+        print(f"{count_sentence(rows)} All rows: {self.out / 'reproduction.html'} and .csv")
         return 0
 
 

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -31,24 +31,18 @@ IMAGENET_CLASSES = 1000
 SCORED_PAPER = "inplace_abn"  # whose published networks are scored on ImageNet
 
 
-class Reproduced(NamedTuple):
-    """Result of `reproduce_papers`: the reports as Markdown by paper, and the rows of the scoreboard."""
-
-    reports: Mapping[str, str]
-    rows: Sequence[Row]
-
-
 def papers_of(options: PaperOptions) -> list[str]:
     """Return the papers to measure."""
     return list(PAPERS) if options.paper == ALL else [options.paper]
 
 
-def reproduce_papers(options: PaperOptions) -> Reproduced:
+def reproduce_papers(options: PaperOptions) -> tuple[dict[str, str], list[Row]]:
     """Measure all items, and write the paper's report and the scoreboard after each.
 
-    Stores the curves of training runs in PAPER_runs.json and plots them in PAPER_runs.png. Given ImageNet, scores the
-    published networks on it first, as `zoo reproduce imagenet` does. Raises ConfigError, CheckpointError or
-    DataError for unusable options, and ConfigError if plots need matplotlib, before anything is measured.
+    Returns the reports as Markdown by paper, and the rows of the scoreboard. Stores the curves of training runs in
+    PAPER_runs.json and plots them in PAPER_runs.png. Given ImageNet, scores the published networks on it first, as `zoo
+    reproduce imagenet` does. Raises ConfigError, CheckpointError or DataError for unusable options, and ConfigError if
+    plots need matplotlib, before anything is measured.
     """
     if not options.no_plot:
         check_matplotlib()
@@ -74,7 +68,7 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
         chosen = choose()
     device = torch.device("cpu")
     environment = describe_environment(device)
-    reports = {}
+    reports: dict[str, str] = {}
     for paper, measurements in chosen.items():
         runs, remarks = found[paper]
         _keep_runs(options, paper, runs)
@@ -93,7 +87,7 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
         if not options.only and measured != set(sections):
             reports[paper] = write_report(options.out, header, [sections[key] for key in sections if key in measured])
         write_forms(options.out)
-    return Reproduced(reports, read_rows(options.out))
+    return reports, read_rows(options.out)
 
 
 def check_imagenet(data: Path) -> None:
