@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from tests.pages.numbers import MARKERS
@@ -186,7 +187,7 @@ def quickstart_means() -> dict[str, dict[str, float]]:
     runs = [run["results"] for run in result("quickstart")["runs"]]
     return {
         scores[0]["protocol"].partition("-")[0]: {
-            key: round(mean(s[key] for s in scores), 2) for key in ("top1", "top5")
+            key: round(statistics.mean(s[key] for s in scores), 2) for key in ("top1", "top5")
         }
         for scores in zip(*runs, strict=True)
     }
@@ -330,9 +331,20 @@ def lean_sweep() -> str:
         left_out = sum(note.startswith("not measured") for note in result(file)["notes"])
         counts = [f"{found[metric]:.0f}" for metric in ("networks that train", "with the same bits")]
         ratios = [f"{found[f'held ratio, {which}']:.2f}" for which in ("median", "90th percentile", "worst")]
-        rows.append([package, *counts, str(left_out), *ratios])
+        rows.append([package, *counts, str(left_out), *ratios, *_median_step_ratios(file)])
     headers = ["", "trained lean", "with the same bits", "not trainable in plain training either"]
-    return table([*headers, "bytes held: median", "90th percentile", "worst"], rows)
+    headers += ["bytes held: median", "90th percentile", "worst"]
+    return table([*headers, "time of a step: median", "of the half with longer steps"], rows)
+
+
+def _median_step_ratios(file: str) -> list[str]:
+    """Return the median over all networks, and over the half whose plain steps take longer; empty if not timed."""
+    if not any(record["metric"] == "step ratio" for record in result(file)["records"]):
+        return ["", ""]
+    ratios = {r["subject"]: r["median"] for r in records(file, "step ratio", provider="lean")}
+    by_duration = [r["subject"] for r in sorted(records(file, "step", provider="plain"), key=itemgetter("median"))]
+    longer = by_duration[len(by_duration) // 2 :]
+    return [f"{statistics.median(ratios[name] for name in names):.2f}" for names in (by_duration, longer)]
 
 
 def lean_beside() -> str:
@@ -425,7 +437,7 @@ def cifar10() -> str:
         (trained,), (scored,) = (
             {run.get(key, content.get(key)) for run in runs} for key in ("num_training_images", "num_validation_images")
         )
-        share = mean(finished) / 100
+        share = statistics.mean(finished) / 100
         error = 100 * math.sqrt(share * (1 - share) / scored)
         rows.append([title, f"{trained:,}", f"{scored:,}", f"{error:.1f}", *map(_final, by_label)])
     return table(headers, rows)
