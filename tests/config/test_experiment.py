@@ -86,6 +86,10 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(path: str, nearest: 
     assert problems_of(content) == [f'{path} = "v": unknown key; the nearest is {nearest}']
 
 
+def test_lean_training_is_compiled() -> None:
+    assert not problems_of({"network": {"memory": "lean"}, "training": {"compile": True}})
+
+
 @pytest.mark.parametrize("activation", ["relu", "identity"])
 def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> None:
     assert not problems_of({"network": {"activation": activation, "activation_param": 0}})
@@ -99,7 +103,10 @@ def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> 
         ({"network": {"classes": 0}}, "network.num_classes"),
         ({"network": {"arch": "resnext50", "memory": "checkpoint_norms"}}, "network.memory"),
         ({"training": {"activation_memory_budget": 0.5}}, "training.activation_memory_budget"),
-        ({"network": {"memory": "lean"}, "training": {"compile": True}}, "network.memory"),
+        (
+            {"network": {"memory": "lean"}, "training": {"compile": True, "activation_memory_budget": 0.5}},
+            "training.activation_memory_budget",
+        ),
         ({"training": {"compile_mode": "reduce-overhead"}}, "training.compile_mode"),
         ({"input": {"scale_val": 256, "crop_val": 320}}, "input.crop_val"),
         ({"input": {"pad_mode_train": "reflect"}}, "input.pad_mode_train"),

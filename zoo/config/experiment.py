@@ -185,7 +185,8 @@ class Training(Section):
     channels_last: bool = False
     """Whether images and weights use the channels_last memory format, which is faster on some machines."""
     compile: bool = False
-    """Whether to compile the network with torch.compile."""
+    """Whether to compile the network with torch.compile. With network.memory "lean", its graphs save what lean training
+    saves, see `zoo.remat.inductor_options`."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
     """Mode of torch.compile. "reduce-overhead" uses CUDA graphs, for small batches that are limited by kernel launches
     (not measured); "max-autotune" tries more kernels and takes longer to compile."""
@@ -330,11 +331,10 @@ class Experiment(Section):
             for protocol in self.expected.scores:
                 if protocol.startswith("whole") != (self.segmentation is not None):
                     yield "expected.scores", f"{protocol} is not a protocol of {self.task}"
-        if self.network.memory == LEAN and self.training.compile:
+        if self.network.memory == LEAN and self.training.activation_memory_budget is not None:
             yield (
-                "network.memory",
-                "has no effect in a compiled network, where torch.compile decides what is saved; remove one of the "
-                "two, or set training.activation_memory_budget instead of network.memory",
+                "training.activation_memory_budget",
+                f'decides what a compiled network saves, and so does network.memory "{LEAN}"; remove one of the two',
             )
         if self.regularization.mixes and self.optimizer.batch_size % 2:
             yield "optimizer.batch_size", "should be even with mixup or cutmix, which mix the images of its halves"
