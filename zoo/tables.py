@@ -17,6 +17,11 @@ def markdown_list(items: Iterable[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
 
 
+def counted(count: int, what: str) -> str:
+    """Return "1 image", "2 images"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def key_value_text(values: Mapping[str, object]) -> str:
     """Return "key value, key value", omitting values that are None or empty."""
     return ", ".join(f"{key} {value}" for key, value in values.items() if value not in (None, ""))

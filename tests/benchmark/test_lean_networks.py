@@ -125,7 +125,7 @@ def test_captured_training_and_inductor_are_measured_beside_eager_lean_training(
     setup = Setup(NetworkSpec(arch="resnet18"), 2, 64, structure=(1, 1, 1, 1))
     lean_networks.measure_lean_network(results, setup, rounds=1, capture=True, compiled_budgets=(0.3,))
     lean_networks.summarize_networks(results, {})
-    found = {(each.provider, each.metric): each.median for each in results.records}
+    found = {(each["provider"], each["metric"]): each["median"] for each in results.records}
     assert found["lean captured", "same bits"] == found["lean captured", "with the same bits"] == 1
     assert ("Inductor, lean rule", "same bits") not in found
     assert found["lean captured", "held ratio"] < 0.75  # Inductor also holds copies of the weights

@@ -51,9 +51,11 @@ def test_doctor_names_versions_kernels_and_folders(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZOO_CACHE", "/proc/no-such-folder")
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for fact in (torch.__version__, "reference", "/proc/no-such-folder (ZOO_CACHE"):
+    for fact in (torch.__version__, "reference", "/proc/no-such-folder (ZOO_CACHE", "4 cores, 1 thread used by torch"):
         assert fact in out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.reproduce.runs import make_run
 from tests.reproduce.scoreboards import number, publish
 from zoo.cli import build_parser, main
 from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
-from zoo.reproduce.papers import PAPERS, Inputs, Measurement
+from zoo.reproduce.papers import PAPERS, Measurement
 from zoo.run.plot_style import Line, Panel
 
 pytestmark = pytest.mark.slow  # trains and scores
@@ -33,10 +34,10 @@ class Measured:
 
     def __init__(self) -> None:
         self.items: list[tuple[str, str]] = []
-        self.inputs: list[Inputs] = []
+        self.inputs: list[tuple[Any, Any]] = []
 
-    def of_paper(self, paper: str, inputs: Inputs) -> list[Measurement]:
-        self.inputs.append(inputs)
+    def of_paper(self, paper: str, runs: Any = (), scores: Any = ()) -> list[Measurement]:
+        self.inputs.append((runs, scores))
         table, figure = NUMBERS[paper]
 
         def measure_table() -> Section:
@@ -49,7 +50,7 @@ class Measured:
             self.items.append((paper, "Figure 1"))
             needed = not_measured("bytes", figure, "B", Verdict("needs training", "`zoo train x DATA`"))
             ran = Comparison(what="bytes", published=figure, measured=3, unit="B", environment={"commit": "1"})
-            return Section("figure1", "Figure 1", "Measured.", [ran if inputs.runs else needed])
+            return Section("figure1", "Figure 1", "Measured.", [ran if runs else needed])
 
         return [Measurement("Table 9", measure_table), Measurement("Figure 1", measure_figure)]
 
@@ -59,7 +60,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
     """Let each paper have two items that take no time."""
     measured = Measured()
     for name, paper in PAPERS.items():
-        fast = replace(paper, measurements=lambda inputs, name=name: measured.of_paper(name, inputs))
+        fast = replace(paper, measurements=partial(measured.of_paper, name))
         monkeypatch.setitem(PAPERS, name, fast)
     publish(monkeypatch, *(number for numbers in NUMBERS.values() for number in numbers))
     return measured
@@ -149,7 +150,7 @@ def test_networks_are_scored_on_imagenet_before_their_numbers_are_compared(
 
     monkeypatch.setattr("zoo.reproduce.paper_run.reproduce_imagenet", score)
     assert reproduce(paper, "--data", tmp_path / "data", "--out", tmp_path) == 0
-    assert measured.inputs[-1] == Inputs([], [row])
+    assert measured.inputs[-1] == ([], [row])
 
 
 def test_a_report_of_scores_is_read_where_there_is_one(tmp_path: Path, measured: Measured) -> None:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from zoo.benchmark.results import markdown
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.paper_report import report_text, sections_of
-from zoo.reproduce.papers import PAPERS, Inputs
+from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published_numbers
 from zoo.reproduce.scoreboard import rows_of
 from zoo.reproduce.scoreboard_files import forms_of
@@ -61,7 +61,7 @@ def generated_from(path: Path) -> Mapping[str, str]:
     name = content.get("benchmark")
     if "records" in content:
         return {f"{path.stem}.md": markdown(content)}
-    return {f"{path.stem}.md": report_text(PAPERS[name].title, content)} if name in PAPERS else {}
+    return {f"{path.stem}.md": report_text(content)} if name in PAPERS else {}
 
 
 def generated_from_reports(folder: Path) -> Mapping[str, str]:
@@ -170,14 +170,14 @@ def _measured_again(paper: str, runs: tuple[TrainingRun, ...]) -> list[Section]:
         patch("zoo.reproduce.revnet_figures3and4.operations_of", lambda *_: 0.0),
     ):
         exact = list(_exact_sections(paper))
-        measurements = PAPERS[paper].measurements(Inputs(runs))
+        measurements = PAPERS[paper].measurements(runs)
         of_runs = [each for each in measurements if isinstance(each.measure, partial) and runs in each.measure.args]
         return exact + [each.measure() for each in of_runs if runs]
 
 
 @cache
 def _exact_sections(paper: str) -> tuple[Section, ...]:
-    measurements = [each for each in PAPERS[paper].measurements(Inputs()) if each.item in EXACT_ITEMS]
+    measurements = [each for each in PAPERS[paper].measurements() if each.item in EXACT_ITEMS]
     skipped = ("measure_memory_gains", "report_gpu", "report_segmentation_scores")
     return tuple(each.measure() for each in measurements if getattr(each.measure, "__name__", "") not in skipped)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.reproduce.scoreboards import number
-from zoo.reproduce.comparison import RULES, Comparison, Verdict, accepted, judge, not_measured, unpublished
+from zoo.reproduce.comparison import RULES, Comparison, Verdict, accepted, compare, judge, not_measured
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published_numbers
 
@@ -115,7 +115,7 @@ def test_numbers_that_are_not_available_or_not_measured_say_so() -> None:
     assert state(3.0, None) == "not available"
     pending = not_measured("a", number("a"), "%", Verdict("needs training", "`zoo train x DATA`"))
     assert (pending.measured, str(pending.verdict)) == (None, "needs training: `zoo train x DATA`")
-    assert unpublished("a", 1.0).verdict == Comparison(what="a").verdict == Verdict("nothing published")
+    assert compare("a", 1.0).verdict == Comparison(what="a").verdict == Verdict("nothing published")
 
 
 def test_every_published_number_can_be_judged() -> None:
@@ -126,3 +126,12 @@ def test_every_published_number_can_be_judged() -> None:
             low, high = accepted(each)
             assert low <= high, each.id
         assert not each.is_bounded or each.value is not None
+
+
+def test_the_unit_of_a_measured_number_is_that_of_the_published_one_unless_given() -> None:
+    published = number("table3/one", 2, unit="MB")
+    assert [compare("a", 1, published).unit, compare("a", 1, published, "GB").unit, compare("a", 1).unit] == [
+        "MB",
+        "GB",
+        "",
+    ]

@@ -26,7 +26,7 @@ from zoo.reproduce import inplace_abn_table2 as table2
 from zoo.reproduce import inplace_abn_timing as timing
 from zoo.reproduce.comparison import Comparison, Section, judge
 from zoo.reproduce.imagenet_table import Row
-from zoo.reproduce.papers import PAPERS, Inputs
+from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.settings import report_settings
 from zoo.run.plot_style import Line
@@ -62,8 +62,7 @@ def test_published_gains_are_pixels_of_the_experiments_over_those_of_the_first_r
 class PredictionByHand(MemoryPrediction):
     """Takes 100 bytes, and for each pixel 10, or fewer with some strategies."""
 
-    def __init__(self, setup: Setup, strategy: Strategy, *, scratch: bool) -> None:
-        assert not scratch
+    def __init__(self, setup: Setup, strategy: Strategy) -> None:
         self._setup = setup
         self._bytes = {"iABN": 6, "iABN checkpointed": 3, "iABN inverted sums": 2}.get(strategy.name, 10)
 
@@ -210,8 +209,7 @@ def test_a_network_of_blocks_with_three_norms_holds_almost_half_with_in_place_no
 class BatchByHand:
     """Takes 0.15 GB an image with std-BN and 0.08 GB with in-place norms, and less in ResNeXt-152."""
 
-    def __init__(self, setup: Setup, strategy: Strategy, *, scratch: bool) -> None:
-        assert not scratch
+    def __init__(self, setup: Setup, strategy: Strategy) -> None:
         self._image_bytes = (0.15e9 if strategy.norm == "standard" else 0.08e9) / (3 if "152" in setup.spec.arch else 1)
 
     def bytes_for(self, batch: int) -> TrainingBytes:
@@ -322,7 +320,7 @@ def test_every_published_number_has_a_row(
         scores.report_blog(),
         *(report_settings("inplace_abn", f"Section 4.{number}") for number in (1, 2)),
     ]
-    assert len(PAPERS["inplace_abn"].measurements(Inputs())) == len(sections)
+    assert len(PAPERS["inplace_abn"].measurements()) == len(sections)
     found = {key for section in sections for key in by_id(section)}
     assert found == set(published_numbers("inplace_abn"))
 

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.reproduce.scoreboards import ENVIRONMENT, found, number, publish, section, waiting
-from zoo.engine.process import CPU
 from zoo.errors import ConfigError
 from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
-from zoo.reproduce.paper_report import SHOWN_KEYS, Report, merged, read_report, write_report
+from zoo.reproduce.paper_report import SHOWN_KEYS, merged, read_report, write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.training_runs import load_changed
-from zoo.run.cost import CostMeter
 from zoo.run.plot_style import Line, Panel, draw_panels
 
 
@@ -35,10 +33,9 @@ def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(
     missing = not_measured("error", two, "%", Verdict("needs training", "`zoo train x`"))
     plain = Section("two", "Table 2", "Not measured.", [missing], environment=ENVIRONMENT)
     environment = {**dict.fromkeys(SHOWN_KEYS, "1"), **ENVIRONMENT}
-    report = Report(
-        tmp_path, "revnet", "Title", "zoo reproduce revnet", environment, True, CostMeter(CPU), ["a remark"]
-    )
-    text = write_report(report, [first, plain])
+    header = {"benchmark": "revnet", "command": "zoo reproduce revnet", "environment": environment, "cost": {},
+              "remarks": ["a remark"], "plots": True}  # fmt: skip
+    text = write_report(tmp_path, header, [first, plain])
     assert read_report(tmp_path, "revnet") == [first, plain]
     assert text == (tmp_path / "revnet.md").read_text()
     for part in (
@@ -98,8 +95,9 @@ def test_a_number_that_is_not_published_any_more_has_no_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(monkeypatch, ONE, TWO)
-    report = Report(tmp_path, "revnet", "Title", "zoo reproduce revnet", ENVIRONMENT, False, CostMeter(CPU))
-    write_report(report, [section(found(ONE), found(TWO))])
+    header = {"benchmark": "revnet", "command": "", "environment": ENVIRONMENT, "cost": {}, "remarks": [],
+              "plots": False}  # fmt: skip
+    write_report(tmp_path, header, [section(found(ONE), found(TWO))])
     publish(monkeypatch, TWO)
     (left,) = read_report(tmp_path, "revnet")[0].comparisons
     assert left.published == TWO

@@ -24,7 +24,7 @@ from zoo.reproduce import revnet_tables2to5 as tables2to5
 from zoo.reproduce.comparison import Comparison, Section, judge
 from zoo.reproduce.operations import OperationLog, count_operations
 from zoo.reproduce.paper_networks import build_for_training
-from zoo.reproduce.papers import PAPERS, Inputs
+from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.settings import report_settings
 from zoo.reproduce.training_runs import TrainingRun
@@ -63,12 +63,12 @@ def test_every_number_of_the_paper_has_a_row(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(figures, "operations_of", lambda *_: 1.0)
     monkeypatch.setattr(table1, "time_interleaved", lambda *_, **__: {"auto": [1.0], "plain": [1.0]})
     monkeypatch.setattr(section7, "MemoryPrediction", lambda *_, **__: PredictionByHand(1))
-    rows = {key for measurement in PAPERS["revnet"].measurements(Inputs()) for key in by_key(measurement.measure())}
+    rows = {key for measurement in PAPERS["revnet"].measurements() for key in by_key(measurement.measure())}
     assert rows == NUMBERS.keys()
 
 
 def test_a_measurement_is_named_after_the_item_of_its_numbers() -> None:
-    items = {measurement.item for measurement in PAPERS["revnet"].measurements(Inputs())}
+    items = {measurement.item for measurement in PAPERS["revnet"].measurements()}
     assert items == {number.item for number in NUMBERS.values()}
 
 

@@ -24,7 +24,7 @@ from zoo.reproduce import revnext_tables1and2 as memory
 from zoo.reproduce.comparison import AUTHORS_SPREAD, Basis, Comparison, Section
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.paper_report import spread_text
-from zoo.reproduce.papers import PAPERS, Inputs
+from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.training_runs import load_changed, read_runs
 from zoo.run.plot_style import Line
@@ -121,7 +121,7 @@ def test_every_published_number_has_a_row_without_data_and_runs(monkeypatch: pyt
     monkeypatch.setattr(memory, "build_revnext", on_meta)
     monkeypatch.setattr(costs, "additional_passes", lambda *_, **__: 1.0)
     monkeypatch.setattr(laws, "SIDE", 8)
-    sections = [measurement.measure() for measurement in PAPERS["revnext"].measurements(Inputs())]
+    sections = [measurement.measure() for measurement in PAPERS["revnext"].measurements()]
     found = {key for section in sections for key in by_key(section)}
     assert sorted(set(NUMBERS) - found) == [key for key in sorted(NUMBERS) if NUMBERS[key].value is None]
     dashes = [

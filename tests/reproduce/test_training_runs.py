@@ -63,15 +63,6 @@ def test_a_log_folder_becomes_a_line_per_epoch(tmp_path: Path) -> None:
     assert run.status == "stopped: NonFiniteLossError: the loss was not finite"
 
 
-def test_a_run_from_before_dates_has_that_of_its_last_start(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", [10.0])
-    add_records(folder, {"event": "resume", "time_s": 1767323045.0, "environment": {"commit": "abc"}})
-    assert read_path(folder)[0].environment == {"commit": "abc", "date": "2026-01-02T03:04:05+00:00"}
-    dated = {"commit": "abc", "date": "2026-05-06T07:08:09+00:00"}
-    add_records(folder, {"event": "resume", "time_s": 1767323045.0, "environment": dated})
-    assert read_path(folder)[0].environment == dated
-
-
 def test_the_cost_of_a_run_is_that_of_all_its_parts_if_all_are_known(tmp_path: Path) -> None:
     cost = {"seconds": 60.0, "gpu_seconds": None}
     folder = make_run(tmp_path / "a", [10.0])

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zoo.run.label_images import (
-    Palette,
-    palette_for,
-    write_ids,
-    write_palette,
-    write_probabilities,
-)
+from zoo.run.label_images import Palette, id_image, palette_for, palette_image, write_png, write_probabilities
 
 CLASSES = np.array([[0, 1, 2], [64, 2, 2]])
 
@@ -23,7 +17,7 @@ THREE = Palette(np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255]], dtype=np.uint8
 
 
 def test_a_palette_png_has_the_classes_as_values_and_shows_the_published_colours(tmp_path: Path) -> None:
-    write_palette(tmp_path / "new" / "a.png", CLASSES, palette_for(65, layout="vistas"))
+    write_png(tmp_path / "new" / "a.png", palette_image(CLASSES, palette_for(65, layout="vistas")))
     with Image.open(tmp_path / "new" / "a.png") as image:
         assert image.mode == "P"
         assert np.array_equal(np.asarray(image), CLASSES)
@@ -38,7 +32,7 @@ def test_a_palette_png_has_the_classes_as_values_and_shows_the_published_colours
 @pytest.mark.parametrize(("num_classes", "mode"), [(65, "L"), (256, "L"), (257, "I;16"), (65536, "I;16")])
 def test_ids_take_16_bits_where_8_do_not_suffice(tmp_path: Path, num_classes: int, mode: str) -> None:
     classes = np.array([[0, num_classes - 1]])
-    write_ids(tmp_path / "a.png", classes, num_classes)
+    write_png(tmp_path / "a.png", id_image(classes, num_classes))
     with Image.open(tmp_path / "a.png") as image:
         assert image.mode == mode
         assert np.array_equal(np.asarray(image), classes)

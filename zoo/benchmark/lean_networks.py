@@ -31,6 +31,7 @@ from zoo.torch_internals import TorchDispatchMode
 PLAIN, LEAN, CAPTURED, INDUCTOR = "plain", "lean", "lean captured", "Inductor, lean rule"
 SEED = 0
 WORST = 20
+OVERHEAD_ROUNDS = 51
 
 
 def measure_lean_network(
@@ -155,9 +156,9 @@ def summarize_networks(results: Results, holders: Mapping[str, str | None]) -> N
     for provider in (LEAN, CAPTURED, INDUCTOR):
         _summarize(results, provider)
     ratios = {
-        each.subject: each.median
+        each["subject"]: each["median"]
         for each in results.records
-        if (each.provider, each.metric) == (LEAN, "held ratio") and each.subject in holders
+        if (each["provider"], each["metric"]) == (LEAN, "held ratio") and each["subject"] in holders
     }
     worst = sorted(ratios, key=ratios.__getitem__, reverse=True)[:WORST]
     if len(ratios) > 1:
@@ -169,8 +170,8 @@ def summarize_networks(results: Results, holders: Mapping[str, str | None]) -> N
 
 def _summarize(results: Results, provider: str) -> None:
     def values(metric: str) -> list[float]:
-        found = [each for each in results.records if each.provider == provider and each.metric == metric]
-        return [each.median for each in found]
+        wanted = provider, metric
+        return [each["median"] for each in results.records if (each["provider"], each["metric"]) == wanted]
 
     trained, is_same = values("trains"), values("same bits")
     if not trained:
@@ -193,7 +194,7 @@ def _summarize(results: Results, provider: str) -> None:
 
 def _predicted_bytes(setup: Setup) -> int:
     try:
-        return MemoryPrediction(setup, EAGER[0], scratch=False).bytes_for(setup.batch).total
+        return MemoryPrediction(setup, EAGER[0]).bytes_for(setup.batch).total
     except Exception:  # other packages may raise anything on the meta device
         return 0
 
@@ -213,11 +214,11 @@ class _Counting(_DoesNothing):
         return super().__torch_dispatch__(operation, types, args, kwargs)
 
 
-def measure_overhead(results: Results, rounds: int = 51) -> None:
+def measure_overhead(results: Results) -> None:
     """Add the overhead of Python per operation, in a network whose tensors are too small to matter.
 
-    It is the difference between the median times of ``rounds`` interleaved steps with and without a rematerializer that
-    records every operation. For comparison, also adds that of a dispatch mode that does nothing.
+    It is the difference between the median times of `OVERHEAD_ROUNDS` interleaved steps with and without a
+    rematerializer that records every operation. For comparison, also adds that of a dispatch mode that does nothing.
     """
     layers = [nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(30)]
     model, images = nn.Sequential(*layers).to(results.device), torch.randn(2, 4, 2, 2, device=results.device)
@@ -229,7 +230,7 @@ def measure_overhead(results: Results, rounds: int = 51) -> None:
     with _Counting() as counting:
         model(images)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in modes}
-    for _ in range(rounds):
+    for _ in range(OVERHEAD_ROUNDS):
         for name, mode in modes.items():
             begin = time.process_time()
             with mode():

@@ -134,7 +134,7 @@ def _take_turns(
         turns: dict[str, list[Turn]] = {}
         for name, server in servers.items():
             try:
-                results.settings |= server.wait_until_ready()
+                results.settings |= server.receive()
                 turns[name] = []
             except _Unavailable as error:
                 results.note(f"not measured: {name}: {error}")
@@ -189,18 +189,10 @@ class _Server:
         self._process.start()
         other.close()
 
-    def wait_until_ready(self) -> dict[str, str]:
-        """Return the version of the package by its name, after the first epochs."""
-        versions = self._receive()
-        assert isinstance(versions, dict)
-        return versions
-
-    def take_turn(self) -> Turn:
-        """Return the times of one epoch."""
+    def take_turn(self) -> Any:
+        """Return the `Turn` of one epoch."""
         self._connection.send(True)
-        turn = self._receive()
-        assert isinstance(turn, Turn)
-        return turn
+        return self.receive()
 
     def end(self) -> None:
         """Let the process end, with its workers, when it has finished its epoch."""
@@ -210,7 +202,8 @@ class _Server:
         """Wait until the process has ended."""
         self._process.join()
 
-    def _receive(self) -> Any:
+    def receive(self) -> Any:
+        """Return what the process answers: first, after the warmup, the version of the package by its name."""
         try:
             answer = self._connection.recv()
         except EOFError:

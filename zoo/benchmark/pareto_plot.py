@@ -14,6 +14,7 @@ from typing import Any
 from zoo.benchmark.strategies import BASELINE
 from zoo.files import write_bytes
 from zoo.run.plot_style import Line, Panel, draw_panels
+from zoo.tables import counted
 
 
 def write_plots(stem: Path, content: dict[str, Any]) -> None:
@@ -53,7 +54,7 @@ def lines_of(content: dict[str, Any], metric: str) -> list[Line]:
 def _title(content: dict[str, Any]) -> str:
     record, machine, threads = content["records"][0], content["machine"], content["settings"]["threads"]
     case = [record["subject"], "x".join(map(str, record["shape"])), record["dtype"], record["layout"]]
-    place = [machine["cpu"], f"device {machine['device']}", f"{threads} thread{'s' * (threads != 1)}"]
+    place = [machine["cpu"], f"device {machine['device']}", f"{counted(threads, 'thread')}"]
     return f"{', '.join(case)}\n{', '.join(place)}, torch {content['versions']['torch']}"
 
 

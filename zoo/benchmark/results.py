@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -33,22 +33,6 @@ class Case:
     layout: str
 
 
-@dataclass(frozen=True)
-class Record:
-    """One metric of one provider (a norm, a strategy): median and interquartile range of ``n`` values."""
-
-    subject: str
-    provider: str
-    shape: tuple[int, ...]
-    dtype: str
-    layout: str
-    metric: str
-    unit: str
-    median: float
-    spread: float
-    n: int
-
-
 @dataclass
 class Results:
     """The measurements of one benchmark run, with the information to repeat it.
@@ -58,6 +42,7 @@ class Results:
     - `command`: the command line.
     - `device`: the device of the measurements.
     - `settings`: settings that affect times, such as the number of threads.
+    - `records`: one per measured metric, as in the JSON file.
     - `summary`: additional entries of the JSON file.
     """
 
@@ -65,7 +50,7 @@ class Results:
     command: str
     device: torch.device
     settings: dict[str, Any]
-    records: list[Record] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
 
@@ -73,13 +58,12 @@ class Results:
         self._cost = CostMeter(self.device)
 
     def add(self, case: Case, provider: str, metric: str, unit: str, values: Sequence[float]) -> None:
-        """Add a record of ``values`` (at least one)."""
+        """Add a record of a metric of a ``provider`` (a norm, a strategy): the median and spread of ``values``."""
         middle, spread = median_and_spread(values)
-        self.records.append(
-            Record(
-                case.subject, provider, case.shape, case.dtype, case.layout, metric, unit, middle, spread, len(values)
-            )
-        )
+        record = {"subject": case.subject, "provider": provider, "shape": list(case.shape), "dtype": case.dtype,
+                  "layout": case.layout, "metric": metric, "unit": unit, "median": middle, "spread": spread,
+                  "n": len(values)}  # fmt: skip
+        self.records.append(record)
 
     def note(self, text: str) -> None:
         """Add a note, unless it exists already."""
@@ -101,7 +85,7 @@ class Results:
             "settings": {**self.settings, "spread": SPREAD},
             "notes": self.notes,
             **self.summary,
-            "records": [asdict(record) | {"shape": list(record.shape)} for record in self.records],
+            "records": self.records,
         }
 
     def write(self, stem: Path) -> str:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+EPS, SLOPE = 1e-5, 0.01
 STRATEGIES = {
     "standard": "(a) saves x and z",
     "checkpoint_norms": "(b) saves x, recomputes norm and activation",
@@ -42,17 +43,10 @@ class Block(nn.Module):
         return bn_act_conv(x, self.gamma, self.beta, self.weight, self.strategy, self.groups)
 
 
-def bn_act_conv(
-    x: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    weight: Tensor,
-    strategy: str,
-    groups: int = 1,
-    eps: float = 1e-5,
-    slope: float = 0.01,
-) -> Tensor:
+def bn_act_conv(x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, strategy: str, groups: int = 1) -> Tensor:
     """Return conv(leaky_relu(gamma x_hat + beta)), where x_hat is x normalized with batch statistics.
+
+    The variance is increased by `EPS`; the slope of the leaky ReLU is `SLOPE`.
 
     Raises ValueError for an unknown strategy.
 
@@ -63,38 +57,26 @@ def bn_act_conv(
     - `weight`: weight of the convolution, (C_out, C / groups, K, K) with odd K and padding K // 2.
     - `strategy`: key of `STRATEGIES`: what is saved for backward, and how the rest is recomputed.
     - `groups`: groups of the convolution.
-    - `eps`: added to the variance.
-    - `slope`: slope of the leaky ReLU for negative numbers.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
-    return _Block.apply(x, gamma, beta, weight, strategy, groups, eps, slope)
+    return _Block.apply(x, gamma, beta, weight, strategy, groups)
 
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        gamma: Tensor,
-        beta: Tensor,
-        weight: Tensor,
-        strategy: str,
-        groups: int,
-        eps: float,
-        slope: float,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, strategy: str, groups: int) -> Tensor:
         var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
-        inverse_std = torch.rsqrt(var + eps)
+        inverse_std = torch.rsqrt(var + EPS)
         if strategy == "checkpoint_xhat":
             x_hat = _affine(x, inverse_std, -mean * inverse_std)
-            z = F.leaky_relu_(_affine(x_hat, gamma, beta), slope)
+            z = F.leaky_relu_(_affine(x_hat, gamma, beta), SLOPE)
         else:
-            x_hat, z = None, _from_input(x, mean, inverse_std, gamma, beta, slope)
+            x_hat, z = None, _from_input(x, mean, inverse_std, gamma, beta)
         saved = {"standard": (x, z), "checkpoint_norms": (x,), "checkpoint_xhat": (x_hat,)}.get(strategy, (z,))
         # Backward needs the mean only to compute x_hat from x (section 3.3).
         ctx.save_for_backward(mean if x is saved[0] else None, inverse_std, gamma, beta, weight, *saved)
-        ctx.strategy, ctx.groups, ctx.slope = strategy, groups, slope
+        ctx.strategy, ctx.groups = strategy, groups
         return F.conv2d(z, weight, padding=weight.shape[2] // 2, groups=groups)
 
     @staticmethod
@@ -102,9 +84,9 @@ class _Block(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         mean, inverse_std, gamma, beta, weight, *saved = ctx.saved_tensors
         if ctx.strategy == "checkpoint_norms":
-            z = _from_input(saved[0], mean, inverse_std, gamma, beta, ctx.slope)
+            z = _from_input(saved[0], mean, inverse_std, gamma, beta)
         elif ctx.strategy == "checkpoint_xhat":
-            z = F.leaky_relu_(_affine(saved[0], gamma, beta), ctx.slope)
+            z = F.leaky_relu_(_affine(saved[0], gamma, beta), SLOPE)
         else:
             z = saved[-1]
         padding = [weight.shape[2] // 2] * 2
@@ -113,23 +95,23 @@ class _Block(torch.autograd.Function):
         )
         if ctx.strategy.startswith("inplace"):
             backward = backward_1 if ctx.strategy == "inplace_1" else backward_2
-            return *backward(z, dz, inverse_std, gamma, beta, ctx.slope), dweight, None, None, None, None
+            return *backward(z, dz, inverse_std, gamma, beta), dweight, None, None
         x_hat = saved[0] if mean is None else _affine(saved[0], inverse_std, -mean * inverse_std)
-        dy = torch.ops.aten.leaky_relu_backward(dz, z, ctx.slope, True)
-        return *_backward_from_xhat(x_hat, dy, inverse_std, gamma), dweight, None, None, None, None
+        dy = torch.ops.aten.leaky_relu_backward(dz, z, SLOPE, True)
+        return *_backward_from_xhat(x_hat, dy, inverse_std, gamma), dweight, None, None
 
 
 def backward_1(
-    z: Tensor, dz: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor, slope: float
+    z: Tensor, dz: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dL/dx, dL/dgamma, dL/dbeta of variant I: first x_hat = (y - beta) / gamma is computed for each element."""
-    y = F.leaky_relu(z, 1 / slope)
-    dy = torch.ops.aten.leaky_relu_backward(dz, z, slope, True)
+    y = F.leaky_relu(z, 1 / SLOPE)
+    dy = torch.ops.aten.leaky_relu_backward(dz, z, SLOPE, True)
     return _backward_from_xhat(_affine(y, 1 / gamma, -beta / gamma), dy, inverse_std, gamma)
 
 
 def backward_2(
-    z: Tensor, dz: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor, slope: float
+    z: Tensor, dz: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dL/dx, dL/dgamma, dL/dbeta of variant II, which uses y in place of x_hat, with coefficients per channel.
 
@@ -137,8 +119,8 @@ def backward_2(
     dL/dx = gamma / sqrt(v + eps) (dy - y dL/dgamma / (gamma m) - (dL/dbeta - beta/gamma dL/dgamma) / m);
     the paper prints a plus before beta/gamma, where x_hat = (y - beta) / gamma gives a minus (csrc/README.md).
     """
-    y = F.leaky_relu(z, 1 / slope)
-    dy = torch.ops.aten.leaky_relu_backward(dz, z, slope, True)
+    y = F.leaky_relu(z, 1 / SLOPE)
+    dy = torch.ops.aten.leaky_relu_backward(dz, z, SLOPE, True)
     dbeta = dy.sum((0, 2, 3))
     dgamma = ((dz * z).sum((0, 2, 3)) - beta * dbeta) / gamma  # dy y = dz z for a leaky relu
     count = z.numel() // z.shape[1]
@@ -155,10 +137,10 @@ def _backward_from_xhat(x_hat: Tensor, dy: Tensor, inverse_std: Tensor, gamma: T
     return rest.addcmul_(dy, _per_channel(scale)), dgamma, dbeta
 
 
-def _from_input(x: Tensor, mean: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor, slope: float) -> Tensor:
+def _from_input(x: Tensor, mean: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
     """Return z; normalization, scale and shift are one operation."""
     scale = gamma * inverse_std
-    return F.leaky_relu_(_affine(x, scale, beta - mean * scale), slope)
+    return F.leaky_relu_(_affine(x, scale, beta - mean * scale), SLOPE)
 
 
 def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

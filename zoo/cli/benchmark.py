@@ -81,7 +81,6 @@ class Benchmark(Command):
         raise NotImplementedError
 
     def run(self) -> int:
-        """Run the benchmark, write its files and print the table."""
         _set_up_threads(self.threads)
         import torch
 
@@ -109,9 +108,15 @@ class Benchmark(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetupOptions:
-    """The variant of a network, and its images."""
+class StepOptions:
+    """Options of benchmarks of a training step."""
 
+    batch: BatchSize = 4
+    """Images per step."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format; bfloat16 is autocast."""
+    budgets: Budgets = option(default=(0.2, 0.4, 0.6, 0.8, 1.0), nargs="*")
+    """Activation memory budgets of torch.compile, from 0 to 1."""
     size: Positive = option(default=224, metavar="PX")
     """Image size."""
     structure: Annotated[tuple[int, ...], _numbers] | None = option(metavar="NxNxNxN")
@@ -121,26 +126,14 @@ class SetupOptions:
     layout: Layout = "contiguous"
     """Memory layout of images and weights."""
 
-    def setup(self, network: str, results: Results, batch: int = 2, dtype: str = "float32") -> Setup:
+    def setup(self, network: str, results: Results) -> Setup:
         """Return the network and the images to measure."""
         from zoo.benchmark.network_setup import Setup
         from zoo.spec import parse_spec
 
         options = {"input_3x3": True} if self.input_3x3 else {}
         spec = parse_spec({"arch": network, "options": options}, network)
-        return Setup(spec, batch, self.size, self.structure, dtype, self.layout, results.device)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOptions(SetupOptions):
-    """Options of benchmarks of a training step."""
-
-    batch: BatchSize = 4
-    """Images per step."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format; bfloat16 is autocast."""
-    budgets: Budgets = option(default=(0.2, 0.4, 0.6, 0.8, 1.0), nargs="*")
-    """Activation memory budgets of torch.compile, from 0 to 1."""
+        return Setup(spec, self.batch, self.size, self.structure, self.dtype, self.layout, results.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +151,6 @@ class BenchmarkLayer(Benchmark):
     """Interleaved timings of each step."""
 
     def measure(self, results: Results) -> None:
-        """Measure each shape, number format and layout."""
         from zoo.benchmark.layer import SHAPES, measure_layers
 
         measure_layers(results, self.shapes or SHAPES, self.dtypes, self.layouts, self.rounds)
@@ -179,11 +171,10 @@ class BenchmarkModel(Benchmark, StepOptions):
     """Interleaved timings of each step; 0 measures memory only."""
 
     def measure(self, results: Results) -> None:
-        """Measure each network."""
         from zoo.benchmark.model import measure_networks, measure_strategies
         from zoo.benchmark.strategies import all_strategies, choose_strategies
 
-        setups = [self.setup(network, results, self.batch, self.dtype) for network in self.networks]
+        setups = [self.setup(network, results) for network in self.networks]
         if self.strategies is None:
             measure_networks(results, setups, self.modes, self.rounds)
             return
@@ -209,7 +200,6 @@ class BenchmarkPareto(Benchmark, StepOptions):
     """Interleaved timings of each step; 0 measures memory only."""
 
     def measure(self, results: Results) -> None:
-        """Measure each strategy and draw the plots."""
         from zoo.benchmark.model import measure_strategies
         from zoo.benchmark.pareto_plot import write_plots
         from zoo.benchmark.strategies import all_strategies, choose_strategies
@@ -219,7 +209,7 @@ class BenchmarkPareto(Benchmark, StepOptions):
         if with_plot:
             check_matplotlib()
         strategies = choose_strategies(all_strategies(self.budgets), self.strategies, self.dtype)
-        measure_strategies(results, self.setup(self.network, results, self.batch, self.dtype), strategies, self.rounds)
+        measure_strategies(results, self.setup(self.network, results), strategies, self.rounds)
         if with_plot:
             write_plots(self.stem, results.content())
 
@@ -255,7 +245,6 @@ class BenchmarkLean(Benchmark):
     """Interleaved timings of each step; 0 measures memory only."""
 
     def measure(self, results: Results) -> None:
-        """Measure each network, and write the results after each."""
         from zoo.benchmark.lean_networks import measure_lean_network, measure_overhead, summarize_networks
         from zoo.benchmark.network_setup import Setup
         from zoo.models.external import list_networks, smallest_of_each_family, split_name
@@ -309,7 +298,6 @@ class BenchmarkInput(Benchmark):
     """Interleaved timings of each step."""
 
     def measure(self, results: Results) -> None:
-        """Measure the stages of the pipeline and draw the plot."""
         from zoo.benchmark.input_pipeline import draw_plot, measure_input_pipeline
         from zoo.config import load_experiment
         from zoo.files import write_json
@@ -352,7 +340,6 @@ class BenchmarkLoaders(Benchmark):
     """Interleaved epochs of each loader."""
 
     def measure(self, results: Results) -> None:
-        """Measure each loader with each number of workers."""
         from zoo.benchmark.loaders import measure_loaders
 
         results.settings["clock"] = "CPU time of all processes of a loader, and wall clock"

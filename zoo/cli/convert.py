@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from zoo.cli.options import (
-    Command,
-    argument,
-    check_writable,
-)
+from zoo.cli.options import Command, argument, check_writable
 from zoo.errors import ConfigError, escape
 
 if TYPE_CHECKING:
@@ -75,29 +71,25 @@ class Convert(Command):
     """Replace TARGET if it exists."""
 
     def run(self) -> int:
-        """Convert, write TARGET and the JSON file, and print the report."""
         from zoo.weights.safetensors_files import SUFFIX, check_installed
 
         _check_options(self)
         if self.target.suffix == SUFFIX:
             check_installed(self.target)
-        self._print(self._export() if self.kind == "export" else self._convert())
+        self._print(self._convert())
         return 0
 
     def _convert(self) -> ConversionReport:
-        from zoo.convert.files import convert_file
+        from zoo.convert.files import convert_file, export_weights
 
+        if self.kind == "export":
+            return export_weights(self.source, self.target, self._given_settings())
         asked, options = self._given_settings(), {"compare_with_source": not self.no_compare}
         if self.kind == "relu-to-leaky-relu" and "activation_param" in asked:
             options["activation_param"] = asked.pop("activation_param")  # this option is about the target
         if self.allow_approximate:
             options["allow_approximate"] = True
         return convert_file(self.kind, self.source, self.target, asked, **options)
-
-    def _export(self) -> ConversionReport:
-        from zoo.convert.files import export_weights
-
-        return export_weights(self.source, self.target, self._given_settings())
 
     def _given_settings(self) -> dict[str, Any]:
         """Return the settings of the source's network that were given as options."""

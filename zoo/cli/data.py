@@ -21,11 +21,11 @@ from zoo.cli.options import (
 )
 from zoo.data.location import require_local
 from zoo.errors import ConfigError, DataError, escape
+from zoo.tables import Cell, counted, markdown_table
 
 if TYPE_CHECKING:
     from zoo.data.prepare.check import SplitReport
     from zoo.run.console import Progress
-    from zoo.tables import Cell
 
 
 def quality(text: str) -> int:
@@ -47,7 +47,6 @@ class DataCheck(Command):
     """Threads that read files (default: number of cores, at most 4)."""
 
     def run(self) -> int:
-        """Print the contents and the faults of each split; DataError if there are faults."""
         from zoo.config import load_experiment
         from zoo.data.prepare.check import check_data
 
@@ -57,7 +56,7 @@ class DataCheck(Command):
         num_faults = sum(len(report.faults) for report in reports)
         if num_faults:
             raise DataError(
-                f"{_counted(num_faults, 'fault')}, listed above",
+                f"{counted(num_faults, 'fault')}, listed above",
                 self.data,
                 "repair or remove these files, and check again",
             )
@@ -75,7 +74,6 @@ class DataCifar10(Command):
     kind: ClassVar[str] = "cifar10"
 
     def run(self) -> int:
-        """Write the class folders and OUT/KIND.json."""
         from zoo.data.prepare.cifar import CIFAR, unpack_cifar
 
         _write_source(self.out, self.kind, unpack_cifar(CIFAR[self.kind], self.source, self.out, _progress))
@@ -100,7 +98,6 @@ class DataImageNetVal(Command):
     """Folder to create val/ in; val/ must be missing or empty."""
 
     def run(self) -> int:
-        """Write the class folders and OUT/imagenet-val.json."""
         from zoo.data.prepare.imagenet_validation import ImageNetRelease, unpack_imagenet_val
 
         _write_source(
@@ -117,13 +114,12 @@ class DataIndex(Command):
     """Folder of images or of shards."""
 
     def run(self) -> int:
-        """Write the index of each split that exists."""
         from zoo.data.folder import write_source_index
         from zoo.data.index import index_path
 
         for root in _splits(require_local(self.data)):
             count = write_source_index(root)
-            print(f"{_counted(count, 'image')}; {escape(index_path(root))}")
+            print(f"{counted(count, 'image')}; {escape(index_path(root))}")
         return 0
 
 
@@ -151,7 +147,6 @@ class DataShard(Command):
     """Threads that resize images (default: number of cores, at most 4)."""
 
     def run(self) -> int:
-        """Write the shards of each split that exists."""
         from zoo.data.prepare.resizing import Resizing
         from zoo.data.prepare.write_shards import open_shardable, write_shards
 
@@ -168,7 +163,7 @@ class DataShard(Command):
                 source, target, per_shard=self.per_shard, seed=self.seed if is_train else None,
                 show_progress=_progress, resizing=resizing, workers=self.workers,
             )  # fmt: skip
-            print(f"{_counted(len(source.names), 'image')} in {_counted(count, 'shard')}; {escape(target)}")
+            print(f"{counted(len(source.names), 'image')} in {counted(count, 'shard')}; {escape(target)}")
         return 0
 
 
@@ -215,16 +210,12 @@ def _write_source(out: Path, kind: str, md5s: dict[str, str]) -> None:
 
 def _described(report: SplitReport) -> str:
     """Describe a split: its size, the table of its classes, and its faults."""
-    images, faults = _counted(report.num_images, "image"), _counted(len(report.faults), "fault")
+    images, faults = counted(report.num_images, "image"), counted(len(report.faults), "fault")
     lines = [f"{report.split}: {images}{_sizes(report.sizes)}, {faults}"]
     if report.num_images:
         lines += ["", _table(report)]
     lines += ["", *(f"fault: {escape(fault)}" for fault in report.faults)] if report.faults else []
     return "\n".join(lines)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _sizes(sizes: Counter[tuple[int, int]]) -> str:
@@ -240,10 +231,9 @@ def _sizes(sizes: Counter[tuple[int, int]]) -> str:
 
 def _table(report: SplitReport) -> str:
     """Return a table of the classes: number of images with the class, and share of the pixels."""
-    from zoo.tables import markdown_table
-
-    counted = zip(report.classes, report.images, strict=True)
-    rows: list[list[Cell]] = [[escape(name), int(count)] for name, count in counted]
+    rows: list[list[Cell]] = [
+        [escape(name), int(count)] for name, count in zip(report.classes, report.images, strict=True)
+    ]
     if report.pixels is None:
         return markdown_table(["class", "images"], rows)
     shares = 100 * report.pixels / max(1, report.pixels.sum())

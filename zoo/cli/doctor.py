@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from zoo.cli.options import Command
+from zoo.tables import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +14,6 @@ class Doctor(Command):
     """Print versions, devices, back ends and caches."""
 
     def run(self) -> int:
-        """Print the findings and return 0."""
         from zoo.ops.abn import backend
 
         sections = {
@@ -48,8 +48,9 @@ def _devices() -> dict[str, str]:
     built = torch.version.cuda or torch.version.hip
     no_gpu = f"no device found (torch is built for CUDA {built})" if built else "torch is built without CUDA"
     mps = "available, but slower and untested"
+    cores, threads = counted(os.cpu_count() or 1, "core"), counted(torch.get_num_threads(), "thread")
     return {
-        "cpu": f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads used by torch",
+        "cpu": f"{cpu_model()}, {cores}, {threads} used by torch",
         "cuda": ", ".join(gpus) or no_gpu,
         "mps": mps if torch.backends.mps.is_available() else "not available",
     }

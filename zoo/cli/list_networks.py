@@ -28,7 +28,6 @@ class List(Command):
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        """Print one line per network whose name matches; returns 0."""
         from zoo.registry import list_models
         from zoo.tables import markdown_table
 

@@ -43,7 +43,6 @@ class Predict(Command):
     results."""
 
     def run(self) -> int:
-        """Print the best classes of each image; DataError for unreadable images."""
         from zoo.data.classes import class_names
         from zoo.data.scan import find_images
         from zoo.data.transforms import ValTransform

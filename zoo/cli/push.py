@@ -28,7 +28,6 @@ class Push(Command):
     """Scores for the model card, files of zoo validate --json (default: the published scores of published weights)."""
 
     def run(self) -> int:
-        """Load the network strictly, publish it, and print the address of the commit."""
         from zoo.run.publishing import push
         from zoo.run.scoring import load_network
 

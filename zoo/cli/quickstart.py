@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from zoo.engine.task import Result
     from zoo.run.cost import CostMeter
     from zoo.run.scoring import LoadedNetwork
-    from zoo.run.seeds import SeedRun
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +45,6 @@ class Quickstart(Command):
     """Write scores and duration of each seed, the machine and the versions to FILE."""
 
     def run(self) -> int:
-        """Unpack the images, train or resume the run, score it and print the results."""
         from zoo.config import experiments_dir, load_experiment
         from zoo.data.prepare.sample import unpack_sample
         from zoo.data.prepare.scenes import unpack_scenes
@@ -71,7 +69,10 @@ class Quickstart(Command):
             cost = CostMeter(process.device, process.world_size)
             runs = [_train_and_score(config, log_dir, data, process) for log_dir, config in configs.items()]
             if process.is_main:
-                by_protocol = _by_protocol(runs, list(configs))
+                by_protocol: dict[str, dict[int, Mapping[str, float]]] = {}
+                for run in runs:
+                    for result in run.results:
+                        by_protocol.setdefault(result.protocol, {})[run.seed] = result.scores()
                 if self.json is not None:
                     _write_json(self.json, self.command_line, runs, by_protocol, process, cost)
                 results = [result for run in runs for result in run.results]
@@ -97,17 +98,6 @@ class Run(NamedTuple):
     results: Sequence[Result]
     seconds: float | None
     details: str
-
-
-def _by_protocol(runs: Sequence[Run], folders: Sequence[Path]) -> dict[str, list[SeedRun]]:
-    """Return the scores of all seeds, by protocol."""
-    from zoo.run.seeds import SeedRun
-
-    seeds: dict[str, list[SeedRun]] = {}
-    for run, folder in zip(runs, folders, strict=True):
-        for result in run.results:
-            seeds.setdefault(result.protocol, []).append(SeedRun(run.seed, str(folder), result.scores()))
-    return seeds
 
 
 def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
@@ -176,7 +166,7 @@ def _write_json(
     file: Path,
     command_line: str,
     runs: Sequence[Run],
-    by_protocol: Mapping[str, Sequence[SeedRun]],
+    by_protocol: Mapping[str, Mapping[int, Mapping[str, float]]],
     process: Process,
     cost: CostMeter,
 ) -> None:
@@ -192,7 +182,7 @@ def _write_json(
         "cost": cost.read(),
         "runs": [run._asdict() | {"results": [result.record() for result in run.results]} for run in runs],
         "summary": {
-            protocol: {name: asdict(spread) for name, spread in spreads_of(seeds).items()}
+            protocol: {name: spread._asdict() for name, spread in spreads_of(seeds).items()}
             for protocol, seeds in by_protocol.items()
         },
     }

@@ -37,18 +37,17 @@ class ReproduceAll(Command, PaperOptions):
     workers: WholeNumber = option("-j", default_factory=default_workers(4))
 
     def run(self) -> int:
-        """Measure and print the report of one paper, or counts for all papers."""
         if "torch" not in sys.modules:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the memory profiler
         from zoo.reproduce.paper_run import reproduce_papers
         from zoo.reproduce.scoreboard import count_sentence
 
-        reproduced = reproduce_papers(self)
+        reports, rows = reproduce_papers(self)
         if self.paper != ALL:
-            print(*reproduced.reports.values())
-        for paper in reproduced.reports:
+            print(*reports.values())
+        for paper in reports:
             print(f"written to {self.out / paper}.md and .json, with plots next to them")
-        print(f"{count_sentence(reproduced.rows)} All rows: {self.out / 'reproduction.html'} and .csv")
+        print(f"{count_sentence(rows)} All rows: {self.out / 'reproduction.html'} and .csv")
         return 0
 
 
@@ -70,12 +69,10 @@ class ReproduceRevNet(ReproduceAll):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceRevNeXt(ReproduceAll):
+class ReproduceRevNeXt(ReproduceRevNet):
     """Measure the numbers of the RevNeXt paper, in minutes on a CPU."""
 
     paper: str = field(default="revnext", metadata=HIDDEN)
-    data: Path | None = field(default=None, metadata=HIDDEN)
-    workers: WholeNumber = field(default=4, metadata=HIDDEN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +89,6 @@ class ReproduceImageNet(Command, LoaderOptions, ImageNetOptions, ProcessOptions)
     out: Path = option(default=DEFAULT_REPORT_DIR, metavar="DIR")
 
     def run(self) -> int:
-        """Score the networks and print the report."""
         from zoo.engine.process import open_process
         from zoo.reproduce.imagenet_scores import reproduce_imagenet
 

@@ -84,7 +84,6 @@ class Segment(Command, ViewOptions):
     """Segment all images again and replace their files."""
 
     def run(self) -> int:
-        """Write the files and print a summary; DataError if some images could not be segmented."""
         from zoo.engine.process import open_process
         from zoo.run.segmenting import segment
 

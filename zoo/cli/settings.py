@@ -25,7 +25,6 @@ class Settings(Command):
     """Print a JSON schema of experiment files, for editors."""
 
     def run(self) -> int:
-        """Print the settings that match; ConfigError if there are none."""
         from zoo.config import Experiment, describe_settings
 
         if self.json:

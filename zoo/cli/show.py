@@ -30,7 +30,6 @@ class Show(Command):
     """Print JSON."""
 
     def run(self) -> int:
-        """Print the facts of NAME."""
         if self.name.endswith(".json") or _is_bundled_only(self.name):
             _show_experiment(self.name, self.json)
             return 0

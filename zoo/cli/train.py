@@ -56,7 +56,6 @@ class Train(Command, TrainOptions, ProcessOptions):
     """Seed of all random numbers instead of the experiment's."""
 
     def run(self) -> int:
-        """Train, or score the weights with ``--evaluate``."""
         if self.overwrite and (self.resume or self.evaluate):
             raise ConfigError(
                 "--overwrite removes the run that --resume and --evaluate need", "command line", "leave out one of them"

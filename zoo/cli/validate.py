@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zoo.run.scoring import LoadedNetwork
+    from zoo.tasks.prediction import Prediction
     from zoo.tasks.segmentation import SegmentationResult
 
 SetName = Literal["imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch", "imagenet-c", "imagenet-real"]
@@ -93,7 +96,6 @@ class Validate(Command, ScoreOptions):
     network's; imagenet-c is scored by its mean corruption error."""
 
     def run(self) -> int:
-        """Score the weights, print a table and write the requested files."""
         given = [CLASSIFICATION_OPTIONS[name] for name in PROTOCOL_OPTIONS if getattr(self, name)]
         if self.protocol and given:
             what = f"--protocol {self.protocol} fixes how images are resized and cropped"
@@ -103,7 +105,6 @@ class Validate(Command, ScoreOptions):
             raise ConfigError(what, "command line", "leave out --predictions")
         from zoo.engine.process import open_process
         from zoo.files import write_json
-        from zoo.run.predictions import write_predictions
         from zoo.run.results_table import results_table
         from zoo.run.robustness import score_set
         from zoo.run.scoring import load_network, score
@@ -144,7 +145,7 @@ class Validate(Command, ScoreOptions):
                 if self.json is not None:
                     write_json(self.json, content)
                 if self.predictions is not None:
-                    write_predictions(self.predictions, [line for share in shares for line in share])
+                    _write_predictions(self.predictions, [line for share in shares for line in share])
         return 0
 
 
@@ -171,6 +172,23 @@ def _report_classes(network: LoadedNetwork, result: SegmentationResult) -> dict[
     names = palette_of(network.experiment, network.class_names).names
     print(f"\n{class_table(result, names)}")
     return {"classes": list(names)}
+
+
+def _write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
+    """Write a CSV file with a header and a line per image, sorted by path.
+
+    Probabilities have six decimals; further digits depend on the device's order of summation.
+    """
+    from zoo.files import write_text
+
+    lines = sorted(predictions, key=lambda prediction: prediction.path)
+    places = range(1, 1 + max((len(line.classes) for line in lines), default=0))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["path", "target", *(f"class{n}" for n in places), *(f"probability{n}" for n in places)])
+    for line in lines:
+        writer.writerow([line.path, line.target, *line.classes, *(f"{value:.6f}" for value in line.probabilities)])
+    write_text(path, text.getvalue())
 
 
 def _protocol(options: Validate, network: LoadedNetwork) -> CropProtocol | str | None:

@@ -189,6 +189,10 @@ class Section:
     command: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
 
+    def add(self, what: str, measured: Value, published: PublishedNumber | None = None, **facts: Any) -> None:
+        """Add the comparison of a measured number, see `compare`."""
+        self.comparisons.append(compare(what, measured, published, **facts))
+
 
 def judge(
     number: PublishedNumber, measured: Value, spread: float | None = None, weakness: str = "", n: int = MIN_RUNS
@@ -252,9 +256,12 @@ def _difference(number: PublishedNumber, measured: float) -> str:
     return "equal" if is_equal else f"{100 * (measured / number.number - 1):+.1f} %"
 
 
-def unpublished(what: str, measured: Value, unit: str = "", note: str = "") -> Comparison:
-    """Return the comparison of a measured number that the paper does not publish."""
-    return Comparison(what=what, measured=measured, unit=unit, note=note)
+def compare(
+    what: str, measured: Value, published: PublishedNumber | None = None, unit: str = "", **facts: Any
+) -> Comparison:
+    """Return the comparison of a measured number; its unit is by default that of the published one."""
+    unit = unit or (published.unit if published is not None else "")
+    return Comparison(what=what, published=published, measured=measured, unit=unit, **facts)
 
 
 def not_measured(what: str, published: PublishedNumber | None, unit: str, pending: Verdict, **facts: Any) -> Comparison:

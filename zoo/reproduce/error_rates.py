@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
+from zoo.reproduce.comparison import Comparison, Section, Verdict, compare, not_measured
 from zoo.reproduce.operations import TRAINING_IMAGES, operations_of
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import TrainingRun, data_of, environment_of
@@ -63,8 +63,7 @@ def _score(what: str, name: str, published: PublishedNumber | None, runs: Sequen
         return needs_training(what, published, name, runs, unit="%")
     top1 = mean(run.top1[-1] for run in finished)
     measured = top1 if published is not None and "top-1" in published.quantity else 100 - top1
-    what = what + image_counts(finished)
-    return Comparison(what=what, published=published, measured=measured, unit="%", **facts_of(finished))
+    return compare(what + image_counts(finished), measured, published, "%", **facts_of(finished))
 
 
 def compare_errors(
@@ -72,7 +71,7 @@ def compare_errors(
 ) -> Comparison:
     """Return the mean error of finished runs minus that of a ``second`` group, in points."""
     difference = mean(run.top1[-1] for run in second) - mean(run.top1[-1] for run in first)
-    return Comparison(what=what, published=number, measured=difference, unit="points", **facts_of(first, second))
+    return compare(what, difference, number, "points", **facts_of(first, second))
 
 
 def facts_of(*groups: Sequence[TrainingRun]) -> dict[str, Any]:

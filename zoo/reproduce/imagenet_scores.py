@@ -118,7 +118,7 @@ class ImageNetRun:
         if process.is_main:
             warn_of_changes()
         # Only rank 0 reads and writes the report: the folder may be on its machine alone.
-        self._measurements = load_measurements(options.out) if process.is_main else []
+        self._measurements = read_imagenet_report(options.out)["measurements"] if process.is_main else []
         self._unresolved: str | None = None  # the network whose download failed because the server cannot be resolved
         self.markdown = ""
         rows = [self._planned_row(entry, protocol) for entry in entries for protocol in entry.protocols]
@@ -144,7 +144,7 @@ class ImageNetRun:
     @property
     def is_off(self) -> bool:
         """Whether a measured score contradicts the published one."""
-        return any(row.is_off(self._data) for row in self.rows.values())
+        return any(row.verdict(self._data).state == "off" for row in self.rows.values())
 
     @property
     def is_complete(self) -> bool:
@@ -242,17 +242,8 @@ class ImageNetRun:
         return lines
 
 
-def load_measurements(folder: Path) -> list[dict[str, Any]]:
-    """Return all measurements in ``folder``/imagenet.json, if any; raises ConfigError for a foreign file."""
-    return _read_report(folder)["measurements"]
-
-
-def read_scores(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows in ``folder``/imagenet.json, if any; raises ConfigError for a foreign file."""
-    return _read_report(folder)["rows"]
-
-
-def _read_report(folder: Path) -> dict[str, list[dict[str, Any]]]:
+def read_imagenet_report(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the "measurements" and "rows" in ``folder``/imagenet.json, if any; ConfigError for a foreign file."""
     path = folder / "imagenet.json"
     if not path.exists():
         return {"measurements": [], "rows": []}

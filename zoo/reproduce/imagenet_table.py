@@ -75,10 +75,6 @@ class Row:
             return Verdict("reproduced", f"within {TOLERANCE} point")
         return Verdict("off", f"{differences[worst]:+.2f} points ({worst})")
 
-    def is_off(self, data: ValidationSet) -> bool:
-        """Whether a measured score contradicts the published one."""
-        return self.verdict(data).state == "off"
-
     def to_json(self, data: ValidationSet) -> dict[str, Any]:
         """Return the row for JSON; ``images`` describes the scored or required images."""
         verdict = self.verdict(data)
@@ -105,12 +101,8 @@ def markdown_report(
 ) -> str:
     """Return the report as a Markdown document.
 
-    Args:
-    - `rows`: the rows of the table.
-    - `data`: the images that they were scored on.
-    - `missing`: missing inputs, one sentence each.
-    - `environment`: environment of this run; reused rows list their differences from it.
-    - `limit`: number of images to score; None for all.
+    ``missing``: missing inputs, one sentence each. Reused rows list the differences of their environment from the given
+    one. ``limit``: number of images to score; None for all.
     """
     sources = "; ".join(sorted({row.source for row in rows if row.source})) or "none"
     sections = [

@@ -10,17 +10,18 @@ from torch import Tensor
 
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER
-from zoo.benchmark.variants import STRATEGIES, Block
+from zoo.benchmark.variants import SLOPE, STRATEGIES, Block
 from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.resnext import GROUPS
 from zoo.remat.memory_use import StorageLog, count_memory
-from zoo.reproduce.comparison import Comparison, Section, unpublished
+from zoo.reproduce.comparison import Section, compare
 from zoo.reproduce.inplace_abn_table2 import BASES, PLAIN_IABN
 from zoo.reproduce.published_numbers import published
 from zoo.spec import NetworkSpec
 
 WIDTH, SIDE = 128, 56  # of the bottlenecks in the first module of ResNeXt-101, for images of 224 pixels
+BATCH = 2
 # Keys of the published numbers, and the names of these strategies in `STRATEGIES`.
 FIGURE2 = {
     "standard": "standard", "checkpoint": "checkpoint_norms", "checkpoint_xhat": "checkpoint_xhat",
@@ -30,20 +31,20 @@ FIGURE2 = {
 NETWORKS = {"resnext101": True, "resnext152": True, "wider_resnet38": False, "densenet264": True}
 
 
-def count_block_buffers(batch: int = 2) -> Section:
+def count_block_buffers() -> Section:
     """Return the number of buffers that a residual block stores with standard and with in-place norms: Figure 1."""
     section = Section(
         "figure1", "Figure 1: buffers stored for backward by a residual block",
         f"Pre-activation bottleneck of ResNeXt-101 without projection: {2 * WIDTH} channels in and out, {WIDTH} "
-        f"between, {SIDE}^2 pixels, {batch} images. Counted are the tensors held between forward and backward, "
+        f"between, {SIDE}^2 pixels, {BATCH} images. Counted are the tensors held between forward and backward, "
         "including the block's input, without its output and without tensors of one value per channel.",
     )  # fmt: skip
     for norm, name in (("standard", "std-BN"), ("inplace", "InPlace-ABN")):
         block = IdentityResidualBlock(2 * WIDTH, (WIDTH, WIDTH, 2 * WIDTH), norm_act(norm), groups=GROUPS).train()
-        sizes = stored_sizes(block, batch)
+        sizes = stored_sizes(block, BATCH)
         number = published("inplace_abn", f"figure1/buffers_{norm}")
-        section.comparisons.append(Comparison(what=f"{name}: buffers", published=number, measured=len(sizes)))
-        section.comparisons.append(unpublished(f"{name}: bytes of the buffers", sum(sizes) / 1e6, "MB"))
+        section.add(f"{name}: buffers", len(sizes), number)
+        section.add(f"{name}: bytes of the buffers", sum(sizes) / 1e6, unit="MB")
     section.notes.append("the buffers are of two sizes: those of the first norm have twice the channels")
     return section
 
@@ -58,7 +59,7 @@ def stored_sizes(block: Callable[[Tensor], Tensor], batch: int) -> list[int]:
     return [size for size in alive.values() if size >= 4 * batch * WIDTH * SIDE**2]
 
 
-def count_stored_tensors(batch: int = 2) -> Section:
+def count_stored_tensors(batch: int = BATCH) -> Section:
     """Return the tensors that five strategies store for backward, and the memory that in-place norms save (Figure 2).
 
     The memory of section 5 is measured on the same block.
@@ -76,23 +77,21 @@ def count_stored_tensors(batch: int = 2) -> Section:
         number, names = published("inplace_abn", f"figure2/{key}"), stored_names(block, x)
         is_same = set(names) == set(str(number.value).removeprefix("only ").split(" and "))
         text = str(number.value) if is_same else " and ".join(names)
-        section.comparisons.append(Comparison(what=STRATEGIES[strategy], published=number, measured=text))
+        section.add(STRATEGIES[strategy], text, number)
         held[strategy] = count_memory(forward_of(block, x), block.parameters()).held / x.nbytes
-        section.comparisons.append(unpublished(f"{STRATEGIES[strategy]}: bytes", held[strategy], "tensors"))
+        section.add(f"{STRATEGIES[strategy]}: bytes", held[strategy], unit="tensors")
     saved = 100 * (1 - held["inplace_1"] / held["standard"])
     least = max(held["inplace_1"], held["inplace_2"]) / held["checkpoint_norms"]
     memory, efficient = (published("inplace_abn", key) for key in ("section5/memory", "section3.3/memory"))
-    section.comparisons += [
-        Comparison(what="memory saved by InPlace-ABN I", published=memory, measured=saved, unit="%"),
-        Comparison(what="bytes of (d) and (e), at most, over those of (b)", published=efficient, measured=least),
-    ]
+    section.add("memory saved by InPlace-ABN I", saved, memory, unit="%")
+    section.add("bytes of (d) and (e), at most, over those of (b)", least, efficient)
     return section
 
 
 def stored_names(block: Block, x: Tensor) -> list[str]:
     """Return the names of the feature maps that a block saves for backward: x, x_hat, z or "something else"."""
     x_hat = F.batch_norm(x, None, None, training=True)
-    known = {"x": x, "x_hat": x_hat, "z": F.leaky_relu(x_hat, 0.01)}  # scale 1, shift 0
+    known = {"x": x, "x_hat": x_hat, "z": F.leaky_relu(x_hat, SLOPE)}  # scale 1, shift 0
     output = block(x)  # torch 2.11 returns no saved tensors once the output is freed
     saved = output.grad_fn.saved_tensors
     maps = [tensor for tensor in saved if tensor is not None and tensor.shape == x.shape]
@@ -134,17 +133,11 @@ def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 6
                 held[strategy.name] = count_memory(setup.forward_of(model), model.parameters()).held
         for name, of_networks in saved.items():
             of_networks[arch] = 100 * (1 - held[name] / held[BASELINE])
-            section.comparisons.append(unpublished(f"{arch}: {name}", of_networks[arch], "%"))
+            section.add(f"{arch}: {name}", of_networks[arch], unit="%")
     number = published("inplace_abn", "abstract/memory")
     most = {name: max(of_networks, key=of_networks.__getitem__) for name, of_networks in saved.items()}
     section.comparisons[:0] = [
-        Comparison(
-            what=f"largest of all networks: {most[name]}, {name}",
-            published=number,
-            measured=saved[name][most[name]],
-            unit="%",
-            basis=basis,
-        )
+        compare(f"largest of all networks: {most[name]}, {name}", saved[name][most[name]], number, "%", basis=basis)
         for name, basis in BASES.items()
     ]
     return section

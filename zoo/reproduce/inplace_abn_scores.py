@@ -53,7 +53,7 @@ def report_blog() -> Section:
     number = published("inplace_abn", "blog/data")
     what = f"{crops:g} x {side:g}^2 over {EARLIER_CROP}^2 pixels"
     ratio = crops * side**2 / EARLIER_CROP**2
-    section.comparisons.append(Comparison(what=what, published=number, measured=ratio))
+    section.add(what, ratio, number)
     return section
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from zoo.architectures import LEAN, architecture
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
-from zoo.config import experiments_dir, load_experiment
-from zoo.reproduce.comparison import Basis, Comparison, Section, unpublished
+from zoo.config import load_experiment
+from zoo.reproduce.comparison import Basis, Comparison, Section, compare
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.run.plot_style import Line, Panel
 from zoo.spec import NetworkSpec
@@ -29,19 +28,6 @@ COLUMNS = (
 PLAIN_IABN = "iABN plain"  # the networks of 2018
 BASES: Mapping[str, Basis] = {PLAIN_IABN: "paper", "iABN": "shipped"}
 INEXACT_STRATEGIES = ("iABN inverted sums", "iABN inverted sums, 3x3 recomputed")  # all others are bit-exact
-
-
-class Largest(NamedTuple):
-    """The largest batch or crop that fits in the memory of the first row, on one GPU.
-
-    Args:
-    - `batch`, `size`: crops, and their side in pixels; a regime fixes one of them.
-    - `ratio`: the pixels over those of the first row.
-    """
-
-    batch: int
-    size: int
-    ratio: float
 
 
 def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> Section:
@@ -84,7 +70,7 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> Section:
 
 def first_row(name: str) -> Setup:
     """Return the network and the crops on one GPU in the first row of Table 2, from its experiment."""
-    config = load_experiment(experiments_dir() / f"{name}_stdbn.json")
+    config = load_experiment(f"{name}_stdbn")
     network = config.network
     stem = {key: value for key, value in network.options.items() if key == "input_3x3"}
     spec = NetworkSpec(arch=network.arch, num_classes=network.num_classes, options=stem)
@@ -100,24 +86,21 @@ def strategies_of(arch: str) -> list[Strategy]:
 def _measure_case(name: str, setup: Setup) -> tuple[list[Comparison], Panel]:
     """Return the comparisons of one column of the table, and its panel."""
     strategies = strategies_of(setup.spec.arch)
-    predictions = {strategy.name: MemoryPrediction(setup, strategy, scratch=False) for strategy in strategies}
+    predictions = {strategy.name: MemoryPrediction(setup, strategy) for strategy in strategies}
     memory_bytes = predictions[BASELINE].bytes_for(setup.batch).total
-    largest: dict[str, dict[str, Largest]] = {regime: {} for regime in REGIMES}
+    comparisons: dict[str, list[Comparison]] = {regime: [] for regime in REGIMES}
     lines = []
     for strategy, prediction in predictions.items():
         logger.info("%s, %s", name, strategy)
         batch, _ = prediction.largest_batch(memory_bytes)
         size, _ = prediction.largest_size(memory_bytes, STRIDE)
-        for regime, found in zip(REGIMES, ((batch, setup.size), (setup.batch, size)), strict=True):
-            ratio = found[0] * found[1] ** 2 / (setup.batch * setup.size**2)
-            largest[regime][strategy] = Largest(*found, ratio)
+        for regime, largest in zip(REGIMES, ((batch, setup.size), (setup.batch, size)), strict=True):
+            comparisons[regime] += _compare_largest(name, regime, strategy, setup, *largest)
         batches = sorted({2, setup.batch, batch} - {0})
         lines.append(Line(strategy, batches, [prediction.bytes_for(batch).total / 1e9 for batch in batches]))
     row = f"{name}, std-BN: {setup.batch} crops of {setup.size}^2, predicted for one GPU"
-    comparisons = [unpublished(row, memory_bytes / 1e9, "GB")]
-    for regime in REGIMES:
-        comparisons += _compare_regime(name, regime, largest[regime])
-    return comparisons, Panel(f"{name}, crops of {setup.size}^2", "crops on a GPU", "GB", lines)
+    found = [compare(row, memory_bytes / 1e9, unit="GB"), *(each for regime in REGIMES for each in comparisons[regime])]
+    return found, Panel(f"{name}, crops of {setup.size}^2", "crops on a GPU", "GB", lines)
 
 
 def gains_of(name: str, regime: str) -> list[PublishedNumber]:
@@ -127,24 +110,13 @@ def gains_of(name: str, regime: str) -> list[PublishedNumber]:
     return [number for key, number in published_numbers("inplace_abn").items() if key in keys]
 
 
-def _compare_regime(name: str, regime: str, largest: Mapping[str, Largest]) -> list[Comparison]:
-    """Return the gain of each strategy over std-BN, compared with the published ones."""
-    comparisons = []
-    for strategy, found in largest.items():
-        what, crops = f"{name}, {regime}: {strategy}", f"{GPUS * found.batch} x {found.size}^2"
-        gain = round(100 * (found.ratio - 1))
-        if strategy in BASES:
-            comparisons += [
-                Comparison(
-                    what=what + ", synchronized" * ("-sync" in number.network),
-                    published=number,
-                    measured=gain,
-                    unit="%",
-                    basis=BASES[strategy],
-                    note=crops,
-                )
-                for number in gains_of(name, regime)
-            ]
-        elif strategy != BASELINE:
-            comparisons.append(unpublished(what, gain, "%", crops))
-    return comparisons
+def _compare_largest(name: str, regime: str, strategy: str, setup: Setup, batch: int, size: int) -> list[Comparison]:
+    """Return the gain in pixels over the first row of the largest ``batch`` of crops of ``size``, on one GPU."""
+    gain = round(100 * (batch * size**2 / (setup.batch * setup.size**2) - 1))
+    what, crops = f"{name}, {regime}: {strategy}", f"{GPUS * batch} x {size}^2"
+    if strategy not in BASES:
+        return [] if strategy == BASELINE else [compare(what, gain, unit="%", note=crops)]
+    return [
+        compare(what + ", synchronized" * ("-sync" in number.network), gain, number, basis=BASES[strategy], note=crops)
+        for number in gains_of(name, regime)
+    ]

@@ -15,7 +15,7 @@ from zoo.benchmark.timing import Clock, Step, keep_heap, time_interleaved
 from zoo.benchmark.variants import STRATEGIES, Block
 from zoo.models.resnext import GROUPS
 from zoo.remat.memory_use import clear_gradients
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, Section, compare
 from zoo.reproduce.published_numbers import PublishedNumber, published
 
 # Channels and side of the maps in the bottlenecks of ResNeXt-101's four modules, for images of 224 pixels.
@@ -37,7 +37,7 @@ class Difference(NamedTuple):
 
     def comparison(self, what: str, number: PublishedNumber | None) -> Comparison:
         """Return the comparison with a published number."""
-        return Comparison(what=what, published=number, measured=self.value, unit="%", n=self.n, spread=self.spread)
+        return compare(what, self.value, number, "%", n=self.n, spread=self.spread)
 
 
 def measure_overheads(
@@ -135,10 +135,10 @@ def _compare_overheads(seconds: Sequence[Seconds]) -> Comparison:
     """Return the factor between the overheads of checkpointing and of in-place norms."""
     inplace, checkpoint = (difference(seconds, strategy, STANDARD) for strategy in (INPLACE_1, CHECKPOINT))
     is_noisy = any(each.spread > abs(each.value) for each in (inplace, checkpoint)) or inplace.value <= 0
-    return Comparison(
-        what=f"overhead of {CHECKPOINT} over that of {INPLACE_1}, means of the modules",
-        published=published("inplace_abn", "section4.3/checkpointing"),
-        measured=checkpoint.value / inplace.value,
+    return compare(
+        f"overhead of {CHECKPOINT} over that of {INPLACE_1}, means of the modules",
+        checkpoint.value / inplace.value,
+        published("inplace_abn", "section4.3/checkpointing"),
         n=inplace.n,
         spread=0.0,
         weakness=TOO_NOISY if is_noisy else "",
@@ -151,8 +151,7 @@ def list_overheads(seconds: Mapping[str, Seconds]) -> list[Comparison]:
     comparisons = []
     for name, times in seconds.items():
         value, spread = median_and_spread([1e3 * time for time in times[STANDARD]])
-        what, n = f"{name}, {STANDARD}", len(times[STANDARD])
-        comparisons.append(Comparison(what=what, measured=value, unit="ms", n=n, spread=spread))
+        comparisons.append(compare(f"{name}, {STANDARD}", value, unit="ms", n=len(times[STANDARD]), spread=spread))
         comparisons += [
             difference([times], strategy, STANDARD).comparison(f"{name}, {strategy} over standard", None)
             for strategy in (INPLACE_1, INPLACE_2, CHECKPOINT, CHECKPOINT_XHAT)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from zoo.errors import ConfigError
 from zoo.files import write_bytes, write_json, write_text
 from zoo.reproduce.comparison import RULES, Comparison, Section, Verdict
+from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
-from zoo.run.cost import CostMeter
 from zoo.run.plot_style import Line, Panel, draw_panels
 from zoo.tables import key_value_text, markdown_list, markdown_page, markdown_table, number_text
 
@@ -25,41 +25,19 @@ SHOWN_KEYS = ("cpu", "device", "threads", "torch", "norms", "tf32", "pillow", "l
 WAITING = ("needs data", "needs training")  # states that do not replace an earlier measurement
 
 
-@dataclass(frozen=True)
-class Report:
-    """Settings of the report of a paper, which is rewritten after each item.
+def write_report(folder: Path, header: Mapping[str, Any], sections: Sequence[Section]) -> str:
+    """Write PAPER.md, PAPER.json and missing plots of the ``sections``; return the Markdown.
 
-    Args:
-    - `folder`, `name`: folder and file name stem of the report.
-    - `title`: its heading.
-    - `command`: the command line.
-    - `environment`: versions and machine.
-    - `plots`: whether to draw plots.
-    - `cost`: measures the duration.
-    - `remarks`: list items of the header.
+    ``header``: "benchmark" (the paper), "command", "environment", "cost", "remarks" (list items), and "plots": whether
+    to draw plots.
     """
-
-    folder: Path
-    name: str
-    title: str
-    command: str
-    environment: Mapping[str, Any]
-    plots: bool
-    cost: CostMeter
-    remarks: Sequence[str] = ()
-
-
-def write_report(report: Report, sections: Sequence[Section]) -> str:
-    """Write PAPER.md, PAPER.json and missing plots of the ``sections``; return the Markdown."""
-    folder, name = report.folder, report.name
-    content: dict[str, Any] = {"benchmark": name, "command": report.command, "environment": report.environment}
-    content |= {"cost": report.cost.read(), "remarks": list(report.remarks), "plots": report.plots}
-    content |= {"sections": [_to_json(section) for section in sections]}
-    text = report_text(report.title, content)
+    name = header["benchmark"]
+    content = {**header, "sections": [_to_json(section) for section in sections]}
+    text = report_text(content)
     write_json(folder / f"{name}.json", content)
     write_text(folder / f"{name}.md", text)
     for section in sections:
-        if section.panels and report.plots:
+        if section.panels and header["plots"]:
             write_bytes(folder / plot_name(name, section.key), draw_panels(section.title, section.panels))
     return text
 
@@ -109,11 +87,11 @@ def merged(new: Section, earlier: Section | None) -> Section:
     return replace(new, comparisons=comparisons)
 
 
-def report_text(title: str, content: Mapping[str, Any]) -> str:
-    """Return PAPER.md, given its ``title`` and the ``content`` of PAPER.json."""
+def report_text(content: Mapping[str, Any]) -> str:
+    """Return PAPER.md, given the ``content`` of PAPER.json."""
     environment = {key: content["environment"].get(key) for key in SHOWN_KEYS}
     header = [f"command: `{content['command']}`", key_value_text(environment), *content["remarks"]]
-    blocks = [f"# {title}", markdown_list(header)]
+    blocks = [f"# {PAPERS[content['benchmark']].title}", markdown_list(header)]
     for section in sections_of(content["benchmark"], content):
         blocks += _blocks(section)
         if section.panels and content.get("plots", True):

@@ -7,17 +7,17 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from zoo.engine.process import open_process
 from zoo.errors import ConfigError, DataError, join_names
 from zoo.reproduce.comparison import Section
-from zoo.reproduce.imagenet_scores import read_scores, reproduce_imagenet
+from zoo.reproduce.imagenet_scores import read_imagenet_report, reproduce_imagenet
 from zoo.reproduce.options import ALL, ImageNetOptions, PaperOptions
-from zoo.reproduce.paper_report import Report, merged, read_report, write_report
-from zoo.reproduce.papers import PAPERS, Inputs, Measurement
+from zoo.reproduce.paper_report import merged, read_report, write_report
+from zoo.reproduce.papers import PAPERS, Measurement
 from zoo.reproduce.scoreboard import Row
 from zoo.reproduce.scoreboard_files import read_rows, write_forms
 from zoo.reproduce.training_runs import TrainingRun, draw_runs, read_runs, write_runs
@@ -31,24 +31,18 @@ IMAGENET_CLASSES = 1000
 SCORED_PAPER = "inplace_abn"  # whose published networks are scored on ImageNet
 
 
-class Reproduced(NamedTuple):
-    """Result of `reproduce_papers`: the reports as Markdown by paper, and the rows of the scoreboard."""
-
-    reports: Mapping[str, str]
-    rows: Sequence[Row]
-
-
 def papers_of(options: PaperOptions) -> list[str]:
     """Return the papers to measure."""
     return list(PAPERS) if options.paper == ALL else [options.paper]
 
 
-def reproduce_papers(options: PaperOptions) -> Reproduced:
+def reproduce_papers(options: PaperOptions) -> tuple[dict[str, str], list[Row]]:
     """Measure all items, and write the paper's report and the scoreboard after each.
 
-    Stores the curves of training runs in PAPER_runs.json and plots them in PAPER_runs.png. Given ImageNet, scores the
-    published networks on it first, as `zoo reproduce imagenet` does. Raises ConfigError, CheckpointError or
-    DataError for unusable options, and ConfigError if plots need matplotlib, before anything is measured.
+    Returns the reports as Markdown by paper, and the rows of the scoreboard. Stores the curves of training runs in
+    PAPER_runs.json and plots them in PAPER_runs.png. Given ImageNet, scores the published networks on it first, as `zoo
+    reproduce imagenet` does. Raises ConfigError, CheckpointError or DataError for unusable options, and ConfigError if
+    plots need matplotlib, before anything is measured.
     """
     if not options.no_plot:
         check_matplotlib()
@@ -59,9 +53,9 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
     earlier = {paper: read_report(options.out, paper) for paper in PAPERS}
 
     def choose() -> dict[str, list[Measurement]]:
-        scores = read_scores(options.out)
-        inputs = {paper: Inputs(runs, scores) for paper, (runs, _) in found.items()}
-        return of_items(options.only, {paper: PAPERS[paper].measurements(inputs[paper]) for paper in inputs})
+        scores = read_imagenet_report(options.out)["rows"]
+        measurements = {paper: PAPERS[paper].measurements(runs, scores) for paper, (runs, _) in found.items()}
+        return of_items(options.only, measurements)
 
     chosen = choose()
     _make_folder(options.out)
@@ -74,14 +68,13 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
         chosen = choose()
     device = torch.device("cpu")
     environment = describe_environment(device)
-    reports = {}
+    reports: dict[str, str] = {}
     for paper, measurements in chosen.items():
         runs, remarks = found[paper]
         _keep_runs(options, paper, runs)
-        title, cost = PAPERS[paper].title, CostMeter(device)
-        report = Report(
-            options.out, paper, title, options.command_line, environment, not options.no_plot, cost, remarks
-        )
+        header = {"benchmark": paper, "command": options.command_line, "environment": environment,
+                  "cost": {}, "remarks": remarks, "plots": not options.no_plot}  # fmt: skip
+        cost = CostMeter(device)
         sections, measured = {section.key: section for section in earlier[paper]}, set[str]()
         for measurement in measurements:
             section = _measure(options, paper, measurement, environment)
@@ -89,11 +82,12 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
             sections[section.key] = merged(section, sections.get(section.key))
             if not options.only:
                 sections[section.key] = sections.pop(section.key)  # in the order of measurement
-            reports[paper] = write_report(report, list(sections.values()))
+            header["cost"] = cost.read()
+            reports[paper] = write_report(options.out, header, list(sections.values()))
         if not options.only and measured != set(sections):
-            reports[paper] = write_report(report, [sections[key] for key in sections if key in measured])
+            reports[paper] = write_report(options.out, header, [sections[key] for key in sections if key in measured])
         write_forms(options.out)
-    return Reproduced(reports, read_rows(options.out))
+    return reports, read_rows(options.out)
 
 
 def check_imagenet(data: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zoo.reproduce import (
     inplace_abn_figures1and2,
@@ -25,7 +25,6 @@ from zoo.reproduce.revnext_costs import measure_passes, measure_widths
 from zoo.reproduce.revnext_figures5and6 import measure_norm_law, measure_slope_law
 from zoo.reproduce.revnext_figures10and11 import measure_depths, measure_layers
 from zoo.reproduce.settings import report_settings
-from zoo.reproduce.training_runs import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -35,24 +34,13 @@ class Paper:
     Args:
     - `title`: the heading of its report.
     - `experiments`: names of the experiments whose training runs belong to its tables, see `load_changed`.
-    - `measurements`: returns the measurements of its tables and figures, in the paper's order.
+    - `measurements`: returns the measurements of its tables and figures, in the paper's order, given the training runs
+      of its experiments (--runs), and the rows of imagenet.json in the folder of the reports.
     """
 
     title: str
     experiments: Sequence[str]
-    measurements: Callable[[Inputs], list[Measurement]]
-
-
-class Inputs(NamedTuple):
-    """Inputs of a paper's measurements.
-
-    Args:
-    - `runs`: the training runs (--runs) of the paper's experiments.
-    - `scores`: rows of imagenet.json of `zoo reproduce imagenet`, if it is in the folder of the reports.
-    """
-
-    runs: Sequence[TrainingRun] = ()
-    scores: Sequence[Mapping[str, Any]] = ()
+    measurements: Callable[..., list[Measurement]]
 
 
 class Measurement(NamedTuple):
@@ -71,19 +59,19 @@ PAPERS = {
     "inplace_abn": Paper(
         "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018)",
         (),
-        lambda inputs: [
+        lambda runs=(), scores=(): [
             Measurement("Abstract", inplace_abn_figures1and2.count_network_memory),
             Measurement("Figure 1", inplace_abn_figures1and2.count_block_buffers),
             Measurement("Figure 2", inplace_abn_figures1and2.count_stored_tensors),
             Measurement("Section 4.1", measure_batches),
             Measurement("Section 4.1", partial(report_settings, "inplace_abn", "Section 4.1")),
             Measurement("Section 4.2", partial(report_settings, "inplace_abn", "Section 4.2")),
-            Measurement("Table 1", partial(inplace_abn_scores.report_imagenet_scores, inputs.scores)),
+            Measurement("Table 1", partial(inplace_abn_scores.report_imagenet_scores, scores)),
             Measurement("Section 4.3", measure_overheads),
             Measurement("Table 2", inplace_abn_scores.report_segmentation_scores),
             Measurement("Table 2", measure_memory_gains),
             Measurement("Blog", inplace_abn_scores.report_blog),
-            Measurement("README", partial(inplace_abn_scores.report_readme_scores, inputs.scores)),
+            Measurement("README", partial(inplace_abn_scores.report_readme_scores, scores)),
         ],
     ),
     "revnet": Paper(
@@ -94,7 +82,7 @@ PAPERS = {
             *revnet_tables2to5.SHORT_EXPERIMENTS,
             revnet_figures3and4.LONG_CIFAR_EXPERIMENT,
         ),
-        lambda inputs: [
+        lambda runs=(), scores=(): [
             Measurement("Abstract", revnet_table1.measure_growth),
             Measurement("Section 1", revnet_table1.measure_savings),
             Measurement("Section 3.1", revnet_table1.report_partitions),
@@ -104,13 +92,13 @@ PAPERS = {
             Measurement("Section 5", revnet_tables2to5.measure_depth_of_block),
             Measurement("Section 5.1", revnet_table1.measure_passes),
             Measurement("Table 2", revnet_tables2to5.measure_parameters),
-            Measurement("Table 3", partial(revnet_tables2to5.report_cifar_errors, inputs.runs)),
-            Measurement("Table 4", partial(revnet_tables2to5.report_imagenet_errors, inputs.runs)),
-            Measurement("Section 5.2", partial(revnet_tables2to5.report_differences, inputs.runs)),
+            Measurement("Table 3", partial(revnet_tables2to5.report_cifar_errors, runs)),
+            Measurement("Table 4", partial(revnet_tables2to5.report_imagenet_errors, runs)),
+            Measurement("Section 5.2", partial(revnet_tables2to5.report_differences, runs)),
             Measurement("Section 5.2", revnet_table1.measure_update_cost),
             Measurement("Table 5", revnet_tables2to5.measure_imagenet_memory),
-            Measurement("Figure 3", partial(revnet_figures3and4.report_imagenet_curves, inputs.runs)),
-            Measurement("Figure 4", partial(revnet_figures3and4.report_reconstruction, inputs.runs)),
+            Measurement("Figure 3", partial(revnet_figures3and4.report_imagenet_curves, runs)),
+            Measurement("Figure 4", partial(revnet_figures3and4.report_reconstruction, runs)),
             Measurement("Section 7.1", partial(report_settings, "revnet", "Section 7.1")),
             Measurement("Section 7.2", revnet_section7.measure_fits),
         ],
@@ -124,7 +112,7 @@ PAPERS = {
             *revnext_figure12.SHORT_EXPERIMENTS,
             *revnext_figure12.EXPERIMENTS.values(),
         ),
-        lambda inputs: [
+        lambda runs=(), scores=(): [
             Measurement("Section 1", revnext_tables1and2.count_whole_data_sets),
             Measurement("Table 1", revnext_tables1and2.measure_pixels),
             Measurement("Section 3.5", measure_widths),
@@ -133,8 +121,8 @@ PAPERS = {
             Measurement("Figure 6", measure_slope_law),
             Measurement("Figure 10", measure_layers),
             Measurement("Figure 11", measure_depths),
-            Measurement("Figure 12", partial(revnext_figure12.report_reconstruction, inputs.runs)),
-            Measurement("Table 1", partial(revnext_tables1and2.report_cifar10_errors, inputs.runs)),
+            Measurement("Figure 12", partial(revnext_figure12.report_reconstruction, runs)),
+            Measurement("Table 1", partial(revnext_tables1and2.report_cifar10_errors, runs)),
             Measurement("Table 2", revnext_tables1and2.report_gpu),
         ],
     ),

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from zoo.tables import number_text
 
@@ -67,13 +67,7 @@ class PublishedNumber(BaseModel):
     network: str = ""
     settings: str = ""
     finding: str = ""
-    id: str = ""
-
-    @model_validator(mode="after")
-    def _check(self) -> PublishedNumber:
-        if not self.id:
-            raise ValueError("a number has no id; published_numbers() adds it")
-        return self
+    id: Annotated[str, Field(min_length=1)]
 
     @property
     def number(self) -> float:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean, stdev
 
-from zoo.config import experiments_dir, load_experiment
-from zoo.reproduce.comparison import RULES, Comparison, Section, Verdict, not_measured
+from zoo.config import load_experiment
+from zoo.reproduce.comparison import RULES, Comparison, Section, Verdict, compare, not_measured
 from zoo.reproduce.error_rates import command_of, compare_errors, error_curves, facts_of, missing_images, needs_training
 from zoo.reproduce.operations import operations_of
 from zoo.reproduce.published_numbers import PublishedNumber, published
@@ -32,9 +32,8 @@ def report_imagenet_curves(runs: Sequence[TrainingRun]) -> Section:
     )  # fmt: skip
     epochs, slowdown = (published("revnet", f"figure3/{key}") for key in ("epochs", "slowdown"))
     for name in IMAGENET_EXPERIMENTS:
-        ours = load_experiment(experiments_dir() / f"{name}.json").optimizer.schedule.epochs
-        what = f"{name}: epochs of the experiment"
-        section.comparisons.append(Comparison(what=what, published=epochs, measured=ours, unit="epochs"))
+        ours = load_experiment(name).optimizer.schedule.epochs
+        section.add(f"{name}: epochs of the experiment", ours, epochs)
     revnet, resnet = (
         [run for run in runs if run.experiment == name and not run.is_stored] for name in IMAGENET_EXPERIMENTS
     )
@@ -106,11 +105,9 @@ def _compare_angles(name: str, runs: Sequence[TrainingRun]) -> list[Comparison]:
     last = mean(mean(each[-end:]) for each, end in zip(angles, ends, strict=True))
     facts = facts_of(runs) | {"weakness": _weakness(name, runs), "spread": None}
     return [
-        Comparison(
-            what=f"{name}: trend of the angle", published=published("revnet", "figure4/trend"), measured=last / first,
-            note=f"{first:.2g} to {last:.2g} degrees", **facts,
-        ),
-        Comparison(what=f"{name}: largest angle", measured=max(map(max, angles)), unit="degrees", **facts),
+        compare(f"{name}: trend of the angle", last / first, published("revnet", "figure4/trend"),
+                note=f"{first:.2g} to {last:.2g} degrees", **facts),
+        compare(f"{name}: largest angle", max(map(max, angles)), unit="degrees", **facts),
     ]  # fmt: skip
 
 
@@ -130,12 +127,11 @@ def _compare_length(runs: Sequence[TrainingRun]) -> Comparison:
     finished = [run for run in runs if run.is_finished]
     if not finished:
         return needs_training(number.quantity, number, LONG_CIFAR_EXPERIMENT, runs, unit="epochs")
-    regular = load_experiment(experiments_dir() / f"{CIFAR_EXPERIMENT}.json").optimizer.schedule.epochs
+    regular = load_experiment(CIFAR_EXPERIMENT).optimizer.schedule.epochs
     change = max(run.top1[regular - 1] - run.top1[-1] for run in finished)
     stable = finished[0].num_epochs - regular if change <= RULES["accuracy trained"].tolerance else 0
     facts = facts_of(finished) | {"weakness": _weakness(LONG_CIFAR_EXPERIMENT, finished), "spread": 0.0}
-    note = f"the error changes by {change:+.2f} points"
-    return Comparison(what=number.quantity, published=number, measured=stable, unit="epochs", note=note, **facts)
+    return compare(number.quantity, stable, number, note=f"the error changes by {change:+.2f} points", **facts)
 
 
 def _compare_kinds(runs: Sequence[TrainingRun]) -> list[Comparison]:
@@ -172,5 +168,4 @@ def _compare_loss(
     difference = 100 * (math.exp(mean(logs[0]) - mean(logs[1])) - 1)
     is_known = min(map(len, groups)) > 1
     spread = 100 * math.hypot(*(stdev(each) / math.sqrt(len(each)) for each in logs)) if is_known else None
-    facts = facts_of(*groups) | {"spread": spread}
-    return Comparison(what=what, published=number, measured=difference, unit="%", **facts)
+    return compare(what, difference, number, "%", **(facts_of(*groups) | {"spread": spread}))

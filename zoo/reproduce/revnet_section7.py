@@ -5,7 +5,7 @@ from __future__ import annotations
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
-from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured, unpublished
+from zoo.reproduce.comparison import Comparison, Section, Verdict, compare, not_measured
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 from zoo.spec import NetworkSpec
 
@@ -33,27 +33,24 @@ def measure_fits() -> Section:
     no_sessions = Verdict("not built", "PyTorch has no counterpart to sessions of TensorFlow: no graph is split")
     in_memory, in_gb = f"in the memory of {RESNET} with {fits} images", f"{needed / 1e9:.1f} GB"
     section.comparisons = [
-        Comparison(what=f"{REVNET} {in_memory}", published=number["per_gpu"], measured=low, unit="images"),
-        Comparison(what=f"{REVNET} over {RESNET}, {in_memory}", published=number["gain"], measured=low / fits),
-        Comparison(
-            what=f"{REVNET} in the memory of the GPU, at least",
-            published=number["images"],
-            measured=low,
-            unit="images",
+        compare(f"{REVNET} {in_memory}", low, number["per_gpu"]),
+        compare(f"{REVNET} over {RESNET}, {in_memory}", low / fits, number["gain"]),
+        compare(
+            f"{REVNET} in the memory of the GPU, at least", low, number["images"],
             note=f"at most {high}; {number['images'].text} images need {in_gb}",
         ),
         not_measured(f"{RESNET} in the memory of the GPU", number["resnet_images"], "images", is_source),
         not_measured("time of splitting the graph", number["overhead"], "%", no_sessions),
         _compare_layers(number["layers"], least),
-        unpublished(f"{RESNET} with {fits} images", least / 1e9, "GB"),
-        unpublished(f"{RESNET} with {2 * fits} images", most / 1e9, "GB"),
-    ]
+        compare(f"{RESNET} with {fits} images", least / 1e9, unit="GB"),
+        compare(f"{RESNET} with {2 * fits} images", most / 1e9, unit="GB"),
+    ]  # fmt: skip
     return section
 
 
 def _predict(arch: str, memory: str, structure: tuple[int, ...] | None = None) -> MemoryPrediction:
     setup = Setup(NetworkSpec(arch=arch), batch=DEEP_BATCH, size=SIZE, structure=structure)
-    return MemoryPrediction(setup, Strategy(arch, "standard", memory), scratch=False)
+    return MemoryPrediction(setup, Strategy(arch, "standard", memory))
 
 
 def _compare_layers(number: PublishedNumber, memory: int) -> Comparison:
@@ -62,5 +59,4 @@ def _compare_layers(number: PublishedNumber, memory: int) -> Comparison:
     needed = _predict(REVNET, "auto", DEEP_UNITS).bytes_for(DEEP_BATCH).total
     what = f"a RevNet of {'-'.join(map(str, DEEP_UNITS))} units in the memory of ResNet-101 with 32 images"
     note = f"{needed / 1e9:.1f} GB with {DEEP_BATCH} images, of {memory / 1e9:.1f} GB"
-    fitting = layers if needed <= memory else 0
-    return Comparison(what=what, published=number, measured=fitting, unit="layers", note=note)
+    return compare(what, layers if needed <= memory else 0, number, note=note)

@@ -19,7 +19,7 @@ from zoo.layers.checkpointing import checkpoint
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.remat.memory_use import measure_memory
-from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured, unpublished
+from zoo.reproduce.comparison import Section, Verdict, not_measured
 from zoo.reproduce.operations import count_operations
 from zoo.reproduce.paper_networks import build_for_training, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
@@ -58,14 +58,9 @@ def measure_growth(units: Sequence[int] = UNITS) -> Section:
     for memory, manner in (("auto", "reconstructed"), ("plain", "stored")):
         held = [held_bytes("revnet38_cifar", 8, 32, structure=(count,) * 3, memory=memory) for count in units]
         growth = (held[-1] - held[0]) / (3 * (units[-1] - units[0])) / 1e6
-        what = f"{manner}: growth per unit"
-        if memory == "plain":
-            section.comparisons.append(unpublished(what, growth, "MB"))
-        else:
-            number = published("revnet", "abstract/storage")
-            section.comparisons.append(Comparison(what=what, published=number, measured=growth, unit="MB"))
-        text = " / ".join(f"{count / 1e6:.2f}" for count in held)
-        section.comparisons.append(unpublished(f"{manner}: held", text, "MB"))
+        number = published("revnet", "abstract/storage") if memory == "auto" else None
+        section.add(f"{manner}: growth per unit", growth, number, unit="MB")
+        section.add(f"{manner}: held", " / ".join(f"{count / 1e6:.2f}" for count in held), unit="MB")
     return section
 
 
@@ -81,11 +76,10 @@ def measure_savings() -> Section:
         for resnet, (revnet, size) in NETWORK_PAIRS.items()
     }
     middle, _ = median_and_spread(list(ratio.values()))
-    number = published("revnet", "section1/storage")
-    section.comparisons = [
-        Comparison(what="held bytes of a ResNet over those of its RevNet, median", published=number, measured=middle),
-        *(unpublished(what, value) for what, value in ratio.items()),
-    ]
+    what = "held bytes of a ResNet over those of its RevNet, median"
+    section.add(what, middle, published("revnet", "section1/storage"))
+    for what, value in ratio.items():
+        section.add(what, value)
     return section
 
 
@@ -121,10 +115,8 @@ def measure_operations() -> Section:
         "checkpointing": ("checkpoint sqrt(L): overhead", 100 * (calls - 1) / 3),
         "overhead_gpu": ("RevNet-38: overhead, if backward takes as long as forward", 100 * again / 2),
     }
-    section.comparisons = [
-        Comparison(what=what, published=numbers[key], measured=measured, unit=numbers[key].unit)
-        for key, (what, measured) in found.items()
-    ]
+    for key, (what, measured) in found.items():
+        section.add(what, measured, numbers[key])
     return section
 
 
@@ -144,8 +136,7 @@ def measure_complexity(depths: Sequence[int] = DEPTHS) -> Section:
         for column, values in (("memory", peaks), ("computation", calls)):
             number = published("revnet", f"table1/{row}/{column}")
             exponent = math.log(values[-1] / values[-2]) / math.log(high / low)
-            what = f"{name}: exponent of the {column}"
-            section.comparisons.append(Comparison(what=what, published=number, measured=exponent))
+            section.add(f"{name}: exponent of the {column}", exponent, number)
     lines = [Line(name, list(depths), [cost.peak / 1e6 for cost in of_depths]) for name, of_depths in costs.items()]
     section.panels.append(Panel("a chain of L blocks", "blocks L", "peak of a step, MB", lines, True, True))
     return section
@@ -161,14 +152,11 @@ def measure_layer_costs() -> Section:
     costs, numbers = _chain_costs(DEPTHS), _numbers("section4")
     for name in ("naive", "checkpoint sqrt(L)", "reversible"):
         number = numbers[f"{KEY_BY_STRATEGY[name]}/computation"]
-        what, passes = f"{name}: passes of a step", costs[name][-1].calls + 1
-        section.comparisons.append(Comparison(what=what, published=number, measured=passes, unit="passes"))
+        section.add(f"{name}: passes of a step", costs[name][-1].calls + 1, number)
     low, high = costs["naive"][-2:]
     block = (high.peak - low.peak) / (DEPTHS[-1] - DEPTHS[-2])
     layers = costs["checkpoint sqrt(L)"][-1].peak / block / math.sqrt(DEPTHS[-1])
-    number = numbers["checkpointing/memory"]
-    what = "checkpoint sqrt(L): memory over sqrt(L)"
-    section.comparisons.append(Comparison(what=what, published=number, measured=layers))
+    section.add("checkpoint sqrt(L): memory over sqrt(L)", layers, numbers["checkpointing/memory"])
     return section
 
 
@@ -180,18 +168,10 @@ def measure_passes() -> Section:
     )  # fmt: skip
     costs, numbers = _chain_costs(DEPTHS), _numbers("section5.1")
     twice = Verdict("not built", "the paper's faster algorithm is: one recomputation yields both inputs and gradients")
-    section.comparisons = [
-        not_measured("the authors' code: forward passes of a step", numbers["authors_code"], "N", twice),
-        *(
-            Comparison(
-                what=f"{name}: forward passes of a step",
-                published=numbers[key],
-                measured=costs[name][-1].calls + 2,
-                unit="N",
-            )
-            for name, key in (("reversible", "algorithm1"), ("naive", "ordinary"))
-        ),
-    ]
+    authors = not_measured("the authors' code: forward passes of a step", numbers["authors_code"], "N", twice)
+    section.comparisons.append(authors)
+    for name, key in (("reversible", "algorithm1"), ("naive", "ordinary")):
+        section.add(f"{name}: forward passes of a step", costs[name][-1].calls + 2, numbers[key])
     return section
 
 
@@ -207,8 +187,7 @@ def measure_update_cost() -> Section:
     seconds = time_interleaved(steps, Clock(torch.device("cpu")), rounds=ROUNDS)
     ratio, spread = median_and_spread(ratios(seconds["auto"], seconds["plain"]))
     number = published("revnet", "section5.2/update_cost")
-    what = "reconstructed over stored"
-    section.comparisons.append(Comparison(what=what, published=number, measured=ratio, n=ROUNDS, spread=spread))
+    section.add("reconstructed over stored", ratio, number, n=ROUNDS, spread=spread)
     return section
 
 

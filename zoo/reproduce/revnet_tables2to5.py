@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.architectures import architecture
 from zoo.layers.reversible import ReversibleBlock
 from zoo.layers.revnet_blocks import TransitionBlock
-from zoo.reproduce.comparison import Basis, Comparison, Section, Verdict, not_measured, unpublished
+from zoo.reproduce.comparison import Basis, Comparison, Section, Verdict, compare, not_measured
 from zoo.reproduce.error_rates import command_of, compare_errors, report_errors
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
@@ -49,8 +49,7 @@ def measure_parameters() -> Section:
         else:
             classes = int(number.id.rpartition("_")[2])
             count = count_parameters(build_for_training(number.network, "meta", num_classes=classes))
-            what = f"{number.network}, {classes} classes"
-            section.comparisons.append(Comparison(what=what, published=number, measured=count / 1e6, unit="M"))
+            section.add(f"{number.network}, {classes} classes", count / 1e6, number)
     return section
 
 
@@ -60,7 +59,7 @@ def _compare_architecture(number: PublishedNumber) -> Comparison:
     widths = structure["widths"] if "cifar" in number.network else structure["widths"][1:]
     units, channels = ("-".join(map(str, each)) for each in (structure["structure"], widths))
     row = f"{'Yes' if structure['bottleneck'] else 'No'} {units} {channels}"
-    return Comparison(what=f"{number.network}: bottleneck, units, channels", published=number, measured=row)
+    return compare(f"{number.network}: bottleneck, units, channels", row, number)
 
 
 def measure_depth_of_block() -> Section:
@@ -71,9 +70,7 @@ def measure_depth_of_block() -> Section:
         for name in ("revnet38_cifar", "resnet32_cifar")
     ]
     ratio = per_block[0] / 9 / (per_block[1] / 15)
-    number = published("revnet", "section5/depth_of_block")
-    what = "RevNet-38 over ResNet-32: convolutions"
-    section.comparisons.append(Comparison(what=what, published=number, measured=ratio))
+    section.add("RevNet-38 over ResNet-32: convolutions", ratio, published("revnet", "section5/depth_of_block"))
     return section
 
 
@@ -127,28 +124,16 @@ def measure_imagenet_memory(size: int = 224) -> Section:
     outputs = {name: sum_of_outputs(build_for_training(name, "meta"), size) for name in held}
     for name in held:
         parameters = 4 * count_parameters(build_for_training(name, "meta")) / MB
-        number = numbers[f"{name}/parameters"]
-        section.comparisons.append(
-            Comparison(what=f"{name}: parameters", published=number, measured=parameters, unit="MB")
-        )
+        section.add(f"{name}: parameters", parameters, numbers[f"{name}/parameters"])
     cases: tuple[tuple[Basis, str, dict[str, int]], ...] = (
         ("paper", "outputs of conv, BN, ReLU and pool", outputs), ("shipped", "held after forward", held),
     )  # fmt: skip
     for basis, rule, counts in cases:
-        section.comparisons += [
-            Comparison(
-                what=f"{name}: {rule}", published=numbers[f"{name}/activations"], measured=IMAGES * count / MB,
-                unit="MB", basis=basis,
-            )
-            for name, count in counts.items()
-        ]  # fmt: skip
-        ratio = counts[RESNET] / counts[REVNET]
-        section.comparisons.append(
-            Comparison(what=f"{rule}, ResNet / RevNet", published=numbers["ratio"], measured=ratio, basis=basis)
-        )
+        for name, count in counts.items():
+            section.add(f"{name}: {rule}", IMAGES * count / MB, numbers[f"{name}/activations"], basis=basis)
+        section.add(f"{rule}, ResNet / RevNet", counts[RESNET] / counts[REVNET], numbers["ratio"], basis=basis)
     inplace = held_bytes(REVNET, 1, size, memory="auto", norm="inplace", activation="leaky_relu")
-    what = "held, ResNet / RevNet with in-place stem and head"
-    section.comparisons.append(unpublished(what, held[RESNET] / inplace))
+    section.add("held, ResNet / RevNet with in-place stem and head", held[RESNET] / inplace)
     section.notes += [
         "the paper's rule is not stated; outputs of a RevNet: those of stem, head and stages, and those inside the "
         "largest residual function, because Algorithm 1 recomputes one function after the other. By this rule both "

@@ -21,10 +21,8 @@ def measure_passes() -> Section:
         f"{COUNTED_BATCH} images of {CIFAR_SIZE} pixels. The stems of revnext and revnext_flat are not rerun. Without "
         "the additional passes, a step takes three forward passes.",
     )  # fmt: skip
-    section.comparisons = [
-        Comparison(what=name, published=published("revnext", key), measured=additional_passes(name))
-        for name, key in PASSES.items()
-    ]
+    for name, key in PASSES.items():
+        section.add(name, additional_passes(name), published("revnext", key))
     section.comparisons.append(_compare_layers_of_a_block())
     return section
 
@@ -51,12 +49,9 @@ def measure_widths() -> Section:
     section = Section("widths", "Section 3.5: channels of the i-RevNet", "Read from the network irevnet_revnext.")
     model: Any = build_revnext("irevnet_revnext", device="meta")
     channels = model.num_features
-    found = {"channels": ("channels of the last level", channels, ""),
-             "kernel": ("weights of a 3x3 convolution of all of them", channels**2 * 9 / 1e6, "million")}  # fmt: skip
-    section.comparisons = [
-        Comparison(what=what, published=published("revnext", f"section3.5/{key}"), measured=value, unit=unit)
-        for key, (what, value, unit) in found.items()
-    ]
+    section.add("channels of the last level", channels, published("revnext", "section3.5/channels"))
+    kernel = published("revnext", "section3.5/kernel")
+    section.add("weights of a 3x3 convolution of all of them", channels**2 * 9 / 1e6, kernel)
     section.notes.append(
         "the convolutions of a branch have half of the channels and therefore a quarter of these weights"
     )

@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from zoo.architectures import ARCHITECTURES
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, Section, compare
 from zoo.reproduce.error_rates import (
     SETTING,
     compare_errors,
@@ -105,8 +105,7 @@ def _compare(key: str, name: str, runs: Sequence[TrainingRun]) -> Comparison:
     if not finished:
         return needs_training(number.quantity, number, name, runs, memory="plain" if is_stored else "auto")
     measured = mean(run.top1[-1] for run in finished)
-    what = number.quantity + image_counts(finished)
-    return Comparison(what=what, published=number, measured=measured, unit="%", **facts_of(finished))
+    return compare(number.quantity + image_counts(finished), measured, number, "%", **facts_of(finished))
 
 
 def _beside_authors(prefix: str, x_label: str, found: Mapping[str, Comparison]) -> Panel:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.layers import InPlaceABN
 from zoo.layers.invertible import Invertible, InvertibleLeakyReLU, InvertibleNorm
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, Section, compare
 from zoo.reproduce.published_numbers import PublishedNumber, published
 from zoo.run.plot_style import Line, Panel
 
@@ -59,18 +59,12 @@ def measure_norm_law() -> Section:
     section.comparisons.append(_compare_with_law(many_channels, law_number, "f", DIVISORS, measured["0.001"], law))
     section.panels.append(_panel(many_channels, "f", DIVISORS, measured, law))
     what = f"{CHANNELS} channels, {WEAK} with gain 1/100: alpha"
-    end = published("revnext", "figure5/end")
-    section.comparisons.append(Comparison(what=what, published=end, measured=measured["0.001"][-1]))
+    section.add(what, measured["0.001"][-1], published("revnext", "figure5/end"))
     bounded = [measure_norm([1, WEAK_GAIN], 1e-4, eps_i) for eps_i in LEAST_GAINS]
     least = min(second / first for first, second in pairwise(bounded))
     limits, alphas = (" / ".join(f"{value:.3g}" for value in values) for values in (LEAST_GAINS, bounded))
-    section.comparisons.append(
-        Comparison(
-            what=f"gains 1 and {WEAK_GAIN}: least ratio of alpha from one eps_i to the next",
-            published=published("revnext", "section4.2.1/eps_i"), measured=least,
-            note=f"eps_i {limits}: alpha {alphas}",
-        )
-    )  # fmt: skip
+    what = f"gains 1 and {WEAK_GAIN}: least ratio of alpha from one eps_i to the next"
+    section.add(what, least, published("revnext", "section4.2.1/eps_i"), note=f"eps_i {limits}: alpha {alphas}")
     return section
 
 
@@ -89,14 +83,10 @@ def measure_slope_law() -> Section:
         published("revnext", key)
         for key in ("section4.2.2/law", "section4.2.2/limit", "figure6/smallest", "figure6/past_500")
     )
-    section.comparisons += [
-        _compare_with_law("noise 1e-4 min(1, n)", law_number, "slope", SLOPES, small, law),
-        Comparison(what="slope 1: alpha", published=limit, measured=fixed[SLOPES.index(1.0)]),
-        Comparison(what="slope 1e-3: alpha", published=smallest, measured=small[0]),
-        Comparison(
-            what=f"noise {NOISE:g}, slope 1e3, float32: alpha over the law", published=past_500, measured=rounded
-        ),
-    ]
+    section.comparisons.append(_compare_with_law("noise 1e-4 min(1, n)", law_number, "slope", SLOPES, small, law))
+    section.add("slope 1: alpha", fixed[SLOPES.index(1.0)], limit)
+    section.add("slope 1e-3: alpha", small[0], smallest)
+    section.add(f"noise {NOISE:g}, slope 1e3, float32: alpha over the law", rounded, past_500)
     section.notes.append(
         f"at a slope of 1e3, a float32 output is rounded by more than a noise of {NOISE:g}; in float64 alpha is "
         f"{fixed[-1] / law[-1]:.3g} times that of the law"
@@ -148,7 +138,7 @@ def _compare_with_law(
     worst = max(range(len(points)), key=lambda index: abs(differences[index]))
     note = f"at {name} = {points[worst]:g}, closer elsewhere"
     what = f"{what}: largest deviation of alpha from the law"
-    return Comparison(what=what, published=number, measured=100 * differences[worst], unit="%", note=note)
+    return compare(what, 100 * differences[worst], number, "%", note=note)
 
 
 def _panel(

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from zoo.benchmark.memory_prediction import constant_bytes
 from zoo.benchmark.network_setup import Setup
-from zoo.config import experiments_dir, load_experiment
+from zoo.config import load_experiment
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
 from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock
 from zoo.ops.abn.backend import name_for
 from zoo.remat.memory_use import Memory, count_memory, measure_memory
-from zoo.reproduce.comparison import Basis, Comparison, Section, unpublished
+from zoo.reproduce.comparison import Basis, Comparison, Section, compare
 from zoo.reproduce.error_rates import errors_of, needs_training, report_errors
 from zoo.reproduce.paper_networks import build_revnext, count_parameters, forward_of
 from zoo.reproduce.published_numbers import published
@@ -30,20 +30,11 @@ PAPER_PIXELS = 32 * 240 * 240  # of the batch in the paper's totals
 UNITS = {"GB": 1e9, "MB": 1e6}
 
 
-class Row(NamedTuple):
-    """A network of Table 1: the section with its total, and whether the total includes the weights."""
-
-    section: str
-    with_weights: bool
-
-
+# The networks of Table 1, and the sections with their totals; those of section 3 include the weights.
 NETWORKS = {
-    "revnext_resnet18": Row("section3.3", with_weights=True),
-    "revnext_revnet": Row("section3.4", with_weights=True),
-    "irevnet_revnext": Row("section3.5", with_weights=True),
-    "revnext_flat": Row("section4.3", with_weights=False),
-    "revnext": Row("section4.4", with_weights=False),
-}
+    "revnext_resnet18": "section3.3", "revnext_revnet": "section3.4", "irevnet_revnext": "section3.5",
+    "revnext_flat": "section4.3", "revnext": "section4.4",
+}  # fmt: skip
 DEEPER_OPTIONS: Mapping[str, dict[str, Any]] = {"revnext_flat": {"layers": (3, 3, 3)}, "revnext": {"blocks": (3, 3)}}
 # Trained on CIFAR-10; no text available to us shows the accuracies of the others. The abstract prints 93.3 % for a
 # network without its depths and pools; we assume that it is this one.
@@ -87,7 +78,7 @@ def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] 
         slopes, held_slope = _slopes(pixels, peaks), _slopes(pixels, [memory.held for memory in memories])[-1]
         slope = slopes[-1]
         section.comparisons += _compare_with_paper(name, slope, 4 * count_parameters(model))
-        section.comparisons.append(unpublished(f"{name}: held after forward, bytes per pixel", held_slope, "B"))
+        section.add(f"{name}: held after forward, bytes per pixel", held_slope, unit="B")
         lines.append(Line(f"{name}: {slope:.0f} B/px", [count / 1e3 for count in pixels], [p / 1e6 for p in peaks]))
         if name in DEEPER_OPTIONS:
             section.comparisons.append(_compare_depths(name, sizes[:2], batch, slopes[0]))
@@ -105,27 +96,26 @@ def _slopes(x: Sequence[int], y: Sequence[int]) -> list[float]:
 
 def _compare_with_paper(name: str, slope: float, weights: int) -> list[Comparison]:
     """Return the bytes per pixel, the total and the weights; ``weights`` is in bytes."""
-    row, comparisons = NETWORKS[name], []
-    total = published("revnext", f"{row.section}/total")
+    section, comparisons = NETWORKS[name], []
+    added = weights if section.startswith("section3") else 0
+    total = published("revnext", f"{section}/total")
     cases: tuple[tuple[str, float, Basis], ...] = (
         ("by the paper's rule", count_by_rule(name), "paper"), ("allocated", slope, "shipped"),
     )  # fmt: skip
     for rule, per_pixel, basis in cases:
-        found = {total.id: (per_pixel * PAPER_PIXELS + (weights if row.with_weights else 0)) / UNITS[total.unit]}
+        found = {total.id: (per_pixel * PAPER_PIXELS + added) / UNITS[total.unit]}
         if name == "revnext":
             found["revnext/abstract/bytes_per_pixel"] = per_pixel
         else:
-            comparisons.append(unpublished(f"{name}: memory of training per input pixel, {rule}", per_pixel, "B"))
+            comparisons.append(compare(f"{name}: memory of training per input pixel, {rule}", per_pixel, unit="B"))
         if name == "revnext_resnet18":
-            found[f"revnext/{row.section}/activations"] = per_pixel * PAPER_PIXELS / 1e9
+            found[f"revnext/{section}/activations"] = per_pixel * PAPER_PIXELS / 1e9
         for key, measured in found.items():
             number = published("revnext", key.removeprefix("revnext/"))
             what = f"{name}: {number.quantity.partition(': ')[2]}, {rule}"
-            comparisons.append(
-                Comparison(what=what, published=number, measured=measured, unit=number.unit, basis=basis)
-            )
-    printed = published("revnext", f"{row.section}/weights") if name == "revnext_resnet18" else None
-    return [*comparisons, Comparison(what=f"{name}: weights", published=printed, measured=weights / 1e6, unit="MB")]
+            comparisons.append(compare(what, measured, number, basis=basis))
+    printed = published("revnext", f"{section}/weights") if name == "revnext_resnet18" else None
+    return [*comparisons, compare(f"{name}: weights", weights / 1e6, printed, "MB")]
 
 
 def count_by_rule(name: str) -> float:
@@ -163,7 +153,7 @@ def _compare_depths(name: str, sizes: Sequence[int], batch: int, slope: float) -
     (option, depth), *_ = DEEPER_OPTIONS[name].items()
     what = f"{name}, {option} {'-'.join(map(str, depth))} over the default depth: bytes per pixel"
     number, note = published("revnext", "abstract/depth"), f"{deep:.4g} B, {slope:.4g} B"
-    return Comparison(what=what, published=number, measured=deep / slope, note=note)
+    return compare(what, deep / slope, number, note=note)
 
 
 def count_whole_data_sets() -> Section:
@@ -182,13 +172,9 @@ def count_whole_data_sets() -> Section:
         cases: tuple[tuple[str, float, Basis], ...] = (
             ("by the paper's rule", by_rule, "paper"), ("counted", counted, "shipped"),
         )  # fmt: skip
-        section.comparisons += [
-            Comparison(
-                what=f"{PAPER_IMAGES:,} images of {size} pixels, {rule}", published=number,
-                measured=(bytes_ + weights) / 1e9, unit="GB", basis=basis,
-            )
-            for rule, bytes_, basis in cases
-        ]  # fmt: skip
+        for rule, bytes_, basis in cases:
+            what = f"{PAPER_IMAGES:,} images of {size} pixels, {rule}"
+            section.add(what, (bytes_ + weights) / 1e9, number, basis=basis)
     return section
 
 
@@ -198,11 +184,8 @@ def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
     section = report_errors("table1", title, {EXPERIMENT: number}, runs)
     for name in OTHER_EXPERIMENTS:
         section.comparisons += errors_of(name, None, runs)
-    epochs = load_experiment(experiments_dir() / f"{EXPERIMENT}.json").optimizer.schedule.epochs
-    number = published("revnext", "section5/epochs")
-    section.comparisons.append(
-        Comparison(what=f"{EXPERIMENT}: epochs", published=number, measured=epochs, unit=number.unit)
-    )
+    epochs = load_experiment(EXPERIMENT).optimizer.schedule.epochs
+    section.add(f"{EXPERIMENT}: epochs", epochs, published("revnext", "section5/epochs"))
     section.notes.append(
         "the accuracy is published without the depths and pools of the network; we assume that it is this one"
     )
@@ -211,7 +194,7 @@ def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
 
 def report_gpu() -> Section:
     """Return Table 2: the time, which needs the paper's GPU, and the memory that training needs."""
-    config = load_experiment(experiments_dir() / f"{EXPERIMENT}.json")
+    config = load_experiment(EXPERIMENT)
     batch, size = config.optimizer.batch_size, config.input.crop_train
     section = Section(
         "table2", "Table 2: time to 93.3 %, and the memory of the GPU",
@@ -223,10 +206,6 @@ def report_gpu() -> Section:
     megabytes = (constant_bytes(model, Setup(config.network, batch, size)) + step) / UNITS["MB"]
     number = published("revnext", "abstract/minutes")
     section.comparisons = [needs_training("GTX 750 with 1 GB", number, EXPERIMENT, unit="minutes")]
-    section.comparisons += [
-        Comparison(what="memory of training", published=published("revnext", key), measured=measured, unit=unit)
-        for key, measured, unit in (
-            ("abstract/gpu_memory", megabytes / 1e3, "GB"), ("section5.2/available_memory", megabytes, "MB"),
-        )
-    ]  # fmt: skip
+    section.add("memory of training", megabytes / 1e3, published("revnext", "abstract/gpu_memory"))
+    section.add("memory of training", megabytes, published("revnext", "section5.2/available_memory"))
     return section

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zoo.config import Experiment, experiments_dir, load_experiment
+from zoo.config import Experiment, load_experiment
 from zoo.config.optimizer import MIN_LINEAR_LR
 from zoo.models.deeplab import HEAD_CHANNELS, HEAD_DILATIONS
 from zoo.models.resnext import GROUPS
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Section
 from zoo.reproduce.operations import TRAINING_IMAGES
-from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
+from zoo.reproduce.published_numbers import published_numbers
 
 GPUS = 4  # of the InPlace-ABN paper
 NOTE = "further differences of the data: docs/training.md, what differs from the original and from the papers"
@@ -25,14 +25,9 @@ def report_settings(paper: str, item: str) -> Section:
     for key, number in published_numbers(paper).items():
         setting = SETTINGS.get(key.rpartition("/")[2])
         if (number.item, number.evidence) == (item, "setting") and setting is not None:
-            section.comparisons.append(_compare(number, setting))
+            ours = setting(load_experiment(number.network))
+            section.add(f"{number.network}: {number.quantity.rpartition(': ')[2]}", ours, number)
     return section
-
-
-def _compare(number: PublishedNumber, setting: Callable[[Experiment], float | str]) -> Comparison:
-    ours = setting(load_experiment(experiments_dir() / f"{number.network}.json"))
-    what = f"{number.network}: {number.quantity.rpartition(': ')[2]}"
-    return Comparison(what=what, published=number, measured=ours, unit=number.unit)
 
 
 def _thousands(counts: list[int]) -> str:

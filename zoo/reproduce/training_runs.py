@@ -11,14 +11,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from zoo.architectures import ARCHITECTURES
-from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
+from zoo.config import Experiment, load_experiment, parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, escape
 from zoo.files import write_bytes, write_json
@@ -183,7 +182,7 @@ def load_changed(name: str) -> Experiment:
     The changes follow as a JSON object: ``revnext_cifar10 {"network.options": {"blocks": [2, 2]}}``.
     """
     stem, _, changes = name.partition(" ")
-    experiment = load_experiment(experiments_dir() / f"{stem}.json")
+    experiment = load_experiment(stem)
     content = experiment.model_dump(mode="json", exclude={"expected"})
     for setting, value in json.loads(changes or "{}").items():
         *path, last = setting.split(".")
@@ -219,7 +218,7 @@ def _read_folder(folder: Path) -> TrainingRun:
     for record in records:  # an epoch or step that was repeated after an interruption replaces the earlier one
         event = record["event"]
         if event in ("start", "resume"):
-            environment = _dated(record) or environment
+            environment = record.get("environment") or environment
             data = ", ".join(f"{part} {facts['names']}" for part, facts in record.get("images", {}).items()) or data
             num_begun += 1
         elif event == "end":
@@ -252,14 +251,6 @@ def _read_folder(folder: Path) -> TrainingRun:
         data=data,
         cost=total_cost(costs) if 0 < len(costs) == num_begun else None,
     )
-
-
-def _dated(record: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the environment of a record; an environment without a date gets that of the record."""
-    environment, time_s = record.get("environment"), record.get("time_s")
-    if environment is None or "date" in environment or time_s is None:
-        return environment
-    return {**environment, "date": datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="seconds")}
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:

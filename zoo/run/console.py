@@ -27,7 +27,6 @@ class PlainFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of the record."""
         first, *others = super().format(record).split("\n")
         return "\n".join([escape(first), *(f"{INDENT}{escape(line)}" for line in others)])
 

@@ -117,18 +117,6 @@ def id_image(classes: np.ndarray, num_classes: int) -> Image.Image:
     return Image.fromarray(classes.astype(_id_type(num_classes)))
 
 
-def write_palette(path: Path, classes: np.ndarray, palette: Palette) -> None:
-    """Write classes (H, W) as a palette PNG. Raises ConfigError for more than 256 classes."""
-    check_kind("palette", len(palette))
-    write_png(path, palette_image(classes, palette))
-
-
-def write_ids(path: Path, classes: np.ndarray, num_classes: int) -> None:
-    """Write classes (H, W) as a gray PNG of 8 or 16 bits. Raises ConfigError for more than 65,536 classes."""
-    check_kind("ids", num_classes)
-    write_png(path, id_image(classes, num_classes))
-
-
 def write_probabilities(path: Path, classes: np.ndarray, probabilities: np.ndarray, num_classes: int) -> None:
     """Write a compressed npz file of two arrays (H, W): ``classes``, and their ``probability`` as float16.
 
@@ -145,11 +133,6 @@ def write_probabilities(path: Path, classes: np.ndarray, probabilities: np.ndarr
 def overlay(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
     """Return the RGB ``image`` blended with the colors of ``classes`` (H, W), half of each."""
     return Image.blend(image.convert("RGB"), Image.fromarray(palette.colors[classes]), OVERLAY_OPACITY)
-
-
-def write_overlay(path: Path, image: Image.Image, classes: np.ndarray, palette: Palette) -> None:
-    """Write the `overlay` as PNG."""
-    write_png(path, overlay(image, classes, palette))
 
 
 def write_png(path: Path, image: Image.Image) -> None:

@@ -9,11 +9,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from zoo.config import Experiment
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, join_names
-from zoo.files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -91,12 +89,3 @@ def _clear(folder: Path) -> None:
     for pattern in RUN_FILES:
         for path in folder.glob(pattern):
             path.unlink()
-
-
-def write_settings(folder: Path, config: Experiment) -> None:
-    """Write all settings of the run, including defaults, to ``experiment.json``, itself an experiment file.
-
-    Raises ConfigError if it cannot be written.
-    """
-    with writable(folder):
-        write_json(folder / SETTINGS_FILE, config.model_dump(mode="json"))

@@ -65,9 +65,9 @@ class Panel:
     y_log: bool = False
 
 
-def draw_panels(title: str, panels: Sequence[Panel], num_columns: int = NUM_COLUMNS) -> bytes:
-    """Return a PNG plot of the ``panels`` (at least one) in at most ``num_columns`` columns."""
-    num_columns = min(num_columns, len(panels))
+def draw_panels(title: str, panels: Sequence[Panel]) -> bytes:
+    """Return a PNG plot of the ``panels`` (at least one) in at most `NUM_COLUMNS` columns."""
+    num_columns = min(NUM_COLUMNS, len(panels))
     num_rows = -(-len(panels) // num_columns)
     width, height = (SINGLE_WIDTH, SINGLE_HEIGHT) if len(panels) == 1 else (WIDTH, HEIGHT)
     longest = max(len(line.label) for panel in panels for line in panel.lines)
@@ -87,14 +87,13 @@ def draw_panels(title: str, panels: Sequence[Panel], num_columns: int = NUM_COLU
     return png_of(figure)
 
 
-def check_matplotlib(without: str = "leave the plot out with --no-plot") -> None:
-    """Raise ConfigError if matplotlib is not installed; ``without`` says how to run without a plot."""
+def check_matplotlib() -> None:
+    """Raise ConfigError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            f"the plot needs matplotlib: pip install matplotlib (the package's extra `plot`), or {without}"
-        ) from error
+        how = "pip install matplotlib (the package's extra `plot`), or leave the plot out with --no-plot"
+        raise ConfigError(f"the plot needs matplotlib: {how}") from error
 
 
 def new_figure(width: float, height: float, title: str) -> Figure:

@@ -227,7 +227,8 @@ def _score_corruptions(
         [name, *(100 * each for each in errors[name]), 100 * mean(errors[name]), 100 * error]
         for name, error in facts["ce"].items()
     ]
-    rows.append(["mean", *([None] * len(SEVERITIES)), 100 * facts["mean_error"], _percent(facts["mce"])])
+    mce = None if facts["mce"] is None else 100 * facts["mce"]
+    rows.append(["mean", *([None] * len(SEVERITIES)), 100 * facts["mean_error"], mce])
     headers = ["corruption", *(f"severity {each}, error %" for each in SEVERITIES), "mean error %", "CE %"]
     lines = [f"{network.title}, imagenet-c, {results[0].protocol}", "", markdown_table(headers, rows)]
     if facts["mce"] is None:
@@ -237,10 +238,6 @@ def _score_corruptions(
     kept = {key: content[key] for key in ("protocol", "weights_md5", "weights_sha256", "environment")}
     counts = {"count": sum(result.count for result in results), "skipped": sum(result.skipped for result in results)}
     return SetScores("\n".join(lines), {"set": "imagenet-c", **facts, "errors": errors, **counts, **kept})
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
 
 
 def find_corruptions(folder: Path) -> dict[str, list[Path]]:

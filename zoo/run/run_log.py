@@ -24,11 +24,12 @@ from zoo.config import Experiment
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.task import Result
 from zoo.errors import ConfigError
+from zoo.files import write_json
 from zoo.run.board import Board
 from zoo.run.console import PlainFormatter, Progress, format_duration
 from zoo.run.cost import CostMeter
 from zoo.run.environment import describe_environment
-from zoo.run.log_folder import METRICS_FILE, writable, write_settings
+from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE, writable
 from zoo.tasks import task_of
 
 logger = logging.getLogger(__name__)
@@ -180,7 +181,8 @@ class RunLog:
         """
         if not self._is_main:
             return
-        write_settings(self._log_dir, self._config)
+        with writable(self._log_dir):
+            write_json(self._log_dir / SETTINGS_FILE, self._config.model_dump(mode="json"))
         self._add_line(
             "resume" if step else "start",
             step=step,

@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import mean, stdev
+from typing import NamedTuple
 
 from zoo.tables import Cell, markdown_table
 
 
-@dataclass(frozen=True)
-class SeedRun:
-    """Run with one seed.
+class Spread(NamedTuple):
+    """Mean and spread of a score over ``runs`` runs.
 
-    Args:
-    - `seed`: the seed.
-    - `log_dir`: the log folder.
-    - `scores`: scores of the last validation by name, percent.
-    """
-
-    seed: int
-    log_dir: str
-    scores: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and spread of a score over several runs.
-
-    Args:
-    - `mean`: the mean.
-    - `standard_deviation`: sample standard deviation, with n - 1 degrees of freedom; None for one run.
-    - `standard_error`: standard error of the mean, the standard deviation divided by sqrt(n); None for one run.
-    - `runs`: n, the number of runs.
+    The sample standard deviation has n - 1 degrees of freedom; the standard error of the mean is the standard deviation
+    divided by sqrt(n). Both are None for one run.
     """
 
     mean: float
@@ -49,15 +30,15 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(mean(values), deviation, error, len(values))
 
 
-def spreads_of(runs: Sequence[SeedRun]) -> dict[str, Spread]:
-    """Return the spread of each score over at least one run."""
-    return {name: spread_of([run.scores[name] for run in runs]) for name in runs[0].scores}
+def spreads_of(runs: Mapping[int, Mapping[str, float]]) -> dict[str, Spread]:
+    """Return the spread of each score over at least one run, given the scores of each seed."""
+    names = next(iter(runs.values()))
+    return {name: spread_of([scores[name] for scores in runs.values()]) for name in names}
 
 
-def seeds_table(labels: Mapping[str, str], runs: Sequence[SeedRun]) -> str:
+def seeds_table(labels: Mapping[str, str], runs: Mapping[int, Mapping[str, float]]) -> str:
     """Return a Markdown table with a row per seed, followed by mean and spread; ``labels``: the scores to show."""
-    rows: list[list[Cell]] = []
-    rows += [[f"seed {run.seed}", *(run.scores[name] for name in labels)] for run in runs]
+    rows: list[list[Cell]] = [[f"seed {seed}", *map(scores.get, labels)] for seed, scores in runs.items()]
     spreads = spreads_of(runs)
     for title in ("mean", "standard deviation", "standard error"):
         rows.append([title, *(getattr(spreads[name], title.replace(" ", "_")) for name in labels)])

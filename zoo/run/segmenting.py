@@ -31,10 +31,11 @@ from zoo.run.console import Progress
 from zoo.run.label_images import (
     Palette,
     check_kind,
+    id_image,
+    overlay,
+    palette_image,
     palette_of,
-    write_ids,
-    write_overlay,
-    write_palette,
+    write_png,
     write_probabilities,
 )
 from zoo.run.scoring import LoadedNetwork, load_network, single_process
@@ -82,22 +83,20 @@ class Folders:
 
     def paths(self, name: str) -> list[Path]:
         """Return OUT/KIND/NAME with the suffix of each kind."""
-        return [self._path(kind, name) for kind in self.kinds]
-
-    def _path(self, kind: str, name: str) -> Path:
-        return self.out / kind / f"{name}{SUFFIXES[kind]}"
+        return [self.out / kind / f"{name}{SUFFIXES[kind]}" for kind in self.kinds]
 
     def write(self, name: str, image: Image.Image, segments: Segments) -> None:
         """Write the files."""
         classes = segments.classes.numpy()
-        writers: dict[str, Callable[[Path], None]] = {
-            "palette": lambda path: write_palette(path, classes, self.palette),
-            "ids": lambda path: write_ids(path, classes, len(self.palette)),
-            "prob": lambda path: write_probabilities(path, classes, segments.probabilities.numpy(), len(self.palette)),
-            "overlay": lambda path: write_overlay(path, image, classes, self.palette),
-        }
         for kind, path in zip(self.kinds, self.paths(name), strict=True):
-            writers[kind](path)
+            if kind == "palette":
+                write_png(path, palette_image(classes, self.palette))
+            elif kind == "ids":
+                write_png(path, id_image(classes, len(self.palette)))
+            elif kind == "overlay":
+                write_png(path, overlay(image, classes, self.palette))
+            else:
+                write_probabilities(path, classes, segments.probabilities.numpy(), len(self.palette))
 
 
 @dataclass(frozen=True)
@@ -189,25 +188,17 @@ def segment_images(
     longest_side: int | None = None,
     overwrite: bool = False,
 ) -> Summary:
-    """Segment an image, or all images of a folder and its subfolders, into files; return a summary.
+    """Write the files of ``output`` for an image or the images of a folder, and return a summary, like `segment`.
 
-    Rank r of W segments the images r, r + W and so on, so each image is segmented once. Images that are unreadable or
-    do not fit into memory are logged and listed in the summary, and the others continue. An image is skipped if all
-    its files exist.
+    Rank r of W segments the images r, r + W and so on. Images that do not fit into memory are treated like unreadable
+    ones. A process with a rank and world size but without ``control`` group takes its share without communication;
+    its summary covers that share.
 
     Args:
     - `network`: result of `zoo.load_network`; its model is moved to the device of ``process``.
-    - `source`: an image file, or a folder.
-    - `output`: the files to write.
     - `views`: scales and mirror images.
-    - `process`: this process of a distributed run, in which all processes get the same summary; default: a single
-      process, on a CUDA device if available. A process with a rank and world size but without ``control`` group takes
-      its share without communication; its summary covers that share.
+    - `process`: default: a single process, on a CUDA device if available.
     - `longest_side`: longer side in px that images are scaled to before the network; None: not scaled.
-    - `overwrite`: segment all images and replace existing files.
-
-    Raises DataError if there are no images, if two images would have the same files, or if files would be written among
-    the images; ConfigError for a classifier, and if processes have different arguments.
     """
     process = process or single_process()
     views = views or TestTimeAugmentation()
