@@ -1,5 +1,6 @@
 # `make quickstart` installs zoo in .venv, trains a small network and scores it. The other targets install the development
-# tools, too. `make test` is for every edit; `make check` runs everything but `faults` (an hour) and what needs a GPU.
+# tools, too. `make test` is for every edit; `make check` runs lint and all tests but those that repeat shorter ones with
+# more cases, and those that need a GPU or a network; `make faults` takes an hour.
 # `make wheel` builds two wheels in dist/, for every Python and torch from those of pyproject.toml on: one for every machine,
 # and one with the CPU kernels for machines like this.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,14 @@ def test_doctor_names_versions_kernels_and_folders(
     out = capsys.readouterr().out
     for fact in (torch.__version__, "reference", "/proc/no-such-folder (ZOO_CACHE", "4 cores, 1 thread used by torch"):
         assert fact in out
+
+
+def test_facts_are_shown_beside_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("resnet50_ipabn-sync_lr_512", "torchvision:resnet18"):
+        assert main(["show", name]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^ *weight_gain_multiplier 1\.0$", out, re.MULTILINE)
+    assert re.search(r"^memory +auto, plain, lean$", out, re.MULTILINE)
 
 
 def test_a_network_is_shown_as_json_with_its_options_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,7 +112,7 @@ def _facts_of_external(name: str) -> dict[str, Any]:
 
     model = build_on_meta(NetworkSpec(arch=name))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"arch": name, "parameters": num_parameters, "memory": EXTERNAL_MEMORY}
+    return {"arch": name, "parameters": num_parameters, "memory": ", ".join(EXTERNAL_MEMORY)}
 
 
 def _facts_of_file(name: str) -> dict[str, Any]:
@@ -148,5 +148,5 @@ def _print(facts: Mapping[str, Any], indent: str = "") -> None:
             _print(fact, indent + "  ")
         elif fact not in (None, {}, []):
             text = f"{fact:,}" if type(fact) is int else fact if isinstance(fact, str) else shorten_repr(fact)
-            head = f"{indent + name:<{INDENT}}"
+            head = f"{indent + name:<{INDENT - 1}} "
             print(textwrap.fill(escape(text), WIDTH, initial_indent=head, subsequent_indent=" " * INDENT))

@@ -28,7 +28,7 @@ class PaperOptions:
     """Log folders of zoo train, or PAPER_runs.json files of earlier reports. Their accuracies fill the tables; their
     curves are plotted and saved in PAPER_runs.json."""
     data: Path | None = None
-    """ImageNet, as train/ and val/ with one folder per class, to score the published networks on."""
+    """ImageNet, as val/ with one folder per class, to score the published networks on."""
     workers: int = 4
     """Worker processes that read the images of ImageNet (default: number of cores, at most 4)."""
     command_line: str = ""
@@ -47,7 +47,7 @@ class ImageNetOptions:
     protocols: tuple[str, ...] | None = None
     """Evaluation protocols (default: all)."""
     limit: int | None = None
-    """Score only N evenly spaced images, to try the command; gives no verdict."""
+    """Score only N evenly spaced images, to try the command; their scores are underpowered."""
     batch_size: int | None = None
     """Images per batch and process (default: the experiment's batch size over the number of processes)."""
     workers: int = 4
