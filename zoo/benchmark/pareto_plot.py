@@ -54,7 +54,7 @@ def lines_of(content: dict[str, Any], metric: str) -> list[Line]:
 def _title(content: dict[str, Any]) -> str:
     record, machine, threads = content["records"][0], content["machine"], content["settings"]["threads"]
     case = [record["subject"], "x".join(map(str, record["shape"])), record["dtype"], record["layout"]]
-    place = [machine["cpu"], f"device {machine['device']}", f"{counted(threads, 'thread')}"]
+    place = [machine["cpu"], f"device {machine['device']}", counted(threads, "thread")]
     return f"{', '.join(case)}\n{', '.join(place)}, torch {content['versions']['torch']}"
 
 
