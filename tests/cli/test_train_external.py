@@ -79,7 +79,7 @@ def test_a_checkpoint_is_scored_used_and_shown(
     assert main(["show", checkpoint]) == 0
     assert re.search("arch +torchvision:shufflenet", capsys.readouterr().out)
     assert main(["show", NETWORK["arch"]]) == 0
-    assert "('auto', 'plain', 'lean')" in capsys.readouterr().out
+    assert "auto, plain, lean" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
