@@ -86,7 +86,7 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(path: str, nearest: 
     assert problems_of(content) == [f'{path} = "v": unknown key; the nearest is {nearest}']
 
 
-def test_lean_training_is_compiled() -> None:
+def test_lean_training_may_be_compiled() -> None:
     assert not problems_of({"network": {"memory": "lean"}, "training": {"compile": True}})
 
 
