@@ -191,7 +191,7 @@ Backward<T> backward_job(const Layout& layout, const Tensor& z, const Tensor& dz
           nullptr, nullptr,            Activation(activation), Compute<T>(parameter)};
 }
 
-template <typename Job> std::vector<Sums> reduced(const Parts& parts, const Job& job) {
+template <typename T> std::vector<Sums> reduced(const Parts& parts, const Backward<T>& job) {
   const Findings<Sums> found(parts);
   std::vector<Sums> sums(parts.layout.channels);
   parts.run([&](int64_t part, Range range) {
@@ -318,7 +318,7 @@ bool by_channel(const Layout& layout, size_t bytes) {
 }
 
 // Reduces each channel, calls finish(channel, sums) and computes the gradient of the channel; channels run in parallel.
-template <typename Job, typename F> void run_channels(const Job& job, const F& finish) {
+template <typename T, typename F> void run_channels(const Backward<T>& job, const F& finish) {
   const Layout& layout = job.layout;
   const int64_t channels = layout.channels, planes = layout.numel / layout.inner;
   std::vector<Sums> sums(channels);
@@ -365,91 +365,6 @@ std::tuple<Tensor, Tensor, Tensor> backward(Tensor z, Tensor dz, Tensor var, boo
       run_gradient(parts, job, channels);
     }
     result = {dx, new_vector(z, dweight), new_vector(z, dbias)};
-  });
-  return result;
-}
-
-// The operators norm_act_*: batch norm with its own signed scale, and an activation that need not be invertible.
-// Backward takes x in place of z.
-
-template <typename A>
-std::vector<A> signed_slope(const MaybeTensor& weight, const Tensor& var, const Layout& layout, double eps) {
-  std::vector<A> slope = read_vector<A>(weight, layout, 1);
-  const std::vector<A> variances = read_vector<A>(var, layout, 0);
-  for (int64_t channel = 0; channel < layout.channels; ++channel)
-    slope[channel] /= std::sqrt(variances[channel] + A(eps));
-  return slope;
-}
-
-// Writes the output for x into z, of the same layout.
-void run_norm_act(const Tensor& x, const Tensor& z, const MaybeTensor& weight, const MaybeTensor& bias, const Tensor& mean,
-                  const Tensor& var, double eps, int64_t activation) {
-  const Parts parts(layout_of(x));
-  const Layout& layout = parts.layout;
-  if (layout.numel == 0) return;
-  with_storage(x, [&](auto tag) {
-    using T = decltype(tag);
-    using A = Compute<T>;
-    const auto means = spread(read_vector<A>(mean, layout, 0), layout);
-    const auto slopes = spread(signed_slope<A>(weight, var, layout, eps), layout);
-    const auto biases = spread(read_vector<A>(bias, layout, 0), layout);
-    const Forward<T> job{layout, read_pointer<T>(x), nullptr, write_pointer<T>(z), means.data(),
-                         slopes.data(), biases.data(), Activation(activation), A(0)};
-    parts.run([&](int64_t, Range range) { apply_part(job, range); });
-  });
-}
-
-Tensor norm_act(Tensor x, MaybeTensor weight, MaybeTensor bias, Tensor mean, Tensor var, double eps,
-                int64_t activation) {
-  const Tensor source = native(x), z = torch::stable::empty_like(source);
-  run_norm_act(source, z, weight, bias, mean, var, eps, activation);
-  return z;
-}
-
-void norm_act_into(Tensor z, Tensor x, MaybeTensor weight, MaybeTensor bias, Tensor mean, Tensor var, double eps,
-                   int64_t activation) {
-  const Tensor source = native(x), target = like(z, source);
-  run_norm_act(source, target, weight, bias, mean, var, eps, activation);
-  if (target.get() != z.get()) torch::stable::copy_(z, target);
-}
-
-// Returns dx, dweight and dbias for statistics of the batch.
-std::tuple<Tensor, Tensor, Tensor> norm_act_backward(Tensor x, Tensor dz, MaybeTensor weight, MaybeTensor bias,
-                                                     Tensor mean, Tensor var, double eps, int64_t activation) {
-  x = native(x);
-  const Parts parts(layout_of(x));
-  const Layout& layout = parts.layout;
-  const Tensor gradient = like(dz, x), dx = torch::stable::empty_like(x);
-  std::tuple<Tensor, Tensor, Tensor> result;
-  with_storage(x, [&](auto tag) {
-    using T = decltype(tag);
-    using A = Compute<T>;
-    const auto mean_ = read_vector<A>(mean, layout, 0), bias_ = read_vector<A>(bias, layout, 0);
-    const auto slope_ = signed_slope<A>(weight, var, layout, eps), variances = read_vector<A>(var, layout, 0);
-    std::vector<A> of_deviation_(layout.channels), constant_(layout.channels);
-    std::vector<A> dweight(layout.channels), dbias(layout.channels);
-    const A count = layout.channels == 0 ? 0 : A(layout.numel / layout.channels);
-    const auto finish = [&](int64_t channel, const Sums& sums) {
-      const A inverse_std = 1 / std::sqrt(variances[channel] + A(eps));
-      dbias[channel] = A(sums.first);
-      dweight[channel] = A(sums.second) * inverse_std;
-      of_deviation_[channel] = -slope_[channel] * inverse_std * (dweight[channel] / count);
-      constant_[channel] = -slope_[channel] * (dbias[channel] / count);
-    };
-    const auto means = spread(mean_, layout), slopes = spread(slope_, layout), biases = spread(bias_, layout);
-    BackwardFromInput<T> job{layout, read_pointer<T>(x), read_pointer<T>(gradient), write_pointer<T>(dx), means.data(),
-                             slopes.data(), biases.data(), of_deviation_.data(), constant_.data(),
-                             Activation(activation)};
-    if (by_channel(layout, sizeof(T))) {
-      run_channels(job, finish);
-    } else {
-      const auto sums = reduced(parts, job);
-      for (int64_t channel = 0; channel < layout.channels; ++channel) finish(channel, sums[channel]);
-      const auto of_deviation = spread(of_deviation_, layout), constant = spread(constant_, layout);
-      job.of_deviation = of_deviation.data(), job.constant = constant.data();
-      if (layout.numel != 0) parts.run([&](int64_t, Range range) { gradient_part(job, range); });
-    }
-    result = {dx, new_vector(x, dweight), new_vector(x, dbias)};
   });
   return result;
 }
@@ -537,9 +452,6 @@ STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, library) {
   library.impl("abn_backward", TORCH_BOX(&backward));
   library.impl("abn_track_statistics", TORCH_BOX(&track_statistics));
   library.impl("abn_train_", TORCH_BOX(&forward_));
-  library.impl("norm_act", TORCH_BOX(&norm_act));
-  library.impl("norm_act_into", TORCH_BOX(&norm_act_into));
-  library.impl("norm_act_backward", TORCH_BOX(&norm_act_backward));
   library.impl("line", TORCH_BOX(&line));
 }
 

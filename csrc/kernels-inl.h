@@ -79,10 +79,6 @@ struct LastFirst { int64_t i; };
 struct LastSecond { int64_t i; };
 struct Alone { int64_t i; };
 constexpr int64_t some_pairs = 8;  // a vector of AVX2
-ALWAYS_INLINE int64_t position(int64_t i) { return i; }
-ALWAYS_INLINE int64_t position(First at) { return 2 * at.i; }
-ALWAYS_INLINE int64_t position(Second at) { return 2 * at.i + 1; }
-ALWAYS_INLINE int64_t position(Alone at) { return at.i; }
 
 // A coefficient that is the same for all elements of a cell, read like an array.
 template <typename A> struct Uniform {
@@ -178,15 +174,6 @@ template <typename T, typename Job, typename F> ALWAYS_INLINE void specialised(c
   else with(Identity<Compute<T>>(job.parameter, epsilon));
 }
 
-// Calls body with an activation whose gradient is taken at y.
-template <typename T, typename F> ALWAYS_INLINE void with_activation_at(Activation activation, const F& body) {
-  using A = Compute<T>;
-  if (activation == Activation::relu) body(ReLU<A>(0, 0));
-  else if (activation == Activation::silu) body(SiLU<A>(0, 0));
-  else if (activation == Activation::hardswish) body(Hardswish<A>(0, 0));
-  else body(Identity<A>(0, 0));
-}
-
 // Calls body(first, last) for runs of elements that are converted together.
 template <typename T, typename F> ALWAYS_INLINE void each_run(int64_t first, int64_t last, const F& body) {
   if constexpr (std::is_same_v<T, float16>) {
@@ -256,7 +243,7 @@ ALWAYS_INLINE void sum_run(int64_t count, A& a, A& b, const F& term) {
   }
 }
 
-// Adds term(i, a, b, values...) over first <= i < last to two sums; the values are those at i of the given arrays.
+// Adds term(a, b, values...) over first <= i < last to two sums; the values are those at i of the given arrays.
 template <typename T, typename F, typename... Arrays>
 ALWAYS_INLINE void sum(int64_t first, int64_t last, Sums& sums, const F& term, const Arrays*... arrays) {
   using A = Compute<T>;
@@ -264,9 +251,7 @@ ALWAYS_INLINE void sum(int64_t first, int64_t last, Sums& sums, const F& term, c
     A a = 0, b = 0;
     each_run<T>(first, std::min(last, first + block), [&](int64_t begin, int64_t end) INLINED {
       const auto add = [&](const auto&... values) INLINED {
-        sum_run<T>(end - begin, a, b, [&](auto at, A& a, A& b) INLINED {
-          term(begin + position(at), a, b, values[at]...);
-        });
+        sum_run<T>(end - begin, a, b, [&](auto at, A& a, A& b) INLINED { term(a, b, values[at]...); });
       };
       add(Input<T>(arrays + begin, end - begin)...);
     });
@@ -275,8 +260,8 @@ ALWAYS_INLINE void sum(int64_t first, int64_t last, Sums& sums, const F& term, c
   }
 }
 
-// Adds term(i, j, a, b, values...) over the range to the sums of each channel, for cells of whole periods; j is the index
-// of the coefficient, and the values are those at i of the given arrays.
+// Adds term(j, a, b, values...) over the range to the sums of each channel, for cells of whole periods; j is the index
+// of the coefficient, and the values are those of the given arrays.
 template <typename T, typename F, typename... Arrays>
 ALWAYS_INLINE void sum_periods(const Layout& layout, Range range, Sums* sums, const F& term, const Arrays*... arrays) {
   using A = Compute<T>;
@@ -294,7 +279,7 @@ ALWAYS_INLINE void sum_periods(const Layout& layout, Range range, Sums* sums, co
     each_run<T>(first, last, [&](int64_t begin, int64_t end) INLINED {
       const auto add = [&](const auto&... values) INLINED {
         each_element<T>(layout, begin - first, end - begin, [&](auto at, int64_t j) INLINED {
-          term(begin + position(at), j, a[j], b[j], values[at]...);
+          term(j, a[j], b[j], values[at]...);
         });
       };
       add(Input<T>(arrays + begin, end - begin)...);
@@ -331,7 +316,7 @@ template <typename T> CLONES void periods_statistics(const Layout& layout, const
   sample_means(layout, x, range, shifts);
   std::vector<Sums> sums(layout.channels);
   const A* shift = shifts.data();
-  const auto term = [=](int64_t, int64_t j, A& a, A& b, A xi) INLINED {
+  const auto term = [=](int64_t j, A& a, A& b, A xi) INLINED {
     const A deviation = xi - shift[j];
     a += deviation;
     b += deviation * deviation;
@@ -349,11 +334,11 @@ template <typename T> CLONES void planes_statistics(const Layout& layout, const 
   walk(layout, range, [&](int64_t first, int64_t last, int64_t channel) INLINED {
     if (moments[channel].count == 0) {  // the mean of the channel's first plane is near the mean
       Sums plane;
-      sum<T>(first, last, plane, [=](int64_t, A& a, A&, A xi) INLINED { a += xi; }, x);
+      sum<T>(first, last, plane, [=](A& a, A&, A xi) INLINED { a += xi; }, x);
       shifts[channel] = A(plane.first / (last - first));
     }
     const A shift = shifts[channel];
-    const auto term = [=](int64_t, A& a, A& b, A xi) INLINED {
+    const auto term = [=](A& a, A& b, A xi) INLINED {
       const A deviation = xi - shift;
       a += deviation;
       b += deviation * deviation;
@@ -385,10 +370,10 @@ template <typename T> CLONES void reduce_part(const Backward<T>& job, Range rang
     const auto with = [&](const auto*... arrays) INLINED {
       if (job.layout.planes) {
         walk(job.layout, range, [&](int64_t first, int64_t last, int64_t channel) INLINED {
-          sum<T>(first, last, sums[channel], [=](int64_t, auto&&... rest) INLINED { term(rest...); }, arrays...);
+          sum<T>(first, last, sums[channel], term, arrays...);
         });
       } else {
-        const auto in_period = [=](int64_t, int64_t, auto&&... rest) INLINED { term(rest...); };
+        const auto in_period = [=](int64_t, auto&&... rest) INLINED { term(rest...); };
         sum_periods<T>(job.layout, range, sums, in_period, arrays...);
       }
     };
@@ -401,7 +386,7 @@ template <typename T> CLONES void apply_part(const Forward<T>& job, Range range)
   using A = Compute<T>;
   const T *x = job.x, *shortcut = job.shortcut;
   T* z = job.z;
-  const auto sweep = [&](const auto& activation, auto has_shortcut) INLINED {
+  specialised<T>(job, [&](const auto& activation, auto has_shortcut) INLINED {
     const auto run = [=, &job](int64_t first, int64_t last, auto mean, auto slope, auto bias) INLINED {
       each_run<T>(first, last, [&](int64_t begin, int64_t end) INLINED {
         const int64_t count = end - begin;
@@ -420,9 +405,7 @@ template <typename T> CLONES void apply_part(const Forward<T>& job, Range range)
       else
         run(first, last, job.mean, job.slope, job.bias);
     });
-  };
-  if (job.activation < Activation::relu) specialised<T>(job, sweep);
-  else with_activation_at<T>(job.activation, [&](const auto& activation) INLINED { sweep(activation, std::false_type()); });
+  });
 }
 
 template <typename T> CLONES void gradient_part(const Backward<T>& job, Range range) {
@@ -451,65 +434,6 @@ template <typename T> CLONES void gradient_part(const Backward<T>& job, Range ra
         run(first, last, Uniform<A>{job.of_dy[c]}, Uniform<A>{job.of_y[c]}, Uniform<A>{job.constant[c]});
       else
         run(first, last, job.of_dy, job.of_y, job.constant);
-    });
-  });
-}
-
-template <typename T> CLONES void reduce_part(const BackwardFromInput<T>& job, Range range, Sums* sums) {
-  using A = Compute<T>;
-  const T *x = job.x, *dz = job.dz;
-  T* kept = job.dx;
-  with_activation_at<T>(job.activation, [&](const auto& activation) INLINED {
-    constexpr bool is_costly = std::decay_t<decltype(activation)>::is_costly;
-    const auto term = [=](int64_t i, A mean, A slope, A bias, A& a, A& b, A xi, A dzi) INLINED {
-      const A deviation = xi - mean, dy = activation.gradient_at(deviation * slope + bias, dzi);
-      if constexpr (is_costly) store(kept[i], dy);
-      a += dy;
-      b += dy * deviation;
-    };
-    const A *mean = job.mean, *slope = job.slope, *bias = job.bias;
-    if (job.layout.planes) {
-      walk(job.layout, range, [&](int64_t first, int64_t last, int64_t c) INLINED {
-        const A m = mean[c], s = slope[c], o = bias[c];
-        const auto at = [=](int64_t i, A& a, A& b, A xi, A dzi) INLINED { term(i, m, s, o, a, b, xi, dzi); };
-        sum<T>(first, last, sums[c], at, x, dz);
-      });
-    } else {
-      const auto at = [=](int64_t i, int64_t j, A& a, A& b, A xi, A dzi) INLINED {
-        term(i, mean[j], slope[j], bias[j], a, b, xi, dzi);
-      };
-      sum_periods<T>(job.layout, range, sums, at, x, dz);
-    }
-  });
-}
-
-template <typename T> CLONES void gradient_part(const BackwardFromInput<T>& job, Range range) {
-  using A = Compute<T>;
-  const T *x = job.x, *dz = job.dz;
-  T* dx = job.dx;
-  with_activation_at<T>(job.activation, [&](const auto& activation) INLINED {
-    constexpr bool is_costly = std::decay_t<decltype(activation)>::is_costly;
-    const auto run = [=, &job](int64_t first, int64_t last, auto mean, auto slope, auto bias, auto of_deviation,
-                         auto constant) INLINED {
-      each_run<T>(first, last, [&](int64_t begin, int64_t end) INLINED {
-        const int64_t count = end - begin;
-        const Input<T> xs(x + begin, count), gradients((is_costly ? dx : dz) + begin, count);
-        Output<T> dxs(dx + begin, count);
-        each_element<T, in_planes<decltype(mean)>>(job.layout, begin - first, count, [&](auto at, int64_t j) INLINED {
-          const A deviation = xs[at] - mean[j];
-          A dy;
-          if constexpr (is_costly) dy = gradients[at];
-          else dy = activation.gradient_at(deviation * slope[j] + bias[j], gradients[at]);
-          dxs.set(at, slope[j] * dy + (of_deviation[j] * deviation + constant[j]));
-        });
-      });
-    };
-    walk_back(job.layout, range, [&](int64_t first, int64_t last, int64_t c) INLINED {
-      if (job.layout.planes)
-        run(first, last, Uniform<A>{job.mean[c]}, Uniform<A>{job.slope[c]}, Uniform<A>{job.bias[c]},
-            Uniform<A>{job.of_deviation[c]}, Uniform<A>{job.constant[c]});
-      else
-        run(first, last, job.mean, job.slope, job.bias, job.of_deviation, job.constant);
     });
   });
 }
@@ -545,8 +469,6 @@ template <typename T> CLONES void line_part(const LineJob<T>& job, Range range) 
   template void statistics_part(const Layout&, const T*, Range, Moments*);               \
   template void reduce_part(const Backward<T>&, Range, Sums*);                           \
   template void apply_part(const Forward<T>&, Range);                                    \
-  template void gradient_part(const Backward<T>&, Range);                                \
-  template void reduce_part(const BackwardFromInput<T>&, Range, Sums*);                  \
-  template void gradient_part(const BackwardFromInput<T>&, Range);
+  template void gradient_part(const Backward<T>&, Range);
 
 }  // namespace zoo

@@ -103,16 +103,6 @@ template <typename T> struct Backward {
   Compute<T> parameter;
 };
 
-// Backward from the input x of the norm: y = (x - mean) slope + bias, and with dy = dz f'(y)
-// dx = slope dy + of_deviation (x - mean) + constant. Its sums are those of dy and of dy (x - mean).
-template <typename T> struct BackwardFromInput {
-  Layout layout;
-  const T *x, *dz;
-  T* dx;
-  const Compute<T> *mean, *slope, *bias, *of_deviation, *constant;
-  Activation activation;
-};
-
 // z = alpha x + beta (+ shortcut), rounded once for the product and the first sum, and with ReLU where it is rectified.
 template <typename T> struct LineJob {
   Layout layout;
@@ -128,8 +118,6 @@ template <typename T> void statistics_part(const Layout& layout, const T* x, Ran
 template <typename T> void reduce_part(const Backward<T>& job, Range range, Sums* sums);
 template <typename T> void apply_part(const Forward<T>& job, Range range);
 template <typename T> void gradient_part(const Backward<T>& job, Range range);
-template <typename T> void reduce_part(const BackwardFromInput<T>& job, Range range, Sums* sums);
-template <typename T> void gradient_part(const BackwardFromInput<T>& job, Range range);
 template <typename T> void line_part(const LineJob<T>& job, Range range);
 
 }  // namespace zoo

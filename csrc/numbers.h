@@ -13,7 +13,7 @@ namespace zoo {
 struct bfloat16 { uint16_t bits; };
 struct float16 { uint16_t bits; };
 
-enum class Activation : int64_t { leaky_relu, elu, identity, relu, silu, hardswish };
+enum class Activation : int64_t { leaky_relu, elu, identity };
 
 // The type that values stored as T are computed in, and the distance from 1 to the next larger T.
 template <typename T> struct Storage;
@@ -95,26 +95,6 @@ ALWAYS_INLINE float expm1_negative(float x) {
 }
 ALWAYS_INLINE double expm1_negative(double x) { return std::expm1(x); }
 
-// exp(x) in the same way, for x within +-87 and as at these limits beyond. The limit is set on the bits of |x|, because
-// compilers turn selections between floats into several divisions below.
-ALWAYS_INLINE float exponential(float x) {
-  const uint32_t word = bit_cast<uint32_t>(x), magnitude = word & 0x7FFFFFFFu, limit = bit_cast<uint32_t>(87.0f);
-  x = bit_cast<float>((magnitude < limit ? magnitude : limit) | (word & 0x80000000u));
-  const float magic = 0x1.8p23f;
-  const float shifted = x * 1.44269504f + magic;
-  const float n = shifted - magic;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.0f / 5040 * r + 1.0f / 720;
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
-  p = p * (r * r) + r;
-  const float scale = bit_cast<float>((bit_cast<uint32_t>(shifted) << 23) + (127u << 23));
-  return scale * p + scale;
-}
-ALWAYS_INLINE double exponential(double x) { return std::exp(x); }
-
 // log(1 + t) for -1 < t <= 0, by the method and with the coefficients of FreeBSD's log1pf.
 ALWAYS_INLINE float log1p_negative(float t) {
   const float u = 1.0f + t;
@@ -171,44 +151,11 @@ template <typename T> struct ELU {
 };
 
 template <typename A> struct Identity {
-  static constexpr bool is_costly = false;
   Identity(A, A) {}
   ALWAYS_INLINE A activate(A y) const { return y; }
   ALWAYS_INLINE A invert(A z) const { return z; }
   ALWAYS_INLINE A gradient(A, A dz) const { return dz; }
   ALWAYS_INLINE A product(A z, A dz) const { return z * dz; }
-  ALWAYS_INLINE A gradient_at(A, A dz) const { return dz; }
-};
-
-// Activations that are not inverted: dy = dz f'(y) from y. One that is costly computes dy once and keeps it in dx.
-template <typename A> struct ReLU {
-  static constexpr bool is_costly = false;
-  ReLU(A, A) {}
-  ALWAYS_INLINE A activate(A y) const { return y < 0 ? 0 : y; }
-  ALWAYS_INLINE A gradient_at(A y, A dz) const { return y <= 0 ? 0 : dz; }
-};
-
-template <typename A> struct SiLU {
-  static constexpr bool is_costly = true;
-  SiLU(A, A) {}
-  ALWAYS_INLINE A activate(A y) const { return y / (1 + exponential(-y)); }
-  ALWAYS_INLINE A gradient_at(A y, A dz) const {
-    const A sigmoid = 1 / (1 + exponential(-y));
-    return dz * (sigmoid + sigmoid * (y * (1 - sigmoid)));
-  }
-};
-
-template <typename A> struct Hardswish {
-  static constexpr bool is_costly = false;
-  Hardswish(A, A) {}
-  ALWAYS_INLINE A activate(A y) const {
-    const A above = y + 3 < 0 ? 0 : y + 3;
-    return y * (above > 6 ? 6 : above) * A(1.0 / 6);
-  }
-  ALWAYS_INLINE A gradient_at(A y, A dz) const {
-    const A inner = dz * (y * A(1.0 / 3) + A(0.5));
-    return y <= -3 ? 0 : (y < 3 ? inner : dz);
-  }
 };
 
 }  // namespace zoo

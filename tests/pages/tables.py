@@ -301,7 +301,6 @@ LEAN_NETWORKS = {
 #: What a row of the table of lean networks is -> the result file and the provider in it.
 LEAN_WAYS = {
     "`zoo.lean`": ("lean_networks", "lean"),
-    "`zoo.lean`, `exact=False`": ("lean_inexact", "lean"),
     "captured": ("lean_inductor", "lean captured"),
     "Inductor, lean rule": ("lean_inductor", "Inductor, lean rule"),
 }

@@ -16,7 +16,6 @@ import torchvision
 from torch import Tensor, nn
 
 from tests.remat.programs import FrozenBody, images, network
-from zoo.errors import ConfigError
 from zoo.remat import capture, cut, inductor_options
 from zoo.remat.lean import StepsAside, is_lean, lean
 from zoo.remat.memory_use import measure_memory
@@ -313,11 +312,6 @@ def test_a_second_call_may_leave_out_the_capture() -> None:
         model(torch.randn(2, 3, 12, 12))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
     assert is_lean(model)
-
-
-def test_captured_training_is_exact() -> None:
-    with pytest.raises(ConfigError, match="exact=False has no meaning"):
-        lean(network(), exact=False, capture=True)
 
 
 def test_a_graph_that_cannot_be_captured_runs_in_eager_lean_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,10 +141,9 @@ def test_the_compiled_line_gives_the_bits_of_each_step(
         assert torch.equal(out.nan_to_num().signbit(), expected.nan_to_num().signbit())
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_norm_sum_and_relu_are_repeated_in_one_pass(exact: bool) -> None:
+def test_norm_sum_and_relu_are_repeated_in_one_pass() -> None:
     norm, convolutions = nn.BatchNorm2d(4), [nn.Conv2d(3, 4, 3) for _ in range(2)]
-    with Rematerializer(smallest_bytes=0, exact=exact) as recording:
+    with Rematerializer(smallest_bytes=0) as recording:
         x, kept_shortcut = (convolution(images()) for convolution in convolutions)
         z = torch.relu_(norm(x) + kept_shortcut.relu() * kept_shortcut)
         value = recording._tracker.find(z)

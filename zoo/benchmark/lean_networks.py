@@ -41,7 +41,6 @@ def measure_lean_network(
     rounds: int,
     budget: Any = None,
     max_bytes: int | None = None,
-    exact: bool = True,
     capture: bool = False,
     compiled_budgets: Sequence[float] = (),
 ) -> str | None:
@@ -54,7 +53,7 @@ def measure_lean_network(
     Args:
     - `setup`: the network; networks of this package use standard batch norm.
     - `rounds`: timed steps; 0 measures memory only.
-    - `budget`, `exact`: arguments of `zoo.lean`.
+    - `budget`: argument of `zoo.lean`.
     - `capture`: also measure captured lean training, and Inductor with the same rule.
     - `compiled_budgets`: also measure Inductor with torch's partitioner and these activation memory budgets, and with
       the lean rule and those of them that are below 1.
@@ -74,7 +73,7 @@ def measure_lean_network(
         results.note(f"not measured: {name} ({describe_error(error)})")
         return None
     case = replace(setup.case, shape=tuple(images.shape))
-    models: dict[str, Any] = {PLAIN: plain, LEAN: lean(copy.deepcopy(plain), budget, exact=exact)}
+    models: dict[str, Any] = {PLAIN: plain, LEAN: lean(copy.deepcopy(plain), budget)}
     if capture:
         models[CAPTURED] = lean(copy.deepcopy(plain), budget, capture=True)
         models[INDUCTOR] = torch.compile(copy.deepcopy(plain), options=inductor_options(budget))

@@ -235,8 +235,6 @@ class BenchmarkLean(Benchmark):
     """Skip networks whose plain training is predicted to need more, such as 4GiB."""
     budget: str | None = option(metavar="X")
     """Budget of zoo.lean: peak memory such as 8GB, a fraction below 1 of the bytes held, or '40 FLOP/B'."""
-    inexact: bool = False
-    """Fuse norms and activations; results then agree only up to rounding."""
     capture: bool = False
     """Also measure captured lean training, and Inductor with the same rule. Compiling takes a minute per network."""
     compiled_budgets: Budgets = option(default=(), nargs="*")
@@ -264,8 +262,8 @@ class BenchmarkLean(Benchmark):
             print(f"{name} ({index + 1} of {len(names)})", file=sys.stderr, flush=True)
             setup = Setup(NetworkSpec(arch=name), self.batch, self.size, device=results.device)
             holders[name] = measure_lean_network(
-                results, setup, rounds=self.rounds, budget=budget, max_bytes=max_bytes, exact=not self.inexact,
-                capture=self.capture, compiled_budgets=self.compiled_budgets,
+                results, setup, rounds=self.rounds, budget=budget, max_bytes=max_bytes, capture=self.capture,
+                compiled_budgets=self.compiled_budgets,
             )  # fmt: skip
             results.write(self.stem)  # keep what was measured if the next network fails
         summarize_networks(results, holders)

@@ -13,7 +13,6 @@ anyway or are smaller. Backward recomputes it with the same kernels, so that gra
 - ``rematerializer``: the dispatch mode that joins these, and the hooks through which autograd saves recipes.
 - ``budget``: how much recomputation of convolutions and matrix products is allowed.
 - ``planning``: the budget with which the peak of a training step stays within a limit.
-- ``fusing``: norms fused with activations, for users who do not need the same bits.
 - ``lean``: `zoo.lean`, which applies all this to a module.
 - ``capture``, ``joint_graph``: the same for graphs that torch.compile captures, without a dispatch mode.
 - ``cut``, ``nodes``, ``autocast``: what such a graph saves, what its nodes are, and how often its inputs are cast.

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from zoo.errors import ConfigError
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
 from zoo.remat.capture import backend
@@ -21,7 +20,6 @@ from zoo.remat.planning import plan
 from zoo.torch_internals import (
     are_transforms_active,
     call_uncompiled,
-    forward_hooks,
     has_compiled_part,
     run_while_compiling,
     set_compiled,
@@ -38,7 +36,6 @@ def lean(
     module: Module,
     budget: float | int | str | None = None,
     *,
-    exact: bool = True,
     capture: bool = False,
     enabled: bool = True,
 ) -> Module:
@@ -64,15 +61,12 @@ def lean(
       that would exceed the limit. A float below 1: the bytes held between forward and backward, as a fraction of plain
       training; it is met from the second or third forward pass on. "40 FLOP/B": recompute those that cost up to 40
       FLOP per byte of output.
-    - `exact`: False fuses training-mode batch norms with the ReLU, SiLU or hardswish that directly follows, where
-      compiled kernels exist (float32, float64 and half precision on the CPU). Steps are faster, mostly with SiLU.
-      Results then equal those of plain training to rounding, and norms do not support double backward.
     - `capture`: True captures graphs with torch.compile and runs them with the kernels of eager training. Bits and
       bytes are the same. There is no dispatch mode, and the first step takes some seconds. See `zoo.remat.capture`.
     - `enabled`: False undoes it.
 
-    Raises ConfigError for an invalid budget or for capture without exact, and TypeError for anything but a module. The
-    first call raises ConfigError if a limit in bytes is impossible.
+    Raises ConfigError for an invalid budget, and TypeError for anything but a module. The first call raises ConfigError
+    if a limit in bytes is impossible.
     """
     if not isinstance(module, nn.Module):
         name = module if isinstance(module, str) else "resnet50"
@@ -80,11 +74,7 @@ def lean(
             f"zoo.lean takes a torch.nn.Module, not {type(module).__name__} {module!r:.80}; build the network first, "
             f"as zoo.get({name!r}) does"
         )
-    if capture and not exact:
-        raise ConfigError(
-            "zoo.lean: captured training is exact, so exact=False has no meaning; leave out one of the two"
-        )
-    settings = _Settings(Budget.parse(budget), exact, capture)
+    settings = _Settings(Budget.parse(budget), capture)
     before: _Settings | None = module.__dict__.pop(_SETTINGS, None)
     if before is not None and before.capture:
         set_uncompiled(module)
@@ -104,7 +94,6 @@ class _Settings(NamedTuple):
     """The arguments of `lean`."""
 
     budget: Budget
-    exact: bool
     capture: bool
 
 
@@ -216,8 +205,7 @@ def _rematerializer_of(
         _warn_that_it_steps_aside()
         return nullcontext()
     own = chain(module.parameters(), module.buffers())  # not iterated over unless that is necessary
-    is_hooked = not settings.exact and any(forward_hooks(each) for each in module.modules())
-    rematerializer = functools.partial(Rematerializer, parameters=own, exact=settings.exact, is_hooked=is_hooked)
+    rematerializer = functools.partial(Rematerializer, parameters=own)
     if settings.budget.peak_bytes is not None:
         plan(settings.budget, module, rematerializer, call, args, kwargs)
     return rematerializer(settings.budget)

@@ -386,17 +386,6 @@ def line_of(weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Te
     return alpha, torch.addcmul(zero, mean, alpha, value=-1)  # a fused multiply-add, as in the kernel
 
 
-def line_of_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
-) -> tuple[Tensor, Tensor] | None:
-    """Return (alpha, beta) of a norm with this mean and variance, to rounding; None if `apply_line` does not apply."""
-    vectors = [each for each in (weight, bias, mean) if each is not None]
-    if not _is_dense(x) or x.dtype not in LINE_DTYPES or any(each.dtype != x.dtype for each in vectors):
-        return None
-    with DisableTorchDispatch(), torch.no_grad():
-        return line_of(weight, bias, mean, torch.rsqrt(var + eps))
-
-
 def apply_line(
     x: Tensor, alpha: Tensor, beta: Tensor, shortcut: Tensor | None = None, is_rectified: bool = False
 ) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from zoo.remat.deciding import Decider, DecisionLog
+from zoo.remat.deciding import Decider
 from zoo.remat.operations import (
     ADD,
     BATCH_NORMS,
@@ -24,7 +24,6 @@ from zoo.remat.operations import (
     apply_line,
     bits_of,
     call_with_keywords,
-    line_of_norm,
     mask_of,
     recipe_of_batch_norm,
     repeated_fake_quantization,
@@ -37,14 +36,10 @@ from zoo.torch_internals import FAKE_QUANTIZE, DisableTorchDispatch, count_write
 
 
 class Recorder:
-    """Records the recipes of outputs, and the writes into tensors.
+    """Records the recipes of outputs, and the writes into tensors."""
 
-    Args:
-    - `log`: receives the operations; None to log none.
-    """
-
-    def __init__(self, tracker: Tracker, decider: Decider, log: DecisionLog | None) -> None:
-        self._tracker, self._decider, self._log = tracker, decider, log
+    def __init__(self, tracker: Tracker, decider: Decider) -> None:
+        self._tracker, self._decider = tracker, decider
 
     def record(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record an operation that writes into none of its arguments."""
@@ -142,20 +137,6 @@ class Recorder:
             recipe = Recipe(mask_of, (packed, mask.shape, mask.dtype), {}, is_view=False)
             recipe.parts = (bits,)  # nothing else refers to them
             self._tracker.note(mask, recipe, 0, mask._version + traits.is_writing)
-
-    def record_fused_norm(self, out: Tensor, operation: Operation, args: tuple[Any, ...]) -> None:
-        """Record the output of a norm of `zoo.remat.fusing`."""
-        values = self._tracker.values_of(args[:3])
-        if values is None:
-            return
-        # What is derived from the statistics is new and small: the recipe itself holds it.
-        if args[-1] == "identity" and (line := line_of_norm(*args[:-1])) is not None:
-            recipe = Recipe(apply_line, (values[0], *line, None, False), {}, is_view=False)
-        else:
-            recipe = Recipe(operation, (*values, *args[3:]), {}, is_view=False)
-        self._tracker.note(out, recipe, 0, out._version)
-        if self._log is not None:
-            self._log.note(torch.ops.zoo.norm_act.default, args, out)
 
 
 class Traits(NamedTuple):

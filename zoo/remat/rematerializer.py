@@ -15,7 +15,6 @@ from zoo.errors import ConfigError
 from zoo.remat.budget import Budget, Decision
 from zoo.remat.deciding import Decider, DecisionLog
 from zoo.remat.frozen import FrozenLayers
-from zoo.remat.fusing import FusedNorms
 from zoo.remat.operations import CONVOLUTION, Operation, break_tie, first_tensor, flops_of, unread_input
 from zoo.remat.recipes import unpack
 from zoo.remat.recording import Recorder, traits_of
@@ -47,8 +46,6 @@ class Rematerializer(EagerDispatchMode):
     - `parameters`: parameters and buffers. They stay alive anyway, and so are free inputs of recipes. An iterator is
       consumed only if that is necessary; every `nn.Parameter` is a free input even without it.
     - `log`: receives all decisions; None to record none.
-    - `exact`: False fuses batch norms with their activations (`zoo.remat.fusing`); results are then equal to rounding.
-    - `is_hooked`: whether forward hooks may read the outputs of norms; fused norms then always write them.
 
     While the context is active, ``place`` may be set to the name of the running module; decisions carry it.
     """
@@ -61,8 +58,6 @@ class Rematerializer(EagerDispatchMode):
         smallest_bytes: int | None = None,
         parameters: Iterable[Tensor] = (),
         log: list[Decision] | None = None,
-        exact: bool = True,
-        is_hooked: bool = False,
     ) -> None:
         super().__init__()
         self._budget = Budget.parse(budget)
@@ -73,7 +68,6 @@ class Rematerializer(EagerDispatchMode):
         self._depth, self._smallest_bytes = depth, smallest_bytes
         self._parameters = cache(lambda: [each for each in parameters if is_plain(each)])
         self._log = log
-        self._exact, self._is_hooked = exact, is_hooked
         self.place = ""
 
     def __enter__(self) -> Rematerializer:
@@ -87,13 +81,9 @@ class Rematerializer(EagerDispatchMode):
             self._kept.add_all_permanent()
         self._has_prices = self._budget.flops_per_byte > 0 or self._decisions is not None
         self._decider = Decider(self._tracker, self._kept, self._depth, self._decisions)
-        self._recorder = Recorder(self._tracker, self._decider, self._decisions)
+        self._recorder = Recorder(self._tracker, self._decider)
         self._frozen = FrozenLayers(self._tracker, self._decider, self._decisions)
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, unpack)
-        self._fused = None
-        if not self._exact:
-            norm = self._recorder.record_fused_norm
-            self._fused = FusedNorms(norm, self._keeps_what_is_saved, always_writes=self._is_hooked)
         self._contexts = ExitStack()
         with ExitStack() as contexts:  # unwinds if an interrupt arrives between two entries
             contexts.enter_context(self._hooks)
@@ -101,8 +91,6 @@ class Rematerializer(EagerDispatchMode):
             _active.recordings.append(self)
             super().__enter__()
             contexts.push(super().__exit__)
-            if self._fused is not None:
-                contexts.enter_context(self._fused)
             self._contexts = contexts.pop_all()
         return self
 
@@ -115,7 +103,7 @@ class Rematerializer(EagerDispatchMode):
         if self._budget.is_observed and self._decisions is not None and error[0] is None:
             self._budget.observe(self._decisions.decisions)
         # Some of these refer to self: break the cycles.
-        del self._contexts, self._hooks, self._fused
+        del self._contexts, self._hooks
         del self._kept, self._tracker, self._decisions, self._decider, self._recorder, self._frozen
 
     def __torch_dispatch__(
@@ -123,8 +111,6 @@ class Rematerializer(EagerDispatchMode):
     ) -> Any:
         """Run an operation and record how to recompute its outputs."""
         kwargs = kwargs or {}
-        if self._fused is not None:
-            self._fused.write()
         if self._frozen.deferred:
             saves = torch.is_grad_enabled() and self._keeps_what_is_saved()
             with count_writes():  # what is saved shares the version counter of the tensor

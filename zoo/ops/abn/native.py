@@ -20,8 +20,8 @@ from zoo.ops.abn.kernels import Means, NormSettings, new_vectors
 from zoo.ops.operators import TAGS
 from zoo.torch_internals import has_kernel
 
-# Activation codes of csrc/numbers.h. Only norm_act, which saves x, supports the last three.
-ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2, "relu": 3, "silu": 4, "hardswish": 5}
+# Activation codes of csrc/numbers.h.
+ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2}
 
 reduce_gradients = None
 local_statistics = None
@@ -29,7 +29,6 @@ group_statistics = None
 
 SETTINGS = "Tensor? weight, Tensor? bias, float eps, int activation, float activation_param"
 GRADIENTS = f"Tensor z, Tensor dz, Tensor var, Tensor? mean_dy, Tensor? mean_dy_xhat, {SETTINGS}"
-FROM_INPUT = "Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float eps, int activation"
 WINDOW = "int[] size, int[] stride, int[] padding, int[] dilation"
 SCHEMAS = (
     "abn_statistics(Tensor x) -> (Tensor, Tensor)",
@@ -43,9 +42,6 @@ SCHEMAS = (
     f"abn_backward_apply({GRADIENTS}) -> Tensor",
     f"abn_backward_apply_shortcut({GRADIENTS}, Tensor shortcut) -> (Tensor, Tensor)",
     f"abn_backward(Tensor z, Tensor dz, Tensor var, bool batch, {SETTINGS}) -> (Tensor, Tensor, Tensor)",
-    f"norm_act(Tensor x, {FROM_INPUT}) -> Tensor",
-    f"norm_act_into(Tensor(a!) z, Tensor x, {FROM_INPUT}) -> ()",
-    f"norm_act_backward(Tensor x, Tensor dz, {FROM_INPUT}) -> (Tensor, Tensor, Tensor)",
     "line(Tensor x, Tensor alpha, Tensor beta, Tensor? shortcut, bool rectified) -> Tensor",
     "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var,"
     " float momentum, float eps) -> (Tensor, Tensor, Tensor)",
@@ -146,41 +142,6 @@ def forward_(
     return var
 
 
-def norm_act(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float, activation: str
-) -> Tensor:
-    """Return z = f(weight (x - mean) / sqrt(var + eps) + bias) in a new tensor of the dtype of x."""
-    return torch.ops.zoo.norm_act.default(x, weight, bias, mean, var, eps, ACTIVATIONS[activation])
-
-
-def norm_act_into(
-    z: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    eps: float,
-    activation: str,
-) -> None:
-    """Overwrite z, of the shape of x, with the result of `norm_act`."""
-    torch.ops.zoo.norm_act_into.default(z, x, weight, bias, mean, var, eps, ACTIVATIONS[activation])
-
-
-def norm_act_backward(
-    x: Tensor,
-    dz: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    eps: float,
-    activation: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dL/dx, and dL/dweight and dL/dbias in the accumulation dtype, for batch statistics."""
-    return torch.ops.zoo.norm_act_backward.default(x, dz, weight, bias, mean, var, eps, ACTIVATIONS[activation])
-
-
 def resize_into(
     out: Tensor,
     image: Tensor,
@@ -220,9 +181,6 @@ if _reason is None:  # the fake kernels, for torch.compile and meta tensors
     _register("zoo::abn_backward", lambda z, *_: (new_like(z), *new_vectors(z)))
     _register("zoo::abn_track_statistics", lambda x, *_: new_vectors(x))
     _register("zoo::abn_train_", lambda x, *_: new_vectors(x)[1])
-    _register("zoo::norm_act", lambda x, *_: new_like(x))
-    _register("zoo::norm_act_into", lambda *_: None)
-    _register("zoo::norm_act_backward", lambda x, *_: (new_like(x), *new_vectors(x)))
     _register("zoo::line", lambda x, *_: new_like(x))
     _register("zoo::batch_norm", lambda x, *_: (torch.empty_like(x), *new_vectors(x)))
     _register("zoo::max_pool2d_into", lambda *_: None)
