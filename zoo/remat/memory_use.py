@@ -77,7 +77,7 @@ def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], 
     return summarize(log.changes, log.end_of_forward, addresses)
 
 
-def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], log: StorageLog | None = None) -> Memory:
+def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor]) -> Memory:
     """Run a training step and return the bytes of the storages that its operations make.
 
     With parameters and images on the meta device this takes neither memory nor time.
@@ -85,12 +85,11 @@ def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], lo
     Args:
     - `forward`: computes the loss, a scalar, of images that exist already.
     - `parameters`: parameters of the network; their gradients are None afterwards.
-    - `log`: counts the bytes, by default a new log of storages and nothing else.
     """
     parameters = list(parameters)
     clear_gradients(parameters)
     gc.collect()
-    with log or StorageLog() as log:
+    with StorageLog() as log:
         loss = forward()
         end_of_forward = len(log.changes)
         loss.backward()
@@ -98,17 +97,6 @@ def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], lo
     changes = list(log.changes)
     clear_gradients(parameters)
     return summarize(changes, end_of_forward, storages)
-
-
-def measure_peak(call: Callable[[], object], device: torch.device) -> int:
-    """Run ``call`` and return the most bytes that it has from the allocator of ``device`` at one time.
-
-    The bytes of its result are included.
-    """
-    with AllocatorLog(device) as log:
-        result = call()
-    del result
-    return summarize(log.changes, 0, set()).peak
 
 
 def clear_gradients(parameters: Iterable[Tensor]) -> None:
