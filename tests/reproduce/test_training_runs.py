@@ -67,7 +67,7 @@ def test_the_cost_of_a_run_is_that_of_all_its_parts_if_all_are_known(tmp_path: P
     cost = {"seconds": 60.0, "gpu_seconds": None}
     folder = make_run(tmp_path / "a", [10.0])
     add_records(folder, {"event": "end", **cost}, {"event": "resume"})
-    assert read_path(folder)[0].cost is None  # the second part was killed
+    assert read_path(folder)[0].cost is None  # the second part was killed, and its records have no times
     add_records(folder, {"event": "end", **cost})
     (run,) = read_path(folder)
     assert run.cost == {"seconds": 120.0, "gpu_seconds": None}
@@ -75,6 +75,21 @@ def test_the_cost_of_a_run_is_that_of_all_its_parts_if_all_are_known(tmp_path: P
     write_runs(tmp_path, "test", "zoo", [run])
     assert read_path(tmp_path / "test_runs.json")[0].cost == run.cost
     assert read_path(tmp_path / "test_runs.json")[0].data == run.data
+
+
+def test_a_process_that_was_killed_cost_the_time_until_its_last_record(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [])
+    (folder / "metrics.jsonl").unlink()
+    started = {"event": "start", "world_size": 2, "environment": {"cuda": "13.0"}}
+    ended = {"event": "end", "time_s": 1060.0, "seconds": 61.0, "gpu_seconds": 122.0}
+    add_records(
+        folder,
+        {**started, "time_s": 100.0},
+        {**train(0, 2.0), "time_s": 140.0},
+        {**started, "event": "resume", "time_s": 1000.0},
+        ended,
+    )
+    assert read_path(folder)[0].cost == {"seconds": 101.0, "gpu_seconds": 202.0}
 
 
 def test_reconstruction_errors_are_thinned_out_and_what_is_not_finite_stays_so(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ class TrainingRun:
     - `note`: remark on the run; may be empty.
     - `num_training_images`, `num_validation_images`: None if not recorded.
     - `data`: digests of the names of the training and validation images; empty if not recorded.
-    - `cost`: see `zoo.run.cost.CostMeter`; None if a part of it was not recorded.
+    - `cost`: see `zoo.run.cost.CostMeter`; of a process that was killed, the time until its last record. None if that
+      was not recorded.
     - `experiment`: stem of the experiment file with these settings; empty until the run is matched to one.
     """
 
@@ -214,15 +215,12 @@ def _read_folder(folder: Path) -> TrainingRun:
     reconstructions: dict[int, dict[str, Any]] = {}
     angles: dict[int, dict[str, Any]] = {}
     environment = num_scored = None
-    num_begun, costs, data = 0, [], ""
+    data = ""
     for record in records:  # an epoch or step that was repeated after an interruption replaces the earlier one
         event = record["event"]
         if event in ("start", "resume"):
             environment = record.get("environment") or environment
             data = ", ".join(f"{part} {facts['names']}" for part, facts in record.get("images", {}).items()) or data
-            num_begun += 1
-        elif event == "end":
-            costs.append(record)
         elif event == "train":
             epoch = epochs.setdefault(record["epoch"], {"epoch": record["epoch"] + 1})
             epoch |= {"train_loss": record["epoch_loss"], "train_top1": record["epoch_top1"]}
@@ -249,8 +247,27 @@ def _read_folder(folder: Path) -> TrainingRun:
         num_training_images=saved["position"]["num_pictures"],
         num_validation_images=num_scored,
         data=data,
-        cost=total_cost(costs) if 0 < len(costs) == num_begun else None,
+        cost=_cost(records),
     )
+
+
+def _cost(records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the cost of all processes that wrote these records, one after another; None if one is not known."""
+    starts = [index for index, record in enumerate(records) if record["event"] in ("start", "resume")]
+    costs = []
+    for start, stop in zip(starts, [*starts[1:], len(records)], strict=True):
+        first, last = records[start], records[stop - 1]
+        if last["event"] != "end" and not {"time_s", "world_size", "environment"} <= first.keys():
+            return None
+        costs.append(last if last["event"] == "end" else _cost_until(last, first))
+    return total_cost(costs) if costs else None
+
+
+def _cost_until(last: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
+    """Return the cost of a process that was killed after its ``last`` record."""
+    seconds = last["time_s"] - first["time_s"]
+    on_gpu = first["environment"].get("cuda") is not None
+    return {"seconds": seconds, "gpu_seconds": seconds * first["world_size"] if on_gpu else None}
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
