@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.reproduce.runs import EXPERIMENT, make_run, settings_of
+from tests.reproduce.runs import EXPERIMENT, make_run, run_of, settings_of
 from zoo.errors import ConfigError
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.training_runs import (
@@ -90,6 +90,26 @@ def test_a_process_that_was_killed_cost_the_time_until_its_last_record(tmp_path:
         ended,
     )
     assert read_path(folder)[0].cost == {"seconds": 101.0, "gpu_seconds": 202.0}
+
+
+def test_runs_of_a_changed_experiment_are_named_by_the_changes_of_its_network() -> None:
+    run = run_of("revnext_flat_cifar10", 90.0, num_epochs=1, memory="plain")
+    changes = {
+        "optimizer.schedule.epochs": 40,
+        "network.options": {"layers": [1, 2, 2]},
+        "network.activation_param": 0.1,
+    }
+    changed = replace(run, experiment=f"revnext_flat_cifar10 {json.dumps(changes)}")
+    assert changed.label == "revnext_flat_cifar10, layers 1-2-2, activation_param 0.1, stored, seed 1"
+    assert run.label == "revnext_flat_cifar10, stored, seed 1"
+
+
+def test_the_cost_of_a_file_of_runs_is_that_of_all_runs_if_all_are_known(tmp_path: Path) -> None:
+    run = replace(run_of(EXPERIMENT, 90.0), cost={"seconds": 60.0, "gpu_seconds": 60.0})
+    write_runs(tmp_path, "test", "zoo", [run, run])
+    assert json.loads((tmp_path / "test_runs.json").read_text())["cost"] == {"seconds": 120.0, "gpu_seconds": 120.0}
+    write_runs(tmp_path, "test", "zoo", [run, replace(run, cost=None)])
+    assert json.loads((tmp_path / "test_runs.json").read_text())["cost"] is None
 
 
 def test_reconstruction_errors_are_thinned_out_and_what_is_not_finite_stays_so(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,9 @@ class TrainingRun:
 
     @property
     def group(self) -> str:
-        """Name shared by runs that differ only in their seed: the experiment, and whether it stores activations."""
-        return f"{self.experiment}{', stored' * self.is_stored}"
+        """Name shared by runs that differ only in their seed: experiment, changed settings, whether it stores."""
+        stem, _, changes = self.experiment.partition(" ")
+        return ", ".join([stem, *_describe(json.loads(changes or "{}")), *["stored"] * self.is_stored])
 
     @property
     def stop_reason(self) -> str:
@@ -200,6 +201,16 @@ def _settings(config: Experiment) -> str:
     record = ARCHITECTURES.get(config.network.arch)
     content["network"]["options"] = {**(record.options if record else {}), **content["network"]["options"]}
     return json.dumps(content, sort_keys=True)
+
+
+def _describe(changes: Mapping[str, Any]) -> Iterator[str]:
+    """Yield changed settings of the network as text: "layers 1-2-2"; those of the training are the same in a plot."""
+    for setting, value in changes.items():
+        if isinstance(value, dict):
+            yield from _describe({f"{setting}.{key}": inner for key, inner in value.items()})
+        elif setting.startswith("network."):
+            text = "-".join(map(str, value)) if isinstance(value, list) else value
+            yield f"{setting.rpartition('.')[2]} {text}"
 
 
 def read_path(path: Path) -> list[TrainingRun]:
@@ -356,10 +367,12 @@ def data_of(runs: Sequence[TrainingRun]) -> str:
 
 def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun]) -> None:
     """Write NAME_runs.json, which can be given instead of the runs' log folders."""
+    costs = [run.cost for run in runs if run.cost is not None]
     content = {
         "benchmark": f"{name} runs",
         "command": command,
         "environment": describe_environment(torch.device("cpu")),
+        "cost": total_cost(costs) if len(costs) == len(runs) else None,
         "runs": [run.to_json() for run in runs],
     }
     write_json(folder / f"{name}_runs.json", content)
