@@ -73,11 +73,9 @@ def generated_from_reports(folder: Path) -> Mapping[str, str]:
 
 
 def older_than_code(path: Path) -> str:
-    """Return a remark if a result file is older than the code that it measures, or belongs to no commit; else ""."""
+    """Return a remark if a result file is older than the code that it measures; else ""."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    name = content.get("benchmark")
-    if name is None:
-        return f"`{path.name}` was extracted by hand from logs and belongs to no commit"
+    name = content["benchmark"]
     kinds = {"data": "input", **dict.fromkeys(PAPERS, "memory predicted")}  # of a report, only predictions are tables
     kind = "runs" if name.endswith(" runs") else kinds.get(name, name)
     commit, date = (str(_of_run(content, key) or "") for key in ("commit", "date"))

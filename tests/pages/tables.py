@@ -417,28 +417,36 @@ def lean_inductor() -> str:
 # --- training runs ---
 
 CIFAR_RUNS = {  # title: file, label of the runs that reconstruct, label of those that store
+    "RevNeXt, hybrid 1-1": ("revnext_runs", "revnext_cifar10, blocks 1-1", "revnext_cifar10, blocks 1-1, stored"),
+    "RevNeXt, hybrid 1-2": ("revnext_runs", "revnext_cifar10", "revnext_cifar10, stored"),
+    "RevNeXt, flat 1-1-1, 48 channels": ("revnext_runs", "revnext_flat_cifar10, layers 1-1-1, channels 48", None),
+    "RevNeXt, flat 1-1-1, 32 channels": ("revnext_runs", None, "revnext_flat_cifar10, layers 1-1-1, stored"),
+    **{f"RevNeXt, flat, {layers} layers": ("revnext_runs", f"revnext_flat{layers}_cifar10_short",
+                                           f"revnext_flat{layers}_cifar10_short, stored")
+       for layers in (9, 12)},
     "ResNet-32": ("revnet_runs", None, "resnet32_cifar10_short"),
     "RevNet-38": ("revnet_runs", "revnet38_cifar10_short", "revnet38_cifar10_short, stored"),
-    "RevNeXt, hybrid": ("cifar10_revnext", "RevNeXt reconstructed", "RevNeXt stored"),
-    **{f"RevNeXt, flat, {layers} layers": ("cifar10_flat", f"{layers} layers reconstructed", f"{layers} layers stored")
-       for layers in (3, 9, 12)},
 }  # fmt: skip
 
 
 def cifar10() -> str:
-    headers = ["", "training images", "validation images", "standard error, points", "reconstructed", "stored"]
+    headers = ["", "training images", "epochs", "standard error, points", "reconstructed", "stored"]
     rows = []
-    for title, (file, *_) in CIFAR_RUNS.items():
-        content, by_label = result(file), _runs_of(title)
+    for title in CIFAR_RUNS:
+        by_label = _runs_of(title)
         runs = [run for of_label in by_label for run in of_label]
         finished = [run["epochs"][-1]["val_top1"] for run in runs if run["status"] == "finished"]
-        # Of each run, or, in the manually extracted files, of all runs of the file.
-        (trained,), (scored,) = (
-            {run.get(key, content.get(key)) for run in runs} for key in ("num_training_images", "num_validation_images")
+        (trained,), (scored,), (epochs,) = (
+            {value(run) for run in runs}
+            for value in (
+                lambda run: run["num_training_images"],
+                lambda run: run["num_validation_images"],
+                lambda run: run["settings"]["optimizer"]["schedule"]["epochs"],
+            )
         )
         share = statistics.mean(finished) / 100
         error = 100 * math.sqrt(share * (1 - share) / scored)
-        rows.append([title, f"{trained:,}", f"{scored:,}", f"{error:.1f}", *map(_final, by_label)])
+        rows.append([title, f"{trained:,}", str(epochs), f"{error:.1f}", *map(_final, by_label)])
     return table(headers, rows)
 
 
@@ -480,8 +488,7 @@ QUICKSTARTS = {  # experiment: file of the results of its seeds
 SHORT_RUNS = {  # experiment: title of its runs in `CIFAR_RUNS`
     "resnet32_cifar10_short": "ResNet-32",
     "revnet38_cifar10_short": "RevNet-38",
-    "revnext_cifar10_short": "RevNeXt, hybrid",
-    **{f"revnext_flat{layers}_cifar10_short": f"RevNeXt, flat, {layers} layers" for layers in (3, 9, 12)},
+    **{f"revnext_flat{layers}_cifar10_short": f"RevNeXt, flat, {layers} layers" for layers in (9, 12)},
 }
 
 

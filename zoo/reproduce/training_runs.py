@@ -60,7 +60,6 @@ class TrainingRun:
     - `reconstruction`: for some steps "step", "worst_relative_error" and the "errors" of the blocks.
     - `angles`: for some steps "step" and "degrees", the angle between the gradients from stored and from reconstructed
       activations; None if it is not finite.
-    - `note`: remark on the run; may be empty.
     - `num_training_images`, `num_validation_images`: None if not recorded.
     - `data`: digests of the names of the training and validation images; empty if not recorded.
     - `cost`: see `zoo.run.cost.CostMeter`; of a process that was killed, the time until its last record. None if that
@@ -75,7 +74,6 @@ class TrainingRun:
     epochs: Sequence[Epoch]
     reconstruction: Sequence[dict[str, Any]] = ()
     angles: Sequence[dict[str, Any]] = ()
-    note: str = ""
     num_training_images: int | None = None
     num_validation_images: int | None = None
     data: str = ""
@@ -136,7 +134,7 @@ class TrainingRun:
             "num_validation_images": self.num_validation_images,
             "epochs": list(self.epochs),
         }
-        extras = {"note": self.note, "reconstruction": list(self.reconstruction), "angles": list(self.angles),
+        extras = {"reconstruction": list(self.reconstruction), "angles": list(self.angles),
                   "data": self.data, "cost": self.cost}  # fmt: skip
         return {**content, **{key: value for key, value in extras.items() if value}}
 
@@ -146,8 +144,7 @@ def read_runs(
 ) -> tuple[list[TrainingRun], list[str]]:
     """Return the runs of the experiments ``names`` that were validated at least once, and remarks on skipped runs.
 
-    A run belongs to the experiment with the same settings, except for `VARIABLE_SETTINGS`. The note of a run in a file
-    is a remark too.
+    A run belongs to the experiment with the same settings, except for `VARIABLE_SETTINGS`.
 
     Args:
     - `paths`: log folders of `zoo train`, and files of runs; each is read once.
@@ -174,7 +171,6 @@ def read_runs(
             remarks.append(f"left out: {run.source} has no validation yet")
         else:
             runs.append(replace(run, experiment=name))
-            remarks += [f"{run.source}: {escape(run.note)}"] if run.note else []
     return runs, remarks
 
 
@@ -314,7 +310,7 @@ def _status(folder: Path, num_done: int, num_epochs: int) -> str:
 def _read_file(path: Path) -> list[TrainingRun]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return [_from_json(path, run, content) for run in content["runs"]]
+        return [_from_json(path, run) for run in content["runs"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"--runs: training runs cannot be read ({type(error).__name__}: {error})",
@@ -323,22 +319,21 @@ def _read_file(path: Path) -> list[TrainingRun]:
         ) from error
 
 
-def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> TrainingRun:
-    """Return a run of a file; entries shared by all runs may be in the ``content`` of the file."""
+def _from_json(path: Path, run: dict[str, Any]) -> TrainingRun:
+    """Return a run of a file."""
     source = f"{escape(path)}: {escape(run['label'])}, seed {int(run['seed'])}"
     for epoch in run["epochs"]:
         float(epoch["val_top1"]), int(epoch["epoch"])
-    counts = (run.get(key, content.get(key)) for key in ("num_training_images", "num_validation_images"))
+    counts = (run.get(key) for key in ("num_training_images", "num_validation_images"))
     num_training_images, num_validation_images = (None if count is None else int(count) for count in counts)
     return TrainingRun(
         source=source,
         config=parse_experiment(run["settings"], source),
         status=str(run.get("status", "unknown")),
-        environment=run.get("environment", content.get("environment")),
+        environment=run.get("environment"),
         epochs=list(run["epochs"]),
         reconstruction=list(run.get("reconstruction", ())),
         angles=list(run.get("angles", ())),
-        note=str(run.get("note", "")),
         num_training_images=num_training_images,
         num_validation_images=num_validation_images,
         data=str(run.get("data", "")),
