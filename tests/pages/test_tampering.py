@@ -111,7 +111,7 @@ def test_a_result_names_its_origin(results: Callable[..., Path], key: str) -> No
 
 
 FORMS = ("REPRODUCTION.md", "reproduction.html", "reproduction.csv", "model-index.yml")
-REPORTS = ("inplace_abn.*", "revnet.*", "revnext.*", "revnet_runs.json", *FORMS)
+REPORTS = ("inplace_abn.*", "revnet.*", "revnext.*", "*_runs.json", *FORMS)
 
 
 def test_the_committed_reports_are_without_fault(results: Callable[..., Path]) -> None:
@@ -152,7 +152,7 @@ def test_a_measurement_of_a_report_is_one_that_can_be_found_again(
     results: Callable[..., Path], tamper: Callable[[Any], None]
 ) -> None:
     """Invented accuracies are in no run, and what takes no time is measured again."""
-    folder = results("revnet.json", "revnet_runs.json")
+    folder = results("revnet.json", "*_runs.json")
     content = json.loads((folder / "revnet.json").read_text(encoding="utf-8"))
     assert list(provenance._report_faults(folder / "revnet.json", content)) == []
     tamper(content)
@@ -172,7 +172,7 @@ def test_a_changed_published_number_is_not_what_was_measured_against(
     results: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if its quotation is changed with it."""
-    folder = results("revnet.json", "revnet_runs.json")
+    folder = results("revnet.json", "*_runs.json")
     content = json.loads((folder / "revnet.json").read_text(encoding="utf-8"))
     number = published("revnet", "table3/resnet32_cifar10")
     tampered = number.model_copy(update={"value": 741, "quotation": "7.41 %"})
