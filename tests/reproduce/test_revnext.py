@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -351,6 +352,21 @@ def test_loss_by_reconstruction_is_the_difference_of_runs_of_both_kinds(
     assert (row.verdict.state, row.n) == (state, 2)
     assert len(section.panels) == len(figure12.CURVES) + 1
     assert by_key(figure12.report_reconstruction(runs[:2]))[key].verdict.state == "needs training"
+
+
+def test_a_diverged_run_is_compared_after_its_last_epoch() -> None:
+    name = "revnext_flat9_cifar10_short"
+    counts = {"num_training_images": 50_000, "num_validation_images": 10_000}
+    stored = run_of(name, 0.0, memory="plain", **counts)
+    stored = replace(stored, epochs=[{"epoch": epoch, "val_top1": 50.0 + 10 * epoch} for epoch in (1, 2, 3, 4)])
+    interrupted = run_of(name, 30.0, num_epochs=2, **counts)
+    stopped = "stopped: NonFiniteLossError: the loss was not finite at step 9; the last good checkpoint is x: lower it"
+    diverged = replace(interrupted, status=stopped)
+    row = by_key(figure12.report_reconstruction([stored, diverged]))["section5.1/flat_large_depth"]
+    assert (row.measured, row.verdict.state) == (70.0 - 30.0, "reproduced")
+    assert row.note == "after 2 of 4 epochs: seed 1 stopped: the loss was not finite at step 9"
+    row = by_key(figure12.report_reconstruction([stored, interrupted]))["section5.1/flat_large_depth"]
+    assert row.verdict.state == "needs training"
 
 
 def test_the_accuracy_of_the_abstract_is_judged_as_an_accuracy() -> None:

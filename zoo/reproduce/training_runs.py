@@ -19,7 +19,7 @@ import torch
 from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, load_experiment, parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
-from zoo.errors import ConfigError, escape
+from zoo.errors import ConfigError, NonFiniteLossError, escape
 from zoo.files import write_bytes, write_json
 from zoo.run.cost import total_cost
 from zoo.run.environment import describe_environment
@@ -101,6 +101,11 @@ class TrainingRun:
         return len(self.epochs) == self.num_epochs
 
     @property
+    def has_diverged(self) -> bool:
+        """Whether the run ended because its loss was not finite."""
+        return self.status.startswith(f"stopped: {NonFiniteLossError.__name__}")
+
+    @property
     def label(self) -> str:
         """Name of the run in tables and plots."""
         return f"{self.group}, seed {self.config.seed}"
@@ -113,9 +118,9 @@ class TrainingRun:
 
     @property
     def stop_reason(self) -> str:
-        """Reason why the run ended early, according to its log; empty for other runs."""
+        """Reason why the run ended early, according to its log, without the advice; empty for other runs."""
         parts = self.status.split(": ")
-        return f"stopped: {parts[2]}" if parts[0] == "stopped" and len(parts) > 2 else ""
+        return f"stopped: {parts[2].partition(';')[0]}" if parts[0] == "stopped" and len(parts) > 2 else ""
 
     def line(self, x: Sequence[float], y: Sequence[float], note: str = "") -> Line:
         """Return a curve of the run."""
