@@ -83,6 +83,8 @@ def test_what_was_measured_is_not_replaced_by_the_word_that_more_is_needed() -> 
     assert merged(section(found(ONE, 2.0)), earlier).comparisons[0].measured == 2.0
     assert merged(section(waiting(ONE, "not built")), earlier).comparisons[0].measured is None
     assert merged(earlier, None) is earlier
+    twice = section(found(ONE, 2.0), waiting(ONE))  # two experiments for a number, of which one was measured
+    assert [each.measured for each in merged(twice, section(found(ONE, 1.0))).comparisons] == [2.0, None]
 
 
 def test_what_was_measured_on_images_is_not_replaced_by_what_was_measured_without() -> None:

@@ -79,10 +79,14 @@ def merged(new: Section, earlier: Section | None) -> Section:
             command = each.command or earlier.command
             kept = replace(each, environment=origin, date=origin_date, command=command)
             known.setdefault((each.published.id, each.basis), []).append(kept)
+    measured_again = {each.what for each in new.comparisons if each.measured is not None}
     comparisons: list[Comparison] = []
     for each in new.comparisons:
         old = known.get((each.published.id, each.basis), []) if each.published is not None else []
-        says_less = each.verdict.state in WAITING or any(kept.data and not each.data for kept in old)
+        is_waiting = each.verdict.state in WAITING
+        if is_waiting:  # a published number may have several rows
+            old = [kept for kept in old if kept.what not in measured_again]
+        says_less = is_waiting or any(kept.data and not each.data for kept in old)
         comparisons += old if old and says_less and not set(map(id, old)) & set(map(id, comparisons)) else [each]
     return replace(new, comparisons=comparisons)
 
