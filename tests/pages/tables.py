@@ -421,6 +421,9 @@ CIFAR_RUNS = {  # title: file, label of the runs that reconstruct, label of thos
     "RevNeXt, hybrid 1-2": ("revnext_runs", "revnext_cifar10", "revnext_cifar10, stored"),
     "RevNeXt, flat 1-1-1, 48 channels": ("revnext_runs", "revnext_flat_cifar10, layers 1-1-1, channels 48", None),
     "RevNeXt, flat 1-1-1, 32 channels": ("revnext_runs", None, "revnext_flat_cifar10, layers 1-1-1, stored"),
+    "RevNeXt, flat 3-3-3, 32 channels": (
+        "revnext_runs", "revnext_flat9_cifar10_short", "revnext_flat9_cifar10_short, stored"
+    ),
     "ResNet-32": ("revnet_runs", None, "resnet32_cifar10_short"),
     "RevNet-38": ("revnet_runs", "revnet38_cifar10_short", "revnet38_cifar10_short, stored"),
 }  # fmt: skip
@@ -485,6 +488,7 @@ QUICKSTARTS = {  # experiment: file of the results of its seeds
 SHORT_RUNS = {  # experiment: title of its runs in `CIFAR_RUNS`
     "resnet32_cifar10_short": "ResNet-32",
     "revnet38_cifar10_short": "RevNet-38",
+    "revnext_flat9_cifar10_short": "RevNeXt, flat 3-3-3, 32 channels",
 }
 
 
