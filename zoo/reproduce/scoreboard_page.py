@@ -119,13 +119,14 @@ def _item(item: str, rows: Sequence[Row]) -> str:
 
 
 def _row(row: Row) -> str:
-    number, unit = row.number, row.number.unit
+    number = row.number
+    unit = f" {number.unit}" if any(map(str.isdigit, number.text)) else ""  # statements such as "similar" have none
     source = escape(f"{number.kind}, {number.place}: “{number.quotation}”")
     about = escape(", ".join(filter(None, (number.settings, number.network))))
     shipped = "the same" if row.is_one and row.is_measured else "" if row.is_one else _side(row, row.shipped)
     cells = [
         f'<a href="#{anchor(row)}">{escape(number.quantity)}</a>{_note(about)}',
-        f"{escape(number.text or 'not available')} {unit}{_note(source)}",
+        f"{escape(number.text or 'not available')}{unit}{_note(source)}",
         _side(row, row.paper),
         shipped,
         f"{number.evidence}{_note(repeats_text(row))}",
