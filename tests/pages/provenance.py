@@ -19,8 +19,7 @@ from zoo.reproduce.published_numbers import published_numbers
 from zoo.reproduce.scoreboard import rows_of
 from zoo.reproduce.scoreboard_files import forms_of
 from zoo.reproduce.training_runs import TrainingRun, read_runs
-from zoo.run.history import commit_dates
-from zoo.run.stale import MEASURED_CODE, is_stale
+from zoo.run.environment import git
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PROCESSOR = re.compile(r"\d")  # a name without a number, such as "AMD EPYC", may be any processor of its maker
@@ -72,16 +71,12 @@ def generated_from_reports(folder: Path) -> Mapping[str, str]:
     return forms_of(rows_of({paper: sections_of(paper, json.loads(path.read_text())) for paper, path in paths.items()}))
 
 
-def older_than_code(path: Path) -> str:
-    """Return a remark if a result file is older than the code that it measures; else ""."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    name = content["benchmark"]
-    kinds = {"data": "input", **dict.fromkeys(PAPERS, "memory predicted")}  # of a report, only predictions are tables
-    kind = "runs" if name.endswith(" runs") else kinds.get(name, name)
-    commit, date = (str(_of_run(content, key) or "") for key in ("commit", "date"))
-    if kind not in MEASURED_CODE or not is_stale(kind, commit):
-        return ""
-    return f"`{path.name}` was measured on {commit[:10]}, {date[:10] or 'without a date'}, before the code changed"
+@cache
+def commit_dates() -> dict[str, str]:
+    """Return the dates of all commits that lead to the present one, in ISO 8601; empty if they are not all known."""
+    if (git("rev-parse", "--is-shallow-repository") or "").strip() != "false":
+        return {}
+    return dict(line.split(" ", 1) for line in (git("log", "--format=%H %cI") or "").splitlines())
 
 
 def _of_run(content: Mapping[str, Any], key: str) -> Any:

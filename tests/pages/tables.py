@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.pages.numbers import MARKERS
-from tests.pages.provenance import older_than_code
 from tests.pages.training_recipes import convnext_command, training_recipes
 from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS
 from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
@@ -47,23 +46,10 @@ def golden(name: str) -> Any:
     return json.loads((ROOT / "tests" / "golden" / f"{name}.json").read_text())
 
 
-USED: set[str] = set()  # names of the result files that `result` was asked for
-
-
+@cache
 def result(name: str) -> Any:
     """Return the content of a result file."""
-    USED.add(name)
-    return _content(name)
-
-
-@cache
-def _content(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def is_fresh(name: str) -> bool:
-    """Return whether a result file is not older than the code that it measures; the first page shows no others."""
-    return not older_than_code(RESULTS / f"{name}.json")
 
 
 def records(name: str, metric: str, **wanted: Any) -> list[dict[str, Any]]:
@@ -95,13 +81,9 @@ def _plain(text: str) -> str:
 
 
 def reproduction() -> str:
-    """Return the published numbers by the kind of evidence, with verdicts unless they are older than the code."""
-    rows = read_rows(RESULTS)
-    older = {row.number.evidence for row in rows if row.is_stale}
-    headers, *lines = [[str(cell) for cell in line] for line in counts_by_evidence(rows)]
-    lines = [[*line[:2], *["older"] * (len(line) - 3), line[-1]] if line[0] in older else line for line in lines]
-    remark = "older: the code has changed since the measurement, whose verdicts the page has" if older else ""
-    return "\n\n".join(filter(None, (table(headers, lines), remark)))
+    """Return the published numbers by the kind of evidence, with their verdicts."""
+    headers, *lines = [[str(cell) for cell in line] for line in counts_by_evidence(read_rows(RESULTS))]
+    return table(headers, lines)
 
 
 # --- golden files ---
@@ -232,11 +214,8 @@ def headline() -> str:
         [title, f"`{call}`", *(f"{median(file, metric, subject=subject, provider=provider):.2f}"
                                for metric in ("held ratio", "step ratio"))]
         for (title, call), (file, subject, provider) in files.items()
-        if is_fresh(file)
     ]  # fmt: skip
-    text = table(["you have", "you call", "memory", "time"], rows, text_columns=2)
-    left_out = "Measurements older than the code are left out; they are in [docs/performance.md](docs/performance.md)."
-    return text if len(rows) == len(files) else f"{text}\n\n{left_out}"
+    return table(["you have", "you call", "memory", "time"], rows, text_columns=2)
 
 
 def models() -> str:
@@ -696,14 +675,6 @@ def sections_of(text: str) -> dict[str, str]:
     return {match[2]: match[3] for match in MARKERS.finditer(text)}
 
 
-def section(name: str) -> str:
-    """Return a generated table, with a remark on each result file that is older than the code that it measures."""
-    USED.clear()
-    text = SECTIONS[name]()
-    remarks = [remark for used in sorted(USED) if (remark := older_than_code(RESULTS / f"{used}.json"))]
-    return "\n\n".join([text, *([f"Older results: {'; '.join(remarks)}."] if remarks else [])])
-
-
 def rewrite(text: str) -> str:
     """Return ``text`` with all generated tables up to date."""
-    return MARKERS.sub(lambda match: f"{match[1]}{section(match[2])}\n{match[4]}", text)
+    return MARKERS.sub(lambda match: f"{match[1]}{SECTIONS[match[2]]()}\n{match[4]}", text)

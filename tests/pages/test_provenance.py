@@ -17,7 +17,6 @@ from tests.pages.tables import RESULTS
 from zoo.benchmark.results import Case, Results
 from zoo.cli import build_parser
 from zoo.reproduce.scoreboard_files import read_rows
-from zoo.run import history
 
 COMMIT = "0" * 40
 ENVIRONMENT = {"commit": COMMIT, "date": "2026-01-02T03:04:05+00:00", "torch": "2.11", "cpu": "A 1"}
@@ -106,18 +105,3 @@ def test_a_known_fault_is_left_out_until_it_is_none_any_more(tmp_path: Path) -> 
     assert "a.json: names no command" not in faults_of(tmp_path, broken)
     assert "known_faults.json: a.json has no fault 'names no command' any more" in faults_of(tmp_path, CONTENT)
     assert "known_faults.json: there is no b.json" in faults_of(tmp_path, CONTENT)
-
-
-def test_code_has_changed_if_more_than_its_comments_and_docstrings_have() -> None:
-    text = '"""A module."""\n\ndef f(x):\n    """Double."""\n    return 2 * x\n'
-    assert history._code(text) == history._code(text.replace("Double", "Twice") + "# a comment\n")
-    assert history._code(text) != history._code(text.replace("2 * x", "3 * x"))
-
-
-@pytest.mark.skipif(not history.commit_dates(), reason="needs the history of the checkout")
-def test_the_history_has_the_present_commit_and_code_has_not_changed_since() -> None:
-    commit = (history.git("rev-parse", "HEAD") or "").strip()
-    assert commit in history.commit_dates()
-    first = list(history.commit_dates())[-1]
-    assert history.has_changed(first, ("zoo",))
-    assert not history.has_changed(commit, ("LICENSE",))

@@ -15,9 +15,9 @@ from tests.pages import provenance
 from tests.pages.numbers import unbacked_figures
 from tests.pages.tables import RESULTS, ROOT, rewrite
 from zoo.reproduce.published_numbers import published, published_numbers
-from zoo.run import history
+from zoo.run.environment import git
 
-needs_history = pytest.mark.skipif(not history.commit_dates(), reason="needs the history of the checkout")
+needs_history = pytest.mark.skipif(not provenance.commit_dates(), reason="needs the history of the checkout")
 
 
 def change(path: Path, old: str, new: str) -> None:
@@ -98,7 +98,7 @@ def test_the_commit_of_a_result_is_one_that_it_can_have_been_measured_on(
     results: Callable[..., Path], commit: str, fault: str
 ) -> None:
     folder = results("layer_cpu.*")
-    commit = (history.git("rev-parse", "HEAD") or "").strip() if commit == "HEAD" else commit
+    commit = (git("rev-parse", "HEAD") or "").strip() if commit == "HEAD" else commit
     edit(folder / "layer_cpu.json", lambda content: content.update(commit=commit))
     assert any(fault in found for found in faults(folder))
 

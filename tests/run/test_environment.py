@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from zoo.ops.abn import backend
-from zoo.run import environment, history
+from zoo.run import environment
 
 
 def test_the_description_is_json_and_names_versions_and_machine() -> None:
@@ -49,7 +49,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     git("init")
     git("add", ".")
     git("commit", "-m", "first")
-    monkeypatch.setattr(history, "ROOT", tmp_path)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
     environment.checkout_commit.cache_clear()
     yield git
     environment.checkout_commit.cache_clear()
@@ -60,20 +60,20 @@ def test_the_commit_is_that_of_the_checkout(checkout: Callable[..., str]) -> Non
 
 
 def test_changed_files_make_the_commit_dirty(checkout: Callable[..., str]) -> None:
-    (history.ROOT / "zoo/run/environment.py").write_text("changed")
+    (environment.ROOT / "zoo/run/environment.py").write_text("changed")
     assert environment.checkout_commit() == f"{checkout('rev-parse', 'HEAD')}-dirty"
 
 
 def test_a_result_that_was_written_before_is_no_change_of_the_code(checkout: Callable[..., str]) -> None:
     """Benchmarks write over the files of docs/results one after another; all ran the code of the commit."""
-    (history.ROOT / "docs" / "results" / "model_cpu.json").write_text("{}")
+    (environment.ROOT / "docs" / "results" / "model_cpu.json").write_text("{}")
     assert environment.checkout_commit() == checkout("rev-parse", "HEAD")
 
 
 def test_the_commit_is_the_one_that_the_process_began_with(checkout: Callable[..., str]) -> None:
     """The code was loaded then: what is changed or committed during a long run is not what it measures."""
     began = environment.checkout_commit()
-    (history.ROOT / "zoo/run/environment.py").write_text("changed")
+    (environment.ROOT / "zoo/run/environment.py").write_text("changed")
     checkout("commit", "-am", "second")
     assert environment.checkout_commit() == began != checkout("rev-parse", "HEAD")
 
@@ -84,7 +84,7 @@ def test_without_git_there_is_no_commit(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert environment.checkout_commit() is None
     environment.checkout_commit.cache_clear()
-    monkeypatch.setattr(history, "ROOT", tmp_path / "elsewhere")
+    monkeypatch.setattr(environment, "ROOT", tmp_path / "elsewhere")
     assert environment.checkout_commit() is None
 
 
@@ -93,7 +93,7 @@ def test_a_changed_checkout_is_warned_of(caplog: pytest.LogCaptureFixture) -> No
     environment.warn_of_changes()
     assert caplog.text == ""
     environment.checkout_commit.cache_clear()
-    (history.ROOT / "zoo/run/environment.py").write_text("changed")
+    (environment.ROOT / "zoo/run/environment.py").write_text("changed")
     environment.warn_of_changes()
     assert "-dirty" in caplog.text
     assert "commit first" in caplog.text

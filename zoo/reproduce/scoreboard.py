@@ -12,7 +12,6 @@ from typing import Any, get_args
 
 from zoo.reproduce.comparison import RULES, Comparison, Section, State, Verdict, not_measured
 from zoo.reproduce.published_numbers import Evidence, PublishedNumber, published_numbers
-from zoo.run.stale import is_stale
 from zoo.tables import Cell, number_text
 
 #: States of a measured number, from the one that a row with two of them is known by to the best.
@@ -83,11 +82,6 @@ class Row:
         """Date of the measurement; "" if unknown."""
         date = self.paper.date or str(self.environment.get("date") or "")
         return date[:DATE_LENGTH] if self.is_measured else ""
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether it was measured before the code that it measures changed."""
-        return self.is_measured and is_stale(self.number.evidence, self.commit)
 
     @property
     def cost(self) -> str:

@@ -79,7 +79,6 @@ def fields_of(row: Row) -> Mapping[str, Any]:
         "command": row.command,
         "commit": row.commit,
         "date": row.date,
-        "before_code_changed": row.is_stale,
         "weights_md5": row.paper.weights_md5,
         "data": row.paper.data,
         **({k: v for k, v in row.environment.items() if k not in ("commit", "date")} if is_measured else {}),

@@ -175,8 +175,7 @@ def _origin(row: Row) -> str:
     command, experiment = escape(row.command), row.number.network
     parts = [f'<code>{command}</code> <button data-copy="{command}">copy</button>']
     if row.commit:
-        age = ", before the measured code changed" * row.is_stale
-        parts.append(f'<div class="note"><code>{row.commit[:10]}</code>, {row.date}{age}</div>')
+        parts.append(f'<div class="note"><code>{row.commit[:10]}</code>, {row.date}</div>')
     if row.paper.operations is not None:
         parts.append(f'<a href="../../experiments/{experiment}.json">{experiment}.json</a>')
     return "".join(parts) + _note(row.cost)

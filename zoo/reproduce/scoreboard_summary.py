@@ -74,8 +74,8 @@ def measured_with(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.is_measured:
             versions = {key: value for key, value in row.environment.items() if key not in ("commit", "date")}
-            age = f"`{row.commit or 'unknown'}`{', before the measured code changed' * row.is_stale}"
-            groups.setdefault(f"commit {age}: {key_value_text(versions)}", []).append(row)
+            about = f"commit `{row.commit or 'unknown'}`: {key_value_text(versions)}"
+            groups.setdefault(about, []).append(row)
     lines = []
     for about, group in groups.items():
         dates = sorted({row.date or "unknown date" for row in group})

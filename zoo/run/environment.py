@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import platform
+import subprocess
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -14,10 +15,10 @@ from PIL import features
 
 from zoo.files import DISTRIBUTION
 from zoo.ops.abn import backend
-from zoo.run.history import git
 
 logger = logging.getLogger(__name__)
 
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS_DIR = "docs/results"
 DIRTY_SUFFIX = "-dirty"
 
@@ -86,6 +87,17 @@ def warn_of_changes() -> None:
             "commit first if you want to keep them",
             commit,
         )
+
+
+def git(*words: str) -> str | None:
+    """Return what git prints in the checkout; None if it fails, or if there is no git or no checkout."""
+    if not (ROOT / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def libjpeg_version() -> str | None:
