@@ -94,7 +94,6 @@ def test_a_wrong_setting_is_refused_wherever_a_network_is_described(settings: di
         ({"preprocessing": {"crop_val": 10**9}}, "network.preprocessing.crop_val"),
         ({"preprocessing": {"mean": [0.5, 0.5]}}, "network.preprocessing.mean"),
         ({"preprocessing": {"std": [0.5, 0.5, 0.0]}}, r"network.preprocessing.std\[2\]"),
-        ({"folded": 1}, "network.folded = 1"),
         ({"extra\n": 1}, r"network.extra\\n"),
         ({"x" * 10**6: 1}, "network.xxx"),
         ({"options": {"dilation": {"a": 10**5000}}}, "network.options"),
@@ -158,7 +157,7 @@ def test_descriptions_are_merged_option_by_option_and_the_later_one_wins() -> No
 def test_facts_that_files_store_are_no_settings_of_experiments() -> None:
     with pytest.raises(ConfigError, match=r"network\.class_names.*is stored with weights"):
         parse_experiment({"network": {"class_names": ["a"]}}, "x.json")
-    assert not {"class_names", "preprocessing", "folded"} & Experiment().model_dump()["network"].keys()
+    assert not {"class_names", "preprocessing"} & Experiment().model_dump()["network"].keys()
 
 
 def test_what_a_file_stores_is_read_back_as_it_was() -> None:

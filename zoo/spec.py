@@ -33,7 +33,7 @@ MAX_NAME_CHARS = 2550
 
 WITH_PARAMETER = ("leaky_relu", "elu")
 # Facts that are stored with weights. In an experiment they come from the section ``input`` and the data.
-STORED_ALONE = ("preprocessing", "class_names", "folded")
+STORED_ALONE = ("preprocessing", "class_names")
 # The keys for an external network, which has its own norms, activations and initial weights.
 EXTERNAL_KEYS = ("arch", "num_classes", "memory", "options", *STORED_ALONE)
 # Memory strategies in earlier files -> their present names.
@@ -160,8 +160,6 @@ class NetworkSpec(Section):
     """How images were preprocessed for the network; None if unknown."""
     class_names: SkipJsonSchema[ClassNames | None] = None
     """Names of the outputs, in order, escaped by `escape`; None if unknown. May be fewer than the outputs."""
-    folded: SkipJsonSchema[bool] = False
-    """Whether norms are folded into convolutions, see `zoo.convert.fold_network`."""
 
     @model_serializer(mode="wrap")
     def _serialize_known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -254,7 +252,7 @@ class NetworkSpec(Section):
 
     def for_experiment(self) -> NetworkSpec:
         """Return the spec for the ``network`` section of an experiment, without the facts stored only in files."""
-        return self.model_copy(update={"preprocessing": None, "class_names": None, "folded": False})
+        return self.model_copy(update={"preprocessing": None, "class_names": None})
 
     def without_pretrained(self) -> NetworkSpec:
         """Return the spec without ``pretrained``, so that an external package does not load its own weights."""

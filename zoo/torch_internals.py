@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -228,11 +228,6 @@ tree_leaves: Callable[[Any], list[Any]] = _pytree.tree_leaves
 
 #: Returns a copy of nested lists, tuples and dicts with a function applied to each leaf.
 tree_map: Callable[[Callable[[Any], Any], Any], Any] = _pytree.tree_map
-
-
-def forward_hooks(module: nn.Module) -> Mapping[int, Callable[..., Any]]:
-    """Return the forward hooks registered on a module, in call order."""
-    return module._forward_hooks
 
 
 def has_hooks(module: nn.Module) -> bool:

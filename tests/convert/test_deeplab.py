@@ -10,9 +10,8 @@ from torch import Tensor
 
 import zoo
 from tests.convert.networks import IMAGES, scramble, spec_of
-from zoo.convert import fold_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
+from zoo.convert import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.errors import ConversionError
-from zoo.layers import ABN
 
 ARCH = "deeplab_resnet18"
 POOLED = {"pooling_size": (2, 3)}
@@ -53,17 +52,6 @@ def test_negative_scales_go_into_the_filters_and_are_refused_behind_a_sum_and_a_
     ) as error:
         standard_to_inplace(given(), spec_of(ARCH))
     assert "allow_approximate=True" in str(error.value)
-
-
-@pytest.mark.parametrize(("norm", "options", "kept"), [("inplace", {}, 2), ("standard", POOLED, 3)])
-def test_norms_fold_into_convolutions_but_those_that_follow_none(norm, options, kept) -> None:
-    source = given(norm=norm, **options)
-    model = zoo.get(ARCH, norm=norm, num_classes=4, **options).double()
-    model.load_state_dict(source)
-    model = fold_network(model)
-    assert sum(isinstance(module, ABN) for module in model.modules()) == kept
-    with torch.no_grad():
-        assert torch.allclose(model(IMAGES), outputs(source, norm=norm, **options), rtol=1e-8, atol=1e-10)
 
 
 def test_relu_becomes_leaky_relu_with_the_same_weights() -> None:

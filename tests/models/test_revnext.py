@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 import zoo
 from tests.formula import relative_error
-from zoo.convert import fold_network
 from zoo.layers import init_weights
 from zoo.remat.memory_use import count_memory, measure_memory
 
@@ -136,15 +135,6 @@ def test_features_and_classifier_fit_together(name):
         features, model.feature_info.channels(), model.feature_info.reduction(), strict=True
     ):
         assert (feature.shape[1], 8 // feature.shape[2]) == (channels, reduction)
-
-
-@pytest.mark.parametrize("name", ["irevnet_cifar", "irevnet_revnext", "revnext_revnet"])
-def test_networks_of_reversible_blocks_can_be_folded(name):
-    model = twins(name)[0].eval()
-    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    folded = fold_network(model)
-    assert len(list(folded.buffers())) < len(list(model.buffers()))
-    assert relative_error(folded(x), model(x)) < 1e-9
 
 
 def test_images_that_are_overwritten_before_backward_are_refused():

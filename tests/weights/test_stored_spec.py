@@ -103,12 +103,3 @@ def test_what_changes_no_weights_is_no_contradiction(relu_file: Path, tmp_path: 
     record = _changed(norm="sync", activation="leaky_relu", options={})
     torch.save({"state_dict": source.state_dict(), "network": record}, tmp_path / "sync.pth")
     load_weights(zoo.get("resnet18", norm="inplace", num_classes=3), tmp_path / "sync.pth")
-
-
-def test_a_folded_file_says_how_it_is_loaded(tmp_path: Path) -> None:
-    record = _changed(folded=True, num_classes=0, class_names=None)
-    torch.save({"state_dict": {"a": torch.ones(1)}, "network": record}, tmp_path / "f.pth")
-    with pytest.raises(WeightsError, match="fold_network"):
-        load_weights(zoo.get("resnet18"), tmp_path / "f.pth")
-    with pytest.raises(WeightsError, match="fold_network"):
-        zoo.get(tmp_path / "f.pth")

@@ -8,7 +8,6 @@ ConversionError for a network that they cannot convert. `convert_network` takes 
 """
 
 from zoo.convert.conversion import ConversionReport
-from zoo.convert.fold import fold_network
 from zoo.convert.norm_conversion import convert_norm
 from zoo.convert.norms import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
@@ -17,7 +16,6 @@ __all__ = [
     "ConversionReport",
     "convert_network",
     "convert_norm",
-    "fold_network",
     "from_torchvision",
     "inplace_to_standard",
     "relu_to_leaky_relu",

@@ -125,12 +125,6 @@ def check_same_network(
     beside "sync". Of external networks only the architecture is compared, since it is unknown which arguments of
     their builders change weights. ``asked_by`` tells in the message where ``wanted`` comes from.
     """
-    if spec.folded:
-        raise WeightsError(
-            f"{source}: holds a network folded for inference, which is not built like others; load it with "
-            f"zoo.convert.fold_network(zoo.get({spec.arch!r}, ...)).load_state_dict(...), "
-            "or give the file that it was made from"
-        )
     wanted = _flat(wanted)
     if any(map(is_external, (spec.arch, wanted.get("arch", spec.arch)))):
         wanted = {"arch": wanted.get("arch", spec.arch)}
