@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from zoo.config import Experiment, experiments_dir, load_experiment
-from zoo.engine.optim import lr_factor
 from zoo.registry import build_from_config
 from zoo.weights.published import Published, published
 
@@ -64,10 +63,10 @@ def test_a_published_schedule_is_that_of_its_network(entry: Published) -> None:
     schedule = experiment_of(entry.name).optimizer.schedule
     if entry.arch == "wider_resnet38":
         assert (schedule.type, schedule.mode) == ("linear", "step")
-        assert schedule.params == {"alpha": -2.222e-6, "beta": 1}
+        assert schedule.params.model_dump() == {"alpha": -2.222e-6, "beta": 1}
     else:
         assert (schedule.type, schedule.mode) == ("step", "epoch")
-        assert schedule.params == {"step_size": 30, "gamma": 0.1}
+        assert schedule.params.model_dump() == {"step_size": 30, "gamma": 0.1}
 
 
 def test_each_published_network_has_one_experiment_and_the_reverse() -> None:
@@ -137,7 +136,7 @@ def test_a_row_of_the_segmentation_table_has_its_settings_and_its_score(line: st
     assert (optimizer.type, optimizer.momentum, optimizer.weight_decay) == ("SGD", 0.9, 1e-4)
     assert (optimizer.nesterov, optimizer.clip, schedule.warmup_epochs) == (False, 0, 0)
     assert (schedule.type, schedule.mode, schedule.epochs) == ("polynomial", "step", epochs)
-    assert schedule.params == {"power": 0.9}
+    assert schedule.params.model_dump() == {"power": 0.9}
     assert experiment.segmentation is not None
     assert (experiment.segmentation.layout, experiment.segmentation.scale_range) == (data, [0.7, 2.0])
     assert experiment.segmentation.hard_pixels == 0.25
@@ -194,7 +193,7 @@ def test_a_revnets_rate_falls_tenfold_at_the_papers_steps(
 ) -> None:
     schedule = experiment_of(name).optimizer.schedule
     factors = [
-        lr_factor(schedule, epoch, step, steps_per_epoch, 0.1)
+        schedule.factor(epoch, step, steps_per_epoch, 0.1)
         for epoch in range(schedule.epochs)
         for step in range(steps_per_epoch)
     ]
@@ -214,7 +213,7 @@ def test_a_row_of_the_revnext_papers_table_has_the_settings_of_its_section_5(arc
     assert (optimizer.batch_size, optimizer.learning_rate, optimizer.weight_decay) == (512, 0.4, 5e-4)
     assert (optimizer.momentum, optimizer.nesterov, optimizer.clip) == (0.9, True, 0)
     assert (optimizer.decay_norms, optimizer.decay_biases) == (True, True)
-    assert (schedule.type, schedule.mode, schedule.epochs, schedule.params) == (
+    assert (schedule.type, schedule.mode, schedule.epochs, schedule.params.model_dump()) == (
         "triangle",
         "step",
         50,

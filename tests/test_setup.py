@@ -83,7 +83,7 @@ def test_the_documented_installation_works_in_a_fresh_environment(tmp_path: Path
 FIRST_STEP = """
 import sys, torch, torchvision, zoo
 from zoo.cli import main
-from zoo.engine import loop
+from zoo.engine import trainer
 from zoo.layers import InPlaceABN
 from zoo.ops.abn import backend
 
@@ -99,12 +99,12 @@ def new():
 assert all(map(torch.equal, of_step(zoo.lean(new())), of_step(new())))
 assert InPlaceABN(4)(torch.randn(2, 4, 8, 8)).std() > 0.5
 print(zoo.__file__, zoo.__version__, backend.name_for(torch.device("cpu")))
-train_step = loop.train_step
+train_step = trainer.train_step
 def step_and_stop(state, batch):
     train_step(state, batch)
     sys.exit(7)
 
-loop.train_step = step_and_stop
+trainer.train_step = step_and_stop
 main(["quickstart"])
 """
 

@@ -130,7 +130,7 @@ def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> 
         ),
         (
             {"optimizer": {"schedule": {"type": "triangle", "mode": "step", "params": {"peak_epoch": 10}}}},
-            "optimizer.schedule.params",
+            "optimizer.schedule.params.peak_epoch",
         ),
         ({"optimizer": {"nesterov": True, "momentum": 0}}, "optimizer.nesterov"),
         ({"optimizer": {"nesterov": True, "type": "Adam"}}, "optimizer.nesterov"),
@@ -199,7 +199,7 @@ def test_pretrained_weights_are_left_out_where_others_come_from_a_file() -> None
 def test_schedule_params_are_completed_with_their_defaults(kind: str, params: Any, resolved: Any) -> None:
     schedule = {"type": kind, "mode": "step", "params": params}
     config = parse_experiment({"optimizer": {"schedule": schedule}}, "x.json")
-    assert config.optimizer.schedule.params == resolved
+    assert config.optimizer.schedule.params.model_dump() == resolved
 
 
 @pytest.mark.parametrize(

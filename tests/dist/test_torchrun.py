@@ -39,9 +39,9 @@ PROGRAM = f"""
 import os, signal, sys
 from pathlib import Path
 from zoo.cli import main
-from zoo.engine import loop
+from zoo.engine import trainer
 
-folder, train_step = Path(__file__).parent, loop.train_step
+folder, train_step = Path(__file__).parent, trainer.train_step
 
 def killed_step(state, batch):
     train_step(state, batch)
@@ -50,7 +50,7 @@ def killed_step(state, batch):
             (folder / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-loop.train_step = killed_step
+trainer.train_step = killed_step
 sys.exit(main(sys.argv[1:]))
 """
 

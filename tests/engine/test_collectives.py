@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, make_config, make_images, run, this_process
-from zoo.engine import loop
+from zoo.engine import trainer
 from zoo.engine.state import TrainState, build_state
 from zoo.engine.step import StepBatch, train_step
 from zoo.layers import InPlaceABN, InPlaceABNSync
@@ -91,7 +91,7 @@ def _messages_of_the_loop(data: Path, log_dir: Path, log_interval: int) -> list[
             messages[-1].append(("all_reduce", tensor.numel() * tensor.element_size()))
         return all_reduce(tensor, *args, **kwargs)
 
-    with mock.patch.object(loop, "train_step", spy_step), mock.patch.object(dist, "all_reduce", spy):
+    with mock.patch.object(trainer, "train_step", spy_step), mock.patch.object(dist, "all_reduce", spy):
         run(make_config(), data, log_dir, MemoryLog(), log_interval=log_interval)
     return messages
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
 from zoo.config import Training
-from zoo.engine.meters import check_meters, gradients
 from zoo.engine.process import Process
+from zoo.engine.reconstruction import check_meters, gradients
 from zoo.engine.start import start
 from zoo.engine.state import TrainState, rank_state, shared_state
 from zoo.engine.step import StepBatch, gradient_angle, train_step

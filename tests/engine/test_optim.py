@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 
 from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule, parse_experiment
 from zoo.config.optimizer import OPTIMIZER_PARAMS
-from zoo.engine.optim import build_optimizer, clip_gradients, layers_of, lr_factor, set_lr
+from zoo.engine.optim import build_optimizer, clip_gradients, layers_of, set_lr
 from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN
 
@@ -237,7 +237,7 @@ def _schedule(**settings: Any) -> Schedule:
 
 def _ours(schedule: Schedule, steps_per_epoch: int = STEPS) -> list[float]:
     return [
-        BASE_LR * lr_factor(schedule, epoch, step, steps_per_epoch, BASE_LR)
+        BASE_LR * schedule.factor(epoch, step, steps_per_epoch, BASE_LR)
         for epoch in range(schedule.epochs)
         for step in range(steps_per_epoch)
     ]

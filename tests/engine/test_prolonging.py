@@ -10,7 +10,6 @@ import pytest
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
 from zoo.config import Experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
-from zoo.engine.optim import lr_factor
 
 PARAMS: dict[str, dict[str, Any]] = {
     "step": {"step_size": 4, "gamma": 0.5}, "multistep": {"milestones": [3, 12], "gamma": 0.5},
@@ -50,6 +49,6 @@ def test_a_schedule_that_depends_on_its_end_goes_on_as_that_of_the_new_end(
     log, longer = MemoryLog(), _config(kind, 3)
     run(longer, data, tmp_path, log, resume="auto")
     schedule, rate = longer.optimizer.schedule, longer.optimizer.learning_rate
-    expected = [rate * lr_factor(schedule, epoch, batch, 3, rate) for epoch in (1, 2) for batch in range(3)]
+    expected = [rate * schedule.factor(epoch, batch, 3, rate) for epoch in (1, 2) for batch in range(3)]
     assert [metrics.lr for metrics in log.metrics] == pytest.approx(expected)
     assert expected[0] > 0

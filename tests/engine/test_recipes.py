@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
 from zoo.config import Experiment, check_world_size
-from zoo.engine import loop
+from zoo.engine import trainer
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.state import TrainState
@@ -56,13 +56,13 @@ def _watched_run(
 ) -> tuple[TrainState, list[tuple[Tensor, Tensor]]]:
     """Train, and return the state at the end and the images and targets of each step."""
     seen: list[tuple[Tensor, Tensor]] = []
-    step = loop.train_step
+    step = trainer.train_step
 
     def watched(state: TrainState, batch: StepBatch) -> None:
         seen.append((batch.images.clone(), batch.targets.clone()))
         step(state, batch)
 
-    with mock.patch.object(loop, "train_step", watched):
+    with mock.patch.object(trainer, "train_step", watched):
         return run(config, data, log_dir, options.pop("log", MemoryLog()), **options), seen
 
 

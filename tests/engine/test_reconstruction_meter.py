@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
-from zoo.engine.meters import reconstruction_errors
+from zoo.engine.reconstruction import reconstruction_errors
 from zoo.layers import ReversibleBlock, ReversibleSequential
 from zoo.spec import NetworkSpec
 

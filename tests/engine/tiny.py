@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from zoo.config import Experiment, parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
-from zoo.engine.loop import train
 from zoo.engine.process import Process
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.start import start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Result
+from zoo.engine.trainer import Trainer
 from zoo.layers import DeeplabV3, norm_act
 from zoo.spec import NetworkSpec
 from zoo.tasks import task_of
@@ -189,7 +189,7 @@ def run(
     task = task_of(config)
     state = start(task, process, log_dir, log, build=build, **start_options)
     loaders = task.build_train_loader(data, **ranks), task.build_val_loader(data, task.own_protocol, **ranks)
-    train(state, *loaders, log, log_dir, log_interval=log_interval)
+    Trainer(state, *loaders, log, log_dir, log_interval=log_interval).train()
     return state
 
 

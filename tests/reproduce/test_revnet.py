@@ -15,7 +15,7 @@ from torch import nn
 from tests.reproduce.runs import run_of
 from zoo.benchmark.memory_prediction import TrainingBytes
 from zoo.config import experiments_dir, load_experiment
-from zoo.engine.meters import gradients
+from zoo.engine.reconstruction import gradients
 from zoo.reproduce import error_rates
 from zoo.reproduce import revnet_figures3and4 as figures
 from zoo.reproduce import revnet_section7 as section7

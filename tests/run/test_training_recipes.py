@@ -20,8 +20,7 @@ from tests.pages.training_recipes import RECIPES
 from zoo.config import Experiment, load_experiment, parse_experiment
 from zoo.data.mixing import draw_mix
 from zoo.data.seeding import random_of
-from zoo.engine import loop
-from zoo.engine.optim import lr_factor
+from zoo.engine import trainer
 from zoo.engine.state import TrainState
 from zoo.engine.step import StepBatch
 from zoo.models.build import build_on_meta
@@ -108,7 +107,7 @@ def take_two_steps(config: Experiment, data: Path, log_dir: Path, dtype: torch.d
     """Train for two steps with weights and images of ``dtype``, and return them."""
     steps: list[Step] = []
     unmixed: list[tuple[Tensor, Tensor]] = []
-    take, mix = loop.train_step, loop._mixed
+    take, mix = trainer.train_step, trainer.Trainer._mixed
 
     def mixed(run: Any, images: Tensor, targets: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
         unmixed.append((images.to(dtype), targets))
@@ -129,8 +128,8 @@ def take_two_steps(config: Experiment, data: Path, log_dir: Path, dtype: torch.d
         return build_from_config(network).to(dtype)
 
     with (
-        mock.patch.object(loop, "_mixed", mixed),
-        mock.patch.object(loop, "train_step", watched),
+        mock.patch.object(trainer.Trainer, "_mixed", mixed),
+        mock.patch.object(trainer, "train_step", watched),
         pytest.raises(_Enough),
     ):
         run(config, data, log_dir, MemoryLog(), build=build)
@@ -210,7 +209,7 @@ def timm_reference(name: str, config: Experiment, step: Step) -> Reference:
         threshold = stated["regularization.bce_target_threshold"]
         loss = timm.loss.BinaryCrossEntropy(target_threshold=threshold, smoothing=smoothing)
     mixup, cutmix = stated["regularization.mixup"], stated["regularization.cutmix"]
-    draws = random_of(config.seed, 0, 0, loop.MIXES)
+    draws = random_of(config.seed, 0, 0, trainer.MIXES)
     with (
         mock.patch.object(np.random, "rand", draws.random),
         mock.patch.object(np.random, "beta", draws.betavariate),
@@ -244,7 +243,7 @@ def torchvision_reference(name: str, config: Experiment, step: Step) -> Referenc
     images, targets = step.unmixed
     if "regularization.mixup" not in stated:
         return Reference(model, optimizer, images, targets, loss)
-    mix = draw_mix(config.regularization, SIDE, SIDE, random_of(config.seed, 0, 0, loop.MIXES))
+    mix = draw_mix(config.regularization, SIDE, SIDE, random_of(config.seed, 0, 0, trainer.MIXES))
     assert mix is not None
     kind, params = v2.MixUp, {"lam": mix.weight}
     if mix.box is not None:
@@ -362,7 +361,7 @@ def test_the_learning_rates_are_those_of_the_scheduler_of_the_source(name: str) 
     settings = load_experiment(name).optimizer
     schedule, rate = settings.schedule, settings.learning_rate
     rates = [
-        rate * lr_factor(schedule, *divmod(step, STEPS_PER_EPOCH), STEPS_PER_EPOCH, rate)
+        rate * schedule.factor(*divmod(step, STEPS_PER_EPOCH), STEPS_PER_EPOCH, rate)
         for step in range(schedule.epochs * STEPS_PER_EPOCH)
     ]
     assert rates == pytest.approx(reference_rates(name), rel=1e-6, abs=1e-6 * rate)

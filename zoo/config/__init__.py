@@ -12,9 +12,10 @@ from zoo.config.experiment import (
     Training,
     check_world_size,
 )
-from zoo.config.optimizer import MIN_LINEAR_LR, Optimizer, Schedule
+from zoo.config.optimizer import Optimizer
 from zoo.config.parse import experiment_names, experiments_dir, find_experiment, load_experiment, parse_experiment
 from zoo.config.regularization import Regularization
+from zoo.config.schedule import MIN_LINEAR_LR, Schedule
 from zoo.config.segmentation_section import Segmentation
 
 __all__ = [

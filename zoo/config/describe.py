@@ -11,9 +11,10 @@ from pydantic import BaseModel
 
 from zoo.config.augmentation import AUGMENT_PARAMS
 from zoo.config.experiment import Experiment
-from zoo.config.optimizer import OPTIMIZER_PARAMS, SCHEDULE_PARAMS
+from zoo.config.optimizer import OPTIMIZER_PARAMS
+from zoo.config.schedule import SCHEDULE_PARAMS
 from zoo.errors import join_names
-from zoo.section import inner_section, settings_of
+from zoo.section import Section, inner_section, settings_of
 from zoo.spec import NetworkSpec
 
 _TYPE_NAMES = {
@@ -105,9 +106,15 @@ def _differ(settings: dict[str, Any], defaults: dict[str, Any], prefix: str) -> 
 def _walk(section: type[BaseModel], path: str) -> Iterator[SectionText]:
     yield _describe(section, path)
     for key, field in settings_of(section).items():
-        inner = inner_section(field.annotation)
+        inner = _fixed_section(field.annotation)
         if inner is not None:
             yield from _walk(inner, f"{path}.{key}".removeprefix("."))
+
+
+def _fixed_section(annotation: Any) -> type[Section] | None:
+    """Return the section that an annotation holds; None for parameters whose section depends on a type."""
+    section = inner_section(annotation)
+    return section if section is not None and section.model_fields else None
 
 
 def _describe(section: type[BaseModel], path: str) -> SectionText:
@@ -117,7 +124,7 @@ def _describe(section: type[BaseModel], path: str) -> SectionText:
     settings = []
     for key, about in schema["properties"].items():
         field = section.model_fields[key]
-        if inner_section(field.annotation) is field.annotation:
+        if _fixed_section(field.annotation) is field.annotation:
             continue
         default = (
             "required"

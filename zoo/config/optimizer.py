@@ -1,175 +1,31 @@
-"""The ``optimizer`` section: optimizer, batch size, learning rates and their schedule."""
+"""The ``optimizer`` section: optimizer, batch size and learning rates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator
 
-from zoo.limits import MAX_BATCH, MAX_EPOCHS, MAX_RATE, MAX_STEPS
+from zoo.config.schedule import Schedule
+from zoo.limits import MAX_BATCH, MAX_RATE, MAX_STEPS
 from zoo.section import Section
 
-# Paper, section 4.1: the rate of WideResNet38 decays linearly from 0.1 "to 1e-6". With the published alpha it reaches
-# zero some 400 steps before the end and then becomes negative, so a linear schedule has this lower bound.
-MIN_LINEAR_LR = 1e-6
-
 Rate = Annotated[float, Field(gt=0, le=MAX_RATE)]
-Gamma = Annotated[float, Field(gt=0, le=10)]
-Period = Annotated[int, Field(gt=0, le=MAX_STEPS)]
-Coefficient = Annotated[float, Field(ge=-MAX_RATE, le=MAX_RATE)]
-
-
-def _whole_if_integer(value: float) -> float:
-    return int(value) if value.is_integer() else value  # as files of earlier versions have it
-
-
-class StepParams(Section):
-    """Rate times ``gamma`` every ``step_size`` epochs (or steps)."""
-
-    step_size: Annotated[float, Field(gt=0, le=MAX_STEPS), AfterValidator(_whole_if_integer)]
-    """Epochs (or steps) between two changes of the rate; may be fractional, as in timm."""
-    gamma: Gamma = 0.1
-    """What the rate is multiplied with at each change."""
-
-
-class MultistepParams(Section):
-    """Rate times ``gamma`` at each of the ``milestones``, in epochs (or steps)."""
-
-    milestones: Annotated[list[Period], Field(min_length=1, max_length=1000)]
-    """Epochs (or steps) at which the rate changes, in increasing order."""
-    gamma: Gamma = 0.1
-    """What the rate is multiplied with at each change."""
-
-    @field_validator("milestones")
-    @classmethod
-    def _must_increase(cls, value: list[int]) -> list[int]:
-        if value != sorted(set(value)):
-            raise ValueError("should be in increasing order")
-        return value
-
-
-class ExponentialParams(Section):
-    """Rate times ``gamma`` every epoch (or step)."""
-
-    gamma: Gamma
-    """What the rate is multiplied with every epoch (or step)."""
-
-
-class LinearParams(Section):
-    """Rate times ``alpha * epoch (or step) + beta``; the rate stops falling at 1e-6."""
-
-    alpha: Coefficient
-    """Change of the factor per epoch (or step)."""
-    beta: Coefficient
-    """Factor at the start."""
-
-
-class TriangleParams(Section):
-    """Rate that rises linearly from 0 to its full value at ``peak_epoch``, then falls linearly to 0 at the end."""
-
-    peak_epoch: Annotated[float, Field(gt=0, le=MAX_EPOCHS)]
-    """Epoch at which the rate reaches its full value; may be fractional."""
-
-
-class PolynomialParams(Section):
-    """Rate times ``1 - t / t_end``, the remaining fraction of training, to the power of ``power``."""
-
-    power: Annotated[float, Field(gt=0, le=10)] = 0.9
-    """Exponent; 1: the rate falls linearly to 0."""
-
-
-class CosineParams(Section):
-    """Rate that falls along half a cosine from 1 to ``end_factor``, once or in several cycles of equal length."""
-
-    end_factor: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Factor of the rate at the end of each cycle."""
-    cycles: Annotated[int, Field(gt=0, le=1000)] = 1
-    """Number of cycles; the rate restarts at the beginning of each."""
-    cycle_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """What the highest rate is multiplied with at each restart."""
-
-
-class OneCycleParams(Section):
-    """Rate that rises along half a cosine and then falls along another (Smith and Topin, Super-Convergence, 2019)."""
-
-    rise: Annotated[float, Field(gt=0, lt=1)] = 0.3
-    """Fraction of training in which the rate rises."""
-    start_factor: Annotated[float, Field(gt=0, le=1)] = 0.04
-    """Factor of the rate at the start."""
-    end_factor: Annotated[float, Field(ge=0, le=1)] = 4e-6
-    """Factor of the rate at the end."""
-
-
-class NoParams(Section):
-    """No parameters."""
-
-
-SCHEDULE_PARAMS: dict[str, type[Section]] = {
-    "constant": NoParams,
-    "step": StepParams,
-    "multistep": MultistepParams,
-    "exponential": ExponentialParams,
-    "linear": LinearParams,
-    "cosine": CosineParams,
-    "one-cycle": OneCycleParams,
-    "triangle": TriangleParams,
-    "polynomial": PolynomialParams,
-}
-
-
-class Schedule(Section):
-    """Number of epochs and learning-rate schedule."""
-
-    type: Literal[
-        "constant", "step", "multistep", "exponential", "linear", "cosine", "one-cycle", "triangle", "polynomial"
-    ] = "constant"
-    """Type of schedule; all except constant have parameters."""
-    mode: Literal["epoch", "step"] = "epoch"
-    """Whether the rate changes once per epoch or once per step; also the unit of the parameters."""
-    epochs: Annotated[int, Field(gt=0, le=MAX_EPOCHS)] = 10
-    """Number of passes over the training images."""
-    params: dict[str, Any] = Field(default={}, validate_default=True)
-    """Parameters of the schedule's type, see optimizer.schedule.params."""
-    warmup_epochs: Annotated[float, Field(ge=0, le=MAX_EPOCHS)] = 0.0
-    """Epochs of linear warmup at the start; 0: none."""
-    warmup_start: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Factor of the rate at the start of a warmup that takes the place of the schedule, as in timm and torchvision;
-    null: the warmup multiplies the schedule, and rises in each step to the fraction of it that is completed."""
-    decay_after_warmup: bool = False
-    """Whether the schedule begins after the warmup, as in torchvision, rather than with it; needs warmup_start."""
-
-    @field_validator("params")
-    @classmethod
-    def _resolve_params(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        if "type" not in info.data:  # an invalid type is reported separately
-            return value
-        return SCHEDULE_PARAMS[info.data["type"]].model_validate(value).model_dump()
-
-    def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Yield problems of warmup and triangle schedules."""
-        if self.warmup_epochs >= self.epochs:
-            yield "warmup_epochs", f"should be less than epochs, which is {self.epochs}"
-        if self.warmup_start is not None and not self.warmup_epochs:
-            yield "warmup_start", "has no effect without warmup_epochs"
-        if self.decay_after_warmup and self.warmup_start is None:
-            yield "decay_after_warmup", "needs warmup_start"
-        if self.type in ("triangle", "one-cycle") and self.warmup_epochs:
-            yield "warmup_epochs", f"a {self.type} schedule rises by itself; remove the key, and set params"
-        if self.type != "triangle":
-            return
-        if self.mode == "epoch":
-            yield "mode", 'a triangle begins and ends at a rate of 0; use mode "step"'
-        if self.params["peak_epoch"] >= self.epochs:
-            yield "params", f"peak_epoch should be less than epochs, which is {self.epochs}"
-
-
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[list[Beta], Field(min_length=2, max_length=2)]
 Epsilon = Annotated[float, Field(ge=0, le=1)]
 
 
-class AdamParams(Section):
+class OptimizerParams(Section):
+    """The parameters of a type of optimizer."""
+
+
+class NoParams(OptimizerParams):
+    """No parameters."""
+
+
+class AdamParams(OptimizerParams):
     """Parameters of Adam, AdamW, NAdam and RAdam."""
 
     betas: Betas = Field(default=[0.9, 0.999])
@@ -178,7 +34,7 @@ class AdamParams(Section):
     """Added to the denominator."""
 
 
-class RMSpropParams(Section):
+class RMSpropParams(OptimizerParams):
     """Parameters of RMSprop."""
 
     alpha: Beta = 0.99
@@ -187,15 +43,21 @@ class RMSpropParams(Section):
     """Added to the denominator."""
 
 
-class AdagradParams(Section):
+class AdagradParams(OptimizerParams):
     """Parameters of Adagrad."""
 
     eps: Epsilon = 1e-10
     """Added to the denominator."""
 
 
+class TimmParams(OptimizerParams):
+    """Any parameters of an optimizer of timm, which checks them."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 #: The optimizers of torch.optim, and their parameters beside rate, momentum and weight decay.
-OPTIMIZER_PARAMS: dict[str, type[Section]] = {
+OPTIMIZER_PARAMS: dict[str, type[OptimizerParams]] = {
     "SGD": NoParams,
     "Adam": AdamParams,
     "AdamW": AdamParams,
@@ -227,7 +89,7 @@ class Optimizer(Section):
     """Weight decay."""
     nesterov: bool = False
     """Whether SGD uses Nesterov momentum."""
-    params: dict[str, Any] = Field(default={}, validate_default=True)
+    params: SerializeAsAny[OptimizerParams] = Field(default={}, validate_default=True)
     """Parameters of the optimizer's type, see optimizer.params; for an optimizer of timm, any of its arguments."""
     clip: Annotated[float, Field(ge=0, le=MAX_STEPS)] = 1.0
     """Gradient clipping threshold, see clip_mode; 0: no clipping."""
@@ -263,11 +125,11 @@ class Optimizer(Section):
             raise ValueError(f"should be one of {', '.join(OPTIMIZER_PARAMS)}, or {TIMM}NAME")
         return value
 
-    @field_validator("params")
+    @field_validator("params", mode="before")
     @classmethod
-    def _resolve_params(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        section = OPTIMIZER_PARAMS.get(info.data.get("type", ""))
-        return value if section is None else section.model_validate(value).model_dump()
+    def _resolve_params(cls, value: Any, info: ValidationInfo) -> Any:
+        # an invalid type is reported separately
+        return OPTIMIZER_PARAMS.get(info.data.get("type", ""), TimmParams).model_validate(value)
 
     @field_validator("classifier_lr")
     @classmethod

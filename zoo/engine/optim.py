@@ -1,13 +1,9 @@
-"""The optimizer of a run and its learning rate schedule.
-
-The learning rate is a pure function of the position in training, so checkpoints do not need it.
-"""
+"""The optimizer of a run: its parameter groups and gradient clipping."""
 
 from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from inspect import signature
@@ -16,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule
+from zoo.config import Optimizer
 from zoo.config.optimizer import TIMM, WITH_MOMENTUM
 from zoo.errors import ConfigError
 from zoo.models.base import WITH_PREVIOUS
@@ -43,7 +39,8 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
     if settings.type.startswith(TIMM):
         return _timm_optimizer(groups, settings)
     optimizer = getattr(torch.optim, settings.type)
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.params.items()}
+    params = settings.params.model_dump()
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in params.items()}
     if settings.type in WITH_MOMENTUM:
         options["momentum"] = settings.momentum
     if settings.type == "SGD":
@@ -61,7 +58,7 @@ def _timm_optimizer(groups: list[dict[str, Any]], settings: Optimizer) -> torch.
     try:
         create = import_module("timm.optim").create_optimizer_v2
         built: torch.optim.Optimizer = create(
-            groups, name, settings.learning_rate, 0.0, settings.momentum, **settings.params
+            groups, name, settings.learning_rate, 0.0, settings.momentum, **settings.params.model_dump()
         )
     except (ImportError, ValueError, TypeError, AssertionError) as error:
         what = f"the optimizer {name} of timm cannot be built: {error}"
@@ -165,89 +162,6 @@ def _norm_of_units(x: Tensor) -> Tensor:
     """Return the norm of each row of a weight (of the whole of a vector), in a shape that broadcasts to that of x."""
     norm = torch.linalg.vector_norm
     return norm(x) if x.ndim <= 1 else norm(x, dim=tuple(range(1, x.ndim)), keepdim=True)
-
-
-def lr_factor(schedule: Schedule, epoch: int, step_in_epoch: int, steps_per_epoch: int, base_lr: float) -> float:
-    """Return the factor of the base learning rate in this step; epochs and steps count from 0.
-
-    With t = epoch (mode "epoch") or t = epoch * steps_per_epoch + step_in_epoch (mode "step") the types are:
-
-    - constant: 1
-    - step: gamma^(t // step_size)
-    - multistep: gamma^n, where n is the number of milestones <= t
-    - exponential: gamma^t
-    - linear: alpha t + beta, but never below MIN_LINEAR_LR / base_lr, the end of the published decay (CVPR 2018,
-      section 4.1); with the published alpha and beta alone it would fall below zero
-    - cosine: from m at the start of each cycle to e = end_factor along half a cosine, e + (m - e) (1 + cos(pi u)) / 2,
-      where u is the completed fraction of the cycle, and m = cycle_factor^n in cycle n
-    - one-cycle: along half a cosine from start_factor to 1 in the first ``rise`` of all steps but the last, and along
-      another to end_factor at the last, as torch's OneCycleLR
-    - triangle: (t + 1) / p up to 1 at p = peak_epoch * steps_per_epoch, then linearly to 0 at the last step (EURASIP
-      JIVP 2023:1, section 5, interpolated as in its public code)
-    - polynomial: (1 - t / t_end)^power, where t_end is the end of training (CVPR 2018, section 4.2, with mode "step")
-
-    During the first ``warmup_epochs`` the factor is multiplied by the fraction of the warm-up completed by this step.
-    With ``warmup_start`` it rises linearly in t from there to 1 instead. With ``decay_after_warmup``, t and the end of
-    training then count from the end of the warm-up.
-    """
-    step = epoch * steps_per_epoch + step_in_epoch
-    t, t_end, unit = float(step), float(schedule.epochs * steps_per_epoch), float(steps_per_epoch)
-    if schedule.mode == "epoch":
-        t, t_end, unit = float(epoch), float(schedule.epochs), 1.0
-    warmup = schedule.warmup_epochs * unit
-    if schedule.warmup_start is not None:
-        if t < warmup:
-            return schedule.warmup_start + (1 - schedule.warmup_start) * t / warmup
-        if schedule.decay_after_warmup:
-            t, t_end = t - warmup, t_end - warmup
-    factor = _decay(schedule, t, t_end, unit)
-    if schedule.type == "linear":
-        factor = max(factor, MIN_LINEAR_LR / base_lr)
-    warmup_steps = schedule.warmup_epochs * steps_per_epoch
-    if warmup_steps == 0 or schedule.warmup_start is not None:
-        return factor
-    return factor * min(1.0, (step + 1) / warmup_steps)
-
-
-def _decay(schedule: Schedule, t: float, t_end: float, unit: float) -> float:
-    """Return the factor without warm-up at t of t_end, where an epoch is ``unit`` long."""
-    params = schedule.params
-    gamma = params.get("gamma", 0.1)
-    if schedule.type == "step":
-        return _power(gamma, t // params["step_size"])
-    if schedule.type == "multistep":
-        return _power(gamma, bisect_right(params["milestones"], t))
-    if schedule.type == "exponential":
-        return _power(gamma, t)
-    if schedule.type == "linear":
-        return float(params["alpha"] * t + params["beta"])
-    if schedule.type == "cosine":
-        cycle, u = divmod(t * params["cycles"] / t_end, 1)
-        return _anneal(params["cycle_factor"] ** cycle, params["end_factor"], u)
-    if schedule.type == "one-cycle":
-        peak, last = params["rise"] * t_end - 1, t_end - 1
-        if t <= peak:
-            return _anneal(params["start_factor"], 1.0, t / peak)
-        return _anneal(1.0, params["end_factor"], (t - peak) / (last - peak))
-    if schedule.type == "polynomial":
-        return float((1 - t / t_end) ** params["power"])
-    if schedule.type == "triangle":
-        epoch, peak_epoch = (t + 1) / unit, params["peak_epoch"]
-        return float(min(epoch / peak_epoch, (schedule.epochs - epoch) / (schedule.epochs - peak_epoch)))
-    return 1.0
-
-
-def _anneal(start: float, end: float, fraction: float) -> float:
-    """Return the value at a fraction of half a cosine from start to end."""
-    return end + (start - end) * (1 + math.cos(math.pi * fraction)) / 2
-
-
-def _power(gamma: float, exponent: float) -> float:
-    """Return the power, or infinity on overflow; the loss of that step then ends the training."""
-    try:
-        return float(gamma**exponent)
-    except OverflowError:
-        return math.inf
 
 
 def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:

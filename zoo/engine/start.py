@@ -13,8 +13,8 @@ from torch import nn
 from zoo.config import Experiment, check_world_size, leaves
 from zoo.engine import checkpoint
 from zoo.engine.consistency import ABSENT, differing_keys
-from zoo.engine.meters import check_meters
 from zoo.engine.process import Process, seed_everything
+from zoo.engine.reconstruction import check_meters
 from zoo.engine.reporting import Log
 from zoo.engine.state import TrainState, build_state, load_rank_state, load_shared_state
 from zoo.engine.task import Task

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from zoo.engine.meters import angle_between, gradients
 from zoo.engine.optim import clip_gradients
 from zoo.engine.precision import AMP_DTYPES, at_least_float32, autocast
+from zoo.engine.reconstruction import angle_between, gradients
 from zoo.engine.state import TrainState, update_average
 from zoo.engine.wrapping import unwrap
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zoo.config import Experiment, load_experiment
-from zoo.config.optimizer import MIN_LINEAR_LR
+from zoo.config import MIN_LINEAR_LR, Experiment, load_experiment
 from zoo.models.deeplab import HEAD_CHANNELS, HEAD_DILATIONS
 from zoo.models.resnext import GROUPS
 from zoo.reproduce.comparison import Section
@@ -42,7 +41,7 @@ def _num_batches(config: Experiment) -> int:
 
 def _decay_steps(config: Experiment) -> str:
     schedule = config.optimizer.schedule
-    milestones = schedule.params["milestones"]
+    milestones = schedule.params.model_dump()["milestones"]
     per_unit = 1 if schedule.mode == "step" else _num_batches(config)
     return _thousands([milestone * per_unit for milestone in milestones])
 
@@ -73,11 +72,11 @@ SETTINGS: dict[str, Callable[[Experiment], float | str]] = {
     "momentum": lambda config: config.optimizer.momentum,
     "momentum_kind": lambda config: "Nesterov" if config.optimizer.nesterov else "heavy ball",
     "weight_decay": lambda config: config.optimizer.weight_decay,
-    "decay": lambda config: round(1 / config.optimizer.schedule.params["gamma"]),
-    "decay_epochs": lambda config: config.optimizer.schedule.params["step_size"],
+    "decay": lambda config: round(1 / config.optimizer.schedule.params.model_dump()["gamma"]),
+    "decay_epochs": lambda config: config.optimizer.schedule.params.model_dump()["step_size"],
     "decay_steps": _decay_steps,
     "linear_decay": lambda config: MIN_LINEAR_LR if config.optimizer.schedule.type == "linear" else 0.0,
-    "power": lambda config: config.optimizer.schedule.params["power"],
+    "power": lambda config: config.optimizer.schedule.params.model_dump()["power"],
     "steps": _steps,
     "epochs": lambda config: config.optimizer.schedule.epochs,
     **{

@@ -21,13 +21,13 @@ from zoo.data.loader import Loader
 from zoo.data.location import DataPath, parse_data_path
 from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
-from zoo.engine import loop
 from zoo.engine.checkpoint import BEST, CHECKPOINT
 from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
 from zoo.engine.process import Process, open_process
 from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
+from zoo.engine.trainer import Trainer
 from zoo.errors import ConfigError, DataError, escape, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
@@ -139,14 +139,14 @@ def train_experiment(
 
     ``module`` is the network to train, if it is built already; by default that of the settings.
 
-    `zoo.engine.loop.train` calls `zoo.engine.step.train_step` for each step, which calls the network's forward. All
-    processes of a run must call this function, inside `zoo.engine.process.open_process`. Checkpoints, settings and logs
+    `zoo.engine.trainer.Trainer` calls `zoo.engine.step.train_step` for each step, which calls the network's forward.
+    All processes of a run must call this function, inside `zoo.engine.process.open_process`. Checkpoints, settings and logs
     are written to ``log_dir``, once settings, images and network are verified to be the same on all processes. A
     resumed run is not trained further if all its epochs are done; with more epochs than its checkpoint it is extended,
     see `zoo.engine.start.restore`.
 
     Raises ConfigError, DataError, WeightsError and CheckpointError for files and settings that do not fit, and the
-    errors of `zoo.engine.loop.train`.
+    errors of `zoo.engine.trainer.Trainer.train`.
     """
     options = options or TrainOptions()
     _check_settings_agree(config, process, options)
@@ -187,7 +187,7 @@ def train_experiment(
         else:
             log.message(_begin_summary(state, num_parameters, loaders, data, log_dir))
             log.begin(state.step, process.device, process.world_size, images)
-            loop.train(state, *loaders, log, log_dir, log_interval=options.log_every)
+            Trainer(state, *loaders, log, log_dir, log_interval=options.log_every).train()
         log.message(_end_summary(state, log_dir))
     return state
 

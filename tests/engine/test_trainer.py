@@ -16,7 +16,6 @@ from torch import nn
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, build_net, differences, make_config, make_images, run
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
-from zoo.engine.optim import lr_factor
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.state import all_finite
 from zoo.engine.validation import validate
@@ -40,7 +39,7 @@ def test_reports_come_at_the_interval_and_at_the_end_of_each_epoch_with_the_true
         (epoch, batch, epoch * NUM_BATCHES + batch) for epoch in range(EPOCHS) for batch in (2, 4, 5)
     ]
     schedule = config.optimizer.schedule
-    rates = [0.05 * lr_factor(schedule, m.epoch, m.batch - 1, NUM_BATCHES, 0.05) for m in log.metrics]
+    rates = [0.05 * schedule.factor(m.epoch, m.batch - 1, NUM_BATCHES, 0.05) for m in log.metrics]
     assert [metrics.lr for metrics in log.metrics] == rates
     assert len(set(rates)) == len(rates)
     assert all(m.images_per_s > 0 and m.peak_memory_bytes > 10**6 and m.step_s >= m.data_s > 0 for m in log.metrics)
@@ -88,7 +87,7 @@ def test_with_an_average_it_is_the_average_that_is_scored(
         scored.append(model)
         return validate(model, *args, **kwargs)
 
-    monkeypatch.setattr("zoo.engine.loop.validate", spy)
+    monkeypatch.setattr("zoo.engine.trainer.validate", spy)
     for name, decay in (("with", 0.9), ("without", None)):
         state = run(make_config(optimizer={"ema_decay": decay}), data, tmp_path / name, MemoryLog())
         assert scored[-1] is (state.model if state.ema is None else state.ema)
@@ -101,7 +100,7 @@ def _statistics_that_are_scored(data: str, log_dir: str) -> list[float]:
         seen.append(model[1].running_mean.sum().item())
         return validate(model, *args, **kwargs)
 
-    with mock.patch("zoo.engine.loop.validate", spy):
+    with mock.patch("zoo.engine.trainer.validate", spy):
         run(make_config(), Path(data), Path(log_dir), MemoryLog())
     return seen
 

@@ -1,0 +1,315 @@
+"""The training loop: epochs of steps, with reports, validation, checkpoints and graceful stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain, repeat
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from zoo.data.folder import Batch
+from zoo.data.loader import Loader
+from zoo.data.mixing import draw_mix, mix_images, mix_targets, partners
+from zoo.data.sampler import MIN_PER_NORM, TrainBatches, ValBatches
+from zoo.data.seeding import random_of
+from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
+from zoo.engine.meters import Reading
+from zoo.engine.optim import set_lr
+from zoo.engine.reconstruction import reconstruction_errors
+from zoo.engine.reporting import Log, Pace, metrics_since
+from zoo.engine.state import TrainState, all_finite, broadcast_buffers
+from zoo.engine.step import StepBatch, gradient_angle, train_step
+from zoo.engine.stop import StopSignals
+from zoo.engine.task import Result
+from zoo.engine.validation import validate
+from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, escape, join_names
+from zoo.spec import escape_names
+
+MIXES = -1  # with seed, epoch and batch the seed of a mix; keys of images have no negative number
+
+
+class Trainer:
+    """Trains a network on the batches of a loader.
+
+    Args:
+    - `state`: the state of the run, which is updated in place.
+    - `train_loader`: this process's batches.
+    - `val_loader`: the images of the validation that ends each epoch; None for no validation.
+    - `log`: receives averages, validations and messages.
+    - `log_dir`: folder of the checkpoints.
+    - `log_interval`: number of batches between two reports.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        train_loader: Loader[TrainBatches],
+        val_loader: Loader[ValBatches] | None,
+        log: Log,
+        log_dir: Path,
+        *,
+        log_interval: int = 10,
+    ) -> None:
+        self.state, self.config = state, state.config
+        self.train_loader, self.val_loader, self.batches = train_loader, val_loader, train_loader.batch_sampler
+        self.log, self.log_dir, self.log_interval = log, log_dir, log_interval
+        self.stop = StopSignals(state.process.control)
+        self.writer = CheckpointWriter(state.process, log_dir)
+        self.pace = Pace()
+
+    def train(self) -> Result | None:
+        """Train from the position of the state to the end of the schedule; return the result of the last validation.
+
+        Every rank has to call it. Each epoch ends with a validation and a checkpoint; ``checkpoint.every_steps`` adds
+        checkpoints within epochs. They are written in the background, and all of them are complete when this returns or
+        raises.
+
+        SIGTERM and SIGINT save the state and raise TrainingInterrupted. During validation the saved state is the state
+        at the end of the epoch, and a resumed run starts with the validation. Raises NonFiniteLossError, DataError and
+        CheckpointError without saving; a failed write raises at the next report or save, or at the end. Returns None
+        without validation, and if all epochs are done already.
+        """
+        result = None
+        with self.stop, self.writer:
+            self._check_data()
+            self._log_merged_batch()
+            try:
+                while self.state.epoch < self.config.optimizer.schedule.epochs:
+                    self._train_epoch()
+                    result = self._finish_epoch()
+            except BaseException:
+                # Here, while signals are still handled: a worker that hangs would keep the process from ending.
+                self.train_loader.stop_workers()
+                if self.val_loader is not None:
+                    self.val_loader.stop_workers()
+                raise
+        return result
+
+    def _train_epoch(self) -> None:
+        """Take the remaining steps of the running epoch."""
+        state, num_batches = self.state, len(self.batches)
+        self.batches.set_epoch(state.epoch)
+        self.batches.skip_to(state.batch)
+        state.wrapped_model.train()
+        reported = state.meter.read(reduce=True)
+        title = f"epoch {state.epoch + 1}/{self.config.optimizer.schedule.epochs}"
+        with self.log.progress(title, num_batches, state.batch) as advance:
+            for batch in self.pace.timed(self.train_loader):
+                lr = self._set_lr()
+                step_batch = self._prepared(batch)
+                self._meter_gradient_angle(step_batch)
+                with self._reconstruction_metered():
+                    train_step(state, step_batch)
+                advance(1)
+                if state.batch % self.log_interval == 0 or state.batch == num_batches:
+                    reported = self._report(reported, lr)
+                every_steps = self.config.checkpoint.every_steps
+                if every_steps and state.step % every_steps == 0:
+                    self._save()
+                self._stop_if_asked(self.stop.agreed())
+
+    def _prepared(self, batch: Batch) -> StepBatch:
+        """Return ``batch`` on the device; log and count its unreadable images."""
+        state = self.state
+        for fault in batch.skipped:
+            self.log.message(f"left out: {fault}")
+        state.meter.skip(len(batch.skipped))
+        least = MIN_PER_NORM * self.config.optimizer.accumulate_steps
+        if batch.skipped and len(batch.targets) < least:
+            raise DataError(
+                f"only {len(batch.targets)} images of a batch are readable, but batch statistics need {least}",
+                self.train_loader.dataset.root,
+                f"repair the images, the last is: {batch.skipped[-1]}",
+            )
+        images = batch.on(state.process.device)
+        targets = batch.targets.to(state.process.device, non_blocking=True)
+        images, targets = self._mixed(images, targets, batch.places)
+        if self.config.training.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        if state.step == 0:
+            self.log.images(state.step, images)
+        return StepBatch(images, targets, self.batches.global_size(state.batch))
+
+    def _mixed(self, images: Tensor, targets: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the images and targets of a batch, mixed as the settings say; ``places`` as in `Batch`."""
+        state, config = self.state, self.config
+        settings = config.regularization
+        if not settings.mixes or (settings.mix_off_epoch is not None and state.epoch >= settings.mix_off_epoch):
+            return images, targets
+        generator = random_of(config.seed, state.epoch, state.batch, MIXES)
+        height, width = images.shape[-2:]
+        mix = draw_mix(settings, height, width, generator)
+        if mix is None:
+            return images, targets
+        half = config.optimizer.batch_size // state.process.world_size // 2
+        indices = partners(len(images), half, places).to(images.device, non_blocking=True)
+        return mix_images(images, mix, indices), mix_targets(targets, config.network.num_classes, mix, indices)
+
+    @contextmanager
+    def _reconstruction_metered(self) -> Iterator[None]:
+        """Context that logs the reconstruction errors of the step inside, if this step is to be metered."""
+        state, every_steps = self.state, self.config.training.reconstruction_meter
+        if not every_steps or (state.step + 1) % every_steps:
+            yield
+            return
+        with reconstruction_errors(state.model) as errors:
+            yield
+        self.log.reconstruction(state.step, errors)
+
+    def _meter_gradient_angle(self, batch: StepBatch) -> None:
+        """Log the angle between the gradients of the next step, if that step is to be metered."""
+        state, every_steps = self.state, self.config.training.gradient_angle_meter
+        if every_steps and (state.step + 1) % every_steps == 0:
+            self.log.gradient_angle(state.step + 1, gradient_angle(state, batch))
+
+    def _set_lr(self) -> float:
+        """Set the learning rate of the next step and return it."""
+        state, settings = self.state, self.config.optimizer
+        factor = settings.schedule.factor(state.epoch, state.batch, len(self.batches), settings.learning_rate)
+        set_lr(state.optimizer, factor)
+        return settings.learning_rate * factor
+
+    def _report(self, reported: Reading, lr: float) -> Reading:
+        """Log the averages since the reading ``reported`` and those of the epoch; return the new reading.
+
+        It waits for the device.
+        """
+        now = self._checked_reading()
+        self.writer.raise_if_failed()
+        self.log.train_metrics(metrics_since(reported, now, self.state, len(self.batches), lr, self.pace))
+        self.log.parameters(self.state.step, self.state.model)
+        return now
+
+    def _finish_epoch(self) -> Result | None:
+        """Validate, advance to the next epoch and save; return the result of the validation."""
+        state = self.state
+        # Answer a signal that arrived during the last step before a validation of several minutes.
+        self._stop_if_asked(self.stop.agreed_at_once())
+        skipped = state.meter.read(reduce=True).skipped
+        if skipped:
+            self.log.message(
+                f"epoch {state.epoch + 1}: {skipped} training image{'s were' if skipped > 1 else ' was'} unreadable"
+            )
+        try:
+            result = None if self.val_loader is None else self._validation(self.val_loader)
+        except _StopInValidation as asked:
+            self._stop_if_asked(str(asked))
+            raise
+        is_best = False
+        if result is not None:
+            is_best = state.epoch == 0 or result.score > state.best_score
+            if is_best:
+                state.best_score, state.best_epoch = result.score, state.epoch
+            self.log.validation(state.epoch, state.step, result, is_best)
+        state.epoch, state.batch = state.epoch + 1, 0
+        state.meter.reset()
+        self._save(is_best)
+        self._stop_if_asked(self.stop.agreed_at_once(), saved=True)
+        return result
+
+    def _validation(self, loader: Loader[ValBatches]) -> Result:
+        """Validate the network, or its moving average, with rank 0's running statistics."""
+        state, settings = self.state, self.config
+        broadcast_buffers(state)
+        with self.log.progress("validation", len(loader)) as advance:
+            return validate(
+                state.scored_model,
+                state.task,
+                self._val_batches(loader),
+                state.process.device,
+                state.process.world_size,
+                num_images=loader.batch_sampler.num_images,
+                protocol=state.task.own_protocol,
+                amp=settings.training.amp,
+                advance=advance,
+            )
+
+    def _val_batches(self, loader: Loader[ValBatches]) -> Iterator[Batch]:
+        """Yield this rank's validation batches; raise _StopInValidation on every rank once all agree on a signal.
+
+        All ranks have to take part in equally many all-reduces, although a rank may have a batch fewer than rank 0.
+        """
+        batches, world_size = loader.batch_sampler, self.state.process.world_size
+        largest_share = -(-batches.num_images // world_size)
+        num_exchanges = -(-largest_share // batches.batch_size)
+        for batch in chain(loader, repeat(None, num_exchanges - len(batches))):
+            if batch is not None:
+                yield batch
+            name = self.stop.agreed()
+            if name is not None:
+                raise _StopInValidation(name)
+
+    def _save(self, is_best: bool = False) -> None:
+        """Start to write a checkpoint; NonFiniteLossError, on every rank, unless all losses and weights are finite."""
+        self._checked_reading()
+        # A finite loss may have infinite gradients, which only the next loss would show.
+        if self.state.process.any_rank(not all_finite(self.state.model)):
+            raise self._not_finite(f"the weights are not finite after step {self.state.step}")
+        self.writer.save(self.state, is_best)
+
+    def _checked_reading(self) -> Reading:
+        """Return the averages of the running epoch over all ranks (an all-reduce that waits for the device).
+
+        NonFiniteLossError, on every rank, if any loss was not finite.
+        """
+        reading = self.state.meter.read(reduce=True)
+        if reading.first_bad_step is not None:
+            raise self._not_finite(f"the loss was not finite at step {reading.first_bad_step}")
+        return reading
+
+    def _not_finite(self, what: str) -> NonFiniteLossError:
+        self.writer.join_quietly()  # the checkpoint being written is the last good one
+        path = self.log_dir / CHECKPOINT
+        last_good = f"the last good checkpoint is {escape(path)}"
+        place = last_good if path.exists() else f"{escape(self.log_dir)} has no checkpoint yet"
+        return NonFiniteLossError(
+            f"{what}; {place}: lower optimizer.learning_rate, or set optimizer.clip or optimizer.schedule.warmup_epochs"
+        )
+
+    def _stop_if_asked(self, signal_name: str | None, saved: bool = False) -> None:
+        """If the ranks agreed on a signal, save unless ``saved``, and raise TrainingInterrupted."""
+        if signal_name is None:
+            return
+        if not saved:
+            self._save()
+        self.writer.join()
+        state, path = self.state, self.log_dir / CHECKPOINT
+        raise TrainingInterrupted(
+            f"{signal_name} at step {state.step} (epoch {state.epoch + 1}, batch {state.batch} of "
+            f"{len(self.batches)}); the state is saved in {escape(path)}: continue with --resume auto"
+        )
+
+    def _check_data(self) -> None:
+        state, num_images = self.state, self.batches.num_images
+        if state.num_images not in (0, num_images):
+            raise CheckpointError(
+                f"{num_images} training images, but {state.num_images} in the run of the checkpoint; training data: "
+                "resume with the same images"
+            )
+        state.num_images = num_images
+        class_names = escape_names(self.train_loader.dataset.classes) or None
+        if state.class_names not in (None, class_names):
+            before, now = set(state.class_names or ()), set(class_names or ())
+            missing, new = (join_names(sorted(names)) or "none" for names in (before - now, now - before))
+            how = f"missing: {missing}; new: {new}" if before != now else "in another order"
+            raise CheckpointError(
+                f"the classes differ from those of the checkpoint ({how})",
+                self.train_loader.dataset.root,
+                "resume with the same data, or start a new run with --weights and another --log-dir",
+            )
+        state.class_names = class_names
+
+    def _log_merged_batch(self) -> None:
+        if self.batches.merged:
+            size, batch_size = self.batches.global_size(len(self.batches) - 1), self.config.optimizer.batch_size
+            self.log.message(
+                f"the last batch of each epoch has {size} images: the remainder after batches of {batch_size} is too "
+                "small for a batch of its own"
+            )
+
+
+class _StopInValidation(Exception):
+    """All ranks agreed to stop during validation; the text is the name of the signal."""
