@@ -8,6 +8,7 @@ import os
 import random
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from torch import Tensor
 
 from tests.data.sample_images import make_folder
 from zoo.config import Experiment, parse_experiment
-from zoo.data.loader import Loader, build_train_loader, build_val_loader
+from zoo.data.loader import Loader, LoaderOptions, build_train_loader, build_val_loader
 from zoo.data.sampler import TrainBatches, ValBatches
+from zoo.data.transforms import ValTransform
 from zoo.errors import DataError
 
 # torch warns of more workers than cores, which is no fault of the tests
@@ -40,13 +42,12 @@ def _experiment(**settings: object) -> Experiment:
     return parse_experiment({"network": {"classes": 2}, "optimizer": optimizer, "input": augment, **settings}, "test")
 
 
-def _train_loader(data: Path, workers: int, **options: object) -> Loader[TrainBatches]:
-    return build_train_loader(data, _experiment(), workers=workers, **options)
+def _train_loader(data: Path, workers: int, **options: Any) -> Loader[TrainBatches]:
+    return build_train_loader(data, _experiment(), LoaderOptions(workers=workers, **options))
 
 
-def _val_loader(data: Path, **options: object) -> Loader[ValBatches]:
-    settings = {"scale": -1, "crop": 8, "mean": MEAN, "std": STD, "batch_size": 2}
-    return build_val_loader(data, **settings | options)
+def _val_loader(data: Path, *, ten_crops: bool = False, **options: Any) -> Loader[ValBatches]:
+    return build_val_loader(data, ValTransform(-1, 8, MEAN, STD, ten_crops), 2, LoaderOptions(**options))
 
 
 def _two_epochs(loader: Loader[TrainBatches]) -> list[tuple[Tensor, Tensor]]:

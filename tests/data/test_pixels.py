@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.data.sample_images import make_folder, random_image
 from zoo.config import Decoder, parse_experiment
-from zoo.data.loader import build_train_loader
+from zoo.data.loader import LoaderOptions, build_train_loader
 from zoo.data.pixels import Box, PILPixels, decode_jpeg, jpeg_frame, load_codec, open_pixels
 from zoo.data.reading import Unreadable, read_bytes
 from zoo.data.transforms import TrainTransform, ValTransform, prepare, random_box
@@ -243,7 +243,7 @@ def test_workers_decode_regions_and_print_nothing(
     for one, workers in (("pil", 0), (decoder, 0), (decoder, 2)):
         content = {"network": {"classes": 2}, "optimizer": {"batch_size": 4}, "input": {"crop_train": 40}}
         content["input"] |= {"decoder": one}
-        loader = build_train_loader(tmp_path, parse_experiment(content, "x"), workers=workers)
+        loader = build_train_loader(tmp_path, parse_experiment(content, "x"), LoaderOptions(workers=workers))
         batches.append(torch.cat([batch.on(torch.device("cpu")) for batch in loader]))
     assert torch.equal(batches[0], batches[1])
     assert torch.equal(batches[0], batches[2])

@@ -27,15 +27,16 @@ from zoo.config import Segmentation
 from zoo.data import remote
 from zoo.data.folder import open_source
 from zoo.data.index import MAGIC, Index, write_index
-from zoo.data.loader import build_train_loader, build_val_loader
+from zoo.data.loader import LoaderOptions, build_train_loader, build_val_loader
 from zoo.data.location import parse_data_path
 from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.segmentation_loader import build_segmentation_train_loader
 from zoo.data.shards import Shards, padded
+from zoo.data.transforms import ValTransform
 from zoo.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")
-SIZES = {"scale": 12, "crop": 8, "mean": [0.5] * 3, "std": [0.5] * 3, "batch_size": 2}
+TRANSFORM = ValTransform(12, 8, [0.5] * 3, [0.5] * 3)
 PREFETCH = RemoteShards._prefetch
 Answer = Callable[["Handler"], None]
 
@@ -143,7 +144,10 @@ def test_batches_are_those_of_the_folder_to_the_bit(
     data = parse_data_path(server.url if protocol == "http" else memory)
     config = small_experiment(shuffle_shards=2, color_jitter_train=True)
     pairs = [
-        (build_train_loader(place, config, workers=workers), build_val_loader(place, workers=workers, **SIZES))
+        (
+            build_train_loader(place, config, LoaderOptions(workers=workers)),
+            build_val_loader(place, TRANSFORM, 2, LoaderOptions(workers=workers)),
+        )
         for place in (local_shards, data)
     ]
     for ours, theirs in zip(*pairs, strict=True):
@@ -163,13 +167,13 @@ def test_an_epoch_goes_on_in_the_middle_on_any_number_of_processes(server: Serve
     config, data = small_experiment(shuffle_shards=2), parse_data_path(server.url)
     alone = [list(batch.paths) for batch in build_train_loader(data, config)]
     for rank in range(2):
-        loader = build_train_loader(data, config, rank=rank, world_size=2)
+        loader = build_train_loader(data, config, LoaderOptions(rank=rank, world_size=2))
         loader.batch_sampler.skip_to(2)
         assert [list(batch.paths) for batch in loader] == [paths[rank::2] for paths in alone[2:]]
     seen = [
         path
         for rank in range(3)
-        for batch in build_val_loader(data, rank=rank, world_size=3, **SIZES)
+        for batch in build_val_loader(data, TRANSFORM, 2, LoaderOptions(rank, 3))
         for path in batch.paths
     ]
     assert len(seen) == len(set(seen)) == 21
@@ -342,7 +346,9 @@ def test_a_damaged_shard_is_fetched_again(
 
 
 def test_no_image_is_skipped_because_the_server_is_gone(server: Server) -> None:
-    loader = build_train_loader(parse_data_path(server.url), small_experiment(shuffle_shards=2), on_bad_image="skip")
+    loader = build_train_loader(
+        parse_data_path(server.url), small_experiment(shuffle_shards=2), LoaderOptions(on_bad_image="skip")
+    )
     server.script = {f"/train/{number:06}.tar": [_fails(404)] * 9 for number in range(6)}
     with pytest.raises(DataError, match=r"the server answered 404 .*; .*\.tar: check the address"):
         list(loader)

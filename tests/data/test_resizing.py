@@ -15,7 +15,7 @@ from tests.data.sample_images import random_image, small_experiment
 from zoo.cli import main
 from zoo.data.folder import open_source
 from zoo.data.index import Index, index_path
-from zoo.data.loader import build_train_loader
+from zoo.data.loader import LoaderOptions, build_train_loader
 
 SIDE = 24
 SIZES = ((60, 30), (31, 47), (24, 80), (20, 90), (25, 25), (100, 24), (24, 24), (33, 70))  # width, height
@@ -83,7 +83,7 @@ def test_training_resumes_within_an_epoch_with_the_same_batches(data: Path, tmp_
     loader = build_train_loader(out, config)
     whole = [batch.images for batch in loader]
     for workers in (0, 2):
-        again = build_train_loader(out, config, workers=workers)
+        again = build_train_loader(out, config, LoaderOptions(workers=workers))
         again.batch_sampler.skip_to(1)
         for expected, batch in zip(whole[1:], again, strict=True):
             assert torch.equal(expected, batch.images)

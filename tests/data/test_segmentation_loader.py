@@ -10,7 +10,7 @@ import torch
 
 from tests.data.sample_labels import IGNORE, experiment, label_map, make_labeled, make_pair, random_classes
 from zoo.data.folder import Batch
-from zoo.data.loader import Loader
+from zoo.data.loader import Loader, LoaderOptions
 from zoo.data.sampler import TrainBatches
 from zoo.data.segmentation_loader import build_segmentation_train_loader, build_segmentation_val_loader
 from zoo.errors import ConfigError, DataError
@@ -63,7 +63,7 @@ def test_batches_are_the_same_for_any_number_of_workers_and_when_an_epoch_is_con
     config = experiment(class_uniform=class_uniform)
     expected = _epochs(build_segmentation_train_loader(data, config), 0, 1)
     assert not _equal(expected[:3], expected[3:])
-    loader = build_segmentation_train_loader(data, config, workers=2)
+    loader = build_segmentation_train_loader(data, config, LoaderOptions(workers=2))
     assert _equal(_epochs(loader, 0, 1), expected)
     assert _equal(_epochs(loader, 1, first_batch=2), expected[5:])
 
@@ -73,7 +73,7 @@ def test_ranks_share_the_crops_of_one_process(tmp_path: Path) -> None:
     alone = _epochs(build_segmentation_train_loader(data, experiment(batch=4, class_uniform=True)), 0)
     for rank in (0, 1):
         config = experiment(batch=4, class_uniform=True)
-        shares = _epochs(build_segmentation_train_loader(data, config, rank=rank, world_size=2), 0)
+        shares = _epochs(build_segmentation_train_loader(data, config, LoaderOptions(rank=rank, world_size=2)), 0)
         assert torch.equal(shares[0].images, alone[0].images[rank::2])
         assert torch.equal(shares[0].targets, alone[0].targets[rank::2])
 
@@ -99,7 +99,7 @@ def test_class_uniform_crops_hold_rare_classes_as_often_as_frequent_ones(tmp_pat
 def test_validation_batches_are_whole_images_at_their_own_size(data: Path) -> None:
     make_pair(data / "val/images/wide.png", data / "val/labels/wide.png", 5, 3, 21, 7)
     for workers in (0, 2):
-        batches = list(build_segmentation_val_loader(data, experiment(), workers=workers))
+        batches = list(build_segmentation_val_loader(data, experiment(), LoaderOptions(workers=workers)))
         assert [tuple(batch.images.shape) for batch in batches] == [(1, 3, 10, 12)] * 2 + [
             (1, 3, 7, 21),
             (1, 3, 10, 12),
@@ -111,7 +111,9 @@ def test_validation_batches_are_whole_images_at_their_own_size(data: Path) -> No
 
 
 def test_ranks_share_the_validation_images(data: Path) -> None:
-    loaders = [build_segmentation_val_loader(data, experiment(), rank=rank, world_size=2) for rank in (0, 1)]
+    loaders = [
+        build_segmentation_val_loader(data, experiment(), LoaderOptions(rank=rank, world_size=2)) for rank in (0, 1)
+    ]
     assert [len(list(loader)) for loader in loaders] == [2, 1]
     assert [loader.batch_sampler.num_images for loader in loaders] == [3, 3]
     paths = [path for loader in loaders for batch in loader for path in batch.paths]
@@ -123,8 +125,10 @@ def test_a_bad_label_map_arrives_as_one_line_or_is_left_out(data: Path, workers:
     bad = data / "val" / "labels" / "002.png"
     label_map([[7] * 12] * 10).save(bad)
     with pytest.raises(DataError, match=rf"^a label map has values [^\n]*7 \(120 px\); {bad}: [^\n]*--on-bad-image"):
-        list(build_segmentation_val_loader(data, experiment(), workers=workers))
-    batches = list(build_segmentation_val_loader(data, experiment(), workers=workers, on_bad_image="skip"))
+        list(build_segmentation_val_loader(data, experiment(), LoaderOptions(workers=workers)))
+    batches = list(
+        build_segmentation_val_loader(data, experiment(), LoaderOptions(workers=workers, on_bad_image="skip"))
+    )
     assert [len(batch.images) for batch in batches] == [1, 0, 1]
     assert (batches[1].images.shape, batches[1].targets.shape) == ((0, 3, 1, 1), (0, 1, 1))
     assert str(bad) in batches[1].skipped[0]

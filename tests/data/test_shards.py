@@ -21,9 +21,10 @@ from tests.data.sample_images import CLASSES, make_folder, make_splits, small_ex
 from zoo.cli import main
 from zoo.data.folder import open_source
 from zoo.data.index import Index, index_path, write_index
-from zoo.data.loader import build_train_loader, build_val_loader
+from zoo.data.loader import LoaderOptions, build_train_loader, build_val_loader
 from zoo.data.shards import Shards, write_shard_index
 from zoo.data.source import FolderSource
+from zoo.data.transforms import ValTransform
 from zoo.errors import DataError
 
 CPU = torch.device("cpu")
@@ -94,9 +95,7 @@ def test_training_sees_every_image_once_in_the_same_order_however_many_read(
     assert sorted(path for _, _, paths in alone for path in paths) == sorted(
         str(shards / "train" / os.fsdecode(name)) for name in open_source(shards / "train").names
     )
-    loaders = [
-        iter(build_train_loader(shards, config, rank=rank, world_size=world, workers=workers)) for rank in range(world)
-    ]
+    loaders = [iter(build_train_loader(shards, config, LoaderOptions(rank, world, workers))) for rank in range(world)]
     for images, targets, paths in alone:
         for rank, loader in enumerate(loaders):
             batch = next(loader)
@@ -118,8 +117,8 @@ def test_an_epoch_goes_on_in_the_middle(shards: Path) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_validation_scores_every_image_of_the_shards_once(shards: Path, world: int) -> None:
-    sizes = {"scale": 12, "crop": 8, "mean": [0.5] * 3, "std": [0.5] * 3, "batch_size": 2}
-    loaders = [build_val_loader(shards, rank=rank, world_size=world, **sizes) for rank in range(world)]
+    transform = ValTransform(12, 8, [0.5] * 3, [0.5] * 3)
+    loaders = [build_val_loader(shards, transform, 2, LoaderOptions(rank, world)) for rank in range(world)]
     paths = [path for loader in loaders for batch in loader for path in batch.paths]
     assert sorted(paths) == sorted(
         str(shards / "val" / os.fsdecode(name)) for name in open_source(shards / "val").names

@@ -185,10 +185,10 @@ def run(
     """Train as the command line does, and return the state at the end."""
     process = this_process()
     log_dir.mkdir(exist_ok=True)
-    ranks = {"rank": process.rank, "world_size": process.world_size, "workers": workers, "on_bad_image": on_bad_image}
     task = task_of(config)
     state = start(task, process, log_dir, log, build=build, **start_options)
-    loaders = task.build_train_loader(data, **ranks), task.build_val_loader(data, task.own_protocol, **ranks)
+    share = process.loader_options(workers, on_bad_image)
+    loaders = task.build_train_loader(data, share), task.build_val_loader(data, task.own_protocol, share)
     Trainer(state, *loaders, log, log_dir, log_interval=log_interval).train()
     return state
 

@@ -24,7 +24,7 @@ from torchvision.transforms import v2
 
 from zoo.config import Decoder, Input, parse_experiment
 from zoo.data.folder import open_source
-from zoo.data.loader import build_train_loader
+from zoo.data.loader import LoaderOptions, build_train_loader
 from zoo.data.pixels import load_codec
 from zoo.data.shards import shard_files
 from zoo.data.transforms import AREAS, CROP_TRIES, RATIOS, random_box
@@ -77,7 +77,7 @@ def _zoo(files: Files, workers: int, decoder: Decoder = "torchvision", sharded: 
         "optimizer": {"batch_size": files.batch_size},
         "input": {"decoder": decoder},
     }
-    loader = build_train_loader(root, parse_experiment(content, "the benchmark"), workers=workers)
+    loader = build_train_loader(root, parse_experiment(content, "the benchmark"), LoaderOptions(workers=workers))
 
     def start() -> Iterable[Any]:
         loader.batch_sampler.set_epoch(loader.batch_sampler.epoch + 1)

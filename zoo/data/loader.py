@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -20,13 +21,33 @@ from zoo.data.pixels import load_codec
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
-from zoo.limits import CropMode, Interpolation
 from zoo.torch_internals import end_workers
 
 NUM_CROPS = 10
 WORKER_GRACE_S = 2.0  # how long a worker may take to exit before it is killed
 
 BatchesT = TypeVar("BatchesT", bound=Sampler[list[Key]])
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How a process reads its share of the images.
+
+    Args:
+    - `rank`, `world_size`: rank of the process, and number of processes that share the images.
+    - `workers`: number of worker processes; 0 loads in this process.
+    - `pin_memory`: as for torch's DataLoader.
+    - `on_bad_image`: an unreadable image raises DataError ("stop") or is left out and counted ("skip").
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    workers: int = 0
+    pin_memory: bool = False
+    on_bad_image: OnBadImage = "stop"
+
+
+DEFAULT_OPTIONS = LoaderOptions()
 
 
 class Loader(DataLoader[Sample], Generic[BatchesT]):
@@ -36,8 +57,7 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
     - `dataset`: the images.
     - `batches`: the sampler, kept as ``batch_sampler``.
     - `shape`: shape of one transformed image.
-    - `workers`: number of worker processes; 0 loads in this process.
-    - `pin_memory`: as for torch's DataLoader.
+    - `options`: workers and pin_memory.
     - `target_shape`: shape of one target: () for the class of an image.
     """
 
@@ -49,21 +69,20 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
         dataset: ImageDataset,
         batches: BatchesT,
         shape: tuple[int, ...],
-        workers: int,
-        pin_memory: bool,
+        options: LoaderOptions,
         target_shape: tuple[int, ...] = (),
     ) -> None:
         super().__init__(
             dataset,
             batch_sampler=batches,
-            num_workers=workers,
+            num_workers=options.workers,
             collate_fn=partial(collate, shape=shape, target_shape=target_shape),
-            pin_memory=pin_memory,
+            pin_memory=options.pin_memory,
             worker_init_fn=_leave_process_group,
             # DataLoader draws the workers' base seed from this generator instead of the global one. The base seed is
             # unused, because each image is seeded by its key.
             generator=torch.Generator(),
-            persistent_workers=workers > 0,
+            persistent_workers=options.workers > 0,
         )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
@@ -81,15 +100,11 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
 def build_train_loader(
     data: DataPath | Datasets,
     config: Experiment,
-    *,
-    on_bad_image: OnBadImage = "stop",
-    **share: Any,
+    options: LoaderOptions = DEFAULT_OPTIONS,
 ) -> Loader[TrainBatches]:
     """Return the loader of ``data``/train, or of ``data.train``, for one process.
 
     Its ``batch_sampler`` holds the epoch and the position.
-
-    ``share``: rank, world_size, workers and pin_memory, as in `loader_of_crops`.
 
     Raises DataError if the folder is unusable, has more classes than the network, or does not support
     ``input.shuffle_shards``, and ConfigError if the decoder is not installed.
@@ -99,29 +114,26 @@ def build_train_loader(
     transform = TrainTransform(config.input)
     if isinstance(data, Datasets):
         num_classes = config.network.num_classes
-        own = MapDataset(data.train, transform, num_classes, seed=config.seed, on_bad_image=on_bad_image)
-        return loader_of_crops(own, config, **share)
+        own = MapDataset(data.train, transform, num_classes, seed=config.seed, on_bad_image=options.on_bad_image)
+        return loader_of_crops(own, config, options)
     images = ImageFolder(
         data / "train",
         transform,
         decoder=config.input.decoder_train,
         seed=config.seed,
-        on_bad_image=on_bad_image,
+        on_bad_image=options.on_bad_image,
     )
     check_num_classes(images, config.network.num_classes)
     order = partial(images.source.order, window=config.input.shuffle_shards)
     order(torch.Generator())  # raises for an invalid window before the workers start
-    return loader_of_crops(images, config, order=order, **share)
+    return loader_of_crops(images, config, options, order=order)
 
 
 def loader_of_crops(
     dataset: ImageDataset,
     config: Experiment,
+    options: LoaderOptions,
     *,
-    rank: int = 0,
-    world_size: int = 1,
-    workers: int = 0,
-    pin_memory: bool = False,
     with_label_maps: bool = False,
     order: Callable[[torch.Generator], Tensor] | None = None,
 ) -> Loader[TrainBatches]:
@@ -133,8 +145,8 @@ def loader_of_crops(
     batches = TrainBatches(
         len(dataset),
         config.optimizer.batch_size,
-        rank=rank,
-        world_size=world_size,
+        rank=options.rank,
+        world_size=options.world_size,
         accumulate_steps=config.optimizer.accumulate_steps,
         seed=config.seed,
         repeats=config.input.repeats_train,
@@ -142,47 +154,36 @@ def loader_of_crops(
     )
     size = (config.input.crop_train, config.input.crop_train)
     target_shape = size if with_label_maps else ()
-    return Loader(dataset, batches, (3, *size), workers, pin_memory, target_shape=target_shape)
+    return Loader(dataset, batches, (3, *size), options, target_shape)
 
 
 def build_val_loader(
     data: DataPath | Datasets,
-    *,
-    scale: int,
-    crop: int,
-    mean: Sequence[float],
-    std: Sequence[float],
+    transform: ValTransform,
     batch_size: int,
+    options: LoaderOptions = DEFAULT_OPTIONS,
+    *,
     decoder: Decoder = "pil",
-    ten_crops: bool = False,
-    interpolation: Interpolation = "bilinear",
-    crop_mode: CropMode = "center",
     split: str = "val",
-    rank: int = 0,
-    world_size: int = 1,
-    workers: int = 0,
     limit: int | None = None,
-    pin_memory: bool = False,
-    on_bad_image: OnBadImage = "stop",
     num_classes: int | None = None,
 ) -> Loader[ValBatches]:
     """Return the loader of ``data``/``split`` or ``data.val``, for one process, with ``batch_size`` images per batch.
 
     ``batch_sampler.num_images`` counts the images of all processes. ``num_classes`` is checked for data sets, see
-    `MapDataset`. Raises DataError if the folder is unusable, and ConfigError if the crop is larger than the scale.
+    `MapDataset`. Raises DataError if the folder is unusable.
     """
-    transform = ValTransform(scale, crop, mean, std, ten_crops, interpolation, crop_mode)
     images: ImageDataset
     if isinstance(data, Datasets):
         assert data.val is not None
-        images = MapDataset(data.val, transform, num_classes, on_bad_image=on_bad_image)
+        images = MapDataset(data.val, transform, num_classes, on_bad_image=options.on_bad_image)
     else:
         images = ImageFolder(
-            data / split, transform, decoder=decoder, on_bad_image=on_bad_image, allow_empty_classes=True
+            data / split, transform, decoder=decoder, on_bad_image=options.on_bad_image, allow_empty_classes=True
         )
-    batches = ValBatches(len(images), batch_size, rank=rank, world_size=world_size, limit=limit)
-    shape = (NUM_CROPS, 3, crop, crop) if ten_crops else (3, crop, crop)
-    return Loader(images, batches, shape, workers, pin_memory)
+    batches = ValBatches(len(images), batch_size, rank=options.rank, world_size=options.world_size, limit=limit)
+    shape = (3, transform.crop, transform.crop)
+    return Loader(images, batches, (NUM_CROPS, *shape) if transform.ten_crops else shape, options)
 
 
 def _leave_process_group(worker: int) -> None:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -17,7 +16,7 @@ from zoo.config import Experiment, Segmentation
 from zoo.data.class_uniform import ClassUniform, draw_pixel, load_class_index
 from zoo.data.folder import ImageDataset, OnBadImage, Sample
 from zoo.data.label_maps import LabeledImages, Split, labeled_images, read_pair
-from zoo.data.loader import Loader, loader_of_crops
+from zoo.data.loader import DEFAULT_OPTIONS, Loader, LoaderOptions, loader_of_crops
 from zoo.data.location import DataPath, require_local
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal
@@ -99,14 +98,9 @@ class LabeledFolder(ImageDataset):
 def build_segmentation_train_loader(
     data: DataPath,
     config: Experiment,
-    *,
-    workers: int = 0,
-    on_bad_image: OnBadImage = "stop",
-    **share: Any,
+    options: LoaderOptions = DEFAULT_OPTIONS,
 ) -> Loader[TrainBatches]:
     """Return the loader of training crops for one process. Its ``batch_sampler`` holds the epoch and the position.
-
-    ``share``: rank, world_size and pin_memory, as in `zoo.data.loader.loader_of_crops`.
 
     Images are (N, 3, crop, crop); targets are (N, crop, crop), with the ignore label in void and padded pixels. Raises
     DataError for missing files, and ConfigError unless the network has as many classes as the data.
@@ -115,7 +109,7 @@ def build_segmentation_train_loader(
     found = _found(data, "train", config)
     uniform = None
     if settings.class_uniform:
-        holds = load_class_index(found, on_bad_image=on_bad_image, workers=workers)
+        holds = load_class_index(found, on_bad_image=options.on_bad_image, workers=options.workers)
         uniform = ClassUniform(found, holds)
     dataset = LabeledFolder(
         found,
@@ -123,21 +117,17 @@ def build_segmentation_train_loader(
         ignore_label=settings.ignore_label,
         uniform=uniform,
         seed=config.seed,
-        on_bad_image=on_bad_image,
+        on_bad_image=options.on_bad_image,
     )
-    return loader_of_crops(dataset, config, workers=workers, with_label_maps=True, **share)
+    return loader_of_crops(dataset, config, options, with_label_maps=True)
 
 
 def build_segmentation_val_loader(
     data: DataPath,
     config: Experiment,
+    options: LoaderOptions = DEFAULT_OPTIONS,
     *,
-    rank: int = 0,
-    world_size: int = 1,
-    workers: int = 0,
     limit: int | None = None,
-    pin_memory: bool = False,
-    on_bad_image: OnBadImage = "stop",
 ) -> Loader[ValBatches]:
     """Return the loader of validation images for one process, one whole image (1, 3, h, w) at a time.
 
@@ -150,10 +140,10 @@ def build_segmentation_val_loader(
         _found(data, "val", config),
         SegmentationVal(config.input.mean, config.input.std, settings.longest_side_val),
         ignore_label=settings.ignore_label,
-        on_bad_image=on_bad_image,
+        on_bad_image=options.on_bad_image,
     )
-    batches = ValBatches(len(dataset), 1, rank=rank, world_size=world_size, limit=limit)
-    return Loader(dataset, batches, (3, 1, 1), workers, pin_memory, target_shape=(1, 1))
+    batches = ValBatches(len(dataset), 1, rank=options.rank, world_size=options.world_size, limit=limit)
+    return Loader(dataset, batches, (3, 1, 1), options, target_shape=(1, 1))
 
 
 def _found(data: DataPath, split: Split, config: Experiment) -> LabeledImages:

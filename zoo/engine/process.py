@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from zoo.data.folder import OnBadImage
+from zoo.data.loader import LoaderOptions
 from zoo.errors import ConfigError, ZooError, truncate
 
 BACKENDS = ("nccl", "gloo")
@@ -51,6 +53,10 @@ class Process:
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes the files of the run."""
         return self.rank == 0
+
+    def loader_options(self, workers: int, on_bad_image: OnBadImage) -> LoaderOptions:
+        """Return how this process reads its share of the images."""
+        return LoaderOptions(self.rank, self.world_size, workers, self.device.type == "cuda", on_bad_image)
 
     def any_rank(self, flag: bool) -> bool:
         """Return whether ``flag`` is true on at least one rank (an all-reduce)."""

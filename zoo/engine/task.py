@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor, nn
 
 from zoo.config import Experiment
-from zoo.data.loader import Loader
+from zoo.data.loader import Loader, LoaderOptions
 from zoo.data.location import DataPath
 from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
@@ -113,27 +113,24 @@ class Task(ABC):
         return self.labels
 
     @abstractmethod
-    def build_train_loader(self, data: DataPath | Datasets, **share: Any) -> Loader[TrainBatches]:
-        """Return this rank's loader of training images; DataError for unsuitable data.
-
-        ``share``: rank, world_size, workers, pin_memory and on_bad_image, as in `zoo.data.loader`.
-        """
+    def build_train_loader(self, data: DataPath | Datasets, options: LoaderOptions) -> Loader[TrainBatches]:
+        """Return this rank's loader of training images; DataError for unsuitable data."""
 
     @abstractmethod
     def build_val_loader(
         self,
         data: DataPath | Datasets,
         protocol: Any,
+        options: LoaderOptions,
         *,
         batch_size: int | None = None,
         limit: int | None = None,
-        world_size: int = 1,
-        **share: Any,
+        split: str = "val",
     ) -> Loader[ValBatches]:
         """Return this rank's loader of validation images for one of the task's protocols.
 
         ``batch_size``: images per batch, if the task can choose; default: the rank's share of a training batch.
-        ``limit``: see `zoo.data.sampler.ValBatches`.
+        ``limit``: see `zoo.data.sampler.ValBatches`. ``split``: the folder of images, if the task can choose.
         """
 
     def trained_network(self, model: nn.Module) -> nn.Module:

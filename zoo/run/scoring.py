@@ -255,14 +255,10 @@ def score(
     loader = task.build_val_loader(
         parse_data_path(data),
         protocol,
+        process.loader_options(workers, on_bad_image),
         batch_size=batch_size,
-        rank=process.rank,
-        world_size=process.world_size,
-        workers=workers,
         limit=limit,
-        pin_memory=process.device.type == "cuda",
-        on_bad_image=on_bad_image,
-        **({} if split == "val" else {"split": split}),
+        split=split,
     )
     match_classes(loader.dataset, settings.network.num_classes, network.class_names)
     check_same_on_all_ranks(

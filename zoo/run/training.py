@@ -140,8 +140,8 @@ def train_experiment(
     ``module`` is the network to train, if it is built already; by default that of the settings.
 
     `zoo.engine.trainer.Trainer` calls `zoo.engine.step.train_step` for each step, which calls the network's forward.
-    All processes of a run must call this function, inside `zoo.engine.process.open_process`. Checkpoints, settings and logs
-    are written to ``log_dir``, once settings, images and network are verified to be the same on all processes. A
+    All processes of a run must call this function, inside `zoo.engine.process.open_process`. Checkpoints, settings and
+    logs are written to ``log_dir``, once settings, images and network are verified to be the same on all processes. A
     resumed run is not trained further if all its epochs are done; with more epochs than its checkpoint it is extended,
     see `zoo.engine.start.restore`.
 
@@ -149,22 +149,19 @@ def train_experiment(
     errors of `zoo.engine.trainer.Trainer.train`.
     """
     options = options or TrainOptions()
+
+    # 1. Processes: all have the same settings, and divide the batches.
     _check_settings_agree(config, process, options)
     check_world_size(config, process.world_size)
+
+    # 2. Task and loaders: all processes have the same images.
     task = task_of(config)
-    if isinstance(data, Datasets) and config.task == "segmentation":
-        raise ConfigError(f"{config.network.arch} segments images", data, "give a folder with images and label maps")
     with buffered_records() as earlier:
         loaders = _build_loaders(task, data, process, options)
-    train_loader, val_loader = loaders
-    of_splits: dict[str, Loader[Any]] = {"train": train_loader}
-    if val_loader is not None:
-        of_splits["val"] = val_loader
-    images = {
-        split: dataset_fingerprint(loader.dataset, loader.batch_sampler.num_images)
-        for split, loader in of_splits.items()
-    }
+    images = _fingerprints(loaders)
     check_same_on_all_ranks(process, lambda: images, "copy the same DATA to every machine", DataError)
+
+    # 3. State: the network and its optimizer, new or from a checkpoint.
     num_parameters = _count_parameters(config) if module is None else _size(module)
     build = build_from_config if module is None else partial(_prepared, module)
     with (
@@ -181,6 +178,8 @@ def train_experiment(
             allow_world_size_change=options.allow_world_size_change,
             build=build,
         )
+
+        # 4. The loop.
         epochs = config.optimizer.schedule.epochs
         if state.epoch >= epochs:
             log.message(f"all {epochs} epochs are done; {escape(log_dir)}: nothing to train")
@@ -246,15 +245,23 @@ def _check_settings_agree(config: Experiment, process: Process, options: TrainOp
 
 def _build_loaders(task: Task, data: DataPath | Datasets, process: Process, options: TrainOptions) -> Loaders:
     """Return the loaders for training and validation. Raises DataError unless both have the same classes."""
-    share: dict[str, Any] = {"rank": process.rank, "world_size": process.world_size, "workers": options.workers,
-             "pin_memory": process.device.type == "cuda", "on_bad_image": options.on_bad_image}  # fmt: skip
-    train_loader = task.build_train_loader(data, **share)
-    if isinstance(data, Datasets):
-        validates = data.val is not None
-        return train_loader, task.build_val_loader(data, task.own_protocol, **share) if validates else None
-    val_loader = task.build_val_loader(data, task.own_protocol, **share)
-    check_same_classes(train_loader.dataset, val_loader.dataset)
+    share = process.loader_options(options.workers, options.on_bad_image)
+    train_loader = task.build_train_loader(data, share)
+    if isinstance(data, Datasets) and data.val is None:
+        return train_loader, None
+    val_loader = task.build_val_loader(data, task.own_protocol, share)
+    if not isinstance(data, Datasets):
+        check_same_classes(train_loader.dataset, val_loader.dataset)
     return train_loader, val_loader
+
+
+def _fingerprints(loaders: Loaders) -> dict[str, Any]:
+    """Return the number of images and classes, and a digest of the names, of each split."""
+    return {
+        split: dataset_fingerprint(loader.dataset, loader.batch_sampler.num_images)
+        for split, loader in zip(("train", "val"), loaders, strict=True)
+        if loader is not None
+    }
 
 
 def _count_parameters(config: Experiment) -> int:

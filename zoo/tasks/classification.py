@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.data.loader import NUM_CROPS, Loader, build_train_loader, build_val_loader
+from zoo.data.loader import NUM_CROPS, Loader, LoaderOptions, build_train_loader, build_val_loader
 from zoo.data.location import DataPath
 from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
+from zoo.data.transforms import ValTransform
 from zoo.engine.meters import Reading
 from zoo.engine.task import Result, Task
 from zoo.tasks.protocols import PROTOCOLS, CropProtocol, center_crop
@@ -65,37 +66,41 @@ class ClassificationTask(Task):
         """Top-1, and top-5 unless five classes or fewer make it always 100 %."""
         return {name: LABELS[name] for name, top in TOPS.items() if top < self.config.network.num_classes}
 
-    def build_train_loader(self, data: DataPath | Datasets, **share: Any) -> Loader[TrainBatches]:
+    def build_train_loader(self, data: DataPath | Datasets, options: LoaderOptions) -> Loader[TrainBatches]:
         """Return the loader of ``data``/train, or of ``data.train``."""
-        return build_train_loader(data, self.config, **share)
+        return build_train_loader(data, self.config, options)
 
     def build_val_loader(
         self,
         data: DataPath | Datasets,
         protocol: CropProtocol,
+        options: LoaderOptions,
         *,
         batch_size: int | None = None,
         limit: int | None = None,
-        world_size: int = 1,
-        **share: Any,
+        split: str = "val",
     ) -> Loader[ValBatches]:
-        """Return the loader of ``data``/val, or of ``data.val``. With ten crops the default batch size is a tenth."""
-        default = self.config.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1) // world_size
+        """Return the loader of ``data``/``split``, or of ``data.val``. With ten crops the default batch is a tenth."""
+        config = self.config
+        transform = ValTransform(
+            protocol.scale,
+            protocol.crop,
+            config.input.mean,
+            config.input.std,
+            protocol.ten_crops,
+            protocol.interpolation,
+            protocol.crop_mode,
+        )
+        default = config.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1) // options.world_size
         return build_val_loader(
             data,
-            scale=protocol.scale,
-            crop=protocol.crop,
-            ten_crops=protocol.ten_crops,
-            interpolation=protocol.interpolation,
-            crop_mode=protocol.crop_mode,
-            mean=self.config.input.mean,
-            std=self.config.input.std,
-            decoder=self.config.input.decoder_val,
-            batch_size=batch_size or max(1, default),
+            transform,
+            batch_size or max(1, default),
+            options,
+            decoder=config.input.decoder_val,
+            split=split,
             limit=limit,
-            world_size=world_size,
-            num_classes=self.config.network.num_classes,
-            **share,
+            num_classes=config.network.num_classes,
         )
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:

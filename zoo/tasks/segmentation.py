@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from zoo.config import Experiment, Segmentation
-from zoo.data.loader import Loader
+from zoo.data.loader import Loader, LoaderOptions
 from zoo.data.location import DataPath
 from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
@@ -94,20 +94,22 @@ class SegmentationTask(Task):
         assert self.config.segmentation is not None
         return self.config.segmentation
 
-    def build_train_loader(self, data: DataPath | Datasets, **share: Any) -> Loader[TrainBatches]:
-        """Return the loader of training crops and their label maps."""
-        assert not isinstance(data, Datasets)
-        return build_segmentation_train_loader(data, self.config, **share)
+    def build_train_loader(self, data: DataPath | Datasets, options: LoaderOptions) -> Loader[TrainBatches]:
+        """Return the loader of training crops and their label maps. Raises ConfigError for a data set."""
+        if isinstance(data, Datasets):
+            what = f"{self.config.network.arch} segments images"
+            raise ConfigError(what, data, "give a folder with images and label maps")
+        return build_segmentation_train_loader(data, self.config, options)
 
     def build_val_loader(
         self,
         data: DataPath | Datasets,
         protocol: WholeImage,
+        options: LoaderOptions,
         *,
         batch_size: int | None = None,
         limit: int | None = None,
-        world_size: int = 1,
-        **share: Any,
+        split: str = "val",
     ) -> Loader[ValBatches]:
         """Return the loader of whole images. Raises ConfigError for a ``batch_size``."""
         if batch_size is not None:
@@ -117,7 +119,7 @@ class SegmentationTask(Task):
                 remedy="remove the batch size",
             )
         assert not isinstance(data, Datasets)
-        return build_segmentation_val_loader(data, self.config, limit=limit, world_size=world_size, **share)
+        return build_segmentation_val_loader(data, self.config, options, limit=limit)
 
     def trained_network(self, model: nn.Module) -> nn.Module:
         """Return the model without its last upsampling, which `bootstrapped_loss` computes in less memory."""

@@ -18,6 +18,7 @@ from zoo.data.location import DataPath, require_local
 from zoo.data.prepare.output import ShowProgress
 from zoo.data.reading import decode_as, load_rgb, read_many
 from zoo.data.remote import Unreachable
+from zoo.data.transforms import ValTransform
 from zoo.errors import DataError, escape
 
 SPLITS: tuple[Split, ...] = ("train", "val")
@@ -133,9 +134,8 @@ def _dataset(config: Experiment, data: DataPath, split: Split) -> ImageDataset:
     if split == "train":
         return build_train_loader(data, config).dataset
     size = config.input
-    return build_val_loader(
-        data, scale=size.scale_val, crop=size.crop_val, mean=size.mean, std=size.std, batch_size=1
-    ).dataset
+    transform = ValTransform(size.scale_val, size.crop_val, size.mean, size.std)
+    return build_val_loader(data, transform, batch_size=1).dataset
 
 
 def _check_class_folders(dataset: ImageFolder, split: Split, workers: int, show_progress: ShowProgress) -> SplitReport:
