@@ -97,7 +97,7 @@ def test_pretrained_refuses_arguments_that_contradict_the_weights(arguments):
         zoo.get("densenet264", pretrained=True, **arguments)
 
 
-@pytest.mark.parametrize(("option", "value"), [("memory", "nonsense"), ("memory", "invert_sums")])
+@pytest.mark.parametrize(("option", "value"), [("memory", "nonsense"), ("memory", "fused")])
 def test_a_wrong_option_is_told_before_weights_are_downloaded(monkeypatch, option, value):
     monkeypatch.setattr("zoo.registry.read_weights", lambda name: pytest.fail("the weights were asked for"))
     with pytest.raises(zoo.ConfigError, match=option):
@@ -111,7 +111,7 @@ def test_pretrained_networks_may_be_built_with_any_memory(monkeypatch):
     with torch.device("meta"):
         model = zoo.get("densenet264", pretrained=True, memory="checkpoint")
         assert model.memory == "checkpoint"
-        assert zoo.get("resnext101_ipabn_lr_512", memory="invert_sums")
+        assert zoo.get("resnext101_ipabn_lr_512", memory="checkpoint")
 
 
 def test_weights_load_strictly_from_a_path_whatever_the_name(tmp_path):

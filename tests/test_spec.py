@@ -47,7 +47,6 @@ WRONG = [
     ({"num_classes": MAX_CLASSES + 1}, "num_classes"),
     ({"num_classes": 10**5000}, "num_classes"),
     ({"memory": "nonsense"}, "memory"),
-    ({"memory": "invert_sums"}, "memory.*resnet18 has no such strategy; use one of auto, plain, fused"),
     ({"memory": "fused"}, 'memory.*needs norms that work in place; use norm "inplace" or "sync"'),
     ({"weight_init": "xavier"}, "weight_init"),
     ({"weight_gain_multiplier": 0}, "weight_gain_multiplier"),
@@ -195,19 +194,6 @@ def test_earlier_experiments_checkpoints_and_weights_files_mean_what_they_meant(
     assert of_file.class_names == ["cat", "dog"]
     assert of_file.preprocessing == Preprocessing()
     assert read_earlier_form(of_file.model_dump()) == of_file.model_dump()
-
-
-@pytest.mark.parametrize(("old", "new"), [("unwind", "invert_sums"), ("unwind_3x3", "invert_sums_recompute_3x3")])
-def test_earlier_names_of_memory_strategies_are_read_in_experiments_and_weights_files_alone(old: str, new: str) -> None:
-    section = {"arch": "resnext50", "bn_mode": "inplace", "memory": old}
-    assert parse_experiment({"network": section}, "x.json").network.memory == new
-    record = {"arch": "resnext50", "norm": "inplace", "activation": "leaky_relu", "activation_param": 0.01}
-    for network in ({**record, "classes": 10, "options": {"memory": old}}, {**record, "options": {}, "memory": old}):
-        spec = parse_stored_spec({"state_dict": {}, "network": network}, "old.pth")
-        assert spec is not None
-        assert (spec.memory, spec.options) == (new, {})
-    with pytest.raises(ConfigError, match="memory"):
-        parse_spec(section, "resnext50")
 
 
 @pytest.mark.parametrize("earlier", EARLIER, ids=lambda earlier: json.dumps(earlier["experiment"]))

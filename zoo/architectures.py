@@ -110,8 +110,6 @@ PACKAGES = ("timm", "torchvision")
 LEAN = "lean"
 # The values that networks of other packages have; "auto" is "plain" there.
 EXTERNAL_MEMORY = ("auto", "plain", LEAN)
-# The values of "memory" that need norms that work in place.
-NEEDS_INPLACE = ("fused", "invert_sums", "invert_sums_recompute_3x3")
 
 
 def _counts(low: int, high: int) -> tuple[str, Callable[[Any], bool]]:
@@ -229,8 +227,7 @@ def _family(
 
 # The dilations of mod2 to mod5 for strides 32, 16 and 8 of the last feature map.
 _DILATIONS = {32: 1, 16: [1, 1, 1, 2], 8: [1, 1, 2, 4]}
-_INVERTS_SUMS = ("auto", "plain", "checkpoint", "invert_sums", "invert_sums_recompute_3x3")
-DENSE_MEMORY = ("auto", "plain", "checkpoint")
+CHECKPOINTED = ("auto", "plain", "checkpoint")
 _WIDER = {"16": (1, 1, 1, 1, 1, 1), "20": (1, 1, 1, 3, 1, 1), "38": (3, 3, 6, 3, 1, 1)}
 _REVNET_WIDTHS = (128, 128, 256, 512, 832)
 _REVNEXT_OPTIONS = {"pools": ("channel", "channel"), "channels": 32, "eps_i": 1e-4}
@@ -257,21 +254,21 @@ ARCHITECTURES: dict[str, Architecture] = {
             "resnext152": {"structure": (3, 8, 36, 3)},
         },
         options={"input_3x3": False, "dilation": 1, "drop_path_rate": 0.0},
-        memory=_INVERTS_SUMS,
+        memory=CHECKPOINTED,
         dilations=_DILATIONS,
     ),
     **_family(
         "wider_resnet",
         {f"wider_resnet{depth}": {"structure": structure} for depth, structure in _WIDER.items()},
         options={"drop_path_rate": 0.0},
-        memory=_INVERTS_SUMS,
+        memory=CHECKPOINTED,
         ignores_input_3x3=True,
     ),
     **_family(
         "wider_resnet_a2",
         {f"wider_resnet{depth}_a2": {"structure": structure} for depth, structure in _WIDER.items()},
         options={"dilation": False, "drop_path_rate": 0.0},
-        memory=_INVERTS_SUMS,
+        memory=CHECKPOINTED,
         dilations={32: False, 16: (1, 1, 2, 2), 8: True},
         ignores_input_3x3=True,
     ),
@@ -284,7 +281,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "densenet264": {"structure": (6, 12, 64, 48)},
         },
         options={"input_3x3": False, "dilation": 1},
-        memory=DENSE_MEMORY,
+        memory=CHECKPOINTED,
         dilations=_DILATIONS,
     ),
     **_family(

@@ -17,7 +17,6 @@ from zoo.architectures import (
     ARCHITECTURES,
     EXTERNAL_MEMORY,
     LEAN,
-    NEEDS_INPLACE,
     Architecture,
     architecture,
     check_option,
@@ -36,8 +35,6 @@ WITH_PARAMETER = ("leaky_relu", "elu")
 STORED_ALONE = ("preprocessing", "class_names")
 # The keys for an external network, which has its own norms, activations and initial weights.
 EXTERNAL_KEYS = ("arch", "num_classes", "memory", "options", *STORED_ALONE)
-# Memory strategies in earlier files -> their present names.
-_RENAMED_MEMORY = {"unwind": "invert_sums", "unwind_3x3": "invert_sums_recompute_3x3"}
 # Arguments of other packages' builders -> what to use here.
 _EXTERNAL_WEIGHTS = 'say "pretrained": true, or begin with a file: zoo train --weights FILE'
 _EXTERNAL_OPTIONS = {
@@ -139,7 +136,7 @@ class NetworkSpec(Section):
     )
     """Number of classes, the outputs of the network; default 1000, 10 for CIFAR networks, 19 for deeplab_*. Alias:
     classes."""
-    memory: Literal["auto", "plain", "fused", "checkpoint", "invert_sums", "invert_sums_recompute_3x3", "lean"] = "auto"
+    memory: Literal["auto", "plain", "fused", "checkpoint", "lean"] = "auto"
     """What is saved for backward; zoo show NAME lists the strategies of a network. lean applies zoo.lean."""
     weight_init: Literal[
         "xavier_normal",
@@ -203,9 +200,9 @@ class NetworkSpec(Section):
                 yield "options", str(error)
         if arch is not None and self.memory not in arch.memory:
             yield "memory", f"{self.arch} has no such strategy; use one of {', '.join(arch.memory)}"
-        elif self.memory in NEEDS_INPLACE and self.norm == "standard":
+        elif self.memory == "fused" and self.norm == "standard":
             yield "memory", 'needs norms that work in place; use norm "inplace" or "sync", or memory "auto"'
-        if self.memory in NEEDS_INPLACE and self.options.get("drop_path_rate"):
+        if self.memory == "fused" and self.options.get("drop_path_rate"):
             yield (
                 "memory",
                 "cannot recover activations from sums that miss branches, as with drop_path_rate; use memory "
@@ -327,7 +324,6 @@ def read_earlier_form(content: Mapping[str, Any]) -> dict[str, Any]:
       Without ``norm`` and ``num_classes``, the defaults are 1000 classes and relu, or leaky_relu where relu is
       impossible.
     - Weights files: ``memory`` is one of the options, and settings that do not apply to an external network are null.
-    - Both: the memory strategies ``unwind`` and ``unwind_3x3`` have new names.
 
     The content is not validated; `NetworkSpec` does that.
     """
@@ -353,7 +349,4 @@ def read_earlier_form(content: Mapping[str, Any]) -> dict[str, Any]:
     if not is_experiment and "memory" in options and "memory" not in content:
         content["memory"] = options["memory"]
         options = {key: value for key, value in options.items() if key != "memory"}
-    memory = content.get("memory")
-    if isinstance(memory, str) and memory in _RENAMED_MEMORY:
-        content["memory"] = _RENAMED_MEMORY[memory]
     return {**content, "options": options}

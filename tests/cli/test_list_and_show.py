@@ -74,7 +74,7 @@ def test_a_network_is_shown_as_json_with_its_options_explained(capsys: pytest.Ca
     assert (shown["parameters"], shown["published"]["network"]["norm"]) == (42_902_312, "inplace")
     assert shown["stages"][-1] == {"num_chs": 2048, "reduction": 32, "module": "mod5"}
     assert "three 3x3 convolutions" in shown["options"]["input_3x3"]
-    assert "invert_sums_recompute_3x3" in shown["options"]["memory"]
+    assert "checkpoint" in shown["options"]["memory"]
 
 
 @pytest.mark.parametrize("name", ["cifar10_resnet18_ipabn", "resnext101_ipabn_lr_512.json"])

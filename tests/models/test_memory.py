@@ -14,7 +14,7 @@ import zoo
 from tests.formula import relative_error
 from tests.held import held_bytes
 from tests.step import step
-from zoo.architectures import ARCHITECTURES, LEAN, NEEDS_INPLACE
+from zoo.architectures import ARCHITECTURES, LEAN
 from zoo.convert.trace import Trace
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.residual import IdentityResidualBlock
@@ -150,19 +150,17 @@ def test_every_family_names_its_strategies_in_the_error_for_another():
         for arch in ARCHITECTURES:
             with pytest.raises(zoo.ConfigError, match=r"memory = \"none\": should be 'auto', 'plain'.* or 'lean'"):
                 zoo.get(arch, norm="inplace", memory="none")
-        with pytest.raises(zoo.ConfigError, match="no such strategy; use one of auto, plain, fused, checkpoint, lean"):
-            zoo.get("resnet18", norm="inplace", memory="invert_sums")
+        with pytest.raises(zoo.ConfigError, match="no such strategy; use one of auto, plain, checkpoint, lean"):
+            zoo.get("resnext50", norm="inplace", memory="fused")
 
 
-@pytest.mark.parametrize("memory", NEEDS_INPLACE)
-def test_strategies_that_invert_need_norms_in_place(memory):
-    arch = "resnet18" if memory == "fused" else "wider_resnet16"
-    with torch.device("meta"), pytest.raises(zoo.ConfigError, match="needs norms that work in place"):
-        zoo.get(arch, memory=memory)
-    with torch.device("meta"), pytest.raises(zoo.ConfigError, match="needs norms that work in place"):
-        zoo.get(arch.replace("resnet18", "resnext50"), norm=lambda c: nn.Sequential(ABN(c)), memory="invert_sums")
+def test_fused_residual_sums_need_norms_in_place():
     with torch.device("meta"):
-        assert zoo.get(arch, norm="sync", memory=memory)
+        with pytest.raises(zoo.ConfigError, match="needs norms that work in place"):
+            zoo.get("resnet18", memory="fused")
+        with pytest.raises(zoo.ConfigError, match="needs norms that work in place"):
+            zoo.get("resnet18", norm=lambda c: nn.Sequential(ABN(c)), memory="fused")
+        assert zoo.get("resnet18", norm="sync", memory="fused")
 
 
 @pytest.mark.slow

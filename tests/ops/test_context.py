@@ -16,7 +16,7 @@ from zoo.layers import InPlaceABN, init_weights
 from zoo.layers.dense import DenseModule
 from zoo.layers.ends import MaxPool2d
 from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
-from zoo.layers.stages import CheckpointedSequential, ResidualInversion
+from zoo.layers.stages import CheckpointedSequential
 from zoo.ops.context import in_selective_checkpoint
 
 POLICIES = {
@@ -53,7 +53,6 @@ NETWORKS = {
     "pre-activation": lambda: nn.Sequential(blocks()),
     "recomputed norms": lambda: DenseModule(8, 4, 3, InPlaceABN),
     "checkpointed blocks": lambda: CheckpointedSequential(blocks()),
-    "unwound": lambda: ResidualInversion(blocks(), recompute_3x3=True),
     "pool": lambda: nn.Sequential(nn.Conv2d(8, 8, 3), InPlaceABN(8), MaxPool2d(3, 2, 1)),
 }
 

@@ -22,7 +22,6 @@ from zoo.ops.abn.backend import forced, kernels_for
 from zoo.ops.abn.norm_act_conv import norm_act_conv
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.convolution import Convolution, Geometry
-from zoo.ops.residual_inversion import recomputed_norm
 
 needs_native = pytest.mark.skipif(
     native.unavailable_reason() is not None, reason=f"compiled kernels: {native.unavailable_reason()}"
@@ -67,15 +66,10 @@ def inputs_kept(x, settings):
     return norm_act_conv([x], x.detach(), statistics_of(x), settings, conv_weight, None, convolution)
 
 
-def redone(x, settings):
-    return recomputed_norm(x, None, x, statistics_of(x), settings)[0]
-
-
 FUNCTIONS = {
     "in place": in_place,
     "out of place": out_of_place,
     "inputs kept": inputs_kept,
-    "computed again": redone,
 }
 
 

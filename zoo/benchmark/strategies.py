@@ -67,8 +67,6 @@ EAGER = (
     Strategy("iABN plain", "inplace", "plain"),
     Strategy("iABN", "inplace", "auto"),
     Strategy("iABN checkpointed", "inplace", "checkpoint"),
-    Strategy("iABN inverted sums", "inplace", "invert_sums"),
-    Strategy("iABN inverted sums, 3x3 recomputed", "inplace", "invert_sums_recompute_3x3"),
     Strategy(FUSED, "inplace", "fused"),
     Strategy("iABN lean", "inplace", "lean"),
     Strategy("RevNet stored", "standard", "plain", reversible=True),

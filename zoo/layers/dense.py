@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from zoo.architectures import DENSE_MEMORY
+from zoo.architectures import CHECKPOINTED
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
@@ -45,8 +45,8 @@ class DenseModule(nn.Module):
         memory: str = "auto",
     ) -> None:
         super().__init__()
-        if memory not in DENSE_MEMORY:
-            raise ValueError(f"memory={memory!r} is not one of {', '.join(DENSE_MEMORY)}")
+        if memory not in CHECKPOINTED:
+            raise ValueError(f"memory={memory!r} is not one of {', '.join(CHECKPOINTED)}")
         self.memory = memory
         self.convs1 = nn.ModuleList()
         self.convs3 = nn.ModuleList()

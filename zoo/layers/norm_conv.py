@@ -11,13 +11,12 @@ from zoo.layers.norm import InPlaceABN, InPlaceABNSync
 from zoo.ops.abn.functional import check_activation
 from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.norm_act_conv import join, norm_act_conv
-from zoo.ops.abn.statistics import Statistics
 from zoo.ops.context import is_fx_proxy, is_recorded
 from zoo.ops.convolution import Convolution
 from zoo.torch_internals import has_hooks
 
 
-def norm_conv(norm: nn.Module, conv: Any, *inputs: Tensor) -> Tensor:
+def norm_conv(norm: Any, conv: Any, *inputs: Tensor) -> Tensor:
     """Return conv(norm(inputs concatenated along the channels)), recomputing the norm's output in backward.
 
     Only the inputs are saved; see `norm_act_conv`. Calls ``conv(norm(...))`` instead
@@ -30,7 +29,9 @@ def norm_conv(norm: nn.Module, conv: Any, *inputs: Tensor) -> Tensor:
         return conv(norm(join(inputs)))
     with torch.no_grad():
         joined = join(inputs)
-    statistics, settings = statistics_and_settings(norm, joined)
+        check_activation(norm.activation, norm.activation_param, norm.activations)
+        statistics = norm.take_statistics(joined)
+    settings = NormSettings(norm.weight, norm.bias, norm.eps, norm.activation, norm.activation_param)
     return norm_act_conv(inputs, joined, statistics, settings, conv.weight, conv.bias, Convolution.of(conv, joined))
 
 
@@ -38,21 +39,10 @@ def _can_recompute(norm: Any, conv: Any, inputs: tuple[Any, ...]) -> bool:
     return (
         is_recorded()
         and type(norm) in (InPlaceABN, InPlaceABNSync)
-        and is_plain(conv)
+        and type(conv) is nn.Conv2d
+        and conv.padding_mode == "zeros"
+        and not isinstance(conv.padding, str)  # "same" or "valid"
         and not has_hooks(norm)
         and not has_hooks(conv)
         and not any(map(is_fx_proxy, inputs))
     )
-
-
-def is_plain(conv: Any) -> bool:
-    """Return whether a module is torch's own Conv2d with zero padding given in numbers, not as "same" or "valid"."""
-    return type(conv) is nn.Conv2d and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
-
-
-@torch.no_grad()
-def statistics_and_settings(norm: Any, x: Tensor) -> tuple[Statistics, NormSettings]:
-    """Return an in-place norm's statistics of x and its settings; updates the running statistics in training."""
-    check_activation(norm.activation, norm.activation_param, norm.activations)
-    settings = NormSettings(norm.weight, norm.bias, norm.eps, norm.activation, norm.activation_param)
-    return norm.take_statistics(x), settings

@@ -25,9 +25,8 @@ class ResNeXt(Network):
     - `dilation`: 1, or one entry per module, each a number or one number per block; an entry other than 1 (a list of
       ones included) removes the module's stride.
     - `memory`: what is saved for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
-      pool. "invert_sums": the same without the outputs of the blocks' first norms; "invert_sums_recompute_3x3": also
-      without those of the last norms (`ResidualInversion`). "checkpoint": the blocks' inputs; backward recomputes each
-      block. "plain": like "auto", but with torch's pooling.
+      pool. "checkpoint": the blocks' inputs; backward recomputes each block. "plain": like "auto", but with torch's
+      pooling.
     - All others are those of `Network`.
     """
 

@@ -52,9 +52,8 @@ class WiderResNet(Network):
     Args:
     - `structure`: the number of blocks of each of the six modules.
     - `memory`: what is saved for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
-      pools. "invert_sums": the same without the outputs of the blocks' first norms; "invert_sums_recompute_3x3": in
-      bottlenecks also without those of the last norms (`ResidualInversion`). "checkpoint": the blocks' inputs; backward
-      recomputes each block. "plain": like "auto", but with torch's pooling.
+      pools. "checkpoint": the blocks' inputs; backward recomputes each block. "plain": like "auto", but with torch's
+      pooling.
     - `modules`: the settings of the six modules.
     - All others are those of `Network`.
     """
@@ -104,8 +103,7 @@ class WiderResNetA2(WiderResNet):
     - `dilation`: a truth value, as published; the number 1 means False, too. True keeps the output at 1/8: mod5 and
       mod6 lose their strides, mod5 is dilated by 2, mod6 and mod7 by 4. The list [1, 1, 2, 2], of mod4 to mod7, keeps
       it at 1/16: mod6 loses its stride, mod6 and mod7 are dilated by 2.
-    - All others are those of `WiderResNet`. With the memory "invert_sums_recompute_3x3", blocks with dropout save the
-      outputs of their last norms.
+    - All others are those of `WiderResNet`.
     """
 
     def __init__(
