@@ -290,7 +290,7 @@ def lookup_backend(name: str) -> Any:
 
 
 def list_mode_options(mode: str) -> dict[str, Any]:
-    """Return the Inductor options of a mode of torch.compile, for its argument `config_patches`."""
+    """Return the Inductor options of a mode of torch.compile, for its argument `options`."""
     from torch._inductor import list_mode_options
 
     return list_mode_options(mode)
@@ -301,25 +301,6 @@ def activation_memory_budget(budget: float) -> AbstractContextManager[Any]:
     from torch._functorch import config
 
     return config.patch(activation_memory_budget=budget)
-
-
-def current_activation_memory_budget() -> float:
-    """Return the current limit of `activation_memory_budget`."""
-    from torch._functorch import config
-
-    return float(config.activation_memory_budget)
-
-
-def partition_by_min_cut(graph: Any, joint_inputs: Any, **options: Any) -> tuple[Any, Any]:
-    """Partition a joint graph into forward and backward graphs by torch's min-cut; nodes keep their names.
-
-    Forward nodes with `CheckpointPolicy.MUST_SAVE` in ``meta["recompute"]`` are never recomputed at a budget above 0.
-    At budget 0 only the inputs are saved and everything is recomputed.
-    """
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-    graphs: tuple[Any, Any] = min_cut_rematerialization_partition(graph, joint_inputs, **options)
-    return graphs
 
 
 def inductor_partitioner(partition: Callable[..., tuple[Any, Any]], *sources: str, key: str = "") -> Any:
@@ -341,13 +322,6 @@ def inductor_partitioner(partition: Callable[..., tuple[Any, Any]], *sources: st
             return functools.partial(inductor_partitioner, key=key), (partition, *sources)
 
     return Partitioner()
-
-
-def is_higher_order(operator: object) -> bool:
-    """Return whether a node's target is a higher-order operator, which calls subgraphs, such as cond."""
-    from torch._ops import HigherOrderOperator
-
-    return isinstance(operator, HigherOrderOperator)
 
 
 def recompile_limit(limit: int, accumulated: int) -> AbstractContextManager[Any]:

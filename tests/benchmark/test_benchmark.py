@@ -14,14 +14,21 @@ import torch
 from torch import nn
 
 from zoo.architectures import ARCHITECTURES
-from zoo.benchmark import layer, memory_prediction, pareto_plot
+from zoo.benchmark import layer, memory_prediction, pareto_plot, strategies
 from zoo.benchmark.model import measure_networks, measure_strategies
 from zoo.benchmark.network_setup import Setup, room_for_compilations
 from zoo.benchmark.results import Case, Results, markdown
-from zoo.benchmark.strategies import BASELINE, EAGER, FUSED, Strategy, all_strategies, build_all, choose_strategies
+from zoo.benchmark.strategies import (
+    BASELINE,
+    EAGER,
+    FUSED,
+    Strategy,
+    all_strategies,
+    build_all,
+    choose_strategies,
+    compile_with_budget,
+)
 from zoo.benchmark.timing import Clock, Step, time_interleaved
-from zoo.engine import wrapping
-from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError
 from zoo.layers import InPlaceABN
 from zoo.ops.abn import backend, native
@@ -138,8 +145,8 @@ def test_steps_take_turns_and_begin_each_round_with_another_one() -> None:
 @pytest.fixture
 def _no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling by inductor takes seconds a layer: what torch captures is run by torch itself."""
-    captured = wrapping.lookup_backend("aot_eager_decomp_partition")
-    monkeypatch.setattr(wrapping, "lookup_backend", lambda name: captured)
+    captured = strategies.lookup_backend("aot_eager_decomp_partition")
+    monkeypatch.setattr(strategies, "lookup_backend", lambda name: captured)
 
 
 @pytest.mark.usefixtures("_no_inductor")
@@ -188,7 +195,7 @@ def test_budgets_of_compiled_models_do_not_get_mixed_up() -> None:
     with room_for_compilations():
         for budget in (1.0, 0.0, 1.0):
             model = build()
-            call = compile_network(model, budget)
+            call = compile_with_budget(model, budget)
             held.append(measure_memory(lambda: call(x).sum(), model.parameters()).held)  # noqa: B023
     assert held[0] == held[2]
     assert held[1] < held[0] / 2

@@ -43,7 +43,6 @@ def test_an_empty_file_gives_the_published_defaults() -> None:
         ("network.classes", True),
         ("network.arch", None),
         ("network.norm", "ipabn"),
-        ("training.activation_memory_budget", 1.5),
         ("training.reconstruction_meter", True),
         ("training.gradient_angle_meter", 0.5),
         ("optimizer.learning_rate", float("inf")),
@@ -102,11 +101,6 @@ def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> 
         ({"network": {"arch": "wider_resnet38", "dilation": 2}}, "network.options"),
         ({"network": {"classes": 0}}, "network.num_classes"),
         ({"network": {"arch": "resnext50", "memory": "checkpoint_norms"}}, "network.memory"),
-        ({"training": {"activation_memory_budget": 0.5}}, "training.activation_memory_budget"),
-        (
-            {"network": {"memory": "lean"}, "training": {"compile": True, "activation_memory_budget": 0.5}},
-            "training.activation_memory_budget",
-        ),
         ({"training": {"compile_mode": "reduce-overhead"}}, "training.compile_mode"),
         ({"input": {"scale_val": 256, "crop_val": 320}}, "input.crop_val"),
         ({"input": {"pad_mode_train": "reflect"}}, "input.pad_mode_train"),
@@ -152,8 +146,7 @@ def test_an_impossible_combination_is_refused(content: dict[str, Any], path: str
         {"network": {"arch": "wider_resnet38_a2", "bn_mode": "sync", "activation": "elu", "memory": "checkpoint"}},
         {"network": {"arch": "resnet50", "memory": "checkpoint"}},
         {"network": {"arch": "revnet38_cifar", "memory": "lean"}},
-        {"training": {"compile": True, "activation_memory_budget": 0}},
-        {"training": {"compile": True, "compile_mode": "reduce-overhead", "activation_memory_budget": 0.5}},
+        {"network": {"memory": "lean"}, "training": {"compile": True, "compile_mode": "reduce-overhead"}},
         {"optimizer": {"nesterov": True, "momentum": 0.5}},
     ],
 )
@@ -229,11 +222,6 @@ def test_a_batch_that_does_not_divide_is_refused_with_those_that_do(
     content = {"optimizer": {"batch_size": batch_size, "accumulate_steps": accumulate_steps}}
     with pytest.raises(ConfigError, match=f"optimizer.batch_size = {batch_size}: .*{choices}"):
         check_world_size(parse_experiment(content, "x.json"), world_size)
-
-
-def test_a_budget_needs_a_compiler_to_keep_it() -> None:
-    (problem,) = problems_of({"training": {"activation_memory_budget": 0.5}})
-    assert "set training.compile to true" in problem
 
 
 def test_all_wrong_values_are_reported_at_once_and_then_all_that_contradict_each_other() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from zoo.benchmark.network_setup import LAYOUTS, room_for_compilations
 from zoo.benchmark.results import Case, Results
+from zoo.benchmark.strategies import compile_with_budget
 from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
 from zoo.engine.precision import DTYPES
-from zoo.engine.wrapping import compile_network
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN
 from zoo.ops.abn import backend, native
@@ -75,7 +75,7 @@ def providers(channels: int, device: torch.device) -> dict[str, Provider]:
 
 
 def _compiled(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    return compile_network(layer, 1.0, fullgraph=True, dynamic=False)
+    return compile_with_budget(layer, 1.0, fullgraph=True, dynamic=False)
 
 
 def measure_layers(

@@ -19,8 +19,7 @@ from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup, loss_of_any, room_for_compilations
 from zoo.benchmark.results import Case, Results, describe_error
-from zoo.benchmark.strategies import EAGER
-from zoo.engine.wrapping import compile_network
+from zoo.benchmark.strategies import EAGER, compile_with_budget
 from zoo.models.external import iter_tensors
 from zoo.remat import Rematerializer, inductor_options
 from zoo.remat.budget import Decision
@@ -78,7 +77,7 @@ def measure_lean_network(
         models[CAPTURED] = lean(copy.deepcopy(plain), budget, capture=True)
         models[INDUCTOR] = torch.compile(copy.deepcopy(plain), options=inductor_options(budget))
     for share in compiled_budgets:
-        models[f"Inductor, budget {share:g}"] = compile_network(copy.deepcopy(plain), share)
+        models[f"Inductor, budget {share:g}"] = compile_with_budget(copy.deepcopy(plain), share)
         if share < 1:
             options = inductor_options(share)
             models[f"{INDUCTOR}, budget {share:g}"] = torch.compile(copy.deepcopy(plain), options=options)

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from zoo.benchmark.block_checkpointing import checkpoint_blocks_selectively
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results, describe_error
-from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError
 from zoo.remat.lean import lean
+from zoo.torch_internals import activation_memory_budget, lookup_backend
 
 BASELINE = "std-BN"
 FUSED = "iABN fused"  # identical to "iABN" in float32
@@ -51,7 +53,24 @@ class Strategy:
         """Return the function that computes the logits: the model or its compiled version."""
         if self.budget is None:
             return model
-        return compile_network(model, self.budget, fullgraph=True, dynamic=False)
+        return compile_with_budget(model, self.budget, fullgraph=True, dynamic=False)
+
+
+def compile_with_budget(model: nn.Module, budget: float, **options: Any) -> nn.Module:
+    """Return the compiled model with this activation memory budget of torch.compile, from 0 to 1.
+
+    ``options`` are further arguments of torch.compile. Below 1, torch may draw dropout masks again in backward, and
+    gradients are wrong.
+    """
+    inductor = lookup_backend("inductor")
+
+    # torch.compile has no guard on the budget: a model compiled twice would keep the first budget. A backend of its own
+    # gives each compiled model its own budget.
+    def backend(graph: Any, inputs: Any) -> Any:
+        with activation_memory_budget(budget):
+            return inductor(graph, inputs)
+
+    return torch.compile(model, backend=backend, **options)  # type: ignore[return-value]
 
 
 EAGER = (

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from zoo.architectures import ARCHITECTURES, LEAN, is_external
+from zoo.architectures import ARCHITECTURES, is_external
 from zoo.config.augmentation import AUGMENT_PARAMS, TIMM_POLICY
 from zoo.config.optimizer import Optimizer
 from zoo.config.regularization import Regularization
@@ -190,9 +190,6 @@ class Training(Section):
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
     """Mode of torch.compile. "reduce-overhead" uses CUDA graphs, for small batches that are limited by kernel launches
     (not measured); "max-autotune" tries more kernels and takes longer to compile."""
-    activation_memory_budget: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Activation memory budget of torch.compile. 0: recomputes the whole forward pass; 1: optimizes for speed; null:
-    torch's default. Random numbers, such as dropout masks, are drawn once at any budget."""
     gradient_compression: Literal["off", "bf16"] = "off"
     """Dtype in which processes exchange gradients; off: that of the gradients. bf16 halves the bytes and keeps 8
     significant bits of each gradient."""
@@ -207,12 +204,6 @@ class Training(Section):
         """Yield problems of compiler settings without torch.compile."""
         if self.compile_mode != "default" and not self.compile:
             yield "compile_mode", "has no effect without torch.compile; set training.compile to true, or remove the key"
-        if self.activation_memory_budget is not None and not self.compile:
-            yield (
-                "activation_memory_budget",
-                "has no effect without torch.compile; set training.compile to true, or remove the key and choose a "
-                "network.memory",
-            )
 
 
 class CheckpointConfig(Section):
@@ -331,11 +322,6 @@ class Experiment(Section):
             for protocol in self.expected.scores:
                 if protocol.startswith("whole") != (self.segmentation is not None):
                     yield "expected.scores", f"{protocol} is not a protocol of {self.task}"
-        if self.network.memory == LEAN and self.training.activation_memory_budget is not None:
-            yield (
-                "training.activation_memory_budget",
-                f'decides what a compiled network saves, and so does network.memory "{LEAN}"; remove one of the two',
-            )
         if self.regularization.mixes and self.optimizer.batch_size % 2:
             yield "optimizer.batch_size", "should be even with mixup or cutmix, which mix the images of its halves"
         of_other_package = is_external(self.network.arch)

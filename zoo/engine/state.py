@@ -78,7 +78,7 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
     settings = config.training
     trained = task.trained_network(model)
     if settings.compile:
-        trained = compile_network(trained, settings.activation_memory_budget, settings.compile_mode)
+        trained = compile_network(trained, settings.compile_mode)
     return TrainState(
         task=task,
         process=process,

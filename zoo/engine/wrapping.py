@@ -14,49 +14,23 @@ from torch.nn.parallel import DistributedDataParallel
 from zoo.engine.process import Process
 from zoo.remat.capture import inductor_options
 from zoo.remat.lean import is_lean, lean
-from zoo.remat.partitioning import random_saving_partitioner
-from zoo.torch_internals import ALL_GATHER, list_mode_options, lookup_backend, uncompiled
-from zoo.torch_internals import activation_memory_budget as memory_budget
+from zoo.torch_internals import ALL_GATHER, list_mode_options, uncompiled
 
 _NAMES = ("forward_sync_buffers", "broadcast_buffers")  # new versions of torch warn about the second one
 _BUFFER_OPTION = next(name for name in _NAMES if name in inspect.signature(DistributedDataParallel).parameters)
 
 
-def compile_network(
-    model: nn.Module,
-    activation_memory_budget: float | None,
-    mode: str = "default",
-    *,
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-) -> nn.Module:
-    """Return the compiled model; the budget (0 to 1, None: torch's choice) limits its activation memory.
+def compile_network(model: nn.Module, mode: str = "default") -> nn.Module:
+    """Return the model, compiled with a ``mode`` of torch.compile.
 
-    With a budget, backward reuses the random numbers of forward, such as dropout masks; torch alone may redraw them.
-    Without one, the graphs of a `zoo.lean` network save what lean training saves, see `zoo.remat.inductor_options`, and
-    the network itself is lean no longer. ``mode``, ``fullgraph`` and ``dynamic`` are those of torch.compile. (torch's
-    context for the budget of a region of a network, new in 2.15, refuses regions that update running statistics.)
+    The graphs of a `zoo.lean` network save what lean training saves, see `zoo.remat.inductor_options`, and the network
+    itself is lean no longer.
     """
-    was_lean = is_lean(model)
-    lean(model, enabled=False)
-    if activation_memory_budget is None and not was_lean:
-        return torch.compile(model, mode=mode, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
-    # torch.compile takes either a backend or a mode.
-    inductor = lookup_backend("inductor")
-    options = list_mode_options(mode)
-    if activation_memory_budget is None:
-        options |= inductor_options()
-        activation_memory_budget = 1.0
-    else:
-        options["custom_partitioner_fn"] = random_saving_partitioner()
-
-    # torch.compile has no guard on the budget: a model compiled twice would keep the first budget. A backend of its own
-    # gives each compiled model its own budget.
-    def backend(graph: Any, inputs: Any) -> Any:
-        with memory_budget(activation_memory_budget):
-            return inductor(graph, inputs, config_patches=options)
-
-    return torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
+    if not is_lean(model):
+        return torch.compile(model, mode=mode)  # type: ignore[return-value]
+    # torch.compile takes either options or a mode.
+    options = list_mode_options(mode) | inductor_options()
+    return torch.compile(lean(model, enabled=False), options=options)  # type: ignore[return-value]
 
 
 def distribute(network: nn.Module, process: Process, compress: bool = False) -> nn.Module:

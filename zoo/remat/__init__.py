@@ -16,7 +16,6 @@ anyway or are smaller. Backward recomputes it with the same kernels, so that gra
 - ``lean``: `zoo.lean`, which applies all this to a module.
 - ``capture``, ``joint_graph``: the same for graphs that torch.compile captures, without a dispatch mode.
 - ``cut``, ``nodes``, ``autocast``: what such a graph saves, what its nodes are, and how often its inputs are cast.
-- ``partitioning``: keeps the random numbers of Inductor's own recomputation.
 - ``memory_report``, ``memory_use``: what a network holds between forward and backward.
 
 Apart from zoo's errors, tables and internals of torch, and the kernels of ``zoo.ops``, it needs torch alone.

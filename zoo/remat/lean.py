@@ -235,8 +235,7 @@ def _warn_that_it_steps_aside() -> None:
         _has_warned = True
         warnings.warn(
             "zoo.lean has no effect in or around modules compiled by torch.compile; compile the plain network with "
-            'backend="zoo_lean" or options=zoo.remat.inductor_options(). Experiments limit the activation memory of '
-            "compiled networks with training.activation_memory_budget",
+            'backend="zoo_lean" or options=zoo.remat.inductor_options()',
             StepsAside,
             stacklevel=2,
         )
