@@ -160,7 +160,8 @@ def test_a_checkpoint_of_the_trainer_names_its_own_network_and_preprocessing(tmp
     experiment = config.parse_experiment(settings, source="test")
     model = build_from_config(experiment.network)
     path = tmp_path / "checkpoint.pth.tar"
-    torch.save({"state_dict": model.state_dict(), "config": experiment.model_dump(mode="json")}, path)
+    network = experiment.network.described(experiment.input).model_dump(mode="json")
+    torch.save({"state_dict": model.state_dict(), "network": network}, path)
     loaded = zoo.get(path)
     assert loaded.mod1.bn1.activation == "elu"
     assert loaded.classifier.fc.out_features == 3
@@ -267,7 +268,7 @@ def _with_record(model, path, **changes):
 
 
 def test_what_is_not_given_is_as_the_weights_file_says(tmp_path):
-    images = {"scale": 36, "crop": 32, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+    images = {"scale_val": 36, "crop_val": 32, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
     source = zoo.get("resnet18", activation="relu", num_classes=7, dilation=[1, 1, 1, 2])
     path = _with_record(source, tmp_path / "relu.pth", preprocessing=images)
     for model in (zoo.get("resnet18", weights=path), zoo.get(path)):

@@ -1,4 +1,4 @@
-"""The description of a network: what it accepts, in every place that has one, and how earlier forms are read."""
+"""The description of a network: what it accepts, in every place that has one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ import zoo
 from zoo.config import Experiment, parse_experiment
 from zoo.errors import ConfigError, DataError, WeightsError
 from zoo.limits import MAX_CLASSES
-from zoo.spec import NetworkSpec, Preprocessing, escape_names, merge, parse_spec, read_earlier_form
+from zoo.spec import NetworkSpec, Preprocessing, escape_names, merge, parse_spec
 from zoo.weights.stored_spec import parse_stored_spec
 
 ROOT = Path(__file__).parents[1]
-EARLIER = json.loads((ROOT / "tests/golden/earlier_networks.json").read_text())
 STORED = {"arch": "resnet18", "norm": "standard", "activation": "relu", "activation_param": 0.01, "num_classes": 3,
           "options": {}, "class_names": ["cat", "dog", "ünicorn"]}  # fmt: skip
 
@@ -89,7 +88,10 @@ def test_a_wrong_setting_is_refused_wherever_a_network_is_described(settings: di
         ({"class_names": ["a", "b", "c", "d"]}, "network.class_names.*4 names for 3 classes"),
         ({"class_names": [str(index) for index in range(1_000_000)]}, "network.class_names"),
         ({"preprocessing": {"scale_val": 0}}, "network.preprocessing.scale_val = 0"),
-        ({"preprocessing": {"scale": 36, "crop": 320}}, "network.preprocessing.crop_val = 320.*at most scale_val"),
+        (
+            {"preprocessing": {"scale_val": 36, "crop_val": 320}},
+            "network.preprocessing.crop_val = 320.*at most scale_val",
+        ),
         ({"preprocessing": {"crop_val": 10**9}}, "network.preprocessing.crop_val"),
         ({"preprocessing": {"mean": [0.5, 0.5]}}, "network.preprocessing.mean"),
         ({"preprocessing": {"std": [0.5, 0.5, 0.0]}}, r"network.preprocessing.std\[2\]"),
@@ -171,44 +173,11 @@ def test_class_names_that_look_the_same_are_refused() -> None:
         escape_names(["a\n", "a\\n"])
 
 
-@pytest.mark.parametrize("earlier", EARLIER, ids=lambda earlier: json.dumps(earlier["experiment"]))
-def test_earlier_experiments_checkpoints_and_weights_files_mean_what_they_meant(earlier: dict[str, Any]) -> None:
-    """The golden file was written by the version before `NetworkSpec`.
-
-    For each network it has the section of an experiment file, the complete settings in a checkpoint, the record in a
-    weights file, and what they meant.
-    """
-    expected = earlier["meaning"]
-    for network in (earlier["experiment"], earlier["settings"]):
-        spec = parse_experiment({"network": network}, "x.json").network
-        assert {key: getattr(spec, key) for key in expected} == expected
-        again = parse_experiment({"network": spec.model_dump(mode="json")}, "x.json").network
-        assert again == spec
-    if earlier["record"] is None:  # a network of the user's own
-        return
-    of_file = stored_spec(earlier["record"])
-    assert of_file is not None
-    stored = {key: value for key, value in expected.items() if not key.startswith("weight_")}
-    stored["options"] = {key: value for key, value in expected["options"].items() if key != "pretrained"}
-    assert {key: getattr(of_file, key) for key in stored} == stored
-    assert of_file.class_names == ["cat", "dog"]
-    assert of_file.preprocessing == Preprocessing()
-    assert read_earlier_form(of_file.model_dump()) == of_file.model_dump()
-
-
-@pytest.mark.parametrize("earlier", EARLIER, ids=lambda earlier: json.dumps(earlier["experiment"]))
-def test_earlier_checkpoints_agree_with_their_own_settings(earlier: dict[str, Any]) -> None:
-    content = {"state_dict": {}, "network": earlier["record"], "config": {"network": earlier["settings"]},
-               "format_version": 1}  # fmt: skip
-    spec = parse_stored_spec(content, "old.pth.tar")
-    assert (spec is None) is (earlier["record"] is None)
-
-
-def test_the_earliest_checkpoints_have_settings_alone() -> None:
-    settings = EARLIER[4]["settings"]
-    content = {"state_dict": {}, "config": {"network": settings, "input": {"scale_val": 36, "crop_val": 32}}}
-    spec = parse_stored_spec(content, "old.pth.tar")
-    assert spec is not None
-    assert (spec.arch, spec.norm, spec.num_classes, spec.memory) == ("resnext50", "standard", 3, "checkpoint")
-    assert spec.options == {"input_3x3": True, "dilation": [1, 1, 1, 2]}
-    assert spec.preprocessing == Preprocessing(scale_val=36, crop_val=32)
+def test_keys_of_the_original_project_are_read() -> None:
+    network = {"arch": "resnext50", "bn_mode": "sync", "classes": 3, "input_3x3": True, "dilation": [1, 1, 1, 2]}
+    spec = parse_experiment({"network": network}, "x.json").network
+    assert spec == NetworkSpec(
+        arch="resnext50", norm="sync", num_classes=3, options={"input_3x3": True, "dilation": [1, 1, 1, 2]}
+    )
+    wider = {"arch": "wider_resnet38", "bn_mode": "inplace", "input_3x3": True, "dilation": 1}
+    assert parse_experiment({"network": wider}, "x.json").network == NetworkSpec(arch="wider_resnet38", norm="inplace")

@@ -79,9 +79,9 @@ ClassNames = Annotated[list[ClassName], Field(max_length=MAX_CLASSES), AfterVali
 class Preprocessing(Section):
     """How validation images are preprocessed."""
 
-    scale_val: Scale = Field(default=256, validation_alias=AliasChoices("scale_val", "scale"))
+    scale_val: Scale = 256
     """Validation images are resized to this length of their shorter side; -1: not resized."""
-    crop_val: Side = Field(default=224, validation_alias=AliasChoices("crop_val", "crop"))
+    crop_val: Side = 224
     """Side of the center crop of validation images."""
     mean: Annotated[list[Annotated[float, Field(ge=0, le=1)]], THREE] = Field(default=[0.485, 0.456, 0.406])
     """Mean of red, green and blue (values from 0 to 1), which is subtracted."""
@@ -93,13 +93,6 @@ class Preprocessing(Section):
     crop_mode_val: CropMode = "center"
     """How validation images are resized before the crop, as in timm. center: the shorter side to scale_val; squash:
     both sides, which changes the aspect ratio; border: the longer side, with borders of the mean color."""
-
-    @model_serializer(mode="wrap")
-    def _serialize_as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit newer settings at their defaults in weights files, so that earlier versions read them."""
-        content: dict[str, Any] = handler(self)
-        newer = {"interpolation_val": "bilinear", "crop_mode_val": "center"} if type(self) is Preprocessing else {}
-        return {key: value for key, value in content.items() if key not in newer or newer[key] != value}
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield problems of crops that are larger than the resized image, and of images that are not resized."""
@@ -315,38 +308,19 @@ def escape_names(names: Iterable[str]) -> list[str]:
     return escaped
 
 
-def read_earlier_form(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a description of a network from an earlier version to the current form; current ones are unchanged.
+def read_original_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a ``network`` section with the original project's keys ``input_3x3`` and ``dilation`` as options.
 
-    This is the only reader of earlier forms. `NetworkSpec` itself accepts the earlier keys ``bn_mode`` and ``classes``.
-
-    - Experiments, also those of the original project: ``input_3x3`` and ``dilation`` are keys instead of options.
-      Without ``norm`` and ``num_classes``, the defaults are 1000 classes and relu, or leaky_relu where relu is
-      impossible.
-    - Weights files: ``memory`` is one of the options, and settings that do not apply to an external network are null.
-
-    The content is not validated; `NetworkSpec` does that.
+    `NetworkSpec` itself accepts the original project's keys ``bn_mode`` and ``classes``. The content is not validated.
     """
     content, options, name = dict(content), content.get("options", {}), content.get("arch", "resnet101")
-    if not isinstance(name, str) or not isinstance(options, dict):
+    if not isinstance(name, str) or not isinstance(options, dict) or is_external(name):
         return content
-    arch, is_experiment = ARCHITECTURES.get(name), content.keys().isdisjoint({"norm", "num_classes"})
-    if is_experiment:
-        content.setdefault("classes", 1000)
-    if is_external(name):
-        unsaid = {"norm": None, "activation": None, "activation_param": None, "bn_mode": "standard"}
-        content = {key: value for key, value in content.items() if key not in unsaid or value != unsaid[key]}
-    else:
-        if is_experiment and "activation" not in content:
-            only_leaky = content.get("bn_mode") in ("inplace", "sync") or (arch is not None and arch.leaky_relu_only)
-            content["activation"] = "leaky_relu" if only_leaky else "relu"
-        for key, default in (("input_3x3", False), ("dilation", 1)):
-            value = content.pop(key, default)
-            if value is True and key == "input_3x3" and arch is not None and arch.ignores_input_3x3:
-                continue  # the file of a published WiderResNet requests a stem that no WiderResNet has
-            if type(value) is not type(default) or value != default:
-                options = {**options, key: value}
-    if not is_experiment and "memory" in options and "memory" not in content:
-        content["memory"] = options["memory"]
-        options = {key: value for key, value in options.items() if key != "memory"}
+    arch = ARCHITECTURES.get(name)
+    for key, default in (("input_3x3", False), ("dilation", 1)):
+        value = content.pop(key, default)
+        if value is True and key == "input_3x3" and arch is not None and arch.ignores_input_3x3:
+            continue  # the file of a published WiderResNet requests a stem that no WiderResNet has
+        if type(value) is not type(default) or value != default:
+            options = {**options, key: value}
     return {**content, "options": options}

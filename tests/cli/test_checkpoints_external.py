@@ -20,7 +20,8 @@ from zoo.weights import read_weights
 pytestmark = pytest.mark.slow  # networks of torchvision and timm
 
 SMALL = "torchvision:shufflenet_v2_x0_5"
-PREPROCESSING = {"scale_val": 48, "crop_val": 32, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+PREPROCESSING = {"scale_val": 48, "crop_val": 32, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25],
+                 "interpolation_val": "bilinear", "crop_mode_val": "center"}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=[SMALL, "timm:resnet10t"])
@@ -41,13 +42,6 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return request.param, root / "log" / "checkpoint.pth.tar", data
 
 
-def _without_record(checkpoint: Path, path: Path) -> Path:
-    """Write the checkpoint as versions did that had no records of these networks."""
-    content = read(checkpoint)
-    torch.save({**content, "network": None, "class_names": ["class0", "class1"]}, path)
-    return path
-
-
 def test_the_checkpoint_names_its_network(trained: tuple[str, Path, Path]) -> None:
     arch, checkpoint, _ = trained
     assert read(checkpoint)["network"] == {
@@ -56,11 +50,8 @@ def test_the_checkpoint_names_its_network(trained: tuple[str, Path, Path]) -> No
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_zoo_get_builds_it(is_old: bool, trained: tuple[str, Path, Path], tmp_path: Path) -> None:
+def test_zoo_get_builds_it(trained: tuple[str, Path, Path]) -> None:
     arch, path, _ = trained
-    if is_old:
-        path = _without_record(path, tmp_path / "old.pth.tar")
     model, weights = zoo.get(path), read_weights(path).state_dict
     assert model.state_dict().keys() == weights.keys()
     assert all(torch.equal(tensor, weights[key]) for key, tensor in model.state_dict().items())
@@ -99,12 +90,9 @@ def test_no_classifier_where_the_package_builds_none(trained: tuple[str, Path, P
         assert zoo.get(checkpoint, num_classes=0).eval()(torch.randn(2, 3, 32, 32)).shape == (2, 512)
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_commands_take_it(
-    is_old: bool, trained: tuple[str, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_take_it(trained: tuple[str, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arch, checkpoint, data = trained
-    path = str(_without_record(checkpoint, tmp_path / "old.pth.tar") if is_old else checkpoint)
+    path = str(checkpoint)
     assert main(["validate", path, str(data), "-j", "0"]) == 0
     assert main(["predict", path, str(data / "val" / "class0" / "0.png")]) == 0
     capsys.readouterr()

@@ -52,7 +52,7 @@ def test_differences_are_what_makes_a_file_of_the_defaults() -> None:
                 node = node.setdefault(section, {})
             node[key] = value
         assert parse_experiment(content, "x.json").digest() == experiment.digest(), path.name
-    assert differences(Experiment()) == {"network.arch": "resnet101", "network.norm": "standard"}
+    assert differences(Experiment()) == {"network.arch": "resnet101"}
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,9 @@ def test_differences_are_what_makes_a_file_of_the_defaults() -> None:
         {"arch": "deeplab_resnet18", "num_classes": 19},
     ],
 )
-def test_a_copy_of_the_differences_is_not_read_as_an_earlier_version(network) -> None:
+def test_a_copy_of_the_differences_is_the_same_network(network) -> None:
     experiment = parse_experiment({"network": network}, "x.json")
     shown = {key.removeprefix("network."): value for key, value in differences(experiment).items()}
-    assert shown["norm"] == "standard"
     assert parse_experiment({"network": shown}, "copy.json").network == experiment.network
 
 
@@ -86,16 +85,6 @@ def test_an_unknown_key_is_told_where_what_it_may_mean_stands(content, hint) -> 
     with pytest.raises(ConfigError) as caught:
         parse_experiment(content, "x.json")
     assert hint in str(caught.value)
-
-
-def test_a_file_of_an_earlier_version_that_leaves_the_activation_out_is_warned_about(tmp_path, caplog) -> None:
-    (tmp_path / "x.json").write_text('{"network": {"arch": "resnet18", "classes": 10}}')
-    assert load_experiment(tmp_path / "x.json").network.activation == "relu"
-    assert "network.activation is left out: it is relu, as in earlier versions" in caplog.text
-    caplog.clear()
-    (tmp_path / "x.json").write_text('{"network": {"arch": "resnet18", "num_classes": 10}}')
-    assert load_experiment(tmp_path / "x.json").network.activation == "leaky_relu"
-    assert not caplog.text
 
 
 def test_a_bundled_experiment_is_found_by_its_name_and_a_file_by_its_path(tmp_path, monkeypatch) -> None:

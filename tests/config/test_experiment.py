@@ -29,7 +29,11 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 def test_an_empty_file_gives_the_published_defaults() -> None:
     config = parse_experiment({}, "x.json")
-    assert (config.network.arch, config.network.activation, config.network.norm) == ("resnet101", "relu", "standard")
+    assert (config.network.arch, config.network.activation, config.network.norm) == (
+        "resnet101",
+        "leaky_relu",
+        "standard",
+    )
     assert (config.optimizer.batch_size, config.optimizer.clip, config.optimizer.classifier_lr) == (256, 1.0, -1)
     assert (config.optimizer.weight_decay, config.optimizer.nesterov) == (1e-4, False)
     assert (config.optimizer.schedule.type, config.optimizer.schedule.epochs) == ("constant", 10)

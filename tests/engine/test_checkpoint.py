@@ -42,7 +42,7 @@ def test_a_checkpoint_holds_tensors_and_plain_python_under_the_originals_names(t
     content = torch.load(save(state, tmp_path), weights_only=True)
     assert content.keys() > ORIGINAL_KEYS | {"ema", "scaler", "ranks", "config", "config_digest", "format_version"}
     assert (content["epoch"], content["arch"], content["best_prec1"]) == (2, "resnet18", 61.5)
-    assert content["position"] == {"epoch": 2, "batch": 3, "step": 13, "num_pictures": 40}
+    assert content["position"] == {"epoch": 2, "batch": 3, "step": 13, "num_images": 40}
     assert list(content["state_dict"]) == list(build_net(state.config.network).state_dict())
     assert (content["world_size"], content["num_threads"]) == (1, torch.get_num_threads())
     assert content["config_digest"] == state.config.digest()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.engine.tiny import MemoryLog, make_config, make_images, run
-from zoo.engine.checkpoint import CHECKPOINT, read, write
+from zoo.engine.checkpoint import CHECKPOINT
 from zoo.errors import CheckpointError, DataError
 from zoo.spec import NetworkSpec
 from zoo.weights.stored_spec import parse_stored_spec
@@ -51,17 +51,6 @@ def test_a_run_does_not_go_on_with_other_classes(tmp_path: Path) -> None:
         (data / split / "class1").rename(data / split / "other")
     with pytest.raises(CheckpointError, match=r"the classes differ from .*class1.*other.*--weights"):
         _run(data, tmp_path / "log", epochs=2, resume="auto")
-
-
-def test_checkpoints_without_names_go_on_and_have_them_then(tmp_path: Path) -> None:
-    data = make_images(tmp_path / "data", num_train=16)
-    _stop_after_first_epoch(data, tmp_path / "log")
-    content = read(tmp_path / "log" / CHECKPOINT)
-    del content["network"]
-    write(content, tmp_path / "log", is_best=False)
-    record = _run(data, tmp_path / "log", epochs=2, resume="auto")
-    assert record is not None
-    assert record.class_names == ["class0", "class1"]
 
 
 def test_two_folders_that_look_the_same_are_refused_before_the_first_step(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_killed_run_ends_as_the_straight_one(data: Path, tmp_path: Path, worke
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     (numbers,) = run_distributed(_numbers_of_run, 1, config, data, straight, {"workers": workers[0]}, group=False)
     _kill_at(KILL_AT, 1, config, data, killed, workers=workers[1])
-    assert read(killed / CHECKPOINT)["position"] == {"epoch": 1, "batch": 1, "step": 6, "num_pictures": 40}
+    assert read(killed / CHECKPOINT)["position"] == {"epoch": 1, "batch": 1, "step": 6, "num_images": 40}
     options = {"workers": workers[2], "resume": "auto"}
     (rest,) = run_distributed(_numbers_of_run, 1, config, data, killed, options, group=False)
     assert rest == numbers[6:]
@@ -188,7 +188,7 @@ def test_a_killed_segmentation_ends_as_the_straight_one(tmp_path: Path) -> None:
     config = make_segmentation_config(checkpoint={"every_steps": EVERY_STEPS})
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     _kill_at(7, 1, config, images, killed, build=build_segmenter)
-    assert read(killed / CHECKPOINT)["position"] == {"epoch": 1, "batch": 2, "step": 6, "num_pictures": 16}
+    assert read(killed / CHECKPOINT)["position"] == {"epoch": 1, "batch": 2, "step": 6, "num_images": 16}
     ((numbers, rest),) = run_distributed(_numbers_of_both, 1, config, images, straight, killed, group=False)
     assert len(numbers) == 8
     assert rest == numbers[6:]

@@ -68,7 +68,7 @@ def test_each_epoch_ends_with_a_validation_of_the_average_and_a_checkpoint(data:
     assert [is_best for *_, is_best in log.validations] == bests
     assert all(result.count == 6 for _, _, result, _ in log.validations)
     content = read(tmp_path / CHECKPOINT)
-    assert content["position"] == {"epoch": 3, "batch": 0, "step": 15, "num_pictures": 40}
+    assert content["position"] == {"epoch": 3, "batch": 0, "step": 15, "num_images": 40}
     assert content["best_prec1"] == max(scores)
     assert read(tmp_path / PREVIOUS)["epoch"] == 2
     last_best = max(epoch for epoch, is_best in enumerate(bests) if is_best)

@@ -56,11 +56,7 @@ ODD: list[tuple[str, Any]] = [
     *[(key, MISSING) for key in ("scaler", "num_threads", "device", "torch_version", "best_prec1")],
     *[("ema", value) for value in (None, 3, "x", [], {}, {"a": 1}, torch.zeros(2))],
     *[("best_prec1", value) for value in ("x", None)],
-    *[
-        (f"position.{key}", value)
-        for key in ("epoch", "batch", "step", "num_pictures")
-        for value in (MISSING, "x", None)
-    ],
+    *[(f"position.{key}", value) for key in ("epoch", "batch", "step", "num_images") for value in (MISSING, "x", None)],
     *[("ranks.rng", value) for value in (MISSING, None, {}, {"torch": 1, "python": 1, "device": None})],
     *[("ranks.meter", value) for value in (MISSING, None, {}, {"loss": "x", "counts": 1})],
     ("config", _recursive()),

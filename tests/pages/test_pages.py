@@ -20,13 +20,12 @@ from zoo.weights.published import published
 
 ROOT = tables.ROOT
 TEXTS = {name: path.read_text() for name, path in tables.PAGES.items()}
-CHANGES = "docs/changes.md"  # also names what no longer exists
 FOLDERS = ("zoo", "docs", "experiments", "tests", "scripts", "csrc")
 
 
 def each(pattern: str) -> list[tuple[str, str]]:
     """Return the matches of a pattern's only group, with their pages; ``^`` matches at each line."""
-    texts = {page: text for page, text in TEXTS.items() if page != CHANGES}
+    texts = TEXTS
     return [(page, found) for page, text in texts.items() for found in re.findall(pattern, text, re.MULTILINE)]
 
 

@@ -23,7 +23,7 @@ def make_run(folder: Path, top1: list[float], name: str = EXPERIMENT, **changes:
     """Write what a training run of an experiment leaves behind; ``changes`` are those of `settings_of`."""
     config = settings_of(name, **changes)
     folder.mkdir()
-    position = {"num_pictures": 500}
+    position = {"num_images": 500}
     content = {"config": config, "position": position, "format_version": checkpoint.FORMAT_VERSION}
     checkpoint.write(content, folder, False)
     records = [{"event": "start"}, *({"event": "validation", "epoch": e, "top1": t} for e, t in enumerate(top1))]

@@ -84,12 +84,8 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def differences(experiment: Experiment) -> dict[str, Any]:
-    """Return the architecture, its norm and all other settings that are not the defaults, by their dotted path.
-
-    The norm is always included: a network section without ``norm`` and ``num_classes`` is read as one of an earlier
-    version, which had other defaults.
-    """
-    network = NetworkSpec(arch=experiment.network.arch).model_dump(mode="json", exclude={"arch", "norm"})
+    """Return the architecture and all settings that are not the defaults, by their dotted path."""
+    network = NetworkSpec(arch=experiment.network.arch).model_dump(mode="json", exclude={"arch"})
     defaults = {**experiment.defaults().model_dump(mode="json"), "network": network}
     return dict(_differ(experiment.model_dump(mode="json"), defaults, ""))
 

@@ -253,14 +253,6 @@ class Expected(Section):
     weights: PublishedWeights | None = None
     """Published weights with these scores; null: not published."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_md5(cls, content: Any) -> Any:
-        """Drop ``weights_md5`` of earlier files and checkpoints; checksums.md5 has it now."""
-        if not isinstance(content, dict):
-            return content
-        return {key: value for key, value in content.items() if key != "weights_md5"}
-
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield problems of protocols with a score of another task."""
         for protocol, score in self.scores.items():

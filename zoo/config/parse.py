@@ -19,7 +19,7 @@ from zoo.config.describe import describe_settings
 from zoo.config.experiment import Experiment
 from zoo.errors import ConfigError, escape, nearest
 from zoo.section import MAX_PROBLEMS, UNKNOWN_KEY, KeyPath, Problem, check_extent, dotted, problems_of, raise_problems
-from zoo.spec import read_earlier_form
+from zoo.spec import read_original_keys
 
 logger = logging.getLogger("zoo")
 
@@ -77,8 +77,8 @@ def load_experiment(name: str | Path, log_notices: bool = True, known_networks_o
 def parse_experiment(content: dict[str, Any], source: str) -> Experiment:
     """Return the experiment for parsed JSON ``content``; ``source`` names it in messages.
 
-    Accepts earlier forms of the ``network`` section, see `zoo.spec.read_earlier_form`, and unknown architectures, for
-    custom networks. Raises ConfigError with one line per problem.
+    Accepts the original project's keys of the ``network`` section, see `zoo.spec.read_original_keys`, and unknown
+    architectures, for custom networks. Raises ConfigError with one line per problem.
     """
     return _parse(content, source, known_networks_only=False)
 
@@ -88,7 +88,7 @@ def _parse(content: Any, source: str, known_networks_only: bool, log_notices: bo
         raise ConfigError(f"{source}: should be a JSON object, not a {type(content).__name__}")
     check_extent(content, source)
     network = content.get("network", {})
-    present = {**content, "network": read_earlier_form(network)} if isinstance(network, dict) else content
+    present = {**content, "network": read_original_keys(network)} if isinstance(network, dict) else content
     problems = list(_repeated_keys(content))
     try:
         experiment = Experiment.model_validate(present)
@@ -99,12 +99,6 @@ def _parse(content: Any, source: str, known_networks_only: bool, log_notices: bo
         problems += _unknown_network(content)
     if problems:
         raise_problems(problems, source)
-    if log_notices and known_networks_only and "activation" not in network and experiment.network.activation == "relu":
-        logger.warning(
-            "%s: network.activation is left out: it is relu, as in earlier versions; the default of zoo.get, and of "
-            "files that say norm or num_classes, is leaky_relu",
-            source,
-        )
     if log_notices and network.get("input_3x3") is True and "input_3x3" not in experiment.network.options:
         logger.info("%s: network.input_3x3 = true: is ignored, a WiderResNet has no other stem", source)
     return experiment

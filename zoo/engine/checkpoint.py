@@ -117,13 +117,12 @@ class CheckpointWriter:
 
 def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the content of a checkpoint: tensors and plain Python, readable with weights_only=True."""
-    network = _network(state)
-    names = {"class_names": list(state.class_names)} if network is None and state.class_names is not None else {}
+    names = state.class_names
     return {
         **shared_state(state),
-        **names,
+        "class_names": None if names is None else list(names),
         "ranks": ranks,
-        "network": network,
+        "network": _network(state),
         "config": state.config.model_dump(mode="json"),
         "config_digest": state.config.digest(),
         "world_size": state.process.world_size,
@@ -180,7 +179,7 @@ def best_of(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "state_dict": weights,
         "averaged": averaged,
-        **{key: content[key] for key in KEYS_OF_BEST if key in content},
+        **{key: content[key] for key in KEYS_OF_BEST},
     }
 
 

@@ -21,9 +21,9 @@ from zoo.engine.task import Task
 from zoo.errors import CheckpointError, escape, join_names, truncate
 from zoo.limits import is_whole
 from zoo.registry import build_from_config
-from zoo.spec import NetworkSpec, read_earlier_form
+from zoo.spec import NetworkSpec
 from zoo.weights import load_weights
-from zoo.weights.stored_spec import parse_class_names, parse_network
+from zoo.weights.stored_spec import parse_network
 
 AUTO = "auto"
 # Prefixes of settings that may change on a resume because they do not affect the computation. All others must match.
@@ -145,10 +145,10 @@ def restore(state: TrainState, resumed: LoadedCheckpoint, allow_world_size_chang
                 resumed.path,
                 "start as many, or give --allow-world-size-change (the last bits of the results will differ)",
             )
-        if saved.get("network") is not None:  # older checkpoints, and those of a user's own network, have none
-            state.class_names = parse_network(saved["network"], escape(resumed.path)).class_names
+        if saved["network"] is None:  # a network of the user's own
+            state.class_names = _class_names(saved["class_names"])
         else:
-            state.class_names = parse_class_names(saved, state.config.network.num_classes, escape(resumed.path))
+            state.class_names = parse_network(saved["network"], escape(resumed.path)).class_names
         if len(saved["ranks"]) != saved["world_size"]:
             raise ValueError(f"ranks has {len(saved['ranks'])} entries for {saved['world_size']} processes")
         load_shared_state(state, saved)
@@ -167,6 +167,12 @@ def restore(state: TrainState, resumed: LoadedCheckpoint, allow_world_size_chang
         state.meter.reset()
     position = f"resumed from {escape(resumed.path)}: {_position(state)}"
     return [*resumed.notices, position, *prolonged, *differences]
+
+
+def _class_names(names: Any) -> list[str] | None:
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise TypeError(f"class_names is of type {type(names).__name__}, not a list of names")
+    return names
 
 
 def _position(state: TrainState) -> str:
@@ -191,8 +197,7 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iterator[str]:
     """Yield a notice if the number of epochs has grown; CheckpointError if a setting that must match differs."""
-    network = NetworkSpec.model_validate(read_earlier_form(saved["network"])).model_dump(mode="json")
-    saved = {**saved, "network": network}
+    saved = {**saved, "network": NetworkSpec.model_validate(saved["network"]).model_dump(mode="json")}
     now = dict(leaves(config.model_dump(mode="json")))
     # A setting that is newer than the checkpoint defaults to the behavior before it existed.
     defaults = leaves(config.defaults().model_dump(mode="json"))

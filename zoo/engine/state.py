@@ -21,7 +21,7 @@ from zoo.engine.task import Task
 from zoo.engine.wrapping import compile_network, distribute
 
 # The position of a run: keys in checkpoints, and attributes of `TrainState`.
-POSITION = {"epoch": "epoch", "batch": "batch", "step": "step", "num_pictures": "num_images"}
+POSITION = ("epoch", "batch", "step", "num_images")
 # Entries of parameter groups that choose an implementation and change no result; checkpoints do not override them.
 DEVICE_KEYS = ("fused", "foreach")
 
@@ -51,7 +51,7 @@ class TrainState:
     best_score: float = 0.0
     """Best validation score so far, percent."""
     best_epoch: int | None = None
-    """Index of the epoch with ``best_score``; None before the first validation and in old checkpoints."""
+    """Index of the epoch with ``best_score``; None before the first validation."""
     num_images: int = 0
     """Number of training images, 0 until it is known; a resume needs the same images."""
     class_names: Sequence[str] | None = None
@@ -154,7 +154,7 @@ def shared_state(state: TrainState) -> dict[str, Any]:
         "optimizer": state.optimizer.state_dict(),
         "ema": None if state.ema is None else state.ema.state_dict(),
         "scaler": state.scaler.state_dict(),
-        "position": {key: getattr(state, name) for key, name in POSITION.items()},
+        "position": {key: getattr(state, key) for key in POSITION},
     }
 
 
@@ -178,9 +178,9 @@ def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
     _load_optimizer(state.optimizer, saved["optimizer"])
     state.scaler.load_state_dict(saved["scaler"])
     state.best_score = float(saved["best_prec1"])
-    state.best_epoch = saved.get("best_epoch")  # missing in old files
-    for key, name in POSITION.items():
-        setattr(state, name, int(saved["position"][key]))
+    state.best_epoch = saved["best_epoch"]
+    for key in POSITION:
+        setattr(state, key, int(saved["position"][key]))
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:

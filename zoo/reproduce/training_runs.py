@@ -256,7 +256,7 @@ def _read_folder(folder: Path) -> TrainingRun:
         epochs=validated,
         reconstruction=_evenly_spread(reconstructions, NUM_RECONSTRUCTIONS),
         angles=_evenly_spread(angles, NUM_ANGLES),
-        num_training_images=saved["position"]["num_pictures"],
+        num_training_images=saved["position"]["num_images"],
         num_validation_images=num_scored,
         data=data,
         cost=_cost(records),

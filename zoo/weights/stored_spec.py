@@ -7,9 +7,9 @@ from typing import Any, TypeGuard
 
 from zoo.architectures import ARCHITECTURES, is_external
 from zoo.config import Experiment, parse_experiment
-from zoo.errors import ConfigError, WeightsError, join_names, nearest, shorten_repr
+from zoo.errors import WeightsError, join_names, nearest, shorten_repr
 from zoo.section import check_extent, parse_section
-from zoo.spec import STORED_ALONE, WITH_PARAMETER, NetworkSpec, read_earlier_form
+from zoo.spec import STORED_ALONE, WITH_PARAMETER, NetworkSpec
 
 # Settings that change no weights, or only the classifier.
 FREE_SETTINGS = {
@@ -29,20 +29,16 @@ REMEDY = "take the weights alone with zoo.weights.read_state_dict(FILE), or ask 
 def parse_stored_spec(content: Mapping[Any, Any], source: str) -> NetworkSpec | None:
     """Return the spec that the content of a weights file holds; None for files of other programs.
 
-    The earliest checkpoints have no spec. Theirs is made from the settings of their experiment. Raises WeightsError for
-    a wrong spec, ConfigError for wrong settings.
+    Raises WeightsError for a wrong spec, ConfigError for wrong settings.
     """
-    if not isinstance(content.get("state_dict"), dict):
-        return None
     network = content.get("network")
-    spec = parse_network(network, source) if _is_description(network) else None
+    if not isinstance(content.get("state_dict"), dict) or not _is_description(network):
+        return None
+    spec = parse_network(network, source)
     experiment = parse_stored_experiment(content, source)
-    if experiment is None or not is_described(experiment.network.arch):
+    if experiment is None:
         return spec
-    configured = experiment.network.described(experiment.input)
-    if spec is None:
-        names = parse_class_names(content, configured.num_classes, source)
-        return configured.model_copy(update={"class_names": names})
+    configured = experiment.network
     differences = [
         f"{key}: {shorten_repr(one)} under network, {shorten_repr(other)} under config"
         for key in SAID_TWICE
@@ -60,20 +56,19 @@ def parse_network(network: Mapping[str, Any], source: str) -> NetworkSpec:
     Raises WeightsError, which names ``source`` and the key, for everything that no weights file of this package holds.
     """
     check_extent({key: value for key, value in network.items() if key != "class_names"}, source, WeightsError)
-    content = read_earlier_form(network)
-    arch = str(content.get("arch"))
+    arch = str(network.get("arch"))
     is_own = not is_external(arch)
     missing = [key for key in (*REQUIRED_OF_ALL, *(REQUIRED if is_own else ())) if key not in network]
     if missing:
         raise WeightsError(f"{source}: network: lacks {join_names(missing)}; {REMEDY}")
-    if is_own and isinstance(content["arch"], str) and arch not in ARCHITECTURES:
+    if is_own and isinstance(network["arch"], str) and arch not in ARCHITECTURES:
         near = join_names(nearest(arch[:MAX_SHOWN_NAME], ARCHITECTURES))
         raise WeightsError(
             f"{source}: network.arch = {shorten_repr(arch)}: this version has no such network, the nearest names are "
             f"{near}; {REMEDY}"
         )
     try:
-        spec = parse_section(NetworkSpec, content, source, ("network",), WeightsError)
+        spec = parse_section(NetworkSpec, network, source, ("network",), WeightsError)
     except WeightsError as error:
         raise WeightsError(f"{error}; {REMEDY}") from error
     if spec.is_external and "pretrained" in spec.options:
@@ -82,28 +77,11 @@ def parse_network(network: Mapping[str, Any], source: str) -> NetworkSpec:
 
 
 def parse_stored_experiment(content: Mapping[Any, Any], source: str) -> Experiment | None:
-    """Return the experiment whose settings a checkpoint holds; None for other files, such as those of other trainers.
+    """Return the experiment whose settings a checkpoint of this package holds; None for other files.
 
-    Raises ConfigError for a checkpoint of this package's trainer whose settings are wrong.
+    Raises ConfigError if the settings are wrong.
     """
-    is_own = "format_version" in content
-    if not isinstance(content.get("config"), dict) or (_is_description(content.get("network")) and not is_own):
-        return None
-    try:
-        return parse_experiment(content["config"], source)
-    except ConfigError:
-        if is_own:
-            raise
-        return None
-
-
-def parse_class_names(content: Mapping[Any, Any], num_classes: int, source: str) -> list[str] | None:
-    """Return the class names of a checkpoint that has no spec; None if it has none.
-
-    Raises WeightsError for what cannot be the names of this number of classes.
-    """
-    found = {"num_classes": num_classes, "class_names": content.get("class_names")}
-    return parse_section(NetworkSpec, found, source, error=WeightsError).class_names
+    return parse_experiment(content["config"], source) if "format_version" in content else None
 
 
 def is_described(arch: str) -> bool:
@@ -113,7 +91,7 @@ def is_described(arch: str) -> bool:
 
 def _is_description(network: Any) -> TypeGuard[dict[str, Any]]:
     """Return whether what is under "network" is a spec, right or wrong; other trainers have settings there."""
-    return isinstance(network, dict) and not network.keys().isdisjoint({*NetworkSpec.model_fields, "classes"})
+    return isinstance(network, dict) and not network.keys().isdisjoint(NetworkSpec.model_fields)
 
 
 def check_same_network(
