@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,22 +14,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tests.data.sample_images import make_folder, random_image
+from tests.data.sample_images import random_image
 from zoo.config import Decoder, parse_experiment
 from zoo.data.loader import LoaderOptions, build_train_loader
-from zoo.data.pixels import Box, PILPixels, decode_jpeg, jpeg_frame, load_codec, open_pixels
+from zoo.data.pixels import Box, PILPixels, decode_jpeg, jpeg_frame, open_pixels
 from zoo.data.reading import Unreadable, read_bytes
 from zoo.data.transforms import TrainTransform, ValTransform, prepare, random_box
-from zoo.errors import ConfigError
 from zoo.limits import MAX_PIXELS
 
+DECODERS: tuple[Decoder, ...] = ("pil", "torchvision")
 GOLDEN = Path(__file__).parents[1] / "golden" / "image.jpg"
-FAST: tuple[Decoder, ...] = ("torchvision", "scaled")
-
-
-def _needs(decoder: Decoder) -> None:
-    if decoder == "scaled":
-        pytest.importorskip("nvidia.nvimgcodec", exc_type=ImportError)
 
 
 def _encoded(image: Image.Image, **options: Any) -> bytes:
@@ -43,7 +36,6 @@ def _pil(encoded: bytes) -> Tensor:
     return torch.from_numpy(np.array(Image.open(io.BytesIO(encoded)).convert("RGB"))).permute(2, 0, 1)
 
 
-@pytest.mark.parametrize("decoder", FAST)
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
@@ -60,10 +52,9 @@ def _pil(encoded: bytes) -> Tensor:
         ("RGB", {"format": "WEBP"}),
     ],
 )
-def test_every_decoder_gives_the_pixels_of_pil(decoder: Decoder, mode: str, options: dict) -> None:
-    _needs(decoder)
+def test_the_pixels_are_those_of_pil(mode: str, options: dict) -> None:
     encoded = _encoded(random_image(0, width=75, height=53).convert(mode), **options)
-    image = open_pixels(encoded, "a.jpg", decoder)
+    image = open_pixels(encoded, "a.jpg", "torchvision")
     assert (image.height, image.width) == (53, 75)
     assert torch.equal(image.tensor(), _pil(encoded))
     generator = Random(0)
@@ -156,9 +147,7 @@ def test_a_file_that_is_truncated_below_the_crop_is_found(in_worker: None) -> No
             open_pixels(encoded[:-40], "a.jpg", "torchvision").part(Box(0, 0, 3, 9))
 
 
-@pytest.mark.parametrize("decoder", FAST)
-def test_the_whole_way_to_the_network_has_the_same_bits(decoder: Decoder) -> None:
-    _needs(decoder)
+def test_the_whole_way_to_the_network_has_the_same_bits() -> None:
     settings = parse_experiment({"input": {"crop_train": 24, "color_jitter_train": True, "lighting_train": True}}, "x")
     encoded = _encoded(random_image(0, width=40, height=33))
     for transform in (
@@ -168,31 +157,14 @@ def test_the_whole_way_to_the_network_has_the_same_bits(decoder: Decoder) -> Non
         ValTransform(-1, 24, [0.5] * 3, [0.5] * 3),
     ):
         for seed in range(4):
-            drawn = [prepare(encoded, "a.jpg", transform, one, Random(seed)) for one in ("pil", decoder)]
+            drawn = [prepare(encoded, "a.jpg", transform, one, Random(seed)) for one in DECODERS]
             assert drawn[0].pixels.dtype == torch.uint8
             assert torch.equal(drawn[0].finished(), drawn[1].finished())
 
 
-def test_a_part_that_is_much_too_large_is_decoded_smaller_and_is_nearly_the_same() -> None:
-    _needs("scaled")
-    image = Image.fromarray(np.tile(np.linspace(0, 255, 401, dtype=np.uint8)[:, None, None], (1, 303, 3)))
-    encoded = _encoded(image)
-    for box, scale in ((Box(8, 16, 100, 100), 2), (Box(3, 5, 230, 220), 4), (Box(0, 0, 400, 300), 4)):
-        exact = open_pixels(encoded, "a.jpg", "pil").part(box).resized(50, 50).tensor().float()
-        part = open_pixels(encoded, "a.jpg", "scaled").part(box, (50, 50))
-        assert (part.height, part.width) == (round((box.top + box.height) / scale) - round(box.top / scale), part.width)
-        assert box.width / scale - 1 <= part.width <= box.width / scale + 1
-        assert (part.resized(50, 50).tensor() - exact).abs().max() <= 4
-    assert torch.equal(
-        open_pixels(encoded, "a.jpg", "scaled").part(Box(8, 16, 99, 100), (50, 50)).tensor(),
-        open_pixels(encoded, "a.jpg", "pil").part(Box(8, 16, 99, 100)).tensor(),
-    )
-
-
 @pytest.mark.parametrize("orientation", [1, 2, 3, 6, 8])
-@pytest.mark.parametrize("decoder", ["pil", *FAST])
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_an_orientation_noted_in_the_file_is_not_applied(decoder: Decoder, orientation: int) -> None:
-    _needs(decoder)
     image = random_image(0, width=75, height=53)
     exif = Image.Exif()
     exif[274] = orientation
@@ -200,9 +172,8 @@ def test_an_orientation_noted_in_the_file_is_not_applied(decoder: Decoder, orien
     assert torch.equal(open_pixels(noted, "a.jpg", decoder).part(box).tensor(), _pil(plain)[:, 8:38, 16:56])
 
 
-@pytest.mark.parametrize("decoder", ["pil", *FAST])
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_damaged_files_are_named(decoder: Decoder) -> None:
-    _needs(decoder)
     encoded = _encoded(random_image(0, width=75, height=53))
     for damaged in (encoded[:60], encoded[: len(encoded) // 2], b"\xff\xd8\xff", b""):
         with pytest.raises(Unreadable, match=r"^an image cannot be read: [^/\n]+; a\.jpg$"):
@@ -217,30 +188,13 @@ def test_a_size_that_no_image_may_have_is_refused_before_memory_is_taken() -> No
         open_pixels(bytes(encoded), "a.jpg", "torchvision")
 
 
-def test_a_missing_codec_is_an_error_that_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    make_folder(tmp_path / "train", {"a": 4, "b": 4})
-    monkeypatch.setitem(sys.modules, "nvidia", None)
-    load_codec.cache_clear()
-    config = parse_experiment({"network": {"classes": 2}, "input": {"decoder": "scaled"}}, "x")
-    with pytest.raises(ConfigError, match=r'input\.decoder "scaled" .*pip install "zoo-lean\[scaled\]"'):
-        build_train_loader(tmp_path, config)
-    print("stderr is there again", file=sys.stderr)
-    assert "there again" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("decoder", FAST)
-def test_workers_decode_regions_and_print_nothing(
-    decoder: Decoder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    _needs(decoder)
+def test_workers_decode_regions_and_print_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for index in range(8):
         path = tmp_path / "train" / "ab"[index % 2] / f"{index}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(_encoded(random_image(index, width=75, height=53)))
     batches = []
-    for one, workers in (("pil", 0), (decoder, 0), (decoder, 2)):
+    for one, workers in (("pil", 0), ("torchvision", 0), ("torchvision", 2)):
         content = {"network": {"classes": 2}, "optimizer": {"batch_size": 4}, "input": {"crop_train": 40}}
         content["input"] |= {"decoder": one}
         loader = build_train_loader(tmp_path, parse_experiment(content, "x"), LoaderOptions(workers=workers))
@@ -250,10 +204,9 @@ def test_workers_decode_regions_and_print_nothing(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("decoder", ["pil", *FAST])
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_a_changed_decoder_or_resizer_is_noticed(decoder: Decoder) -> None:
     """The published scores belong to these bits. If this fails after an update of PIL or torchvision, so do they."""
-    _needs(decoder)
     drawn = prepare(read_bytes(GOLDEN), "image.jpg", ValTransform(48, 40, [0.5] * 3, [0.25] * 3), decoder, Random(0))
     assert hashlib.sha256(drawn.pixels.contiguous().numpy().tobytes()).hexdigest() == (
         "1355141793842b268c57acac278414950fc863fb6d56ebc77729834887ecf71d"

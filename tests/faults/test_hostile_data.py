@@ -24,12 +24,11 @@ from tests.faults.fuzz import EXAMPLES, JSON, damaged_tree, fuzz, mutated
 from zoo.config import Decoder
 from zoo.data.folder import open_source
 from zoo.data.index import LENGTH_BYTES, MAGIC, START, index_path, write_index
-from zoo.data.pixels import Box, load_codec, open_pixels
+from zoo.data.pixels import Box, open_pixels
 from zoo.data.prepare.parquet import ParquetImages
 from zoo.data.prepare.write_shards import write_shards
 from zoo.data.shards import write_shard_index
 from zoo.data.source import FolderSource, Source, write_folder_index
-from zoo.errors import ConfigError
 from zoo.run.console import Progress
 
 EDGES = [0, -1, 1, 2, 7, 2**15, 2**31 - 1, -(2**31), 2**62, -(2**63), 2**63 - 1]
@@ -270,20 +269,15 @@ def _with_size(encoded: bytes, height: int, width: int) -> bytes:
 
 @EXAMPLES
 @pytest.mark.filterwarnings("ignore")  # PIL warns of metadata that it cannot read
-@pytest.mark.parametrize("decoder", ["pil", "torchvision", "scaled"])
+@pytest.mark.parametrize("decoder", ["pil", "torchvision"])
 def test_any_bytes_of_a_jpeg_file_are_pixels_or_a_message(decoder: Decoder, count: int, tmp_path: Path) -> None:
-    if decoder == "scaled":
-        try:
-            load_codec()
-        except ConfigError as error:
-            pytest.skip(str(error))
     sizes = st.integers(0, 65535) | st.sampled_from([0, 1, 19, 26, 65500, 65535])
     claimed = st.builds(_with_size, st.sampled_from(_jpegs()), sizes, sizes)
 
     def load(encoded: bytes) -> None:
         pixels = open_pixels(encoded, "a.jpg", decoder)
         height, width = pixels.height, pixels.width
-        part = pixels.part(Box(0, 0, max(1, height // 2), max(1, width // 2)), (8, 8))
+        part = pixels.part(Box(0, 0, max(1, height // 2), max(1, width // 2)))
         assert part.resized(8, 8).tensor().shape == (3, 8, 8)
 
     fuzz(load, count, mutated(_jpegs()) | claimed, tmp_path)

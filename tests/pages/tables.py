@@ -567,7 +567,6 @@ def segmentation_pixels() -> str:
 
 PIPELINES = {
     "train": "training, as published",
-    "train_scaled": 'training, decoder "scaled"',
     "train_pil": 'training, decoder "pil"',
     "center": 'center crop, decoder "torchvision"',
     "center_pil": "center crop",
@@ -599,7 +598,6 @@ def _share_of_work(file: dict[str, Any]) -> float:
 
 LOADERS = {
     "zoo-shards": "zoo, shards",
-    "zoo-scaled": 'zoo, decoder "scaled"',
     "dali": "DALI, on the CPU",
     "torchvision-tensors": "torchvision, 8-bit tensors",
     "torchvision": "torchvision, reference pipeline (float32)",

@@ -17,10 +17,10 @@ from zoo.config import Decoder, Experiment
 from zoo.data.augmentation import draw_colors, finish
 from zoo.data.folder import Batch, ImageFolder, collate
 from zoo.data.location import DataPath
-from zoo.data.pixels import ByteTensorPixels, PILPixels, Pixels, decode_jpeg, jpeg_frame, load_codec, open_pixels
+from zoo.data.pixels import ByteTensorPixels, PILPixels, Pixels, decode_jpeg, jpeg_frame, open_pixels
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
-from zoo.data.transforms import TrainTransform, Transform, ValTransform, random_box
+from zoo.data.transforms import TrainTransform, Transform, ValTransform
 from zoo.errors import DataError
 from zoo.files import write_bytes
 from zoo.run.plot_style import BLACK, COLORS, LABEL_SIZE, new_figure, png_of, style_axes
@@ -58,9 +58,8 @@ def measure_input_pipeline(
 
     The summary contains ``images_per_s`` by setting and stage, on one core, and ``ratios`` of each setting's whole
     pipeline to the bare decoder on the same files in the same round; keys with "_finished" include `finish`.
-    Raises DataError if a split has no JPEG file, and ConfigError if the decoder of "scaled" is not installed.
+    Raises DataError if a split has no JPEG file.
     """
-    load_codec()
     summary = results.summary
     summary |= {"images_per_s": {}, "ratios": {}}
     for split in SPLITS:
@@ -77,7 +76,6 @@ def settings_of(config: Experiment) -> list[Setting]:
     }
     return [
         Setting("train", "train", "torchvision", train),
-        Setting("train_scaled", "train", "scaled", train),
         Setting("train_pil", "train", "pil", train),
         *(Setting(key, "val", "torchvision", crop) for key, crop in crops.items()),
         *(Setting(f"{key}_pil", "val", "pil", crop) for key, crop in crops.items()),
@@ -161,26 +159,15 @@ def _stages(
 
     samples = [images.__getitems__(some) for some in keys]
     batches = [whole(some) for some in keys]
-    side = batches[0].images.shape[-1]
     opened = partial(open_pixels, name="", decoder=setting.decoder)
     generator = random_of(0)
-    is_scaled = setting.decoder == "scaled"
-    if is_scaled:  # decodes only the crop
-        boxes = [random_box(image.height, image.width, generator) for image in map(opened, encoded)]
-        work: list[Any] = [(each, box) for each, box in zip(encoded, boxes, strict=True)]
-        parts = [opened(each).part(box, (side, side)) for each, box in work]
-        decode = _each(lambda pair: opened(pair[0]).part(pair[1], (side, side)), work)
-        resize = _each(lambda part: part.resized(side, side).tensor(), parts)
-    else:
-        decoded: list[Pixels] = [_decoded(opened(each)) for each in encoded]
-        decode = _each(lambda each: _decoded(opened(each)), encoded)
-        resize = _each(lambda image: setting.transform.draw(image, generator), decoded)
+    decoded = [_decoded(opened(each)) for each in encoded]
     stages = {
         WHOLE_PIPELINE: _each(whole, keys),
         FINISHED_PIPELINE: _each(lambda some: whole(some).on(device), keys),
         "read": _each(images.source.read, indices),
-        "decode": decode,
-        "crop and resize": resize,
+        "decode": _each(lambda each: _decoded(opened(each)), encoded),
+        "crop and resize": _each(lambda image: setting.transform.draw(image, generator), decoded),
         "collate": _each(lambda some: collate(some, ()), samples),
         "to shared memory": _each(lambda batch: batch.images.clone().share_memory_(), batches),
     }

@@ -22,10 +22,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image, read_file
 from torchvision.transforms import v2
 
-from zoo.config import Decoder, Input, parse_experiment
+from zoo.config import Input, parse_experiment
 from zoo.data.folder import open_source
 from zoo.data.loader import LoaderOptions, build_train_loader
-from zoo.data.pixels import load_codec
 from zoo.data.shards import shard_files
 from zoo.data.transforms import AREAS, CROP_TRIES, RATIOS, random_box
 
@@ -70,12 +69,11 @@ class Pipeline(NamedTuple):
     build: Callable[[Files, int], Epoch]
 
 
-def _zoo(files: Files, workers: int, decoder: Decoder = "torchvision", sharded: bool = False) -> Epoch:
+def _zoo(files: Files, workers: int, sharded: bool = False) -> Epoch:
     root = files.shards if sharded else files.folder
     content = {
         "network": {"classes": len(open_source(root / "train").classes)},
         "optimizer": {"batch_size": files.batch_size},
-        "input": {"decoder": decoder},
     }
     loader = build_train_loader(root, parse_experiment(content, "the benchmark"), LoaderOptions(workers=workers))
 
@@ -84,11 +82,6 @@ def _zoo(files: Files, workers: int, decoder: Decoder = "torchvision", sharded: 
         return loader
 
     return start
-
-
-def _zoo_scaled(files: Files, workers: int) -> Epoch:
-    load_codec()
-    return _zoo(files, workers, "scaled")
 
 
 def _timm(files: Files, workers: int) -> Epoch:
@@ -234,7 +227,6 @@ def _spdl(files: Files, workers: int) -> Epoch:
 PIPELINES: Mapping[str, Pipeline] = {
     "zoo": Pipeline("zoo", "zoo", "uint8", "contiguous", _zoo),
     "zoo-shards": Pipeline("zoo", "zoo", "uint8", "contiguous", partial(_zoo, sharded=True)),
-    "zoo-scaled": Pipeline("nvidia.nvimgcodec", '"zoo[scaled]"', "uint8", "contiguous", _zoo_scaled),
     "timm": Pipeline("timm", "timm", "uint8", "contiguous", _timm),
     "torchvision": Pipeline("torchvision", "torchvision", "float32", "contiguous", _torchvision),
     "torchvision-tensors": Pipeline("torchvision", "torchvision", "uint8", "contiguous", _torchvision_tensors),

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 OUT_DIR = Path("runs/benchmark")
 Layout = Literal["contiguous", "channels_last"]
-LoaderName = Literal[
-    "zoo", "zoo-shards", "zoo-scaled", "timm", "torchvision", "torchvision-tensors", "dali", "spdl", "webdataset"
-]
+LoaderName = Literal["zoo", "zoo-shards", "timm", "torchvision", "torchvision-tensors", "dali", "spdl", "webdataset"]
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -326,8 +324,8 @@ class BenchmarkLoaders(Benchmark):
     data: DataFolder = argument("DATA")
     """Data set, as for zoo train."""
     loaders: tuple[LoaderName, ...] = get_args(LoaderName)
-    """Loaders to compare (default: all). zoo-shards reads shards, zoo-scaled has the decoder "scaled",
-    torchvision-tensors decodes and transforms 8-bit tensors in place of PIL images."""
+    """Loaders to compare (default: all). zoo-shards reads shards, torchvision-tensors decodes and transforms
+    8-bit tensors in place of PIL images."""
     workers: tuple[Positive, ...] = option("-j", default=(1, 2))
     """Numbers of worker processes, or of threads where a loader uses threads."""
     images: Positive = 512

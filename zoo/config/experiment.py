@@ -24,7 +24,7 @@ from zoo.spec import STORED_ALONE, NetworkSpec, Preprocessing, Scale, Side
 ProtocolName = Annotated[str, StringConstraints(pattern=r"^((center|tencrop)[1-9][0-9]*|whole|whole-flip)$")]
 Percent = Annotated[float, Field(ge=0, le=100)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
-Decoder = Literal["pil", "torchvision", "scaled"]
+Decoder = Literal["pil", "torchvision"]
 TWO = Field(min_length=2, max_length=2)
 SizeFrom = Annotated[list[Annotated[int, Field(ge=0, le=MAX_EPOCHS)]], TWO]  # epoch, side
 # By section, the settings that segmentation does not use.
@@ -93,9 +93,8 @@ class Input(Preprocessing):
     lighting_train: bool = False
     """Whether training images get AlexNet's PCA color noise."""
     decoder: Decoder | None = None
-    """Decoder of images. pil; torchvision: faster, with the same pixels; scaled: decodes only the crop of a training
-    image, at reduced size if the crop is at least twice crop_train, and validation images as torchvision does; null:
-    torchvision in training, pil in validation."""
+    """Decoder of images. pil; torchvision: faster, with the same pixels; null: torchvision in training, pil in
+    validation."""
 
     @field_validator("augment_train")
     @classmethod
@@ -129,7 +128,7 @@ class Input(Preprocessing):
     @property
     def decoder_val(self) -> Decoder:
         """Decoder of validation images; by default PIL, which the published scores were computed with."""
-        return "torchvision" if self.decoder == "scaled" else self.decoder or "pil"
+        return self.decoder or "pil"
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield problems of crops, cutout squares and padding that do not fit.

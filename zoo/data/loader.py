@@ -17,7 +17,6 @@ from zoo.data.classes import check_num_classes
 from zoo.data.folder import Batch, ImageDataset, ImageFolder, OnBadImage, Sample, collate
 from zoo.data.location import DataPath
 from zoo.data.map_dataset import Datasets, MapDataset
-from zoo.data.pixels import load_codec
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
@@ -107,10 +106,8 @@ def build_train_loader(
     Its ``batch_sampler`` holds the epoch and the position.
 
     Raises DataError if the folder is unusable, has more classes than the network, or does not support
-    ``input.shuffle_shards``, and ConfigError if the decoder is not installed.
+    ``input.shuffle_shards``.
     """
-    if config.input.decoder_train == "scaled":
-        load_codec()  # workers inherit it
     transform = TrainTransform(config.input)
     if isinstance(data, Datasets):
         num_classes = config.network.num_classes

@@ -6,11 +6,10 @@ The published scores were measured with PIL. torchvision decodes JPEG files with
 
 from __future__ import annotations
 
-import io
 import os
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from torchvision.transforms import functional as tvF
 
 from zoo.config import Decoder
 from zoo.data.reading import check_size, decode_as, load_rgb, naming
-from zoo.errors import ConfigError
 from zoo.limits import Interpolation
 from zoo.ops.resample import resize_box
 
@@ -35,8 +33,6 @@ JPEG_START = b"\xff\xd8\xff"
 FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # start-of-frame markers; the others in this range define tables
 BASELINE_FRAMES = {0xC0, 0xC1}
 BLOCK = 8  # rows of the blocks that a JPEG file consists of, before the subsampling of colors
-DCT_SCALES = (8, 4, 2)  # downscaling factors of the JPEG decoder
-
 
 PIL_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -69,11 +65,8 @@ class Pixels(Protocol):
     height: int
     width: int
 
-    def part(self, box: Box, least: tuple[int, int] = ...) -> Pixels:
-        """Return the part ``box`` of the image.
-
-        A decoder may downscale the part, but not below ``least`` (height, width).
-        """
+    def part(self, box: Box) -> Pixels:
+        """Return the part ``box`` of the image."""
         ...
 
     def resized(
@@ -90,14 +83,14 @@ class Pixels(Protocol):
 def open_pixels(encoded: bytes, name: str, decoder: Decoder) -> Pixels:
     """Return an encoded image in RGB.
 
-    "torchvision" and "scaled" decode JPEG files of one or three components; PIL decodes all other files. Raises
+    "torchvision" decodes JPEG files of one or three components; PIL decodes all other files. Raises
     `zoo.data.reading.Unreadable` with the file's ``name``, here or when the image is decoded.
     """
     if decoder != "pil":
         with naming(name, WHAT):
             frame = jpeg_frame(encoded)
         if frame is not None and _JPEG_OPERATOR is not None:
-            return (JPEGPixels if decoder == "torchvision" else ScaledJPEGPixels)(encoded, name, frame)
+            return JPEGPixels(encoded, name, frame)
     return PILPixels(decode_as(encoded, name, load_rgb, WHAT))
 
 
@@ -108,7 +101,7 @@ class PILPixels:
         self.image = image
         self.width, self.height = image.size
 
-    def part(self, box: Box, least: tuple[int, int] = (0, 0)) -> PILPixels:
+    def part(self, box: Box) -> PILPixels:
         """Return a part of the image."""
         return PILPixels(self.image.crop((box.left, box.top, box.left + box.width, box.top + box.height)))
 
@@ -131,7 +124,7 @@ class FloatPixels:
         self.image = image
         self.height, self.width = image.shape[-2:]
 
-    def part(self, box: Box, least: tuple[int, int] = (0, 0)) -> FloatPixels:
+    def part(self, box: Box) -> FloatPixels:
         """Return a part of the image."""
         return FloatPixels(_cut(self.image, box))
 
@@ -155,7 +148,7 @@ class ByteTensorPixels:
         self.image = image
         self.height, self.width = image.shape[-2:]
 
-    def part(self, box: Box, least: tuple[int, int] = (0, 0)) -> ByteTensorPixels:
+    def part(self, box: Box) -> ByteTensorPixels:
         """Return a part of the image, without a copy."""
         return ByteTensorPixels(_cut(self.image, box))
 
@@ -182,7 +175,7 @@ class JPEGPixels:
         self.frame = frame
         self.width, self.height = frame[:2]
 
-    def part(self, box: Box, least: tuple[int, int] = (0, 0)) -> ByteTensorPixels:
+    def part(self, box: Box) -> ByteTensorPixels:
         """Return a part of the image."""
         return self._decoded(box.top + box.height).part(box)
 
@@ -227,60 +220,11 @@ class JPEGPixels:
         return rows if rows < self.frame.height else None
 
 
-class ScaledJPEGPixels(JPEGPixels):
-    """A JPEG file of which only the requested part is decoded, downscaled where possible.
-
-    PIL decodes a part that may be 2, 4 or 8 times smaller at that scale, from fewer DCT coefficients. nvImageCodec
-    decodes any other part, bit-identical to a crop of the whole image.
-    """
-
-    def part(self, box: Box, least: tuple[int, int] = (0, 0)) -> ByteTensorPixels:
-        """Return a part of the image, possibly downscaled."""
-        with naming(self.name, WHAT):
-            for scale in DCT_SCALES:
-                if min(least) > 0 and box.height >= scale * least[0] and box.width >= scale * least[1]:
-                    return self._scaled(box, scale)
-            return ByteTensorPixels(self._region(box))
-
-    def _scaled(self, box: Box, scale: int) -> ByteTensorPixels:
-        image = Image.open(io.BytesIO(self.encoded), formats=["JPEG"])
-        image.draft("RGB", (self.width // scale, self.height // scale))  # PIL rounds the sides up
-        bounds = [round(edge / scale) for edge in (box.top, box.left, box.top + box.height, box.left + box.width)]
-        whole = PILPixels(load_rgb(image)).tensor()
-        top, left, bottom, right = bounds
-        return ByteTensorPixels(whole[:, top:bottom, left:right])
-
-    def _region(self, box: Box) -> Tensor:
-        codec = load_codec()
-        region = codec.Region(box.top, box.left, box.top + box.height, box.left + box.width)
-        stream = codec.CodeStream(self.encoded).get_sub_code_stream(region=region)
-        upright = codec.DecodeParams(apply_exif_orientation=False)  # as the other decoders have it
-        decoded = _region_decoder(os.getpid()).decode(stream, params=upright)
-        if decoded is None:
-            raise ValueError("nvImageCodec cannot decode it")
-        return torch.from_numpy(np.asarray(decoded)).permute(2, 0, 1)
-
-
 def decode_jpeg(encoded: Tensor) -> Tensor:
     """Return the RGB pixels (3, H, W), uint8, of an encoded JPEG file (n,), uint8, decoded by torchvision."""
     assert _JPEG_OPERATOR is not None
     pixels: Tensor = _JPEG_OPERATOR(encoded, tvio.ImageReadMode.RGB.value, False)
     return pixels
-
-
-@lru_cache(maxsize=1)
-def load_codec() -> Any:
-    """Return the module of nvImageCodec; ConfigError if it is not installed."""
-    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
-    try:
-        with _silent_stderr():  # it warns about codecs that are not installed
-            from nvidia import nvimgcodec
-    except ImportError as error:
-        raise ConfigError(
-            f'input.decoder "scaled" decodes with nvImageCodec, which cannot be imported ({error}): install it with '
-            'pip install "zoo-lean[scaled]", or choose "torchvision"'
-        ) from error
-    return nvimgcodec
 
 
 class _silent_stderr:
@@ -298,17 +242,6 @@ class _silent_stderr:
 @lru_cache(maxsize=1)
 def _open_null() -> int:
     return os.open(os.devnull, os.O_WRONLY)
-
-
-@lru_cache(maxsize=1)
-def _region_decoder(process: int) -> Any:
-    """Return the decoder of this process. A forked one would wait for threads of its parent."""
-    codec = load_codec()
-    return codec.Decoder(
-        device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY,
-        max_num_cpu_threads=1,
-        backends=[codec.Backend(codec.CPU_ONLY)],
-    )
 
 
 def jpeg_frame(encoded: bytes) -> JPEGFrame | None:

@@ -137,7 +137,7 @@ class TrainTransform(Transform):
             image = image.resized(*_scaled_size(image, settings.scale_train), interpolation=interpolation)
         if settings.pad_train is None:
             box = random_box(image.height, image.width, generator, settings.crop_scale_train, settings.crop_ratio_train)
-            image = image.part(box, least=(side, side)).resized(side, side, interpolation=interpolation)
+            image = image.part(box).resized(side, side, interpolation=interpolation)
         pixels = image.tensor()
         if generator.random() < 0.5:
             pixels = pixels.flip(-1)
