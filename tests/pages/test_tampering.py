@@ -131,14 +131,6 @@ def _invent(content: Any) -> None:
     of_number(content, "revnet/table3/resnet32_cifar10").update(measured=7.1, n=3, spread=0.05)
 
 
-def _improve(content: Any) -> None:
-    of_number(content, "revnet/figure4/error").update(measured=0.01, weakness="")
-
-
-def _copy_a_setting(content: Any) -> None:
-    of_number(content, "revnet/section7.1/imagenet/values").update(measured="[0, 1]")
-
-
 def _copy_parameters(content: Any) -> None:
     of_number(content, "revnet/table2/revnet104/parameters_1000").update(measured=45.2)
 
@@ -147,7 +139,7 @@ def _publish(content: Any) -> None:
     of_number(content, "revnet/table5/ratio").update(value="8.20")
 
 
-@pytest.mark.parametrize("tamper", [_invent, _improve, _copy_a_setting, _copy_parameters, _publish])
+@pytest.mark.parametrize("tamper", [_invent, _copy_parameters, _publish])
 def test_a_measurement_of_a_report_is_one_that_can_be_found_again(
     results: Callable[..., Path], tamper: Callable[[Any], None]
 ) -> None:

@@ -19,7 +19,6 @@ from zoo.layers.residual import IdentityResidualBlock
 from zoo.models import build_network
 from zoo.registry import published as published_weights
 from zoo.remat.memory_use import Memory
-from zoo.reproduce import inplace_abn_batches as batches
 from zoo.reproduce import inplace_abn_figures1and2 as figures
 from zoo.reproduce import inplace_abn_scores as scores
 from zoo.reproduce import inplace_abn_table2 as table2
@@ -28,7 +27,6 @@ from zoo.reproduce.comparison import Comparison, Section, judge
 from zoo.reproduce.imagenet_table import Row
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published, published_numbers
-from zoo.reproduce.settings import report_settings
 from zoo.run.plot_style import Line
 from zoo.spec import NetworkSpec
 from zoo.tasks.protocols import PROTOCOLS
@@ -137,7 +135,7 @@ def test_a_part_of_imagenet_is_underpowered_and_other_images_are_no_measurement(
 
 def test_every_published_score_has_a_row_and_those_on_test_images_cannot_be_measured() -> None:
     sections = [scores.report_imagenet_scores([]), scores.report_segmentation_scores(), scores.report_readme_scores([])]
-    assert [len(by_id(section)) for section in sections] == [38, 21, 19]
+    assert [len(by_id(section)) for section in sections] == [36, 21, 19]
     found = {key: comparison.verdict.state for section in sections for key, comparison in by_id(section).items()}
     assert {key for key, state in found.items() if state == "not built"} == {
         "table2/cityscapes_test/miou",
@@ -168,7 +166,7 @@ def test_a_block_stores_the_maps_of_figure_1_and_its_first_norm_those_of_twice_t
 
 def test_figures_1_and_2_and_the_saved_half_are_counted_as_published(figures_1_and_2: list[Section]) -> None:
     found = {key: comparison for section in figures_1_and_2 for key, comparison in by_id(section).items()}
-    assert len(found) == 2 + 5 + 2
+    assert len(found) == 2 + 5 + 1
     assert {comparison.verdict.state for comparison in found.values()} == {"reproduced"}
     assert found["figure2/standard"].measured == "x and z"
     assert found["figure2/checkpoint"].measured == "only x"
@@ -221,15 +219,11 @@ class BatchByHand:
 
 
 def test_batches_of_section_4_1_are_those_of_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "MemoryPrediction", BatchByHand)
-    section = batches.measure_batches()
+    monkeypatch.setattr(figures, "MemoryPrediction", BatchByHand)
+    section = figures.measure_batches()
     found = {key: (comparison.measured, str(comparison.verdict)) for key, comparison in by_id(section).items()}
     assert found == {
         "section4.1/resnext101_stdbn_lr_256/batch": (320, "reproduced: at least 256 and at most 511"),
-        "section4/gpu_memory": (
-            None,
-            "not built: a property of the authors' GPUs, which the other rows assume",
-        ),
         "section4.1/resnext101_ipabn_lr_512/batch": (600, "reproduced: at least 512"),
         "section4.1/resnext152_ipabn_lr_256/batch_stdbn": (960, "better: at most 255"),
         "section4.1/wider_resnet38_ipabn_lr_256/batch_stdbn": (320, "better: at most 255"),
@@ -271,21 +265,14 @@ def claims(**modules: dict[str, list[float]]) -> dict[str, tuple[Any, str]]:
     }
 
 
-def test_overheads_are_compared_with_the_range_and_the_factor_of_the_paper() -> None:
+def test_overheads_are_compared_with_the_range_of_the_paper() -> None:
     found = claims(CONV1=times(1, 2), CONV2=times(2.6, 5.2))
     assert found["section4.3/overhead_inplace_least"] == (pytest.approx(1), "reproduced: +0.20 points")
     assert found["section4.3/overhead_inplace_most"] == (pytest.approx(2.6), "reproduced: +0.60 points")
-    assert found["section4.3/checkpointing"] == (pytest.approx(2), "reproduced: at least 1.5 and at most 2.5")
-    least = pytest.approx(100 * (1.01 / 1.02 - 1))
-    assert found["section4.3/advantage"] == (least, "reproduced: at most 0")
-    assert found["section3.3/inplace_2"][1] == "reproduced: at most 0"
     found = claims(CONV1=times(4, 4.5), CONV2=times(5, 4))
     assert found["section4.3/overhead_inplace_most"][1] == "off: +3.00 points"
-    assert found["section4.3/checkpointing"][1] == "better: at least 1.5 and at most 2.5"
-    assert found["section4.3/advantage"][1] == "off: at most 0"
     without = claims(CONV1=times(-1, 1))
     assert without["section4.3/overhead_inplace_least"][1] == "better: -1.80 points"
-    assert without["section4.3/checkpointing"][1].startswith("underpowered: no overhead that exceeds")
 
 
 def test_rounds_that_differ_more_than_the_strategies_are_underpowered() -> None:
@@ -295,7 +282,7 @@ def test_rounds_that_differ_more_than_the_strategies_are_underpowered() -> None:
 
 def test_every_strategy_is_timed_in_every_module() -> None:
     section = timing.measure_overheads({"CONV1": (64, 4), "CONV2": (128, 2)}, batch=2, rounds=3, sample_s=1e-6)
-    assert len(by_id(section)) == 5
+    assert len(by_id(section)) == 2
     own = [comparison for comparison in section.comparisons if comparison.published is None]
     assert len(own) == 2 * len(STRATEGIES)
     assert {comparison.n for comparison in section.comparisons} == {3}
@@ -306,42 +293,18 @@ def test_every_published_number_has_a_row(
     monkeypatch: pytest.MonkeyPatch, network_memory: Section, figures_1_and_2: list[Section]
 ) -> None:
     monkeypatch.setattr(table2, "MemoryPrediction", PredictionByHand)
-    monkeypatch.setattr(batches, "MemoryPrediction", BatchByHand)
+    monkeypatch.setattr(figures, "MemoryPrediction", BatchByHand)
     setups = {name: Setup(NetworkSpec(arch="deeplab_resnext50"), batch=5, size=64) for name in table2.COLUMNS}
     sections = [
         network_memory,
         *figures_1_and_2,
-        batches.measure_batches(),
+        figures.measure_batches(),
         scores.report_imagenet_scores([]),
         timing.measure_overheads({"CONV1": (64, 4)}, batch=2, rounds=2, sample_s=1e-6),
         scores.report_segmentation_scores(),
         table2.measure_memory_gains(setups),
         scores.report_readme_scores([]),
-        scores.report_blog(),
-        *(report_settings("inplace_abn", f"Section 4.{number}") for number in (1, 2)),
     ]
     assert len(PAPERS["inplace_abn"].measurements()) == len(sections)
     found = {key for section in sections for key in by_id(section)}
     assert found == set(published_numbers("inplace_abn"))
-
-
-def test_settings_are_those_printed_except_of_the_smallest_side() -> None:
-    found = {}
-    for item in ("Section 4.1", "Section 4.2", "Blog"):
-        found |= {
-            key: comparison.verdict.state for key, comparison in by_id(report_settings("inplace_abn", item)).items()
-        }
-    assert len(found) == 12 + 13 + 2
-    assert {key for key, state in found.items() if state != "reproduced"} == {"section4.1/smallest_side"}
-
-
-def test_differences_of_scores_are_those_of_the_statements() -> None:
-    """The published scores give the published statements."""
-    number = published("inplace_abn", "section4.1/sync_accuracy")
-    whole = ValidationSet("val", 50_000, 1000, digest="f00d")
-    rows = rows_of({"center224": {"top1": 77.04, "top5": 93.5}}, whole)
-    synchronized = [{**row, "network": "resnext101_ipabn-sync_lr_256"} for row in rows]
-    synchronized = [{**row, "measured": row["measured"] and {**row["measured"], "top1": 77.7}} for row in synchronized]
-    found = by_id(scores.report_imagenet_scores([*rows, *synchronized]))["section4.1/sync_accuracy"]
-    assert (found.published, found.measured) == (number, pytest.approx(0.66))
-    assert by_id(scores.report_imagenet_scores(rows))["section4.1/sync_accuracy"].verdict.state == "needs data"

@@ -99,7 +99,7 @@ def test_the_html_page_has_each_row_with_what_its_filters_need_and_runs_nothing_
 def test_the_committed_page_has_a_row_for_each_number_and_its_links_lead_somewhere() -> None:
     committed = read_rows(RESULTS)
     text = scoreboard_page(committed)
-    assert '>goes down<div class="note">' in text  # without the unit
+    assert '>O(L)<div class="note">' in text
     assert '>93.3 %<div class="note">' in text
     page = Page(text)
     anchors = {row["id"] for row in page.rows}

@@ -7,7 +7,7 @@
 - ``paper_run`` implements `zoo reproduce PAPER` and `zoo reproduce all`. ``paper_report`` writes the report of a paper.
   ``scoreboard`` computes one row per published number from the reports; ``scoreboard_page`` (HTML),
   ``scoreboard_summary`` (Markdown), ``model_index`` and ``scoreboard_files`` (CSV) write them.
-- ``settings`` compares training settings, and ``operations`` counts what a training takes.
+- ``operations`` counts what a training takes.
 - ``imagenet_scores`` and ``imagenet_table`` implement `zoo reproduce imagenet`.
 """
 

@@ -17,8 +17,8 @@ from zoo.tables import number_text
 
 Value = float | str | None
 State = Literal[
-    "reproduced", "better", "agrees", "as in the code", "off", "underpowered", "needs data", "needs training",
-    "not built", "not available", "not run", "nothing published",
+    "reproduced", "better", "agrees", "off", "underpowered", "needs data", "needs training", "not built", "not run",
+    "nothing published",
 ]  # fmt: skip
 # "paper": by the rule or with the method of the paper; "shipped": as this package does it by default; "both": these are
 # the same.
@@ -54,8 +54,6 @@ class Rule(NamedTuple):
 
 
 RULES: dict[Evidence, Rule] = {
-    "setting": Rule(0, "equal; our experiments were written to have these settings"),
-    "identity": Rule(0, "equal as printed; arithmetic, which cannot come out otherwise", is_rounded=True),
     "count": Rule(5, "within 5 %: the papers leave out the first and the last layer; follows from the algorithm"),
     "parameters": Rule(1, "within 1 %, or equal as printed: the papers print two or three digits", is_rounded=True),
     "memory predicted": Rule(
@@ -98,11 +96,9 @@ class Verdict(NamedTuple):
 
     Args:
     - `state`: "reproduced"; "better": beyond the tolerance, in the better direction; "agrees": fewer than `MIN_RUNS`,
-      within `AUTHORS_SPREAD`; "as in the code": equal to the authors' code, from which the paper differs; "off";
-      "underpowered": too few images or runs for a verdict; "needs data" or "needs training": a command measures it,
-      given a data set or a training run; "not built": this package cannot measure it; "not available": published, but
-      not available to us; "not run": a command measures it, but has not been run; "nothing published": the paper has no
-      such number.
+      within `AUTHORS_SPREAD`; "off"; "underpowered": too few images or runs for a verdict; "needs data" or "needs
+      training": a command measures it, given a data set or a training run; "not built": this package cannot measure it;
+      "not run": a command measures it, but has not been run; "nothing published": the paper has no such number.
     - `reason`: the difference, the command, or the reason why there is none.
     """
 
@@ -198,10 +194,8 @@ def judge(
     number: PublishedNumber, measured: Value, spread: float | None = None, weakness: str = "", n: int = MIN_RUNS
 ) -> Verdict:
     """Return the verdict on a measured value; it follows from the `RULES` of the number's evidence alone."""
-    if number.value is None or measured is None:
-        return Verdict("not available" if number.value is None else "not run")
-    if measured == number.code:
-        return Verdict("as in the code", "the paper differs from the authors' code")
+    if measured is None:
+        return Verdict("not run")
     if isinstance(measured, str) or (isinstance(number.value, str) and not number.is_bounded):
         return Verdict("reproduced", "equal") if measured == number.value else Verdict("off", "another one")
     rule, (low, high) = RULES[number.evidence], accepted(number)
@@ -237,7 +231,7 @@ def accepted(number: PublishedNumber) -> tuple[float, float]:
     return value - low - 1e-9 * abs(value), value + high + 1e-9 * abs(value)
 
 
-def _exponent(value: int | Decimal | str | None) -> int:
+def _exponent(value: int | Decimal | str) -> int:
     """Return the decimal exponent of the last digit of a value."""
     exponent = Decimal(value or 0).as_tuple().exponent
     return exponent if isinstance(exponent, int) else 0

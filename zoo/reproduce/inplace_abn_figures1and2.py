@@ -1,4 +1,4 @@
-"""Figures 1 and 2 and the abstract of Rota Bulo et al. 2018: memory saved for backward, counted."""
+"""Figures 1 and 2, abstract and section 4.1 of Rota Bulo et al. 2018: memory saved for backward, counted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER
 from zoo.benchmark.variants import SLOPE, STRATEGIES, Block
@@ -16,7 +17,7 @@ from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.resnext import GROUPS
 from zoo.remat.memory_use import StorageLog, count_memory
 from zoo.reproduce.comparison import Section, compare
-from zoo.reproduce.inplace_abn_table2 import BASES, PLAIN_IABN
+from zoo.reproduce.inplace_abn_table2 import BASES, GPUS, PLAIN_IABN
 from zoo.reproduce.published_numbers import published
 from zoo.spec import NetworkSpec
 
@@ -29,6 +30,16 @@ FIGURE2 = {
 }  # fmt: skip
 # The networks that the paper trained with in-place norms, and whether their stem is three 3x3 convolutions.
 NETWORKS = {"resnext101": True, "resnext152": True, "wider_resnet38": False, "densenet264": True}
+IMAGE_SIZE = 224  # side of the images of ImageNet, in pixels
+GPU_BYTES = 12 * 10**9  # of each of the authors' GPUs (section 4)
+# Keys of published batches by network and strategy: the largest that fits, one that fits, and ones that do not fit.
+BATCHES = {
+    ("resnext101", BASELINE): "resnext101_stdbn_lr_256/batch",
+    ("resnext101", PLAIN_IABN): "resnext101_ipabn_lr_512/batch",
+    ("resnext152", BASELINE): "resnext152_ipabn_lr_256/batch_stdbn",
+    ("wider_resnet38", BASELINE): "wider_resnet38_ipabn_lr_256/batch_stdbn",
+    ("densenet264", BASELINE): "densenet264_ipabn_lr_256/batch_stdbn",
+}
 
 
 def count_block_buffers() -> Section:
@@ -81,10 +92,7 @@ def count_stored_tensors(batch: int = BATCH) -> Section:
         held[strategy] = count_memory(forward_of(block, x), block.parameters()).held / x.nbytes
         section.add(f"{STRATEGIES[strategy]}: bytes", held[strategy], unit="tensors")
     saved = 100 * (1 - held["inplace_1"] / held["standard"])
-    least = max(held["inplace_1"], held["inplace_2"]) / held["checkpoint_norms"]
-    memory, efficient = (published("inplace_abn", key) for key in ("section5/memory", "section3.3/memory"))
-    section.add("memory saved by InPlace-ABN I", saved, memory, unit="%")
-    section.add("bytes of (d) and (e), at most, over those of (b)", least, efficient)
+    section.add("memory saved by InPlace-ABN I", saved, published("inplace_abn", "section5/memory"), unit="%")
     return section
 
 
@@ -125,7 +133,7 @@ def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 6
     )  # fmt: skip
     saved: dict[str, dict[str, float]] = {name: {} for name in (PLAIN_IABN, "iABN")}
     for arch, input_3x3 in networks.items():
-        setup = Setup(spec_of(arch, input_3x3), batch, 224, device=torch.device("meta"))
+        setup = Setup(spec_of(arch, input_3x3), batch, IMAGE_SIZE, device=torch.device("meta"))
         held = {}
         for strategy in EAGER:
             if strategy.name in (BASELINE, PLAIN_IABN, "iABN"):
@@ -140,4 +148,22 @@ def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 6
         compare(f"largest of all networks: {most[name]}, {name}", saved[name][most[name]], number, "%", basis=basis)
         for name, basis in BASES.items()
     ]
+    return section
+
+
+def measure_batches() -> Section:
+    """Return the largest ImageNet batches with standard and with in-place norms: section 4.1."""
+    section = Section(
+        "section4.1", "Section 4.1: batches that fit",
+        f"The largest number of images of {IMAGE_SIZE} pixels that {GPUS} GPUs of {GPU_BYTES / 1e9:g} GB can train "
+        "with, using SGD with momentum in float32. Bytes of parameters, momentum, gradients, images and all tensors of "
+        "a step are counted on the meta device. Scratch memory of convolutions, which depends on the GPU, and memory "
+        "of the framework itself are not counted.",
+    )  # fmt: skip
+    for (arch, name), key in BATCHES.items():
+        setup = Setup(spec_of(arch, NETWORKS[arch]), batch=2, size=IMAGE_SIZE)
+        (strategy,) = (strategy for strategy in EAGER if strategy.name == name)
+        images = GPUS * MemoryPrediction(setup, strategy).largest_batch(GPU_BYTES)[0]
+        number, basis = published("inplace_abn", f"section4.1/{key}"), BASES.get(name, "both")
+        section.add(f"{arch}, {name}: largest batch", images, number, basis=basis)
     return section

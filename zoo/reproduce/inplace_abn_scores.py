@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from zoo.data.prepare.validation_set import NUM_IMAGES
 from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
 from zoo.reproduce.error_rates import needs_training
-from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
-from zoo.reproduce.settings import report_settings
+from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 
 ImageNetRows = Sequence[Mapping[str, Any]]  # rows of imagenet.json, written by `zoo reproduce imagenet`
 IMAGENET_SETTING = (
@@ -19,21 +16,14 @@ IMAGENET_SETTING = (
     f"scores them. Underpowered: on a part of the {NUM_IMAGES:,} images. The spread is the sampling error for the "
     "number of images; the same weights on the same images differ by less."
 )
-EARLIER_CROP = 480  # side of the single crop per GPU before, according to the blog post
 NO_LABELS = Verdict("not built", "the labels of the test images are not public; the owners' server scores them")
 
 
 def report_imagenet_scores(rows: ImageNetRows) -> Section:
     """Return the left half of Table 1."""
-    section = Section(
+    return Section(
         "table1_scores", "Table 1, left: scores on ImageNet", IMAGENET_SETTING, [*_imagenet("table1/", rows)]
     )
-    for key, first, second in (
-        ("sync_accuracy", "resnext101_ipabn-sync_lr_256", "resnext101_stdbn_lr_256"),
-        ("larger_batch", "resnext101_ipabn_lr_512", "resnext152_ipabn_lr_256"),
-    ):
-        section.comparisons.append(_difference(published("inplace_abn", f"section4.1/{key}"), first, second, rows))
-    return section
 
 
 def report_readme_scores(rows: ImageNetRows) -> Section:
@@ -44,17 +34,6 @@ def report_readme_scores(rows: ImageNetRows) -> Section:
         ["`zoo validate wider_resnet38_deeplab_vistas DATA` scores the network for Mapillary Vistas on validation "
          "images, for which no score is published"],
     )  # fmt: skip
-
-
-def report_blog() -> Section:
-    """Return the crops of the blog post, in the experiment for Mapillary Vistas."""
-    section = report_settings("inplace_abn", "Blog")
-    crops, side = (published("inplace_abn", f"blog/{key}").number for key in ("crops", "crop"))
-    number = published("inplace_abn", "blog/data")
-    what = f"{crops:g} x {side:g}^2 over {EARLIER_CROP}^2 pixels"
-    ratio = crops * side**2 / EARLIER_CROP**2
-    section.add(what, ratio, number)
-    return section
 
 
 def report_segmentation_scores() -> Section:
@@ -91,20 +70,6 @@ def _scored(number: PublishedNumber, metric: str, row: Mapping[str, Any]) -> Com
         weights_md5=row["weights_md5"], data=measured["data"], environment=measured["environment"],
         date=measured["finished"], command=row["command"],
     )  # fmt: skip
-
-
-def _difference(number: PublishedNumber, first: str, second: str, rows: ImageNetRows) -> Comparison:
-    """Return the difference between the top-1 of two networks, scored by the crop of 224 pixels."""
-    found = {row["network"]: row for row in rows if row["protocol"] == "center224" and row["difference"]}
-    what = f"{first} minus {second}: top-1"
-    if not {first, second} <= found.keys():
-        command = f"`zoo reproduce imagenet --data DIR --models {first} {second}`"
-        return not_measured(what, number, "points", Verdict("needs data", command))
-    one, two = (_scored(number, "top1", found[name]) for name in (first, second))
-    difference = found[first]["measured"]["top1"] - found[second]["measured"]["top1"]
-    return replace(
-        one, what=what, measured=difference, unit="points", spread=math.hypot(one.spread or 0, two.spread or 0)
-    )
 
 
 def _segmentation(prefix: str) -> Iterator[Comparison]:

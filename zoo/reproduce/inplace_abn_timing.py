@@ -23,7 +23,6 @@ MODULES = {"CONV1": (128, 56), "CONV2": (256, 28), "CONV3": (512, 14), "CONV4": 
 BATCH, ROUNDS = 32, 25
 SAMPLE_S = 0.2  # minimum duration of a sample, which lowers the variance for small maps
 STANDARD, CHECKPOINT, CHECKPOINT_XHAT, INPLACE_1, INPLACE_2 = STRATEGIES
-TOO_NOISY = "no overhead that exceeds its interquartile range"
 
 Seconds = Mapping[str, Sequence[float]]  # the times of each strategy, one per round
 
@@ -119,31 +118,7 @@ def compare_claims(seconds: Mapping[str, Seconds]) -> list[Comparison]:
     for name, key in ((by_value[0], "least"), (by_value[-1], "most")):
         number = published("inplace_abn", f"section4.3/overhead_inplace_{key}")
         comparisons.append(overheads[name].comparison(f"{INPLACE_1} over standard, {key}: {name}", number))
-    comparisons.append(_compare_overheads(list(seconds.values())))
-    against = {name: difference([times], INPLACE_1, CHECKPOINT) for name, times in seconds.items()}
-    name = max(against, key=lambda name: against[name].value)
-    for what, found, key in (
-        (f"{INPLACE_1} over {CHECKPOINT}, most: {name}", against[name], "section4.3/advantage"),
-        (f"{INPLACE_2} over {CHECKPOINT_XHAT}, mean of the modules",
-         difference(list(seconds.values()), INPLACE_2, CHECKPOINT_XHAT), "section3.3/inplace_2"),
-    ):  # fmt: skip
-        comparisons.append(found.comparison(what, published("inplace_abn", key)))
     return comparisons
-
-
-def _compare_overheads(seconds: Sequence[Seconds]) -> Comparison:
-    """Return the factor between the overheads of checkpointing and of in-place norms."""
-    inplace, checkpoint = (difference(seconds, strategy, STANDARD) for strategy in (INPLACE_1, CHECKPOINT))
-    is_noisy = any(each.spread > abs(each.value) for each in (inplace, checkpoint)) or inplace.value <= 0
-    return compare(
-        f"overhead of {CHECKPOINT} over that of {INPLACE_1}, means of the modules",
-        checkpoint.value / inplace.value,
-        published("inplace_abn", "section4.3/checkpointing"),
-        n=inplace.n,
-        spread=0.0,
-        weakness=TOO_NOISY if is_noisy else "",
-        note=f"{checkpoint.value:.1f} % against {inplace.value:.1f} %",
-    )
 
 
 def list_overheads(seconds: Mapping[str, Seconds]) -> list[Comparison]:

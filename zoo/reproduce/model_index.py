@@ -30,7 +30,7 @@ def model_index(rows: Sequence[Row]) -> str:
         collections.append({"Name": paper, "Paper": {"Title": PAPERS[paper].title, "URL": URLS[paper]}})
         by_network: dict[str, list[Row]] = {}
         for row in of_paper:
-            is_value = row.number.value is not None and not isinstance(row.number.value, str)
+            is_value = not isinstance(row.number.value, str)
             if row.number.evidence in ACCURACIES and row.number.network and is_value:
                 by_network.setdefault(row.number.network, []).append(row)
         models += [_model(paper, network, of_network) for network, of_network in by_network.items()]

@@ -10,21 +10,17 @@ from typing import NamedTuple
 from zoo.reproduce import (
     inplace_abn_figures1and2,
     inplace_abn_scores,
-    revnet_figures3and4,
-    revnet_section7,
+    revnet_figure4,
     revnet_table1,
     revnet_tables2to5,
     revnext_figure12,
     revnext_tables1and2,
 )
 from zoo.reproduce.comparison import Section
-from zoo.reproduce.inplace_abn_batches import measure_batches
 from zoo.reproduce.inplace_abn_table2 import measure_memory_gains
 from zoo.reproduce.inplace_abn_timing import measure_overheads
-from zoo.reproduce.revnext_costs import measure_passes, measure_widths
 from zoo.reproduce.revnext_figures5and6 import measure_norm_law, measure_slope_law
 from zoo.reproduce.revnext_figures10and11 import measure_depths, measure_layers
-from zoo.reproduce.settings import report_settings
 
 
 @dataclass(frozen=True)
@@ -63,14 +59,11 @@ PAPERS = {
             Measurement("Abstract", inplace_abn_figures1and2.count_network_memory),
             Measurement("Figure 1", inplace_abn_figures1and2.count_block_buffers),
             Measurement("Figure 2", inplace_abn_figures1and2.count_stored_tensors),
-            Measurement("Section 4.1", measure_batches),
-            Measurement("Section 4.1", partial(report_settings, "inplace_abn", "Section 4.1")),
-            Measurement("Section 4.2", partial(report_settings, "inplace_abn", "Section 4.2")),
+            Measurement("Section 4.1", inplace_abn_figures1and2.measure_batches),
             Measurement("Table 1", partial(inplace_abn_scores.report_imagenet_scores, scores)),
             Measurement("Section 4.3", measure_overheads),
             Measurement("Table 2", inplace_abn_scores.report_segmentation_scores),
             Measurement("Table 2", measure_memory_gains),
-            Measurement("Blog", inplace_abn_scores.report_blog),
             Measurement("README", partial(inplace_abn_scores.report_readme_scores, scores)),
         ],
     ),
@@ -80,16 +73,12 @@ PAPERS = {
             *revnet_tables2to5.CIFAR_ERRORS,
             *revnet_tables2to5.IMAGENET_ERRORS,
             *revnet_tables2to5.SHORT_EXPERIMENTS,
-            revnet_figures3and4.LONG_CIFAR_EXPERIMENT,
+            revnet_figure4.LONG_CIFAR_EXPERIMENT,
         ),
         lambda runs=(), scores=(): [
-            Measurement("Abstract", revnet_table1.measure_growth),
-            Measurement("Section 1", revnet_table1.measure_savings),
-            Measurement("Section 3.1", revnet_table1.report_partitions),
             Measurement("Section 3.2", revnet_table1.measure_operations),
             Measurement("Table 1", revnet_table1.measure_complexity),
             Measurement("Section 4", revnet_table1.measure_layer_costs),
-            Measurement("Section 5", revnet_tables2to5.measure_depth_of_block),
             Measurement("Section 5.1", revnet_table1.measure_passes),
             Measurement("Table 2", revnet_tables2to5.measure_parameters),
             Measurement("Table 3", partial(revnet_tables2to5.report_cifar_errors, runs)),
@@ -97,10 +86,8 @@ PAPERS = {
             Measurement("Section 5.2", partial(revnet_tables2to5.report_differences, runs)),
             Measurement("Section 5.2", revnet_table1.measure_update_cost),
             Measurement("Table 5", revnet_tables2to5.measure_imagenet_memory),
-            Measurement("Figure 3", partial(revnet_figures3and4.report_imagenet_curves, runs)),
-            Measurement("Figure 4", partial(revnet_figures3and4.report_reconstruction, runs)),
-            Measurement("Section 7.1", partial(report_settings, "revnet", "Section 7.1")),
-            Measurement("Section 7.2", revnet_section7.measure_fits),
+            Measurement("Figure 4", partial(revnet_figure4.report_reconstruction, runs)),
+            Measurement("Section 7.2", revnet_tables2to5.measure_fits),
         ],
     ),
     # EURASIP Journal on Image and Video Processing 2023:1
@@ -115,8 +102,6 @@ PAPERS = {
         lambda runs=(), scores=(): [
             Measurement("Section 1", revnext_tables1and2.count_whole_data_sets),
             Measurement("Table 1", revnext_tables1and2.measure_pixels),
-            Measurement("Section 3.5", measure_widths),
-            Measurement("Section 4.4", measure_passes),
             Measurement("Figure 5", measure_norm_law),
             Measurement("Figure 6", measure_slope_law),
             Measurement("Figure 10", measure_layers),

@@ -15,7 +15,7 @@ from zoo.tables import number_text
 PUBLISHED_DIR = Path(__file__).parent / "published"
 Kind = Literal["printed", "derived", "authors' log", "read off a figure"]
 Evidence = Literal[
-    "setting", "identity", "count", "parameters", "memory predicted", "memory measured", "time measured",
+    "count", "parameters", "memory predicted", "memory measured", "time measured",
     "signal-to-noise measured", "accuracy scored", "accuracy trained",
 ]  # fmt: skip
 Direction = Literal["less", "more", "neither"]
@@ -31,8 +31,7 @@ class PublishedNumber(BaseModel):
     Args:
     - `item`: table, figure or section of the paper, such as "Table 3".
     - `quantity`: the measured quantity, such as "ResNet-32, CIFAR-10: test error".
-    - `value`: the number in `unit` with the printed digits, or a statement instead of a number, such as "rises"; None
-      if it was published, but is not available to us.
+    - `value`: the number in `unit` with the printed digits, or the words of a figure or a table, such as "O(L)".
     - `unit`: "" for a number without a unit.
     - `kind`: "printed" in the paper; "derived" from printed numbers; "authors' log": output stored in the authors'
       public code; "read off a figure": estimated from a plot.
@@ -41,7 +40,6 @@ class PublishedNumber(BaseModel):
     - `place`: location of the quotation, such as "Table 3, row ResNet-32" or "authors' notebook 4, cell 6".
     - `evidence`: kind of evidence that a measurement of this number is. It sets the tolerance, see
       `zoo.reproduce.comparison.RULES`.
-    - `code`: the value in the authors' public code, if it differs.
     - `at_least`, `at_most`: bounds of the measured value, for a statement or for a published bound or range.
     - `better`: direction in which a measured value is better than published; by default that of `BETTER`.
     - `network`: network or experiment of this package; "" for none.
@@ -54,13 +52,12 @@ class PublishedNumber(BaseModel):
 
     item: Annotated[str, Field(min_length=1)]
     quantity: Annotated[str, Field(min_length=1)]
-    value: int | Decimal | str | None
+    value: int | Decimal | str
     unit: str = ""
     kind: Kind
     quotation: Annotated[str, Field(min_length=1)]
     place: Annotated[str, Field(min_length=1)]
     evidence: Evidence
-    code: str | None = None
     at_least: float | None = None
     at_most: float | None = None
     better: Direction | None = None

@@ -1,4 +1,4 @@
-"""Table 1 of Gomez et al. 2017: memory and computation of a step against depth, and the statements about them."""
+"""Table 1 and sections 3.2, 4, 5.1 and 5.2 of Gomez et al. 2017: memory, computation and time of a step."""
 
 from __future__ import annotations
 
@@ -19,20 +19,14 @@ from zoo.layers.checkpointing import checkpoint
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.remat.memory_use import measure_memory
-from zoo.reproduce.comparison import Section, Verdict, not_measured
+from zoo.reproduce.comparison import Section
 from zoo.reproduce.operations import count_operations
-from zoo.reproduce.paper_networks import build_for_training, forward_of, held_bytes
-from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
+from zoo.reproduce.paper_networks import build_for_training, forward_of
+from zoo.reproduce.published_numbers import published
 from zoo.run.plot_style import Line, Panel
 
 DEPTHS = (4, 16, 36, 100)
-UNITS = (3, 9, 18)  # per stage of a CIFAR RevNet
 HALF_CHANNELS, SIZE, BATCH = 16, 16, 4  # channels of x1 and of x2, side in pixels, number of feature maps
-# ResNets, the RevNets that their activations are compared with, and the side of their images.
-NETWORK_PAIRS = {
-    "resnet32_cifar": ("revnet38_cifar", 32), "resnet110_cifar": ("revnet110_cifar", 32),
-    "resnet164_cifar": ("revnet164_cifar", 32), "resnet101_preact": ("revnet104", 224),
-}  # fmt: skip
 TIMED_NETWORK, TIMED_BATCH, ROUNDS = "revnet38_cifar", 32, 20
 
 
@@ -46,51 +40,6 @@ class Cost(NamedTuple):
 
     peak: int
     calls: float
-
-
-def measure_growth(units: Sequence[int] = UNITS) -> Section:
-    """Return the held bytes of CIFAR RevNets with ``units`` per stage, and their growth per unit (abstract)."""
-    section = Section(
-        "abstract", "Abstract: storage is independent of depth",
-        "Counted MB held between forward and backward, for networks with the widths of RevNet-38, batch 8, with "
-        f"{', '.join(map(str, units))} units per stage.",
-    )  # fmt: skip
-    for memory, manner in (("auto", "reconstructed"), ("plain", "stored")):
-        held = [held_bytes("revnet38_cifar", 8, 32, structure=(count,) * 3, memory=memory) for count in units]
-        growth = (held[-1] - held[0]) / (3 * (units[-1] - units[0])) / 1e6
-        number = published("revnet", "abstract/storage") if memory == "auto" else None
-        section.add(f"{manner}: growth per unit", growth, number, unit="MB")
-        section.add(f"{manner}: held", " / ".join(f"{count / 1e6:.2f}" for count in held), unit="MB")
-    return section
-
-
-def measure_savings() -> Section:
-    """Return the held memory of ResNets relative to their RevNets (section 1)."""
-    section = Section(
-        "section1", "Section 1: storage compared with ResNets of the same size",
-        "Counted bytes held between forward and backward for 8 images, without parameters. The paper says "
-        "\"typically\": the verdict is on the median of the four pairs.",
-    )  # fmt: skip
-    ratio = {
-        f"{resnet} over {revnet}": held_bytes(resnet, 8, size, memory="plain") / held_bytes(revnet, 8, size)
-        for resnet, (revnet, size) in NETWORK_PAIRS.items()
-    }
-    middle, _ = median_and_spread(list(ratio.values()))
-    what = "held bytes of a ResNet over those of its RevNet, median"
-    section.add(what, middle, published("revnet", "section1/storage"))
-    for what, value in ratio.items():
-        section.add(what, value)
-    return section
-
-
-def report_partitions() -> Section:
-    """Return the statement about partitions other than that of the channels (section 3.1)."""
-    number = published("revnet", "section3.1/partition")
-    reason = Verdict("not built", "the blocks split channels only; no text describes the networks of the others")
-    setting = "The partition of a feature map into the two parts of a reversible block."
-    return Section(
-        "section3.1", "Section 3.1: partitions", setting, [not_measured(number.quantity, number, "", reason)]
-    )
 
 
 def measure_operations() -> Section:
@@ -107,7 +56,6 @@ def measure_operations() -> Section:
     again = (rev_backward - stored_backward) / rev_forward
     ordinary, reversible = 1 + stored_backward / rev_forward, 1 + rev_backward / rev_forward
     calls = _chain_costs(DEPTHS)["checkpoint sqrt(L)"][-1].calls
-    numbers = _numbers("section3.2")
     found: dict[str, tuple[str, float]] = {
         "backward": ("ResNet-32: backward", backward / forward),
         "reversible": ("RevNet-38: forward and backward", reversible),
@@ -116,7 +64,7 @@ def measure_operations() -> Section:
         "overhead_gpu": ("RevNet-38: overhead, if backward takes as long as forward", 100 * again / 2),
     }
     for key, (what, measured) in found.items():
-        section.add(what, measured, numbers[key])
+        section.add(what, measured, published("revnet", f"section3.2/{key}"))
     return section
 
 
@@ -149,14 +97,14 @@ def measure_layer_costs() -> Section:
         f"The chains of Table 1, L = {DEPTHS[-1]}. Computation: counted calls of F and G, plus one backward pass. "
         "Memory: the peak, in units of the bytes that a block adds to the peak of a chain that stores activations.",
     )  # fmt: skip
-    costs, numbers = _chain_costs(DEPTHS), _numbers("section4")
+    costs = _chain_costs(DEPTHS)
     for name in ("naive", "checkpoint sqrt(L)", "reversible"):
-        number = numbers[f"{KEY_BY_STRATEGY[name]}/computation"]
+        number = published("revnet", f"section4/{KEY_BY_STRATEGY[name]}/computation")
         section.add(f"{name}: passes of a step", costs[name][-1].calls + 1, number)
     low, high = costs["naive"][-2:]
     block = (high.peak - low.peak) / (DEPTHS[-1] - DEPTHS[-2])
     layers = costs["checkpoint sqrt(L)"][-1].peak / block / math.sqrt(DEPTHS[-1])
-    section.add("checkpoint sqrt(L): memory over sqrt(L)", layers, numbers["checkpointing/memory"])
+    section.add("checkpoint sqrt(L): memory over sqrt(L)", layers, published("revnet", "section4/checkpointing/memory"))
     return section
 
 
@@ -166,12 +114,10 @@ def measure_passes() -> Section:
         "section5.1", "Section 5.1: forward passes of a step",
         f"The chains of Table 1, L = {DEPTHS[-1]}: counted calls of F and G, plus 2N for the gradients.",
     )  # fmt: skip
-    costs, numbers = _chain_costs(DEPTHS), _numbers("section5.1")
-    twice = Verdict("not built", "the paper's faster algorithm is: one recomputation yields both inputs and gradients")
-    authors = not_measured("the authors' code: forward passes of a step", numbers["authors_code"], "N", twice)
-    section.comparisons.append(authors)
+    costs = _chain_costs(DEPTHS)
     for name, key in (("reversible", "algorithm1"), ("naive", "ordinary")):
-        section.add(f"{name}: forward passes of a step", costs[name][-1].calls + 2, numbers[key])
+        number = published("revnet", f"section5.1/{key}")
+        section.add(f"{name}: forward passes of a step", costs[name][-1].calls + 2, number)
     return section
 
 
@@ -271,9 +217,3 @@ def counted_calls(blocks: Sequence[nn.Module]) -> Iterator[list[str]]:
     yield calls
     for handle in handles:
         handle.remove()
-
-
-def _numbers(place: str) -> dict[str, PublishedNumber]:
-    """Return the published numbers of a section, by their keys without its name."""
-    found = published_numbers("revnet")
-    return {key.removeprefix(f"{place}/"): number for key, number in found.items() if key.startswith(f"{place}/")}

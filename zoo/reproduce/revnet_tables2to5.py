@@ -8,14 +8,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from zoo.architectures import architecture
+from zoo.benchmark.memory_prediction import MemoryPrediction
+from zoo.benchmark.network_setup import Setup
+from zoo.benchmark.strategies import Strategy
 from zoo.layers.reversible import ReversibleBlock
 from zoo.layers.revnet_blocks import TransitionBlock
-from zoo.reproduce.comparison import Basis, Comparison, Section, Verdict, compare, not_measured
+from zoo.reproduce.comparison import Basis, Section, Verdict, not_measured
 from zoo.reproduce.error_rates import command_of, compare_errors, report_errors
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
+from zoo.spec import NetworkSpec
 from zoo.torch_internals import NormBase
 
 
@@ -38,39 +41,18 @@ PAIRS = {
 }  # fmt: skip
 MB = 1e6
 IMAGES = 32  # per GPU, for a ResNet; a RevNet got 64 (section 7.1)
+SIZE = 224  # side of the images of ImageNet, in pixels
+DEEP_UNITS = (2, 2, 94, 2)  # units per stage: 602 layers, six per unit; RevNet-104 with more units in one stage
+DEEP_BATCH = 2
 
 
 def measure_parameters() -> Section:
-    """Return Table 2: structure and number of parameters of the networks."""
-    section = Section("table2", "Table 2: networks and parameters", "Trainable parameters, counted.")
+    """Return Table 2: number of parameters of the networks."""
+    section = Section("table2", "Table 2: parameters", "Trainable parameters, counted.")
     for number in _of_item("Table 2"):
-        if number.id.endswith("/architecture"):
-            section.comparisons.append(_compare_architecture(number))
-        else:
-            classes = int(number.id.rpartition("_")[2])
-            count = count_parameters(build_for_training(number.network, "meta", num_classes=classes))
-            section.add(f"{number.network}, {classes} classes", count / 1e6, number)
-    return section
-
-
-def _compare_architecture(number: PublishedNumber) -> Comparison:
-    """Return the comparison of a row of the table, which omits the channels of the stem of ImageNet networks."""
-    structure = architecture(number.network).structure
-    widths = structure["widths"] if "cifar" in number.network else structure["widths"][1:]
-    units, channels = ("-".join(map(str, each)) for each in (structure["structure"], widths))
-    row = f"{'Yes' if structure['bottleneck'] else 'No'} {units} {channels}"
-    return compare(f"{number.network}: bottleneck, units, channels", row, number)
-
-
-def measure_depth_of_block() -> Section:
-    """Return the ratio of the convolutions of a reversible block and a residual block (section 5)."""
-    section = Section("section5", "Section 5: depth of a block", "Consecutive convolutions, counted in both networks.")
-    per_block = [
-        sum(isinstance(m, nn.Conv2d) for m in build_for_training(name, "meta").modules()) - 1
-        for name in ("revnet38_cifar", "resnet32_cifar")
-    ]
-    ratio = per_block[0] / 9 / (per_block[1] / 15)
-    section.add("RevNet-38 over ResNet-32: convolutions", ratio, published("revnet", "section5/depth_of_block"))
+        classes = int(number.id.rpartition("_")[2])
+        count = count_parameters(build_for_training(number.network, "meta", num_classes=classes))
+        section.add(f"{number.network}, {classes} classes", count / 1e6, number)
     return section
 
 
@@ -111,7 +93,7 @@ def report_differences(runs: Sequence[TrainingRun]) -> Section:
     return section
 
 
-def measure_imagenet_memory(size: int = 224) -> Section:
+def measure_imagenet_memory(size: int = SIZE) -> Section:
     """Return Table 5: bytes of parameters and activations for images of ``size`` pixels, counted on the meta device."""
     section = Section(
         "table5", "Table 5: memory for ImageNet",
@@ -142,6 +124,35 @@ def measure_imagenet_memory(size: int = 224) -> Section:
         f"{REVNET} reruns its stem in backward, like its blocks, so the maps of the stem are not held",
     ]
     return section
+
+
+def measure_fits() -> Section:
+    """Return the largest batch and depth of RevNets in the memory of a ResNet (sections 7.1 and 7.2)."""
+    section = Section(
+        "section7.2", "Section 7: largest batches in the memory of ResNet-101",
+        f"{SIZE} px, float32, SGD and momentum. All bytes of a step are counted on the meta device, without scratch "
+        f"memory of convolutions. The largest batch of ResNet-101 on the GPU had {IMAGES} images, so the memory of the "
+        f"GPU is between that of {IMAGES} and that of {2 * IMAGES} images of it.",
+    )  # fmt: skip
+    resnet, revnet = _predict(RESNET, "plain"), _predict(REVNET, "auto")
+    memory = resnet.bytes_for(IMAGES).total
+    images, _ = revnet.largest_batch(memory)
+    deep = _predict(REVNET, "auto", DEEP_UNITS).bytes_for(DEEP_BATCH).total
+    layers = 6 * sum(DEEP_UNITS) + 2
+    deep_network = f"a RevNet of {'-'.join(map(str, DEEP_UNITS))} units"
+    note = f"{deep / 1e9:.1f} GB with {DEEP_BATCH} images, of {memory / 1e9:.1f} GB"
+    number = published("revnet", "section7.1/per_gpu")
+    section.add(f"{REVNET} in the memory of {RESNET} with {IMAGES} images", images, number)
+    section.add(f"{REVNET} in the memory of the GPU, at least", images, published("revnet", "section7.2/images"))
+    number = published("revnet", "section7.2/layers")
+    what = f"{deep_network} in the memory of ResNet-101 with {IMAGES} images"
+    section.add(what, layers if deep <= memory else 0, number, note=note)
+    return section
+
+
+def _predict(arch: str, memory: str, structure: tuple[int, ...] | None = None) -> MemoryPrediction:
+    setup = Setup(NetworkSpec(arch=arch), batch=DEEP_BATCH, size=SIZE, structure=structure)
+    return MemoryPrediction(setup, Strategy(arch, "standard", memory))
 
 
 def sum_of_outputs(model: nn.Module, size: int) -> int:

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import mean
 from typing import Any
 
 from zoo.architectures import ARCHITECTURES
 from zoo.reproduce.comparison import Comparison, Section, compare
-from zoo.reproduce.error_rates import (
-    SETTING,
-    compare_errors,
-    error_curves,
-    errors_of,
-    facts_of,
-    image_counts,
-    needs_training,
-)
-from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
+from zoo.reproduce.error_rates import SETTING, facts_of, image_counts, needs_training
+from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
 from zoo.run.plot_style import Line, Panel
 
@@ -34,13 +25,11 @@ CURVES = {
     "figure12/hybrid_run": "blocks after the first",
     "figure12/hybrid_drawn_run": "blocks after the first",
 }
-# Short experiments, and the keys of the statements of section 5.1 about such networks.
-SHORT_EXPERIMENTS = {
-    "revnext_flat3_cifar10_short": "section5.1/flat_small_depth",
-    "revnext_flat9_cifar10_short": "section5.1/flat_large_depth",
-    "revnext_flat12_cifar10_short": "section5.1/flat_large_depth",
-    "revnext_cifar10_short": "section5.1/hybrid_accuracy",
-}
+# Experiments with a short schedule, whose runs are drawn.
+SHORT_EXPERIMENTS = (
+    "revnext_flat3_cifar10_short", "revnext_flat9_cifar10_short", "revnext_flat12_cifar10_short",
+    "revnext_cifar10_short",
+)  # fmt: skip
 
 
 def experiment_of(key: str) -> str:
@@ -65,29 +54,18 @@ def _numbers(depths: str) -> list[int]:
     return [int(depth) for depth in depths.split("-")]
 
 
-EXPERIMENTS = {
-    key: experiment_of(key)
-    for key, number in published_numbers("revnext").items()
-    if key.startswith("figure12/") and number.value is not None
-}
+EXPERIMENTS = {key: experiment_of(key) for key in published_numbers("revnext") if key.startswith("figure12/")}
 
 
 def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
-    """Return the accuracies of the figure, and the errors of the short experiments with both memory strategies."""
+    """Return the accuracies of the figure."""
     section = Section(
         "figure12", "Figure 12: accuracy with and without reconstruction",
-        "CIFAR-10. Rows of the figure: top-1 in percent after the last epoch. Short experiments are trained with "
-        f'network.memory "auto", which reconstructs activations, and "plain", which stores them. If a run of a short '
-        f"experiment diverged, the accuracies after its last epoch are compared. {SETTING}",
+        f"CIFAR-10, top-1 in percent after the last epoch. {SETTING}",
     )  # fmt: skip
     found = {key: _compare(key, name, runs) for key, name in EXPERIMENTS.items()}
     section.comparisons += found.values()
     section.panels += [_beside_authors(prefix, x_label, found) for prefix, x_label in CURVES.items()]
-    for name, key in SHORT_EXPERIMENTS.items():
-        runs_of_name = [run for run in runs if run.experiment == name]
-        section.comparisons += [_compare_kinds(name, published("revnext", key), runs_of_name)]
-        section.comparisons += errors_of(name, None, runs_of_name)
-        section.panels += [error_curves(name, runs_of_name)] if runs_of_name else []
     section.notes += [
         "if a row contains settings, FILE is the experiment with these settings instead of its own; the authors' logs "
         "have 0.2 to 1.6 hours for a training, on a GPU that they do not name",
@@ -124,24 +102,3 @@ def _beside_authors(prefix: str, x_label: str, found: Mapping[str, Comparison]) 
         lines += [Line(f"{whose}, {kind}", sorted(points), [points[x] for x in sorted(points)], group=f"{whose} {kind}")
                   for whose, points in (("authors", authors), ("here", here)) if points]  # fmt: skip
     return Panel(prefix.rpartition("/")[2].replace("_", ", "), x_label, "top-1, %", lines, prefix.endswith("slope"))
-
-
-def _compare_kinds(name: str, number: PublishedNumber, runs: Sequence[TrainingRun]) -> Comparison:
-    """Return the accuracy lost by reconstruction, in points, compared with the paper's statements.
-
-    It is that after the last epoch, or after the last one that all runs reached if some diverged.
-    """
-    ended = [run for run in runs if run.is_finished or run.has_diverged]
-    num_epochs = min((len(run.epochs) for run in ended), default=0)
-    stored, reconstructed = (
-        [replace(run, epochs=run.epochs[:num_epochs]) for run in ended if run.is_stored == is_stored]
-        for is_stored in (True, False)
-    )
-    what = f"{name}: lost by reconstruction"
-    stopped = "; ".join(f"seed {run.config.seed} {run.stop_reason}" for run in runs if run.stop_reason)
-    if not stored or not reconstructed:
-        comparison = needs_training(what, number, name, runs, unit="points")
-        return replace(comparison, note=f'once more with network.memory "plain"{"; " * bool(stopped)}{stopped}')
-    comparison = compare_errors(what + image_counts(ended), number, reconstructed, stored)
-    is_partial = num_epochs < ended[0].num_epochs
-    return replace(comparison, note=f"after {num_epochs} of {ended[0].num_epochs} epochs: {stopped}" * is_partial)

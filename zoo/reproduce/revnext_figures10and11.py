@@ -25,7 +25,6 @@ FAMILIES = {"flat": FLAT, "hybrid": HYBRID}
 BATCHES: Mapping[Basis, int] = {"paper": 256, "shipped": 8}
 AUTHORS_INVERSE = "norms inverted as in the authors' code"
 SLOPE = 0.2  # of Figure 10
-GAINS = (0.05, 1.5)  # range of the gains of norms, to test their law; those of an untrained norm are all 1
 SLOPES = (0.4, 0.2, 0.1, 0.05)
 ALL_SLOPES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.75)
 # Notebook 1.b of the authors' public code adds a layer to each level in turn: flat networks from 2-1-1 to 5-4-4 (cell
@@ -60,12 +59,10 @@ class LayerRatios(NamedTuple):
     Args:
     - `layers`: ratios of the network's own layers and blocks, beginning with the stem's norm.
     - `inside`: for each of ``layers``, the ratios inside it; empty for all but reversible blocks.
-    - `kinds`: for each of ``layers``, the name of its class.
     """
 
     layers: Ratios
     inside: list[Ratios]
-    kinds: list[str]
 
     def in_order(self) -> Ratios:
         """Return all ratios; the input of a block precedes those of the layers in its branches."""
@@ -77,31 +74,26 @@ def measure_ratios(
     slope: float,
     batch: int,
     as_authors: bool = False,
-    gains: tuple[float, float] = (1.0, 1.0),
     seed: int = 0,
     **options: Any,
 ) -> LayerRatios:
     """Return the ratios of an untrained network: sum of squares of a layer's input over that of its error.
 
-    With ``as_authors``, norms are inverted as in the authors' code. The ``gains`` of norms are uniform within a range.
+    With ``as_authors``, norms are inverted as in the authors' code.
     """
     torch.manual_seed(seed)
     model: Any = build_revnext(name, slope, eps_i=0.0, **options)
     for parameter in list(model.parameters())[1:]:
         parameter.requires_grad_(False)  # only the reconstruction is measured; the stem's gradient needs all of it
     for layer in model.modules():
-        if isinstance(layer, InvertibleNorm):
-            if gains != (1.0, 1.0):
-                nn.init.uniform_(layer.norm.weight, *gains)
-            if as_authors:
-                _invert_as_authors(layer)
+        if as_authors and isinstance(layer, InvertibleNorm):
+            _invert_as_authors(layer)
     errors: dict[int, float] = {}
     model.meter = errors.__setitem__
     inside = [_watch(layer) for layer in model.layers()]
     model(torch.randn(batch, 3, SIZE, SIZE)).sum().backward()  # the loss of the authors' study
     reconstructed = range(1, len(inside))  # the images and the last map are saved
-    kinds = [type(layer).__name__ for layer in model.layers()]
-    return LayerRatios([errors[i] ** -2 if errors[i] else math.inf for i in reconstructed], inside[1:], kinds[1:])
+    return LayerRatios([errors[i] ** -2 if errors[i] else math.inf for i in reconstructed], inside[1:])
 
 
 def _invert_as_authors(layer: Any) -> None:
@@ -150,37 +142,27 @@ def _watch_layer(layer: Any, index: int, ratios: Ratios) -> None:
 
 
 def measure_layers(batches: Mapping[Basis, int] = BATCHES, seeds: Sequence[int] = SEEDS) -> Section:
-    """Return Figure 10: the ratios over the layers of one flat and one hybrid network, and the loss in each layer."""
+    """Return Figure 10: the ratios over the layers of one flat and one hybrid network."""
     section = Section(
         "figure10", "Figure 10: signal-to-noise ratio over the layers",
         f"Untrained networks, slope {SLOPE}, random images, batches of {batches['shipped']}; the loss is the sum of "
         "the logits. The plot shows the ratio of each layer's reconstructed input, also inside the branches of "
-        "reversible blocks. alpha: the ratio of a layer's input over that of its output, here the median over the "
-        "layers of a kind in the flat network.", notes=list(NOTES),
+        "reversible blocks.", notes=list(NOTES),
     )  # fmt: skip
-    lines, stability = [], []
+    lines = []
     for family, levels in (("flat", {"layers": (2, 3, 3)}), ("hybrid", {"blocks": (2, 3)})):
         for basis, batch in batches.items():
             label = _label(f"{family} 2-3" + "-3" * (family == "flat"), basis)
             networks = _of_seeds(seeds, family, SLOPE, basis, batch, **levels)
             in_order = [_finite(network.in_order()) for network in networks]
             ends = {"first": [each[0] for each in in_order], "last": [each[-1] for each in in_order]}
-            if family == "flat":
-                what = f"{label}: factor of the ratio per layer, from the first to the last"
-                stability.append(_compare(what, "section5.1/flat_trend", map(_factor_per_layer, networks), basis))
-            else:
+            if family == "hybrid":
                 ends["smallest"] = [min(each) for each in in_order]
-                what = f"{label}: smallest ratio inside the last block over that inside the first"
-                stability.append(_compare(what, "section5.1/hybrid_trend", map(_last_over_first, networks), basis))
             section.comparisons += [
                 _compare(f"{label}: {end}", f"figure10/{family}_{end}", values, basis) for end, values in ends.items()
             ]
             medians = [median(values) for values in zip(*(network.in_order() for network in networks), strict=True)]
             lines.append(finite_line(label, medians))
-            if (family, basis) == ("flat", "shipped"):
-                flats = networks
-    with_gains = _of_seeds(seeds, "flat", SLOPE, "shipped", batches["shipped"], layers=(1, 1, 1), gains=GAINS)
-    section.comparisons += [*stability, *_compare_alphas(flats, with_gains)]
     section.panels.append(Panel(f"slope {SLOPE}", "layer, input to output", "signal / noise", lines, y_log=True))
     return section
 
@@ -206,45 +188,6 @@ def _compare(what: str, key: str, values: Iterable[float], basis: Basis = "both"
 
 def _finite(ratios: Ratios) -> Ratios:
     return [ratio for ratio in ratios if math.isfinite(ratio)]
-
-
-def _factor_per_layer(network: LayerRatios) -> float:
-    """Return the factor of the ratio per layer, from the first to the last layer with a loss."""
-    finite = _finite(network.layers)
-    return (finite[-1] / finite[0]) ** (1 / (len(finite) - 1))
-
-
-def _last_over_first(network: LayerRatios) -> float:
-    """Return the smallest ratio inside the last block over that inside the first."""
-    smallest = [min(inner) for inner in network.inside if inner]
-    return smallest[-1] / smallest[0]
-
-
-def _compare_alphas(flats: Sequence[LayerRatios], with_gains: Sequence[LayerRatios]) -> list[Comparison]:
-    """Return the loss in convolutions over that in norms and in leaky ReLUs, and alpha of pools.
-
-    The norms are those of networks ``with_gains``, because a norm whose gains are equal loses nothing.
-    """
-    comparisons = []
-    for networks, kind, key, words in (
-        (with_gains, "InvertibleNorm", "norm", f"batch norm with gains from {GAINS[0]} to {GAINS[1]}"),
-        (flats, "InvertibleLeakyReLU", "leaky_relu", "leaky ReLU"),
-    ):
-        alphas = [_alphas(network) for network in networks]
-        values = [(1 / each["InvertibleConv"] - 1) / (1 / each[kind] - 1) for each in alphas]
-        what = f"loss of the ratio in the inverse of a convolution, over that of a {words}"
-        comparisons.append(_compare(what, f"section4.2.3/{key}", values))
-    pools = [_alphas(network)["ChannelPool"] for network in flats]
-    return [*comparisons, _compare("channel pools: alpha", "section4.2.4/alpha", pools)]
-
-
-def _alphas(ratios: LayerRatios) -> dict[str, float]:
-    """Return the median of alpha by the kind of layer."""
-    by_kind: dict[str, list[float]] = {}
-    for kind, own, behind in zip(ratios.kinds, ratios.layers, ratios.layers[1:], strict=False):
-        if math.isfinite(behind):
-            by_kind.setdefault(kind, []).append(own / behind)
-    return {kind: median(values) for kind, values in by_kind.items()}
 
 
 def finite_line(label: str, ratios: Ratios) -> Line:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -35,7 +33,6 @@ NETWORKS = {
     "revnext_resnet18": "section3.3", "revnext_revnet": "section3.4", "irevnet_revnext": "section3.5",
     "revnext_flat": "section4.3", "revnext": "section4.4",
 }  # fmt: skip
-DEEPER_OPTIONS: Mapping[str, dict[str, Any]] = {"revnext_flat": {"layers": (3, 3, 3)}, "revnext": {"blocks": (3, 3)}}
 # Trained on CIFAR-10; no text available to us shows the accuracies of the others. The abstract prints 93.3 % for a
 # network without its depths and pools; we assume that it is this one.
 EXPERIMENT = "revnext_cifar10"
@@ -75,13 +72,10 @@ def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] 
         model = build_revnext(name)
         memories = _measure(model, sizes, batch)
         peaks = [memory.peak_without_gradients for memory in memories]
-        slopes, held_slope = _slopes(pixels, peaks), _slopes(pixels, [memory.held for memory in memories])[-1]
-        slope = slopes[-1]
+        slope, held_slope = _last_slope(pixels, peaks), _last_slope(pixels, [memory.held for memory in memories])
         section.comparisons += _compare_with_paper(name, slope, 4 * count_parameters(model))
         section.add(f"{name}: held after forward, bytes per pixel", held_slope, unit="B")
         lines.append(Line(f"{name}: {slope:.0f} B/px", [count / 1e3 for count in pixels], [p / 1e6 for p in peaks]))
-        if name in DEEPER_OPTIONS:
-            section.comparisons.append(_compare_depths(name, sizes[:2], batch, slopes[0]))
     section.panels.append(Panel("peak of a step", "thousand pixels of a batch", "MB", lines))
     return section
 
@@ -90,8 +84,8 @@ def _measure(model: nn.Module, sizes: Sequence[int], batch: int) -> list[Memory]
     return [measure_memory(forward_of(model, batch, size), model.parameters(), warmup=0) for size in sizes]
 
 
-def _slopes(x: Sequence[int], y: Sequence[int]) -> list[float]:
-    return [(d - c) / (b - a) for (a, b), (c, d) in zip(pairwise(x), pairwise(y), strict=True)]
+def _last_slope(x: Sequence[int], y: Sequence[int]) -> float:
+    return (y[-1] - y[-2]) / (x[-1] - x[-2])
 
 
 def _compare_with_paper(name: str, slope: float, weights: int) -> list[Comparison]:
@@ -143,19 +137,6 @@ def count_by_rule(name: str) -> float:
     return 4 * values / (images.numel() / 3)
 
 
-def _compare_depths(name: str, sizes: Sequence[int], batch: int, slope: float) -> Comparison:
-    """Return the bytes per pixel of a deeper network, between the two ``sizes``, over those of the default depth."""
-    pixels = [batch * size**2 for size in sizes]
-    peaks = [
-        each.peak_without_gradients for each in _measure(build_revnext(name, **DEEPER_OPTIONS[name]), sizes, batch)
-    ]
-    deep = _slopes(pixels, peaks)[0]
-    (option, depth), *_ = DEEPER_OPTIONS[name].items()
-    what = f"{name}, {option} {'-'.join(map(str, depth))} over the default depth: bytes per pixel"
-    number, note = published("revnext", "abstract/depth"), f"{deep:.4g} B, {slope:.4g} B"
-    return compare(what, deep / slope, number, note=note)
-
-
 def count_whole_data_sets() -> Section:
     """Return the bytes of section 1: a step whose batch is a whole data set, counted on the meta device."""
     section = Section(
@@ -179,13 +160,11 @@ def count_whole_data_sets() -> Section:
 
 
 def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
-    """Return the accuracy of the abstract, the epochs of its training, and the test errors of Table 1."""
+    """Return the accuracy of the abstract, and the test errors of the networks of Table 1."""
     title, number = "Table 1: accuracy and test errors on CIFAR-10", published("revnext", "abstract/top1")
     section = report_errors("table1", title, {EXPERIMENT: number}, runs)
     for name in OTHER_EXPERIMENTS:
         section.comparisons += errors_of(name, None, runs)
-    epochs = load_experiment(EXPERIMENT).optimizer.schedule.epochs
-    section.add(f"{EXPERIMENT}: epochs", epochs, published("revnext", "section5/epochs"))
     section.notes.append(
         "the accuracy is published without the depths and pools of the network; we assume that it is this one"
     )

@@ -15,9 +15,9 @@ from zoo.reproduce.published_numbers import Evidence, PublishedNumber, published
 from zoo.tables import Cell, number_text
 
 #: States of a measured number, from the one that a row with two of them is known by to the best.
-JUDGED: tuple[State, ...] = ("off", "underpowered", "as in the code", "agrees", "better", "reproduced")
+JUDGED: tuple[State, ...] = ("off", "underpowered", "agrees", "better", "reproduced")
 #: States of a number that was not measured.
-UNMEASURED: tuple[State, ...] = ("needs data", "needs training", "not built", "not available", "not run")
+UNMEASURED: tuple[State, ...] = ("needs data", "needs training", "not built", "not run")
 STATES = (*reversed(JUDGED), *UNMEASURED)
 EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
 DATE_LENGTH = len("2018-06-18")
@@ -114,8 +114,6 @@ def _row(number: PublishedNumber, found: Sequence[tuple[Comparison, Section]]) -
     """Return the row of a number, from the first comparison of each basis."""
     if not found:
         missing = Verdict("not run", f"`zoo reproduce {number.paper}`")
-        if number.value is None:
-            missing = Verdict("not available", number.place)
         nothing = not_measured(number.quantity, number, number.unit, missing)
         return Row(number, nothing, nothing, None)
 

@@ -20,7 +20,6 @@ COLORS = {
     "reproduced": "green",
     "better": "blue",
     "agrees": "green",
-    "as in the code": "orange",
     "off": "red",
     "underpowered": "orange",
 }
@@ -126,7 +125,7 @@ def _row(row: Row) -> str:
     shipped = "the same" if row.is_one and row.is_measured else "" if row.is_one else _side(row, row.shipped)
     cells = [
         f'<a href="#{anchor(row)}">{escape(number.quantity)}</a>{_note(about)}',
-        f"{escape(number.text or 'not available')}{unit}{_note(source)}",
+        f"{escape(number.text)}{unit}{_note(source)}",
         _side(row, row.paper),
         shipped,
         f"{number.evidence}{_note(repeats_text(row))}",
@@ -156,12 +155,7 @@ def _side(row: Row, comparison: Comparison) -> str:
 def _bar(row: Row, comparison: Comparison, color: str) -> str:
     """Return a bar with measured over published on a logarithmic scale, if both are positive numbers."""
     number, measured = row.number, comparison.measured
-    if (
-        number.value is None
-        or isinstance(number.value, str)
-        or number.is_bounded
-        or not isinstance(measured, (int, float))
-    ):
+    if isinstance(number.value, str) or number.is_bounded or not isinstance(measured, (int, float)):
         return ""
     if measured <= 0 or number.number <= 0:
         return ""

@@ -14,23 +14,21 @@ from zoo.tables import Cell, key_value_text, markdown_list, markdown_page, markd
 PAGE, HTML, CSV, INDEX = "REPRODUCTION.md", "reproduction.html", "reproduction.csv", "model-index.yml"
 TITLE = "Numbers of three papers, next to what is measured here"
 SCOPE = (
-    "A row stands for a number or a statement that a paper, its authors' public code, README or blog publishes. Of the "
-    "curves of figures, it is their ends and extremes, and the points that the authors' logs contain. These curves are "
-    "not read off: the training losses and errors in Figures 3 and 4 of the RevNet paper, and two depth curves in the "
-    "folder of figures of the RevNeXt authors, whose slope is not recorded."
+    "A row stands for a number in a table, a figure or the text of a paper, or in its authors' public code or README. "
+    "Of a curve of a figure, the rows are its ends and extremes, and the points that the authors' logs contain. "
+    "Figure 3 and the training curves of Figure 4 of the RevNet paper are left out, and the cells of the RevNeXt "
+    "paper's tables that no text available to us shows."
 )
 STATE_MEANINGS = {
     "reproduced": "within the tolerance of its kind of evidence",
     "better": "beyond the tolerance in the better direction: less memory or time, more images or pixels in the same "
     "memory, or a larger signal-to-noise ratio",
     "agrees": "one or two trained networks, as close to the published accuracy as the authors' own runs to each other",
-    "as in the code": "equal to the authors' public code, from which the paper differs",
     "off": "beyond the tolerance otherwise",
     "underpowered": "too few images, runs or rounds for a verdict",
     "needs data": "a command measures it, given the data set",
     "needs training": "a command trains the network",
     "not built": "this package cannot measure it",
-    "not available": "published, but not available to us",
     "not run": "a command measures it, but has not been run for this page",
 }
 KIND_MEANINGS = {

@@ -19,7 +19,7 @@ import torch
 from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, load_experiment, parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
-from zoo.errors import ConfigError, NonFiniteLossError, escape
+from zoo.errors import ConfigError, escape
 from zoo.files import write_bytes, write_json
 from zoo.run.cost import total_cost
 from zoo.run.environment import describe_environment
@@ -99,11 +99,6 @@ class TrainingRun:
     def is_finished(self) -> bool:
         """Whether the last epoch was validated."""
         return len(self.epochs) == self.num_epochs
-
-    @property
-    def has_diverged(self) -> bool:
-        """Whether the run ended because its loss was not finite."""
-        return self.status.startswith(f"stopped: {NonFiniteLossError.__name__}")
 
     @property
     def label(self) -> str:
