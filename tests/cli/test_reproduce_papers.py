@@ -14,7 +14,7 @@ import pytest
 from tests.reproduce.runs import make_run
 from tests.reproduce.scoreboards import number, publish
 from zoo.cli import build_parser, main
-from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
+from zoo.reproduce.comparison import Comparison, Section, not_measured
 from zoo.reproduce.papers import PAPERS, Measurement
 from zoo.run.plot_style import Line, Panel
 
@@ -48,7 +48,7 @@ class Measured:
 
         def measure_figure() -> Section:
             self.items.append((paper, "Figure 1"))
-            needed = not_measured("bytes", figure, "B", Verdict("needs training", "`zoo train x DATA`"))
+            needed = not_measured("bytes", figure, "B", "`zoo train x DATA`")
             ran = Comparison(what="bytes", published=figure, measured=3, unit="B", environment={"commit": "1"})
             return Section("figure1", "Figure 1", "Measured.", [ran if runs else needed])
 
@@ -95,10 +95,10 @@ def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: 
     assert reproduce("all", "--out", tmp_path) == 0
     assert {(row["state"], row["command"]) for id, row in rows_in(tmp_path).items() if id.startswith("revnext")} == {
         ("reproduced", "zoo reproduce revnext --only 'Table 9'"),
-        ("needs training", "zoo reproduce revnext --only 'Figure 1'"),
+        ("not measured", "zoo reproduce revnext --only 'Figure 1'"),
     }
     printed = capsys.readouterr().out
-    assert "Of 6 published numbers, 3 are measured. Reproduced: 3 of 3 (memory measured)." in printed
+    assert "Of 6 published numbers: 3 reproduced, 0 better, 0 off, 0 underpowered, 3 not measured." in printed
     assert str(tmp_path / "reproduction.html") in printed
     assert all((tmp_path / f"{paper}.md").exists() for paper in PAPERS)
 
@@ -106,8 +106,8 @@ def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: 
 def test_one_paper_fills_its_rows_alone(tmp_path: Path) -> None:
     assert reproduce("revnet", "--out", tmp_path) == 0
     states = [(row["paper"], row["state"]) for row in rows_in(tmp_path).values()]
-    assert states == [*[("inplace_abn", "not run")] * 2, ("revnet", "reproduced"), ("revnet", "needs training"),
-                      *[("revnext", "not run")] * 2]  # fmt: skip
+    assert states == [*[("inplace_abn", "not measured")] * 2, ("revnet", "reproduced"), ("revnet", "not measured"),
+                      *[("revnext", "not measured")] * 2]  # fmt: skip
 
 
 def test_an_unknown_item_is_answered_with_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

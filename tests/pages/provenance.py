@@ -147,7 +147,7 @@ def _facts(comparison: Comparison) -> tuple[Any, ...]:
     measured = comparison.measured
     rounded = f"{measured:.9g}" if isinstance(measured, (int, float)) else measured
     spread = None if comparison.spread is None else f"{comparison.spread:.9g}"
-    return comparison.what, rounded, spread, comparison.n, comparison.weakness, comparison.basis
+    return comparison.what, rounded, spread, comparison.n, comparison.weakness
 
 
 def _runs_beside(folder: Path, paper: str) -> list[TrainingRun]:

@@ -79,11 +79,23 @@ def _plain(text: str) -> str:
 
 # --- zoo reproduce ---
 
+KINDS_OF_EVIDENCE = {
+    "parameters and operations": ("parameters", "count"),
+    "memory": ("memory predicted", "memory measured"),
+    "time": ("time measured",),
+    "precision of reconstructed activations": ("signal-to-noise measured",),
+    "accuracy": ("accuracy scored", "accuracy trained"),
+}
+
 
 def reproduction() -> str:
-    """Return the published numbers by the kind of evidence, with their verdicts."""
-    headers, *lines = [[str(cell) for cell in line] for line in counts_by_evidence(read_rows(RESULTS))]
-    return table(headers, lines)
+    """Return the published numbers by what they are about, with their verdicts."""
+    headers, *lines = counts_by_evidence(read_rows(RESULTS))
+    rows = []
+    for title, kinds in KINDS_OF_EVIDENCE.items():
+        counts = zip(*(line[1:] for line in lines if line[0] in kinds), strict=True)
+        rows.append([title, *(str(sum(map(int, filter(None, column)))) for column in counts)])
+    return table(["", *map(str, headers[1:])], rows)
 
 
 # --- golden files ---

@@ -110,7 +110,7 @@ def test_a_result_names_its_origin(results: Callable[..., Path], key: str) -> No
     assert any(f"names no {key}" in found for found in faults(folder))
 
 
-FORMS = ("REPRODUCTION.md", "reproduction.html", "reproduction.csv", "model-index.yml")
+FORMS = ("REPRODUCTION.md", "reproduction.html", "reproduction.csv")
 REPORTS = ("inplace_abn.*", "revnet.*", "revnext.*", "*_runs.json", *FORMS)
 
 

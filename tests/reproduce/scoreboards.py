@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zoo.reproduce.comparison import Comparison, Section, State, Verdict
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.scoreboard import Row, rows_of
 
@@ -44,9 +44,9 @@ def found(published: PublishedNumber | None, measured: Any = 7.3, **fields: Any)
     )
 
 
-def waiting(published: PublishedNumber, state: State = "needs training") -> Comparison:
+def waiting(published: PublishedNumber) -> Comparison:
     """Return the comparison of a number that was not measured."""
-    return Comparison(what="error", published=published, pending=Verdict(state, "`zoo train x DATA`"))
+    return Comparison(what="error", published=published, pending="`zoo train x DATA`")
 
 
 def section(*comparisons: Comparison, key: str = "table3", **environment: Any) -> Section:

@@ -78,10 +78,10 @@ def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeyp
     near = "reproduced: +0.00 points"
     assert found["fixed batch: iABN"] == (56, "20 x 80^2", near), "64 times the root of 10 / 6, in steps of 8"
     assert found["fixed crop: iABN plain"] == (0, "20 x 64^2", "off: -50.00 points")
-    assert found["fixed batch: iABN checkpointed"] == (206, "20 x 112^2", "nothing published")
+    assert found["fixed batch: iABN checkpointed"] == (206, "20 x 112^2", "None")
     assert by_id(section)["table2/coco_stuff_resnext101_ipabn-sync_fixed_batch/pixels"].measured == 0
-    bases = [(c.basis, c.measured) for c in section.comparisons if c.what.startswith("largest published gain")]
-    assert bases == [("paper", 0), ("shipped", 60)]
+    largest = [c.measured for c in section.comparisons if c.what.startswith("largest published gain")]
+    assert largest == [0, 60], "the networks of 2018, and the defaults of this package"
     (panel,) = section.panels
     assert panel.lines[3] == Line("iABN", [2, 5, 8], [(100 + 6 * n * 64**2) / 1e9 for n in (2, 5, 8)])
 
@@ -119,7 +119,7 @@ def test_scores_on_imagenet_have_their_verdict_their_standard_error_and_where_th
     waiting = found["table1/resnext101_stdbn_lr_256/center320/top5"]
     assert waiting.measured is None
     command = "`zoo reproduce imagenet --data DIR --models resnext101_stdbn_lr_256`"
-    assert str(waiting.verdict) == f"needs data: {command}"
+    assert str(waiting.verdict) == f"not measured: {command}"
 
 
 def test_a_part_of_imagenet_is_underpowered_and_other_images_are_no_measurement() -> None:
@@ -130,20 +130,20 @@ def test_a_part_of_imagenet_is_underpowered_and_other_images_are_no_measurement(
     assert "1,000 of 50,000 images" in top1.verdict.reason
     others = rows_of(scored, ValidationSet("val", 20, 2, digest="f00d", difference="it has 20 images"), count=20)
     top1 = by_id(scores.report_imagenet_scores(others))["table1/resnext101_stdbn_lr_256/tencrop224/top1"]
-    assert (top1.measured, top1.verdict.state) == (None, "needs data")
+    assert (top1.measured, top1.verdict.state) == (None, "not measured")
 
 
 def test_every_published_score_has_a_row_and_those_on_test_images_cannot_be_measured() -> None:
     sections = [scores.report_imagenet_scores([]), scores.report_segmentation_scores(), scores.report_readme_scores([])]
     assert [len(by_id(section)) for section in sections] == [36, 21, 19]
-    found = {key: comparison.verdict.state for section in sections for key, comparison in by_id(section).items()}
-    assert {key for key, state in found.items() if state == "not built"} == {
+    found = {key: comparison.pending for section in sections for key, comparison in by_id(section).items()}
+    assert {key for key, pending in found.items() if pending == scores.NO_LABELS} == {
         "table2/cityscapes_test/miou",
         "table2/vistas_test/miou",
         "readme/wider_resnet38_deeplab_vistas/whole-flip/miou",
     }
     training = by_id(sections[1])["table2/cityscapes_resnext101_stdbn/miou"].verdict
-    assert re.match("needs training: `zoo train cityscapes_resnext101_stdbn DATA`", str(training))
+    assert re.match("not measured: `zoo train cityscapes_resnext101_stdbn DATA`", str(training))
     assert published("inplace_abn", "table2/vistas_test/miou").network == ""
 
 
@@ -200,7 +200,7 @@ def test_a_network_of_blocks_with_three_norms_holds_almost_half_with_in_place_no
     assert 45 < most.measured < 50
     assert most.verdict.state == "reproduced"
     shipped, *own = network_memory.comparisons[1:]
-    assert (shipped.basis, shipped.published) == ("shipped", most.published)
+    assert shipped.published == most.published
     assert [comparison.what for comparison in own] == ["resnext50: iABN plain", "resnext50: iABN"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.reproduce.scoreboards import ENVIRONMENT, found, number, publish, section, waiting
 from zoo.errors import ConfigError
-from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
+from zoo.reproduce.comparison import Comparison, Section, not_measured
 from zoo.reproduce.paper_report import SHOWN_KEYS, merged, read_report, write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.training_runs import load_changed
@@ -30,7 +30,7 @@ def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(
     publish(monkeypatch, one, two)
     near = Comparison(what="bytes", published=one, measured=2.1, unit="B")
     first = Section("one", "Table 1", "Measured so.", [near], ["a note"], [panel], environment=ENVIRONMENT)
-    missing = not_measured("error", two, "%", Verdict("needs training", "`zoo train x`"))
+    missing = not_measured("error", two, "%", "`zoo train x`")
     plain = Section("two", "Table 2", "Not measured.", [missing], environment=ENVIRONMENT)
     environment = {**dict.fromkeys(SHOWN_KEYS, "1"), **ENVIRONMENT}
     header = {"benchmark": "revnet", "command": "zoo reproduce revnet", "environment": environment, "cost": {},
@@ -47,12 +47,12 @@ def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(
         "printed, Table 3, row 1",
     ):
         assert part in text
-    assert "needs training: `zoo train x`" in text
+    assert "not measured: `zoo train x`" in text
     content = json.loads((tmp_path / "revnet.json").read_text())
     bytes_, error = (each["figures"][0] for each in content["sections"])
     assert (bytes_["published"], bytes_["value"], bytes_["measured"]) == (one.id, "2", 2.1)
     assert "verdict" not in bytes_, "it is computed"
-    assert (error["pending"]["state"], error.get("measured")) == ("needs training", None)
+    assert (error["pending"], error.get("measured")) == ("`zoo train x`", None)
     assert content["sections"][0]["panels"][0]["lines"][0]["y"] == [3.0, 4.0]
     assert (tmp_path / "revnet_one.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "revnet_two.png").exists()
@@ -81,16 +81,9 @@ def test_what_was_measured_is_not_replaced_by_the_word_that_more_is_needed() -> 
     assert (one.measured, one.environment, one.command) == (1.0, earlier.environment, earlier.command)
     assert (one.date, two.measured) == (ENVIRONMENT["date"], None)
     assert merged(section(found(ONE, 2.0)), earlier).comparisons[0].measured == 2.0
-    assert merged(section(waiting(ONE, "not built")), earlier).comparisons[0].measured is None
     assert merged(earlier, None) is earlier
     twice = section(found(ONE, 2.0), waiting(ONE))  # two experiments for a number, of which one was measured
     assert [each.measured for each in merged(twice, section(found(ONE, 1.0))).comparisons] == [2.0, None]
-
-
-def test_what_was_measured_on_images_is_not_replaced_by_what_was_measured_without() -> None:
-    earlier = section(found(ONE, 1.0, data="digest"))
-    assert merged(section(found(ONE, 2.0)), earlier).comparisons[0].measured == 1.0
-    assert merged(section(found(ONE, 3.0, data="other")), earlier).comparisons[0].measured == 3.0
 
 
 def test_a_number_that_is_not_published_any_more_has_no_comparison(

@@ -209,7 +209,7 @@ def test_what_was_not_trained_to_its_end_has_the_command_for_it(monkeypatch: pyt
     for comparison in tables2to5.report_cifar_errors([]).comparisons:
         assert comparison.measured is None
         assert comparison.published is not None
-        assert str(comparison.verdict) == f"needs training: `zoo train {comparison.published.network} DATA`"
+        assert str(comparison.verdict) == f"not measured: `zoo train {comparison.published.network} DATA`"
         assert comparison.operations == 1e15
     begun = run_of("revnet38_cifar10", 10.0, num_epochs=3)
     found = by_key(tables2to5.report_cifar_errors([begun]))["table3/revnet38_cifar10"]
@@ -224,7 +224,7 @@ def test_revnets_are_compared_with_their_resnets() -> None:
     worse = [*trained("revnet38_cifar10", 92.0, 92.1), *trained("resnet32_cifar10", 93.0, 93.1)]
     better = [*trained("revnet164_cifar10", 95.0, 95.1), *trained("resnet164_cifar10", 93.0, 93.1)]
     missing, first, second = tables2to5.report_differences([*worse, *better]).comparisons
-    assert missing.verdict.state == "needs training"
+    assert missing.verdict.state == "not measured"
     assert "resnet110_cifar10" in missing.verdict.reason
     assert "revnet38_cifar10," not in missing.verdict.reason
     assert (first.measured, first.verdict.state, first.n) == (pytest.approx(1.0), "off", 2)

@@ -13,12 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.reproduce.scoreboards import found, number, publish, rows, section, waiting
-from zoo.reproduce.model_index import model_index
 from zoo.reproduce.operations import TRAINING_IMAGES, operations_of
 from zoo.reproduce.scoreboard import RATES, Row
-from zoo.reproduce.scoreboard_files import csv_text, forms_of, read_rows
-from zoo.reproduce.scoreboard_page import scoreboard_page
-from zoo.reproduce.scoreboard_summary import scoreboard_summary
+from zoo.reproduce.scoreboard_files import csv_text, forms_of, html_page, read_rows, summary
 from zoo.reproduce.training_runs import load_changed
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -27,7 +24,7 @@ HOSTILE = """<script>alert("&")</script> | `a` {{rows}}"""
 
 @pytest.fixture
 def all_rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
-    """Rows of two papers: one not run, one off, one hostile, one that needs training."""
+    """Rows of two papers: one without a report, one off and reproduced, one hostile, one that needs training."""
     hostile = number(
         "figure2/b", "rises", item="Figure 2", evidence="count", quotation=HOSTILE, quantity=HOSTILE, finding=HOSTILE
     )
@@ -40,27 +37,31 @@ def all_rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     ]
     publish(monkeypatch, *numbers)
     of_runs = {"commit": "b" * 40, "torch": "2.14.0", "libjpeg": "6.2"}
-    compared = [found(numbers[1], 9.5, n=3), found(hostile, "rises", environment=of_runs), waiting(numbers[3])]
+    compared = [
+        found(numbers[1], 9.5, n=3),
+        found(numbers[1]),
+        found(hostile, "rises", environment=of_runs),
+        waiting(numbers[3]),
+    ]
     return list(rows(section(*compared)).values())
 
 
-def test_the_csv_file_has_a_line_for_each_row_with_both_measurements(all_rows: list[Row]) -> None:
+def test_the_csv_file_has_a_line_for_each_measurement(all_rows: list[Row]) -> None:
     lines = list(csv.DictReader(io.StringIO(csv_text(all_rows))))
-    assert {"paper", "item", "quantity", "published", "unit", "kind", "evidence", "paper_measured", "shipped_measured",
-            "paper_state", "shipped_state", "state", "spread_of", "command", "commit", "date",
-            "torch"} <= lines[0].keys()  # fmt: skip
-    assert [line["published"] for line in lines] == ["93.50", "7.24", "rises", "7.24"], "zeros as printed"
-    assert [line["paper_measured"] for line in lines] == ["", "9.5", "rises", ""]
-    assert lines[2]["quotation"] == HOSTILE
-    assert (lines[1]["torch"], lines[2]["torch"], lines[2]["libjpeg"]) == ("2.15.0", "2.14.0", "6.2")
+    assert {"paper", "item", "quantity", "published", "unit", "kind", "evidence", "what", "measured", "state",
+            "reason", "spread_of", "command", "commit", "date", "torch"} <= lines[0].keys()  # fmt: skip
+    assert [line["published"] for line in lines] == ["93.50", "7.24", "7.24", "rises", "7.24"], "zeros as printed"
+    assert [line["measured"] for line in lines] == ["", "9.5", "7.3", "rises", ""]
+    assert [line["state"] for line in lines[:3]] == ["not measured", "off", "reproduced"]
+    assert lines[3]["quotation"] == HOSTILE
+    assert (lines[1]["torch"], lines[3]["torch"], lines[3]["libjpeg"]) == ("2.15.0", "2.14.0", "6.2")
 
 
 def test_the_summary_counts_by_evidence_and_has_a_line_per_item(all_rows: list[Row]) -> None:
-    page = scoreboard_summary(all_rows)
+    page = summary(all_rows)
     assert re.search(r"^\| accuracy trained +\| +3 \|", page, re.MULTILINE)
     assert "| [Figure 2](reproduction.html#revnet-figure2-b) |" in page
     assert f"1 rows, 2026-03-04, commit `{'a' * 40}`: torch 2.15.0" in page
-    assert "reproduced" not in re.sub(r"\*\*|\|.*|- .*", "", page), "no count without its kind"
 
 
 class Page(HTMLParser):
@@ -86,11 +87,11 @@ class Page(HTMLParser):
 
 
 def test_the_html_page_has_each_row_with_what_its_filters_need_and_runs_nothing_foreign(all_rows: list[Row]) -> None:
-    page = Page(scoreboard_page(all_rows))
+    page = Page(html_page(all_rows))
     states = {row["id"]: row["data-state"] for row in page.rows}
     assert states == {
-        "inplace_abn-table1-a": "not run", "revnet-table3-a": "off", "revnet-figure2-b": "reproduced",
-        "revnet-table3-c": "needs training",
+        "inplace_abn-table1-a": "not measured", "revnet-table3-a": "off", "revnet-figure2-b": "reproduced",
+        "revnet-table3-c": "not measured",
     }  # fmt: skip
     assert {row["data-evidence"] for row in page.rows} == {"accuracy trained", "count"}
     assert (page.scripts, page.open) == (1, [])
@@ -98,9 +99,9 @@ def test_the_html_page_has_each_row_with_what_its_filters_need_and_runs_nothing_
 
 def test_the_committed_page_has_a_row_for_each_number_and_its_links_lead_somewhere() -> None:
     committed = read_rows(RESULTS)
-    text = scoreboard_page(committed)
-    assert '>O(L)<div class="note">' in text
-    assert '>93.3 %<div class="note">' in text
+    text = html_page(committed)
+    assert "<td>O(L)\n" in text
+    assert "<td>93.3 %\n" in text
     page = Page(text)
     anchors = {row["id"] for row in page.rows}
     assert len(anchors) == len(committed) == len(page.rows)
@@ -111,19 +112,11 @@ def test_the_committed_page_has_a_row_for_each_number_and_its_links_lead_somewhe
             assert (RESULTS / link).exists(), link
 
 
-def test_model_index_has_the_published_and_the_measured_accuracies(all_rows: list[Row]) -> None:
-    content = json.loads(model_index(all_rows))
-    (model,) = content["Models"]
-    assert (model["Name"], model["In Collection"]) == ("resnet50", "inplace_abn")
-    assert model["Results"][0]["Metrics"] == {"error of table1/a": 93.5}
-    assert [each["Paper"]["URL"] for each in content["Collections"]][1] == "https://arxiv.org/abs/1707.04585"
-
-
 def test_every_row_of_the_committed_page_has_its_measurement_or_the_reason_for_none() -> None:
     """After a change of the published numbers: zoo reproduce all, as docs/results/README.md has it."""
     committed = read_rows(RESULTS)
-    assert [row.number.id for row in committed if row.state == "not run"] == []
-    assert [row.number.id for row in committed if not row.is_measured and not row.paper.verdict.reason] == []
+    assert [row.number.id for row in committed if row.section is None] == []
+    assert [row.number.id for row in committed if not row.worst.reason] == []
     assert set(forms_of(committed)) <= {path.name for path in RESULTS.iterdir()}
 
 

@@ -40,14 +40,16 @@ class ReproduceAll(Command, PaperOptions):
         if "torch" not in sys.modules:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the memory profiler
         from zoo.reproduce.paper_run import reproduce_papers
-        from zoo.reproduce.scoreboard import count_sentence
+        from zoo.reproduce.scoreboard import verdict_lines
 
         reports, rows = reproduce_papers(self)
         if self.paper != ALL:
             print(*reports.values())
         for paper in reports:
             print(f"written to {self.out / paper}.md and .json, with plots next to them")
-        print(f"{count_sentence(rows)} All rows: {self.out / 'reproduction.html'} and .csv")
+        counts, *off = verdict_lines(rows)
+        print(counts, *(f"off: {line}" for line in off), sep="\n")
+        print(f"all rows: {self.out / 'reproduction.html'} and .csv")
         return 0
 
 

@@ -5,8 +5,8 @@
   (PAPER_tableN, PAPER_figureN, ...). ``comparison`` defines sections, comparisons and verdicts; ``training_runs`` and
   ``error_rates`` supply the accuracies of trained networks.
 - ``paper_run`` implements `zoo reproduce PAPER` and `zoo reproduce all`. ``paper_report`` writes the report of a paper.
-  ``scoreboard`` computes one row per published number from the reports; ``scoreboard_page`` (HTML),
-  ``scoreboard_summary`` (Markdown), ``model_index`` and ``scoreboard_files`` (CSV) write them.
+  ``scoreboard`` computes one row per published number from the reports; ``scoreboard_files`` writes them as CSV, as a
+  Markdown summary, and as the HTML page of scoreboard.html.
 - ``operations`` counts what a training takes.
 - ``imagenet_scores`` and ``imagenet_table`` implement `zoo reproduce imagenet`.
 """

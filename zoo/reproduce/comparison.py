@@ -16,19 +16,10 @@ from zoo.run.plot_style import Panel
 from zoo.tables import number_text
 
 Value = float | str | None
-State = Literal[
-    "reproduced", "better", "agrees", "off", "underpowered", "needs data", "needs training", "not built", "not run",
-    "nothing published",
-]  # fmt: skip
-# "paper": by the rule or with the method of the paper; "shipped": as this package does it by default; "both": these are
-# the same.
-Basis = Literal["both", "paper", "shipped"]
+State = Literal["reproduced", "better", "off", "underpowered", "not measured"]
 FACTOR = 2.0  # tolerance of signal-to-noise ratios, which span 30 decades
 ROUNDED = 0.05  # a number whose last digit is a larger part of it is taken as exact
 MIN_RUNS = 3  # that reproduce an accuracy
-# Points by which a single run may differ from one of a paper's authors: two standard deviations of the difference of
-# two runs of theirs with the same settings. In Figure 12 of Hascoet et al. these have a standard deviation of 0.18.
-AUTHORS_SPREAD = {"revnext": 0.5}
 IN_POINTS = ("%", "points")  # units whose tolerance is in points; in other units it is relative, in percent
 
 
@@ -92,14 +83,12 @@ RULES: dict[Evidence, Rule] = {
 
 
 class Verdict(NamedTuple):
-    """The verdict on a measured number.
+    """The verdict on a published number.
 
     Args:
-    - `state`: "reproduced"; "better": beyond the tolerance, in the better direction; "agrees": fewer than `MIN_RUNS`,
-      within `AUTHORS_SPREAD`; "off"; "underpowered": too few images or runs for a verdict; "needs data" or "needs
-      training": a command measures it, given a data set or a training run; "not built": this package cannot measure it;
-      "not run": a command measures it, but has not been run; "nothing published": the paper has no such number.
-    - `reason`: the difference, the command, or the reason why there is none.
+    - `state`: "reproduced": within the tolerance; "better" or "off": beyond it; "underpowered": too few images, runs or
+      rounds for another verdict; "not measured".
+    - `reason`: the difference, or why nothing was measured, such as the command that measures it.
     """
 
     state: State
@@ -119,12 +108,11 @@ class Comparison:
     - `published`: None if nothing was published.
     - `measured`: None if nothing was measured; `pending` then gives the reason.
     - `unit`: unit of both numbers.
-    - `basis`: see `Basis`.
     - `n`: number of runs or repetitions in the mean or median; 1 for a deterministic number.
     - `spread`: see `Rule`, in the same unit; None if nothing varies or if it is unknown.
     - `weakness`: the reason why the measurement is too weak for a verdict, if it is.
     - `note`: further facts of the measurement.
-    - `pending`: why nothing was measured.
+    - `pending`: why nothing was measured, such as the command that measures it.
     - `operations`: multiplications of the training that measures it; None if unknown or if none is needed.
     - `weights_md5`: digest of the weights that were scored, if any.
     - `data`: fingerprint of the images that were scored, if any.
@@ -137,12 +125,11 @@ class Comparison:
     published: PublishedNumber | None = None
     measured: Value = None
     unit: str = ""
-    basis: Basis = "both"
     n: int = 1
     spread: float | None = None
     weakness: str = ""
     note: str = ""
-    pending: Verdict | None = None
+    pending: str = ""
     operations: float | None = None
     weights_md5: str = ""
     data: str = ""
@@ -151,12 +138,12 @@ class Comparison:
     command: str = ""
 
     @property
-    def verdict(self) -> Verdict:
-        """The verdict on the measured number."""
-        if self.pending is not None:
-            return self.pending
+    def verdict(self) -> Verdict | None:
+        """The verdict on the measured number; None if nothing was published."""
+        if self.measured is None:
+            return Verdict("not measured", self.pending)
         if self.published is None:
-            return Verdict("nothing published")
+            return None
         return judge(self.published, self.measured, self.spread, self.weakness, self.n)
 
 
@@ -191,11 +178,9 @@ class Section:
 
 
 def judge(
-    number: PublishedNumber, measured: Value, spread: float | None = None, weakness: str = "", n: int = MIN_RUNS
+    number: PublishedNumber, measured: float | str, spread: float | None = None, weakness: str = "", n: int = MIN_RUNS
 ) -> Verdict:
     """Return the verdict on a measured value; it follows from the `RULES` of the number's evidence alone."""
-    if measured is None:
-        return Verdict("not run")
     if isinstance(measured, str) or (isinstance(number.value, str) and not number.is_bounded):
         return Verdict("reproduced", "equal") if measured == number.value else Verdict("off", "another one")
     rule, (low, high) = RULES[number.evidence], accepted(number)
@@ -206,14 +191,15 @@ def judge(
     is_within = low <= measured - margin and measured + margin <= high
     is_outside = measured + margin < low or measured - margin > high
     is_accuracy = number.evidence == "accuracy trained" and number.unit in IN_POINTS and not number.is_bounded
-    has_few_runs = is_accuracy and n < MIN_RUNS
-    if has_few_runs and abs(measured - number.number) <= AUTHORS_SPREAD.get(number.paper, -1.0):
-        return Verdict("agrees", f"{reason}; two runs of the authors differ by up to {AUTHORS_SPREAD[number.paper]}")
-    if (has_few_runs and is_within) or not (is_within or is_outside) or (rule.margin and spread is None):
-        return Verdict("underpowered", f"{reason}, {rule.spread} {number_text(spread) or 'unknown'}")
+    if rule.margin and spread is None:
+        return Verdict("underpowered", f"{reason}, {rule.spread} unknown")
+    if is_within and is_accuracy and n < MIN_RUNS:
+        return Verdict("underpowered", f"{reason}, {n} of {MIN_RUNS} runs")
     if is_within:
         return Verdict("reproduced", reason)
-    return Verdict("better" if number.direction == ("less" if measured < low else "more") else "off", reason)
+    if is_outside:
+        return Verdict("better" if number.direction == ("less" if measured < low else "more") else "off", reason)
+    return Verdict("underpowered", f"{reason}, {rule.spread} {number_text(spread)}")
 
 
 def accepted(number: PublishedNumber) -> tuple[float, float]:
@@ -258,6 +244,6 @@ def compare(
     return Comparison(what=what, published=published, measured=measured, unit=unit, **facts)
 
 
-def not_measured(what: str, published: PublishedNumber | None, unit: str, pending: Verdict, **facts: Any) -> Comparison:
+def not_measured(what: str, published: PublishedNumber | None, unit: str, pending: str, **facts: Any) -> Comparison:
     """Return the comparison of a number that was not measured; ``pending`` says why."""
     return Comparison(what=what, published=published, unit=unit, pending=pending, **facts)

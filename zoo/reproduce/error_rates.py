@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from zoo.reproduce.comparison import Comparison, Section, Verdict, compare, not_measured
+from zoo.reproduce.comparison import Comparison, Section, compare, not_measured
 from zoo.reproduce.operations import TRAINING_IMAGES, operations_of
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import TrainingRun, data_of, environment_of
@@ -120,7 +120,7 @@ def needs_training(
     done = "" if started is None else f"; a run has {len(started.epochs)} of {started.num_epochs} epochs"
     command = f"`{command_of('FILE' if is_changed else experiment)}`{file}{done}"
     operations = operations_of(experiment, memory)
-    return not_measured(what, published, unit, Verdict("needs training", command), operations=operations)
+    return not_measured(what, published, unit, command, operations=operations)
 
 
 def command_of(experiment: str) -> str:

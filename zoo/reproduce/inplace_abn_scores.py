@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zoo.data.prepare.validation_set import NUM_IMAGES
-from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
+from zoo.reproduce.comparison import Comparison, Section, not_measured
 from zoo.reproduce.error_rates import needs_training
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 
@@ -16,7 +16,7 @@ IMAGENET_SETTING = (
     f"scores them. Underpowered: on a part of the {NUM_IMAGES:,} images. The spread is the sampling error for the "
     "number of images; the same weights on the same images differ by less."
 )
-NO_LABELS = Verdict("not built", "the labels of the test images are not public; the owners' server scores them")
+NO_LABELS = "the labels of the test images are not public; the owners' server scores them"
 
 
 def report_imagenet_scores(rows: ImageNetRows) -> Section:
@@ -57,7 +57,7 @@ def _imagenet(prefix: str, rows: ImageNetRows) -> Iterator[Comparison]:
 
 def _not_scored(number: PublishedNumber) -> Comparison:
     command = f"zoo reproduce imagenet --data DIR --models {number.network}"
-    return not_measured(number.quantity, number, "%", Verdict("needs data", f"`{command}`"))
+    return not_measured(number.quantity, number, "%", f"`{command}`")
 
 
 def _scored(number: PublishedNumber, metric: str, row: Mapping[str, Any]) -> Comparison:
@@ -73,7 +73,7 @@ def _scored(number: PublishedNumber, metric: str, row: Mapping[str, Any]) -> Com
 
 
 def _segmentation(prefix: str) -> Iterator[Comparison]:
-    """Yield a "needs data" or "needs training" comparison for each published mIoU whose key has the prefix."""
+    """Yield the comparison of each published mIoU whose key has the prefix, none of which is measured."""
     for key, number in published_numbers("inplace_abn").items():
         if key.startswith(prefix) and key.endswith("/miou"):
             if number.settings.startswith("test"):

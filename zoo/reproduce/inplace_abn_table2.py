@@ -11,7 +11,7 @@ from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
 from zoo.config import load_experiment
-from zoo.reproduce.comparison import Basis, Comparison, Section, compare
+from zoo.reproduce.comparison import Comparison, Section, compare
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.run.plot_style import Line, Panel
 from zoo.spec import NetworkSpec
@@ -26,7 +26,7 @@ COLUMNS = (
     "cityscapes_resnext101", "coco_stuff_resnext101", "cityscapes_wider_resnet38", "coco_stuff_wider_resnet38",
 )  # fmt: skip
 PLAIN_IABN = "iABN plain"  # the networks of 2018
-BASES: Mapping[str, Basis] = {PLAIN_IABN: "paper", "iABN": "shipped"}
+IN_PLACE = (PLAIN_IABN, "iABN")  # those of 2018, and the defaults of this package
 
 
 def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> Section:
@@ -53,7 +53,7 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> Section:
     section.comparisons += [
         replace(each, what=f"largest published gain: {each.what}", published=most)
         for each in section.comparisons
-        if each.what in [f"{column}, {regime}: {strategy}" for strategy in BASES]
+        if each.what in [f"{column}, {regime}: {strategy}" for strategy in IN_PLACE]
     ]
     section.notes += [
         "published percentages are pixels of a batch over those of the first row; all eight follow from the printed "
@@ -112,9 +112,9 @@ def _compare_largest(name: str, regime: str, strategy: str, setup: Setup, batch:
     """Return the gain in pixels over the first row of the largest ``batch`` of crops of ``size``, on one GPU."""
     gain = round(100 * (batch * size**2 / (setup.batch * setup.size**2) - 1))
     what, crops = f"{name}, {regime}: {strategy}", f"{GPUS * batch} x {size}^2"
-    if strategy not in BASES:
+    if strategy not in IN_PLACE:
         return [] if strategy == BASELINE else [compare(what, gain, unit="%", note=crops)]
     return [
-        compare(what + ", synchronized" * ("-sync" in number.network), gain, number, basis=BASES[strategy], note=crops)
+        compare(what + ", synchronized" * ("-sync" in number.network), gain, number, note=crops)
         for number in gains_of(name, regime)
     ]

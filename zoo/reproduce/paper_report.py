@@ -13,16 +13,15 @@ from typing import Any
 
 from zoo.errors import ConfigError
 from zoo.files import write_bytes, write_json, write_text
-from zoo.reproduce.comparison import RULES, Comparison, Section, Verdict
+from zoo.reproduce.comparison import RULES, Comparison, Section
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 from zoo.run.plot_style import Line, Panel, draw_panels
 from zoo.tables import key_value_text, markdown_list, markdown_page, markdown_table, number_text
 
-HEADERS = ("what", "published", "kind and place", "evidence", "measured", "spread", "basis", "verdict", "note")
+HEADERS = ("what", "published", "kind and place", "evidence", "measured", "spread", "verdict", "note")
 # Entries of the environment in the Markdown file.
 SHOWN_KEYS = ("cpu", "device", "threads", "torch", "norms", "tf32", "pillow", "libjpeg", "zoo", "commit", "date")
-WAITING = ("needs data", "needs training")  # states that do not replace an earlier measurement
 
 
 def write_report(folder: Path, header: Mapping[str, Any], sections: Sequence[Section]) -> str:
@@ -65,29 +64,22 @@ def sections_of(paper: str, content: Mapping[str, Any]) -> list[Section]:
 
 
 def merged(new: Section, earlier: Section | None) -> Section:
-    """Return a section with the measured numbers of an earlier one that it can only ask for.
-
-    A number that was measured on given images is not replaced by one that was measured without them either.
-    """
+    """Return a section with the measurements of an earlier one for the numbers that it has no measurement of."""
     if earlier is None:
         return new
-    known: dict[tuple[str, str], list[Comparison]] = {}
+    kept: dict[str, list[Comparison]] = {}
     for each in earlier.comparisons:
         if each.published is not None and each.measured is not None:
             origin = each.environment or earlier.environment
-            origin_date = each.date or str(origin.get("date") or "")
-            command = each.command or earlier.command
-            kept = replace(each, environment=origin, date=origin_date, command=command)
-            known.setdefault((each.published.id, each.basis), []).append(kept)
-    measured_again = {each.what for each in new.comparisons if each.measured is not None}
+            date, command = each.date or str(origin.get("date") or ""), each.command or earlier.command
+            measured = replace(each, environment=origin, date=date, command=command)
+            kept.setdefault(each.published.id, []).append(measured)
+    for each in new.comparisons:
+        if each.published is not None and each.measured is not None:
+            kept.pop(each.published.id, None)
     comparisons: list[Comparison] = []
     for each in new.comparisons:
-        old = known.get((each.published.id, each.basis), []) if each.published is not None else []
-        is_waiting = each.verdict.state in WAITING
-        if is_waiting:  # a published number may have several rows
-            old = [kept for kept in old if kept.what not in measured_again]
-        says_less = is_waiting or any(kept.data and not each.data for kept in old)
-        comparisons += old if old and says_less and not set(map(id, old)) & set(map(id, comparisons)) else [each]
+        comparisons += kept.pop(each.published.id, [each]) if each.published is not None else [each]
     return replace(new, comparisons=comparisons)
 
 
@@ -133,19 +125,16 @@ def _comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     }
     if comparison.published is not None:
         content |= {"published": comparison.published.id, "value": comparison.published.text}
-    if comparison.pending is not None:
-        content["pending"] = comparison.pending._asdict()
     return content
 
 
 def _from_json(content: Mapping[str, Any], numbers: Mapping[str, PublishedNumber]) -> Section:
     comparisons = []
     for each in content["figures"]:
-        pending = Verdict(**each["pending"]) if "pending" in each else None
         if each.get("published") is None or each["published"] in numbers:
             number = numbers.get(each.get("published"))
             facts = {key: value for key, value in each.items() if key != "value"}
-            comparisons.append(Comparison(**{**facts, "published": number, "pending": pending}))
+            comparisons.append(Comparison(**{**facts, "published": number}))
     rest = {key: value for key, value in content.items() if key not in ("figures", "panels")}
     return Section(**rest, comparisons=comparisons, panels=[_panel(each) for each in content["panels"]])
 
@@ -162,7 +151,7 @@ def _blocks(section: Section) -> list[str]:
         published = ["", "", ""] if number is None else [number.text, f"{number.kind}, {number.place}", number.evidence]
         measured = f"{number_text(each.measured)} {each.unit}".strip() if each.measured is not None else ""
         spread = spread_text(number, each.spread)
-        rows.append([each.what, *published, measured, spread, each.basis, str(each.verdict), each.note])
+        rows.append([each.what, *published, measured, spread, str(each.verdict or ""), each.note])
     commit, date = (str(section.environment.get(key) or "unknown") for key in ("commit", "date"))
     setting = f"{section.setting} (`{section.command}`, {section.seconds:.0f} s, commit {commit[:10]}, {date[:10]})"
     findings = dict.fromkeys(each.published.finding for each in section.comparisons if each.published)

@@ -29,12 +29,14 @@ class Paper:
 
     Args:
     - `title`: the heading of its report.
+    - `url`: the address of the paper.
     - `experiments`: names of the experiments whose training runs belong to its tables, see `load_changed`.
     - `measurements`: returns the measurements of its tables and figures, in the paper's order, given the training runs
       of its experiments (--runs), and the rows of imagenet.json in the folder of the reports.
     """
 
     title: str
+    url: str
     experiments: Sequence[str]
     measurements: Callable[..., list[Measurement]]
 
@@ -54,6 +56,7 @@ class Measurement(NamedTuple):
 PAPERS = {
     "inplace_abn": Paper(
         "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018)",
+        "https://arxiv.org/abs/1712.02616",
         (),
         lambda runs=(), scores=(): [
             Measurement("Abstract", inplace_abn_figures1and2.count_network_memory),
@@ -69,6 +72,7 @@ PAPERS = {
     ),
     "revnet": Paper(
         "The Reversible Residual Network (Gomez et al. 2017)",
+        "https://arxiv.org/abs/1707.04585",
         (
             *revnet_tables2to5.CIFAR_ERRORS,
             *revnet_tables2to5.IMAGENET_ERRORS,
@@ -93,6 +97,7 @@ PAPERS = {
     # EURASIP Journal on Image and Video Processing 2023:1
     "revnext": Paper(
         "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023)",
+        "https://doi.org/10.1186/s13640-022-00601-w",
         (
             revnext_tables1and2.EXPERIMENT,
             *revnext_tables1and2.OTHER_EXPERIMENTS,

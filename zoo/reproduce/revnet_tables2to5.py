@@ -13,7 +13,7 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.layers.reversible import ReversibleBlock
 from zoo.layers.revnet_blocks import TransitionBlock
-from zoo.reproduce.comparison import Basis, Section, Verdict, not_measured
+from zoo.reproduce.comparison import Section, not_measured
 from zoo.reproduce.error_rates import command_of, compare_errors, report_errors
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
@@ -87,8 +87,8 @@ def report_differences(runs: Sequence[TrainingRun]) -> Section:
     ]
     missing = [name for name, found in finished.items() if not found]
     if missing:
-        verdict = Verdict("needs training", f"`{command_of('NAME')}`, NAME: {', '.join(missing)}")
-        section.comparisons.append(not_measured("largest of all pairs", number, "points", verdict))
+        command = f"`{command_of('NAME')}`, NAME: {', '.join(missing)}"
+        section.comparisons.append(not_measured("largest of all pairs", number, "points", command))
     section.comparisons += sorted(pairs, key=lambda pair: float(pair.measured or 0), reverse=True)
     return section
 
@@ -107,13 +107,10 @@ def measure_imagenet_memory(size: int = SIZE) -> Section:
     for name in held:
         parameters = 4 * count_parameters(build_for_training(name, "meta")) / MB
         section.add(f"{name}: parameters", parameters, numbers[f"{name}/parameters"])
-    cases: tuple[tuple[Basis, str, dict[str, int]], ...] = (
-        ("paper", "outputs of conv, BN, ReLU and pool", outputs), ("shipped", "held after forward", held),
-    )  # fmt: skip
-    for basis, rule, counts in cases:
+    for rule, counts in (("outputs of conv, BN, ReLU and pool", outputs), ("held after forward", held)):
         for name, count in counts.items():
-            section.add(f"{name}: {rule}", IMAGES * count / MB, numbers[f"{name}/activations"], basis=basis)
-        section.add(f"{rule}, ResNet / RevNet", counts[RESNET] / counts[REVNET], numbers["ratio"], basis=basis)
+            section.add(f"{name}: {rule}", IMAGES * count / MB, numbers[f"{name}/activations"])
+        section.add(f"{rule}, ResNet / RevNet", counts[RESNET] / counts[REVNET], numbers["ratio"])
     inplace = held_bytes(REVNET, 1, size, memory="auto", norm="inplace", activation="leaky_relu")
     section.add("held, ResNet / RevNet with in-place stem and head", held[RESNET] / inplace)
     section.notes += [

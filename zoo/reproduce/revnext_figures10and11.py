@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.layers.invertible import InvertibleNorm, LayerwiseBlock
-from zoo.reproduce.comparison import Basis, Comparison, Section
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.revnext_figures5and6 import signal_to_noise
@@ -22,7 +22,7 @@ SEEDS = range(10)  # of the random networks and images
 FLAT, HYBRID = "revnext_flat", "revnext"
 FAMILIES = {"flat": FLAT, "hybrid": HYBRID}
 # Norms are inverted as in the authors' code, with their batch, which limits the ratios; or as this package does it.
-BATCHES: Mapping[Basis, int] = {"paper": 256, "shipped": 8}
+BATCHES = {True: 256, False: 8}
 AUTHORS_INVERSE = "norms inverted as in the authors' code"
 SLOPE = 0.2  # of Figure 10
 SLOPES = (0.4, 0.2, 0.1, 0.05)
@@ -43,7 +43,7 @@ NOTES = [
     f"{AUTHORS_INVERSE}: their inverse of a batch norm normalizes the output by its own statistics, and then "
     "multiplies by the unbiased deviation, although forward divided by the biased one. The second limits the ratios to "
     "(2 n)^2 for n values per channel, from 1e9 to 3e11 in these networks; the first keeps them from falling much "
-    f"below 1e-2. These numbers are measured with batches of {BATCHES['paper']}, on which the limit depends",
+    f"below 1e-2. These numbers are measured with batches of {BATCHES[True]}, on which the limit depends",
     "all other numbers are those of this package, which inverts with the statistics of the forward pass: the ratios "
     "have neither an upper nor a lower limit",
     f"medians of {len(SEEDS)} networks with different random weights and images; the note has the smallest and the "
@@ -141,25 +141,25 @@ def _watch_layer(layer: Any, index: int, ratios: Ratios) -> None:
     layer.record_, layer.undo_ = record_, undo_
 
 
-def measure_layers(batches: Mapping[Basis, int] = BATCHES, seeds: Sequence[int] = SEEDS) -> Section:
+def measure_layers(batches: Mapping[bool, int] = BATCHES, seeds: Sequence[int] = SEEDS) -> Section:
     """Return Figure 10: the ratios over the layers of one flat and one hybrid network."""
     section = Section(
         "figure10", "Figure 10: signal-to-noise ratio over the layers",
-        f"Untrained networks, slope {SLOPE}, random images, batches of {batches['shipped']}; the loss is the sum of "
+        f"Untrained networks, slope {SLOPE}, random images, batches of {batches[False]}; the loss is the sum of "
         "the logits. The plot shows the ratio of each layer's reconstructed input, also inside the branches of "
         "reversible blocks.", notes=list(NOTES),
     )  # fmt: skip
     lines = []
     for family, levels in (("flat", {"layers": (2, 3, 3)}), ("hybrid", {"blocks": (2, 3)})):
-        for basis, batch in batches.items():
-            label = _label(f"{family} 2-3" + "-3" * (family == "flat"), basis)
-            networks = _of_seeds(seeds, family, SLOPE, basis, batch, **levels)
+        for as_authors, batch in batches.items():
+            label = _label(f"{family} 2-3" + "-3" * (family == "flat"), as_authors)
+            networks = _of_seeds(seeds, family, SLOPE, as_authors, batch, **levels)
             in_order = [_finite(network.in_order()) for network in networks]
             ends = {"first": [each[0] for each in in_order], "last": [each[-1] for each in in_order]}
             if family == "hybrid":
                 ends["smallest"] = [min(each) for each in in_order]
             section.comparisons += [
-                _compare(f"{label}: {end}", f"figure10/{family}_{end}", values, basis) for end, values in ends.items()
+                _compare(f"{label}: {end}", f"figure10/{family}_{end}", values) for end, values in ends.items()
             ]
             medians = [median(values) for values in zip(*(network.in_order() for network in networks), strict=True)]
             lines.append(finite_line(label, medians))
@@ -168,20 +168,20 @@ def measure_layers(batches: Mapping[Basis, int] = BATCHES, seeds: Sequence[int] 
 
 
 def _of_seeds(
-    seeds: Sequence[int], family: str, slope: float, basis: Basis, batch: int, **options: Any
+    seeds: Sequence[int], family: str, slope: float, as_authors: bool, batch: int, **options: Any
 ) -> list[LayerRatios]:
-    return [measure_ratios(FAMILIES[family], slope, batch, basis == "paper", seed=seed, **options) for seed in seeds]
+    return [measure_ratios(FAMILIES[family], slope, batch, as_authors, seed=seed, **options) for seed in seeds]
 
 
-def _label(what: str, basis: Basis) -> str:
-    return f"{what}, {AUTHORS_INVERSE}" if basis == "paper" else what
+def _label(what: str, as_authors: bool) -> str:
+    return f"{what}, {AUTHORS_INVERSE}" if as_authors else what
 
 
-def _compare(what: str, key: str, values: Iterable[float], basis: Basis = "both") -> Comparison:
+def _compare(what: str, key: str, values: Iterable[float]) -> Comparison:
     """Return the comparison of the median of the values of random networks, with their range."""
     values = sorted(values)
     return Comparison(
-        what=what, published=published("revnext", key), measured=median(values), basis=basis, n=len(values),
+        what=what, published=published("revnext", key), measured=median(values), n=len(values),
         spread=values[-1] - values[0], note=f"{values[0]:.2g} to {values[-1]:.2g}",
     )  # fmt: skip
 
@@ -200,7 +200,7 @@ def measure_depths(
     depths: Mapping[str, Mapping[int, dict[str, Any]]] = DEPTHS,
     slopes: Sequence[float] = SLOPES,
     all_slopes: Sequence[float] = ALL_SLOPES,
-    batches: Mapping[Basis, int] = BATCHES,
+    batches: Mapping[bool, int] = BATCHES,
     seeds: Sequence[int] = SEEDS,
 ) -> Section:
     """Return Figure 11: the smallest ratio over depth and over slope.
@@ -210,36 +210,36 @@ def measure_depths(
     """
     section = Section(
         "figure11", "Figure 11: smallest signal-to-noise ratio over depth and slope",
-        f"As in Figure 10, batches of {batches['shipped']}: the smallest ratio over all layers. Over depth: the "
+        f"As in Figure 10, batches of {batches[False]}: the smallest ratio over all layers. Over depth: the "
         "authors' flat networks of 4 to 13 layers and hybrids of 3 to 9 blocks with one unit per branch, which they "
         "draw at depths 3 to 12. Over slopes: flat 1-1-1, and hybrid 1-1 with two units per branch.",
         notes=list(NOTES),
     )  # fmt: skip
     for family, networks in depths.items():
         unit, lines = UNITS[family], []
-        for basis, batch in batches.items():
+        for as_authors, batch in batches.items():
             for slope in slopes:
                 ends = _published_ends(family, slope, networks)
                 smallest = {
-                    depth: _smallest(seeds, family, slope, basis, batch, options)
+                    depth: _smallest(seeds, family, slope, as_authors, batch, options)
                     for depth, options in networks.items()
-                    if basis == "shipped" or depth in ends.values()
+                    if not as_authors or depth in ends.values()
                 }
                 section.comparisons += [
-                    _compare(_label(f"{family}, slope {slope}, {depth} {unit}", basis), key, smallest[depth], basis)
+                    _compare(_label(f"{family}, slope {slope}, {depth} {unit}", as_authors), key, smallest[depth])
                     for key, depth in ends.items()
                 ]
-                lines += [_medians(f"slope {slope}", smallest)] if basis == "shipped" else []
+                lines += [_medians(f"slope {slope}", smallest)] if not as_authors else []
         section.panels.append(Panel(family, unit, "smallest signal / noise", lines, y_log=True))
     section.panels.append(_over_slopes(section, all_slopes, batches, seeds))
     return section
 
 
 def _smallest(
-    seeds: Sequence[int], family: str, slope: float, basis: Basis, batch: int, options: Mapping[str, Any]
+    seeds: Sequence[int], family: str, slope: float, as_authors: bool, batch: int, options: Mapping[str, Any]
 ) -> list[float]:
     """Return the smallest ratio of each network."""
-    return [min(each.in_order()) for each in _of_seeds(seeds, family, slope, basis, batch, **options)]
+    return [min(each.in_order()) for each in _of_seeds(seeds, family, slope, as_authors, batch, **options)]
 
 
 def _medians(label: str, points: Mapping[Any, Sequence[float]]) -> Line:
@@ -254,9 +254,7 @@ def _published_ends(family: str, slope: float, depths: Mapping[int, Any]) -> dic
     return {f"figure11/{family}_slope_{slope}/{end}": depth for end, depth in ends.items()}
 
 
-def _over_slopes(
-    section: Section, slopes: Sequence[float], batches: Mapping[Basis, int], seeds: Sequence[int]
-) -> Panel:
+def _over_slopes(section: Section, slopes: Sequence[float], batches: Mapping[bool, int], seeds: Sequence[int]) -> Panel:
     """Return the panel of the smallest ratios over the slopes, and add its comparisons to the section.
 
     Both networks have the levels 1-1-1, and the hybrid has two units per branch (notebook 1, cells 8 and 9).
@@ -265,18 +263,19 @@ def _over_slopes(
     lines = []
     levels: Mapping[str, dict[str, Any]] = {"flat": {"layers": [1, 1, 1]}, "hybrid": {"blocks": [1, 1], "units": 2}}
     for family, options in levels.items():
-        for basis, batch in batches.items():
+        for as_authors, batch in batches.items():
             label = f"{family} 1-1" + "-1" * (family == "flat")
             smallest = {
-                slope: _smallest(seeds, family, slope, basis, batch, options)
-                for slope in (ends if basis == "paper" else slopes)
+                slope: _smallest(seeds, family, slope, as_authors, batch, options)
+                for slope in (ends if as_authors else slopes)
             }
             section.comparisons += [
                 _compare(
-                    _label(f"{label}, slope {slope}", basis), f"figure11/{family}_over_slopes/{slope}", smallest[slope],
-                    basis,
+                    _label(f"{label}, slope {slope}", as_authors),
+                    f"figure11/{family}_over_slopes/{slope}",
+                    smallest[slope],
                 )
                 for slope in ends
-            ]  # fmt: skip
-            lines += [_medians(label, smallest)] if basis == "shipped" else []
+            ]
+            lines += [_medians(label, smallest)] if not as_authors else []
     return Panel("over slopes", "slope", "smallest signal / noise", lines, True, True)

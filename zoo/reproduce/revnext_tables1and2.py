@@ -15,8 +15,8 @@ from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock
 from zoo.ops.abn.backend import name_for
 from zoo.remat.memory_use import Memory, count_memory, measure_memory
-from zoo.reproduce.comparison import Basis, Comparison, Section, compare
-from zoo.reproduce.error_rates import errors_of, needs_training, report_errors
+from zoo.reproduce.comparison import Comparison, Section, compare
+from zoo.reproduce.error_rates import needs_training, report_errors
 from zoo.reproduce.paper_networks import build_revnext, count_parameters, forward_of
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.training_runs import TrainingRun
@@ -93,10 +93,7 @@ def _compare_with_paper(name: str, slope: float, weights: int) -> list[Compariso
     section, comparisons = NETWORKS[name], []
     added = weights if section.startswith("section3") else 0
     total = published("revnext", f"{section}/total")
-    cases: tuple[tuple[str, float, Basis], ...] = (
-        ("by the paper's rule", count_by_rule(name), "paper"), ("allocated", slope, "shipped"),
-    )  # fmt: skip
-    for rule, per_pixel, basis in cases:
+    for rule, per_pixel in (("by the paper's rule", count_by_rule(name)), ("allocated", slope)):
         found = {total.id: (per_pixel * PAPER_PIXELS + added) / UNITS[total.unit]}
         if name == "revnext":
             found["revnext/abstract/bytes_per_pixel"] = per_pixel
@@ -107,7 +104,7 @@ def _compare_with_paper(name: str, slope: float, weights: int) -> list[Compariso
         for key, measured in found.items():
             number = published("revnext", key.removeprefix("revnext/"))
             what = f"{name}: {number.quantity.partition(': ')[2]}, {rule}"
-            comparisons.append(compare(what, measured, number, basis=basis))
+            comparisons.append(compare(what, measured, number))
     printed = published("revnext", f"{section}/weights") if name == "revnext_resnet18" else None
     return [*comparisons, compare(f"{name}: weights", weights / 1e6, printed, "MB")]
 
@@ -150,21 +147,16 @@ def count_whole_data_sets() -> Section:
         weights = 4 * count_parameters(model)
         by_rule = count_by_rule("revnext") * PAPER_IMAGES * size**2
         counted = count_memory(forward_of(model, PAPER_IMAGES, size), model.parameters()).peak_without_gradients
-        cases: tuple[tuple[str, float, Basis], ...] = (
-            ("by the paper's rule", by_rule, "paper"), ("counted", counted, "shipped"),
-        )  # fmt: skip
-        for rule, bytes_, basis in cases:
+        for rule, bytes_ in (("by the paper's rule", by_rule), ("counted", counted)):
             what = f"{PAPER_IMAGES:,} images of {size} pixels, {rule}"
-            section.add(what, (bytes_ + weights) / 1e9, number, basis=basis)
+            section.add(what, (bytes_ + weights) / 1e9, number)
     return section
 
 
 def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
     """Return the accuracy of the abstract, and the test errors of the networks of Table 1."""
     title, number = "Table 1: accuracy and test errors on CIFAR-10", published("revnext", "abstract/top1")
-    section = report_errors("table1", title, {EXPERIMENT: number}, runs)
-    for name in OTHER_EXPERIMENTS:
-        section.comparisons += errors_of(name, None, runs)
+    section = report_errors("table1", title, {EXPERIMENT: number}, runs, OTHER_EXPERIMENTS)
     section.notes.append(
         "the accuracy is published without the depths and pools of the network; we assume that it is this one"
     )

@@ -1,4 +1,4 @@
-"""The scoreboard: one row per published number, with what was measured by the paper's rule and as shipped here.
+"""The scoreboard: one row per published number, with its measurements.
 
 Rows are computed from the published numbers and the reports of the papers whenever they are needed.
 """
@@ -14,11 +14,8 @@ from zoo.reproduce.comparison import RULES, Comparison, Section, State, Verdict,
 from zoo.reproduce.published_numbers import Evidence, PublishedNumber, published_numbers
 from zoo.tables import Cell, number_text
 
-#: States of a measured number, from the one that a row with two of them is known by to the best.
-JUDGED: tuple[State, ...] = ("off", "underpowered", "agrees", "better", "reproduced")
-#: States of a number that was not measured.
-UNMEASURED: tuple[State, ...] = ("needs data", "needs training", "not built", "not run")
-STATES = (*reversed(JUDGED), *UNMEASURED)
+STATES: tuple[State, ...] = get_args(State)
+WORST_FIRST: tuple[State, ...] = ("off", "underpowered", "better", "reproduced", "not measured")
 EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
 DATE_LENGTH = len("2018-06-18")
 # Operations per second of a training step, good for hours within a factor of 1.5, and the result file with its
@@ -36,57 +33,59 @@ class Row:
 
     Args:
     - `number`: the published number.
-    - `paper`: the measurement by the rule of the paper, or the reason why there is none.
-    - `shipped`: the measurement of what this package does by default; the same one if there is no difference.
+    - `comparisons`: its measurements, or one comparison that says why there is none. Where the rule or the method of
+      the paper differs from what this package does by default, both are measured, the paper's first.
     - `section`: the section of the report that they are from; None if there is none.
     """
 
     number: PublishedNumber
-    paper: Comparison
-    shipped: Comparison
+    comparisons: Sequence[Comparison]
     section: Section | None
 
     @property
-    def is_one(self) -> bool:
-        """Whether the paper's rule and the defaults of this package are the same, or only one of them applies."""
-        return self.paper is self.shipped
+    def worst(self) -> Verdict:
+        """The worst verdict on the measurements."""
+        verdicts = [verdict for each in self.comparisons if (verdict := each.verdict) is not None]
+        return min(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.state))
 
     @property
     def state(self) -> State:
-        """The worse state of both measurements."""
-        states = [each.verdict.state for each in (self.paper, self.shipped)]
-        return next((state for state in JUDGED if state in states), states[0])
+        """The worst state of the measurements."""
+        return self.worst.state
 
     @property
     def is_measured(self) -> bool:
         """Whether there is a measurement."""
-        return self.paper.measured is not None
+        return self.comparisons[0].measured is not None
 
     @property
     def command(self) -> str:
         """The command that measures it."""
-        return self.paper.command or (self.section.command if self.section else f"zoo reproduce {self.number.paper}")
+        of_section = self.section.command if self.section else f"zoo reproduce {self.number.paper}"
+        return self.comparisons[0].command or of_section
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """Versions and machine of the measurement, with its commit; empty if unknown."""
-        return self.paper.environment or (self.section.environment if self.section else {})
-
-    @property
-    def commit(self) -> str:
-        """Commit of the measurement; "" if unknown."""
-        return str(self.environment.get("commit") or "") if self.is_measured else ""
+        """Versions and machine of the measurement, with its commit; empty if it is unknown or not measured."""
+        known = self.comparisons[0].environment or (self.section.environment if self.section else {})
+        return known if self.is_measured else {}
 
     @property
     def date(self) -> str:
         """Date of the measurement; "" if unknown."""
-        date = self.paper.date or str(self.environment.get("date") or "")
+        date = self.comparisons[0].date or str(self.environment.get("date") or "")
         return date[:DATE_LENGTH] if self.is_measured else ""
+
+    @property
+    def repeats(self) -> str:
+        """What n counts and n, such as "25 rounds"; "deterministic" if every repetition gives the same value."""
+        repeats = RULES[self.number.evidence].repeats
+        return repeats if repeats == "deterministic" else f"{self.comparisons[0].n} {repeats}"
 
     @property
     def cost(self) -> str:
         """What the missing training takes, from its operations; "" if none is missing or they are unknown."""
-        operations = self.paper.operations
+        operations = self.comparisons[0].operations
         if self.is_measured or operations is None:
             return ""
         rates = next(rates for part, rates in RATES.items() if part in self.number.network)
@@ -111,43 +110,34 @@ def rows_of(sections: Mapping[str, Iterable[Section]]) -> list[Row]:
 
 
 def _row(number: PublishedNumber, found: Sequence[tuple[Comparison, Section]]) -> Row:
-    """Return the row of a number, from the first comparison of each basis."""
     if not found:
-        missing = Verdict("not run", f"`zoo reproduce {number.paper}`")
-        nothing = not_measured(number.quantity, number, number.unit, missing)
-        return Row(number, nothing, nothing, None)
-
-    def first(*bases: str) -> tuple[Comparison, Section]:
-        return next((each for each in found if each[0].basis in bases), found[0])
-
-    (paper, section), (shipped, _) = first("paper", "both"), first("shipped", "both")
-    return Row(number, paper, shipped, section)
+        return Row(
+            number, [not_measured(number.quantity, number, number.unit, f"`zoo reproduce {number.paper}`")], None
+        )
+    measured = [each for each in found if each[0].measured is not None] or found[:1]
+    return Row(number, [comparison for comparison, _ in measured], measured[0][1])
 
 
 def counts_by_evidence(rows: Sequence[Row]) -> list[list[Cell]]:
-    """Return the headers, a line per kind of evidence with its numbers by state, and a line for all kinds.
-
-    A measured number counts twice: by the paper's rule and as shipped here ("12 / 10"), unless both counts are equal.
-    """
-    lines: list[list[Cell]] = [["evidence", "numbers", *reversed(JUDGED), "not measured"]]
-    for evidence in (*EVIDENCE, "all"):
-        of_kind = [row for row in rows if evidence in (row.number.evidence, "all")]
-        sides = [Counter(each.verdict.state for each in side)
-                 for side in ([row.paper for row in of_kind], [row.shipped for row in of_kind])]  # fmt: skip
-        pairs = [[side[state] for side in sides] for state in reversed(JUDGED)]
-        cells: list[Cell] = [str(a) if a == b else f"{a} / {b}" for a, b in pairs]
-        if evidence == "all":  # different kinds of evidence have no common count
-            cells = [""] * len(pairs)
-        lines.append([evidence, len(of_kind), *cells, sum(not row.is_measured for row in of_kind)])
+    """Return the headers, and a line per kind of evidence with the number of its rows in each state."""
+    lines: list[list[Cell]] = [["evidence", "numbers", *STATES]]
+    for evidence in EVIDENCE:
+        counts = Counter(row.state for row in rows if row.number.evidence == evidence)
+        lines.append([evidence, counts.total(), *(counts[state] for state in STATES)])
     return lines
 
 
-def count_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence with the number of measured rows by kind of evidence."""
-    measured = Counter(row.number.evidence for row in rows if row.is_measured)
-    agreeing = Counter(row.number.evidence for row in rows if row.state == "reproduced")
-    kinds = [f"{agreeing[kind]} of {measured[kind]} ({kind})" for kind in EVIDENCE if measured[kind]]
-    return f"Of {len(rows)} published numbers, {sum(measured.values())} are measured. Reproduced: {', '.join(kinds)}."
+def verdict_lines(rows: Sequence[Row]) -> list[str]:
+    """Return a line with the number of rows in each state, and a line for each row that is off."""
+    counts = Counter(row.state for row in rows)
+    states = ", ".join(f"{counts[state]} {state}" for state in STATES)
+    lines = [f"Of {len(rows)} published numbers: {states}."]
+    for row in (row for row in rows if row.state == "off"):
+        number, (worst,) = row.number, [each for each in row.comparisons if each.verdict == row.worst][:1]
+        published = f"{number.text} {number.unit}".strip()
+        measured = f"{number_text(worst.measured)} {worst.unit}".strip()
+        lines.append(f"{number.paper}, {number.item}: {worst.what}: {measured}, published {published}")
+    return lines
 
 
 def by_item(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -156,9 +146,3 @@ def by_item(rows: Iterable[Row]) -> dict[str, list[Row]]:
     for row in rows:
         items.setdefault(row.number.item, []).append(row)
     return items
-
-
-def repeats_text(row: Row) -> str:
-    """Return what n counts and n, such as "deterministic" or "25 rounds"."""
-    repeats = RULES[row.number.evidence].repeats
-    return "" if not row.is_measured else repeats if repeats == "deterministic" else f"{row.paper.n} {repeats}"

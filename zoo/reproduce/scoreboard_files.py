@@ -1,25 +1,53 @@
-"""Writes the files of the scoreboard, which are computed from the reports of the papers.
+"""The files of the scoreboard: a Markdown summary, an HTML page and a CSV file.
 
-``python -m zoo.reproduce.scoreboard_files FOLDER`` regenerates them.
+``python -m zoo.reproduce.scoreboard_files FOLDER`` regenerates them from the reports of the papers.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
 from zoo.files import write_text
-from zoo.reproduce.comparison import RULES
-from zoo.reproduce.model_index import model_index
-from zoo.reproduce.paper_report import read_report
+from zoo.reproduce.comparison import RULES, Comparison
+from zoo.reproduce.paper_report import plot_name, read_report, spread_text
 from zoo.reproduce.papers import PAPERS
-from zoo.reproduce.scoreboard import Row, rows_of
-from zoo.reproduce.scoreboard_page import scoreboard_page
-from zoo.reproduce.scoreboard_summary import CSV, HTML, INDEX, PAGE, scoreboard_summary
+from zoo.reproduce.scoreboard import EVIDENCE, RATES, STATES, Row, by_item, counts_by_evidence, rows_of, verdict_lines
+from zoo.tables import Cell, key_value_text, markdown_list, markdown_page, markdown_table, number_text
+
+SUMMARY, HTML, CSV = "REPRODUCTION.md", "reproduction.html", "reproduction.csv"
+TITLE = "Numbers of three papers, next to what is measured here"
+SCOPE = (
+    "A row stands for a number in a table, a figure or the text of a paper, or in its authors' public code or README. "
+    "Of a curve of a figure, the rows are its ends and extremes, and the points that the authors' logs contain. "
+    "Figure 3 and the training curves of Figure 4 of the RevNet paper are left out, and the cells of the RevNeXt "
+    "paper's tables that no text available to us shows. Where the rule or the method of a paper differs from what this "
+    "package does by default, both are measured, and the row has the worse of both verdicts."
+)
+STATE_MEANINGS = {
+    "reproduced": "within the tolerance of its kind of evidence",
+    "better": "beyond the tolerance in the better direction: less memory or time, more images or pixels in the same "
+    "memory, or a larger signal-to-noise ratio",
+    "off": "beyond the tolerance otherwise",
+    "underpowered": "too few images, runs or rounds for another verdict",
+    "not measured": "the row has the command that measures it, or the reason why there is none",
+}
+KIND_MEANINGS = {
+    "printed": "printed in the paper",
+    "derived": "computed from printed numbers",
+    "authors' log": "output stored in the authors' public code",
+    "read off a figure": "estimated from a plot",
+}
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -28,24 +56,19 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def write_forms(folder: Path) -> None:
-    """Write the forms of the scoreboard into the folder of the reports."""
+    """Write the files of the scoreboard into the folder of the reports."""
     for name, text in forms_of(read_rows(folder)).items():
         write_text(folder / name, text)
 
 
 def forms_of(rows: Sequence[Row]) -> dict[str, str]:
     """Return the contents of the files of the scoreboard by file name."""
-    return {
-        PAGE: scoreboard_summary(rows),
-        HTML: scoreboard_page(rows),
-        CSV: csv_text(rows),
-        INDEX: model_index(rows),
-    }
+    return {SUMMARY: summary(rows), HTML: html_page(rows), CSV: csv_text(rows)}
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """Return the rows as CSV."""
-    lines = [fields_of(row) for row in rows]
+    """Return a CSV file with a line per measurement, and one per number that is not measured."""
+    lines = [_fields_of(row, each) for row in rows for each in row.comparisons]
     file = io.StringIO()
     writer = csv.DictWriter(file, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
     writer.writeheader()
@@ -53,36 +76,145 @@ def csv_text(rows: Sequence[Row]) -> str:
     return file.getvalue()
 
 
-def fields_of(row: Row) -> Mapping[str, Any]:
-    """Return the columns of a row by name: those of the number, of both measurements, and of their provenance."""
-    number, is_measured = row.number, row.is_measured
+def _fields_of(row: Row, each: Comparison) -> Mapping[str, Any]:
+    """Return the columns of a measurement: those of the number, of the verdict, and of their provenance."""
+    number, verdict = row.number, each.verdict
+    assert verdict is not None
     return {
         "id": number.id,
         "paper": number.paper,
-        "state": row.state,
-        **{key: getattr(number, key) for key in ("item", "quantity")},
+        "item": number.item,
+        "quantity": number.quantity,
         "published": number.text,
         **{key: getattr(number, key) for key in ("unit", "kind", "evidence")},
-        **{
-            f"{side}_{key}": value
-            for side, each in (("paper", row.paper), ("shipped", row.shipped))
-            for key, value in {
-                "what": each.what, "measured": each.measured, "unit": each.unit if is_measured else "",
-                "n": each.n if is_measured else None, "spread": each.spread, "state": each.verdict.state,
-                "verdict": each.verdict.reason, "note": each.note,
-            }.items()
-        },
+        "what": each.what,
+        "measured": each.measured,
+        "measured_unit": each.unit if row.is_measured else "",
+        "n": each.n if row.is_measured else None,
         "repeats": RULES[number.evidence].repeats,
+        "spread": each.spread,
         "spread_of": RULES[number.evidence].spread,
+        "state": verdict.state,
+        "reason": verdict.reason,
+        "note": each.note,
         **{key: getattr(number, key) for key in ("finding", "place", "quotation", "network", "settings")},
-        "operations": row.paper.operations,
+        "operations": each.operations,
         "command": row.command,
-        "commit": row.commit,
+        "commit": row.environment.get("commit"),
         "date": row.date,
-        "weights_md5": row.paper.weights_md5,
-        "data": row.paper.data,
-        **({k: v for k, v in row.environment.items() if k not in ("commit", "date")} if is_measured else {}),
-    }  # fmt: skip
+        "weights_md5": each.weights_md5,
+        "data": each.data,
+        **_versions(row),
+    }
+
+
+def _versions(row: Row) -> dict[str, Any]:
+    return {key: value for key, value in row.environment.items() if key not in ("commit", "date")}
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return the Markdown page: counts by kind of evidence, findings, and a line per table of a paper."""
+    headers, *lines = counts_by_evidence(rows)
+    parts = [
+        f"# {TITLE}",
+        f"{SCOPE} All rows: [{HTML}]({HTML}), [{CSV}]({CSV}). Reports: "
+        f"{', '.join(f'[{paper}]({paper}.md)' for paper in PAPERS)}.",
+        markdown_table([str(header) for header in headers], lines),
+        markdown_list(f"**{state}**: {meaning}" for state, meaning in STATE_MEANINGS.items()),
+        "## What is off",
+        markdown_list(verdict_lines(rows)[1:]),
+        "## Kinds of evidence and their tolerances",
+        markdown_table(
+            ["evidence", "tolerance and its reason", "n counts", "spread"],
+            [[kind, rule.reason, rule.repeats, rule.spread] for kind, rule in RULES.items()],
+        ),
+        "A tolerance is in points for percentages, otherwise relative. Some numbers have bounds instead, which the "
+        "verdict names. Kinds of published numbers:",
+        markdown_list(f"**{kind}**: {meaning}" for kind, meaning in KIND_MEANINGS.items()),
+        "## Measured with",
+        markdown_list(_measured_with(rows)),
+    ]
+    for paper, of_paper in groupby(rows, key=lambda row: row.number.paper):
+        parts += [f"## {PAPERS[paper].title}", _items_table(by_item(of_paper))]
+    return markdown_page(parts)
+
+
+def _measured_with(rows: Sequence[Row]) -> list[str]:
+    """Return a line per commit, machine and versions, with the number of its rows."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.is_measured:
+            about = f"commit `{row.environment.get('commit') or 'unknown'}`: {key_value_text(_versions(row))}"
+            groups.setdefault(about, []).append(row)
+    lines = []
+    for about, group in groups.items():
+        dates = sorted({row.date or "unknown date" for row in group})
+        lines.append(f"{len(group)} rows, {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}, {about}")
+    return lines
+
+
+def _items_table(items: Mapping[str, Sequence[Row]]) -> str:
+    """Return a line per item of a paper: its rows by state, and what its rows found."""
+    lines: list[list[Cell]] = []
+    for item, rows in items.items():
+        counts = Counter(row.state for row in rows)
+        states = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+        evidence = ", ".join(dict.fromkeys(row.number.evidence for row in rows))
+        lines.append([f"[{item}]({HTML}#{_anchor(rows[0])})", len(rows), evidence, states, " ".join(_findings(rows))])
+    return markdown_table(["item", "rows", "evidence", "states", "findings"], lines)
+
+
+def html_page(rows: Sequence[Row]) -> str:
+    """Return the HTML page of scoreboard.html: a table of all rows with filters, in one file."""
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters |= {"number": number_text, "code": _code}
+    headers, *counts = counts_by_evidence(rows)
+    return templates.get_template("scoreboard.html").render(
+        title=TITLE,
+        scope=SCOPE,
+        files=(SUMMARY, CSV),
+        headers=headers,
+        counts=counts,
+        meanings=STATE_MEANINGS,
+        rules=RULES,
+        rates=RATES,
+        measured_with=_measured_with(rows),
+        choices={"paper": list(PAPERS), "evidence": EVIDENCE, "state": STATES},
+        papers={paper: by_item(of_paper) for paper, of_paper in groupby(rows, key=lambda row: row.number.paper)},
+        of_paper=PAPERS,
+        anchor=_anchor,
+        findings=_findings,
+        plots=_plots,
+        spread_text=spread_text,
+    )
+
+
+def _findings(rows: Sequence[Row]) -> list[str]:
+    """Return what the measurements of an item showed about its numbers."""
+    return list(dict.fromkeys(row.number.finding for row in rows if row.number.finding))
+
+
+def _plots(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the titles of the plots of an item by file name."""
+    sections = [row.section for row in rows if row.section is not None and row.section.panels]
+    return {plot_name(rows[0].number.paper, section.key): section.title for section in sections}
+
+
+def _code(text: str) -> Markup:
+    """Return text as HTML with its parts between backticks as code."""
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text)))
+
+
+def _anchor(row: Row) -> str:
+    """Return the anchor of a row in the HTML page."""
+    return row.number.id.replace("/", "-")
 
 
 if __name__ == "__main__":
