@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from zoo.cli.options import Command, DataFolder, Group, Positive, WholeNumber, argument, option, positive
 from zoo.errors import ConfigError
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 OUT_DIR = Path("runs/benchmark")
 Layout = Literal["contiguous", "channels_last"]
-LoaderName = Literal["zoo", "zoo-shards", "timm", "torchvision", "torchvision-tensors", "dali", "spdl", "webdataset"]
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -311,43 +310,6 @@ class BenchmarkInput(Benchmark):
             draw_plot(self.stem.with_name(self.stem.name + ".png"), results.summary)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkLoaders(Benchmark):
-    """Compare zoo's training loader with those of timm, torchvision, DALI, SPDL and webdataset.
-
-    All read the same JPEG files of DATA/train, class folders or shards, and yield random crops of 224 x 224 px. Images
-    per second are measured by the wall clock and per core, which is by the CPU time of all processes. A package that is
-    not installed is left out, with a note. Linux only.
-    """
-
-    kind = "loaders"
-    data: DataFolder = argument("DATA")
-    """Data set, as for zoo train."""
-    loaders: tuple[LoaderName, ...] = get_args(LoaderName)
-    """Loaders to compare (default: all). zoo-shards reads shards, torchvision-tensors decodes and transforms
-    8-bit tensors in place of PIL images."""
-    workers: tuple[Positive, ...] = option("-j", default=(1, 2))
-    """Numbers of worker processes, or of threads where a loader uses threads."""
-    images: Positive = 512
-    """Number of files, evenly spaced."""
-    batch: Positive = 32
-    """Images per batch."""
-    rounds: Positive = 9
-    """Interleaved epochs of each loader."""
-
-    def measure(self, results: Results) -> None:
-        from zoo.benchmark.loaders import measure_loaders
-
-        results.settings["clock"] = "CPU time of all processes of a loader, and wall clock"
-        # Workers would inherit it, and share one core.
-        os.environ.pop("GOMP_CPU_AFFINITY", None)
-        results.settings["GOMP_CPU_AFFINITY"] = None
-        measure_loaders(
-            results, self.data, names=self.loaders, workers=self.workers, num_images=self.images,
-            batch_size=self.batch, rounds=self.rounds,
-        )  # fmt: skip
-
-
 BENCHMARK = Group(
     "Measure time and memory of norms, networks and strategies",
     {
@@ -356,7 +318,6 @@ BENCHMARK = Group(
         "pareto": BenchmarkPareto,
         "lean": BenchmarkLean,
         "input": BenchmarkInput,
-        "loaders": BenchmarkLoaders,
     },
 )
 

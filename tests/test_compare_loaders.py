@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from scripts.compare_loaders import PIPELINES, Files, num_images_of
+from scripts.compare_loaders import main as compare
 from tests.data.sample_images import make_folder, random_image
-from zoo.benchmark.loader_pipelines import PIPELINES, Files, num_images_of
 from zoo.cli import main
-from zoo.cli.benchmark import LoaderName
 
 OPTIONS = ["--images", "9", "--batch", "4", "--workers", "1", "--rounds", "2"]
 
@@ -29,8 +29,8 @@ def data(tmp_path: Path) -> Path:
 @pytest.mark.exhaustive
 @pytest.mark.slow  # starts processes, which import torch
 def test_loaders_take_turns(data: Path, tmp_path: Path) -> None:
-    command = ["benchmark", "loaders", str(data), *OPTIONS, "--out", str(tmp_path / "out")]
-    assert main([*command, "--loaders", "torchvision-tensors", "zoo-shards", "webdataset"]) == 0
+    command = [str(data), *OPTIONS, "--out", str(tmp_path / "out")]
+    assert compare([*command, "--loaders", "torchvision-tensors", "zoo-shards", "webdataset"]) == 0
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["settings"]["images"] == 8  # whole batches
     measured = content["loaders"]["1"]
@@ -94,10 +94,6 @@ def test_a_batch_of_another_form_is_an_error() -> None:
         num_images_of((torch.zeros(2, 3, 224, 224, dtype=torch.uint8),), PIPELINES["dali"])
 
 
-def test_the_command_line_knows_all_loaders() -> None:
-    assert list(LoaderName.__args__) == list(PIPELINES)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -109,6 +105,7 @@ def test_unsuitable_data_is_an_error(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_folder(tmp_path / "train", {"a": 4, "b": 5})  # PNG
-    command = ["benchmark", "loaders", str(tmp_path), *OPTIONS, "--out", str(tmp_path / "out"), *options]
-    assert main(command) == 2
+    with pytest.raises(SystemExit) as error:
+        compare([str(tmp_path), *OPTIONS, "--out", str(tmp_path / "out"), *options])
+    assert error.value.code == 2
     assert message in capsys.readouterr().err
