@@ -104,5 +104,3 @@ def test_a_robustness_set_by_name(data: Path, tmp_path: Path, capsys: pytest.Cap
     assert "shufflenet_v2_x0_5, imagenet-r" in capsys.readouterr().out
     with (tmp_path / "p.csv").open() as file:
         assert {int(line["class1"]) for line in csv.DictReader(file)} <= {5, 6, 7}
-    assert main([*command, "--set", "imagenet-c", *files]) == 2
-    assert "imagenet-c has 75 versions of each" in capsys.readouterr().err

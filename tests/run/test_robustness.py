@@ -19,7 +19,7 @@ from tests.data.sample_images import random_image
 from zoo.config import parse_experiment
 from zoo.data.imagenet import imagenet_wnids
 from zoo.errors import ConfigError, DataError
-from zoo.run.robustness import ALEXNET_ERRORS, corruption_errors, find_corruptions, score_set
+from zoo.run.robustness import score_set
 from zoo.run.scoring import LoadedNetwork
 from zoo.tasks.prediction import Recorder
 
@@ -40,10 +40,10 @@ def network() -> LoadedNetwork:
     return LoadedNetwork("tiny", model, parse_experiment(SETTINGS, "x"))
 
 
-def _logits(network: LoadedNetwork, path: Path, scale: int = 10) -> Tensor:
+def _logits(network: LoadedNetwork, path: Path) -> Tensor:
     preprocess = transforms.Compose(
         [
-            transforms.Resize(scale),
+            transforms.Resize(10),
             transforms.CenterCrop(SIDE),
             transforms.ToTensor(),
             transforms.Normalize([0.5] * 3, [0.25] * 3),
@@ -148,63 +148,6 @@ def test_real_accepts_any_label_and_leaves_out_images_without(network: LoadedNet
     (tmp_path / "real.json").unlink()
     with pytest.raises(DataError, match=r"real\.json"):
         score_set(network, tmp_path, "imagenet-real")
-
-
-def test_corruptions_are_scored_by_their_mean_error_relative_to_alexnet(
-    network: LoadedNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    names = {"noise/gaussian_noise": "gaussian_noise", "fog": "fog"}  # grouped as in the archives, or not
-    errors: dict[str, list[float]] = {name: [] for name in names.values()}
-    for place, name in names.items():
-        for severity in range(1, 6):
-            num_right = (severity + len(name)) % 4
-            for index in range(4):
-                path = tmp_path / "new.png"
-                random_image(100 * severity + 10 * len(name) + index, 12, 10).save(path)
-                number = int(_logits(network, path, SIDE).argmax()) + (index >= num_right)
-                folder = tmp_path / place / str(severity) / WNIDS[number % 1000]
-                folder.mkdir(parents=True, exist_ok=True)
-                path.rename(folder / f"{index}.png")
-            errors[name].append(1 - num_right / 4)
-    (tmp_path / "extra" / "speckle_noise" / "1").mkdir(parents=True)
-    with caplog.at_level(logging.WARNING):
-        scores = score_set(network, tmp_path, "imagenet-c")
-    assert "speckle_noise is not a corruption of mCE and is left out" in caplog.text
-    assert scores.content["protocol"] == f"center{SIDE}-scale{SIDE}"
-    assert scores.content["count"] == 2 * 5 * 4
-    for name, own in errors.items():
-        assert scores.content["errors"][name] == pytest.approx(own)
-        assert scores.content["ce"][name] == pytest.approx(sum(own) / 5 / ALEXNET_ERRORS[name])
-    assert scores.content["mce"] is None
-    assert "missing: shot_noise" in scores.table
-
-
-def test_the_mean_corruption_error_is_that_of_the_paper() -> None:
-    """AlexNet has an mCE of 100 % by definition, and half its errors give half."""
-    errors = {name: [share * error for share in (0.5, 1.5, 1, 0.2, 1.8)] for name, error in ALEXNET_ERRORS.items()}
-    facts = corruption_errors(errors)
-    assert facts["mce"] == pytest.approx(1)
-    assert corruption_errors({name: [each / 2 for each in own] for name, own in errors.items()})["mce"] == (
-        pytest.approx(0.5)
-    )
-    assert facts["mean_error"] == pytest.approx(sum(ALEXNET_ERRORS.values()) / 15)
-    assert len(ALEXNET_ERRORS) == 15
-    # ResNet-50 of the paper's Table 1: each CE of the table, whose mean is the published mCE of 76.7.
-    published = (80, 82, 83, 75, 89, 78, 80, 78, 75, 66, 57, 71, 85, 77, 77)
-    rates = {name: [ce / 100 * error] * 5 for (name, error), ce in zip(ALEXNET_ERRORS.items(), published, strict=True)}
-    assert 100 * corruption_errors(rates)["mce"] == pytest.approx(76.7, abs=0.5)  # the table has whole percents
-
-
-def test_incomplete_folders_are_named(network: LoadedNetwork, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there are no folders CORRUPTION/SEVERITY"):
-        find_corruptions(tmp_path)
-    (tmp_path / "fog" / "1").mkdir(parents=True)
-    (tmp_path / "fog" / "3").mkdir()
-    with pytest.raises(DataError, match=r"severities are missing: 2, 4, 5; .*fog"):
-        find_corruptions(tmp_path)
-    (tmp_path / "weather" / "fog" / "1").mkdir(parents=True)
-    with pytest.raises(DataError, match="fog is also in"):
-        find_corruptions(tmp_path)
 
 
 @pytest.mark.parametrize("change", ["classes", "names"])

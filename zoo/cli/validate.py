@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from zoo.tasks.prediction import Prediction
     from zoo.tasks.segmentation import SegmentationResult
 
-SetName = Literal["imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch", "imagenet-c", "imagenet-real"]
+SetName = Literal["imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch", "imagenet-real"]
 # Options of one task only, by field.
 CLASSIFICATION_OPTIONS = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
                           "interpolation": "--interpolation", "crop_mode": "--crop-mode", "set_name": "--set",
@@ -92,17 +92,13 @@ class Validate(Command, ScoreOptions):
     """Weights file or published name (default: the weights of NAME)."""
     set_name: SetName | None = option("--set")
     """Variant of ImageNet in the folder DATA: imagenet-a, imagenet-r, imagenet-v2 and imagenet-sketch as unpacked,
-    imagenet-c with folders CORRUPTION/SEVERITY, imagenet-real with val/ and real.json. Its classes are matched to the
-    network's; imagenet-c is scored by its mean corruption error."""
+    imagenet-real with val/ and real.json. Its classes are matched to the network's."""
 
     def run(self) -> int:
         given = [CLASSIFICATION_OPTIONS[name] for name in PROTOCOL_OPTIONS if getattr(self, name)]
         if self.protocol and given:
             what = f"--protocol {self.protocol} fixes how images are resized and cropped"
             raise ConfigError(what, "command line", f"leave out {join_names(given)}, or --protocol")
-        if self.set_name == "imagenet-c" and self.predictions is not None:
-            what = "--predictions has one line per image, and imagenet-c has 75 versions of each"
-            raise ConfigError(what, "command line", "leave out --predictions")
         from zoo.engine.process import open_process
         from zoo.files import write_json
         from zoo.run.results_table import results_table

@@ -4,7 +4,6 @@
   network chooses among these classes alone.
 - ImageNet-Sketch (Wang et al. 2019): folders named by wnid.
 - ImageNet-V2 (Recht et al. 2019): folders named by the number of the class.
-- ImageNet-C (Hendrycks and Dietterich 2019): 15 corruptions at 5 severities, CORRUPTION/SEVERITY/WNID.
 - ImageNet-ReaL (Beyer et al. 2020): the validation set with several labels per image, or none.
 """
 
@@ -14,7 +13,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
@@ -25,37 +23,16 @@ from zoo.data.imagenet import NUM_CLASSES, imagenet_wnids
 from zoo.data.prepare.real_labels import read_real_labels, real_labels_of
 from zoo.engine.process import Process
 from zoo.engine.task import EvalProtocol, Result
-from zoo.errors import ConfigError, DataError, escape, join_names
+from zoo.errors import ConfigError, DataError, escape
 from zoo.run.results_table import results_table
 from zoo.run.scoring import LoadedNetwork, score, single_process
 from zoo.tables import Cell, markdown_table
 from zoo.tasks.classification import LABELS, TOPS
 from zoo.tasks.prediction import Recorder
-from zoo.tasks.protocols import CropProtocol
 from zoo.tasks.significance import standard_error
 
 logger = logging.getLogger(__name__)
 
-# Top-1 error of AlexNet for each corruption, the mean of five severities: the constants of the authors' code,
-# https://github.com/hendrycks/robustness, by which the paper's equation for CE divides.
-ALEXNET_ERRORS = {
-    "gaussian_noise": 0.886428,
-    "shot_noise": 0.894468,
-    "impulse_noise": 0.922640,
-    "defocus_blur": 0.819880,
-    "glass_blur": 0.826268,
-    "motion_blur": 0.785948,
-    "zoom_blur": 0.798360,
-    "snow": 0.866816,
-    "frost": 0.826572,
-    "fog": 0.819324,
-    "brightness": 0.564592,
-    "contrast": 0.853204,
-    "elastic_transform": 0.646056,
-    "pixelate": 0.717840,
-    "jpeg_compression": 0.606500,
-}
-SEVERITIES = ("1", "2", "3", "4", "5")
 REAL_LABELS = "real.json"
 
 
@@ -102,12 +79,10 @@ def score_set(
     """Return the scores of a network with ImageNet's classes on the robustness set ``name`` in ``folder``.
 
     Args:
-    - `folder`: the unpacked set: class folders, or shards of them; for "imagenet-c" folders CORRUPTION/SEVERITY, which
-      may be grouped as in the authors' archives (noise/gaussian_noise/1); for "imagenet-real" a folder with val/, the
-      class folders of ImageNet's validation set, and real.json.
-    - `name`: "imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch", "imagenet-c" or "imagenet-real".
-    - `protocol`, `process`, `record`, `options`: as for `zoo.score`. By default the protocol is that of the network;
-      the images of "imagenet-c" are already cropped, and are resized to the side of the network's crop.
+    - `folder`: the unpacked set: class folders, or shards of them; for "imagenet-real" a folder with val/, the class
+      folders of ImageNet's validation set, and real.json.
+    - `name`: "imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch" or "imagenet-real".
+    - `protocol`, `process`, `record`, `options`: as for `zoo.score`. By default the protocol is that of the network.
 
     Raises ConfigError for a network with other classes, DataError for a folder with other contents, and the errors of
     `zoo.score`.
@@ -120,8 +95,6 @@ def score_set(
         raise ConfigError(what, f"--set {name}", "give a network that was trained on ImageNet")
     network = replace(network, class_names=imagenet_wnids())
     settings = {"process": process, "record": record, **options}
-    if name == "imagenet-c":
-        return _score_corruptions(network, folder, protocol, settings)
     if name == "imagenet-real":
         return _score_real(network, folder, protocol, settings)
     result = _score_variant(network, folder, name, protocol, settings)
@@ -144,12 +117,6 @@ def _score_variant(
     if variant.is_restricted:
         outputs = [number for number, wnid in enumerate(imagenet_wnids()) if wnid in set(classes)]
         network = replace(network, model=Restricted(network.model, outputs))
-    return _score_folder(network, folder, protocol, settings)
-
-
-def _score_folder(
-    network: LoadedNetwork, folder: Path, protocol: EvalProtocol | str | None, settings: Mapping[str, Any]
-) -> Result:
     folder = folder.absolute()  # "." has no name
     return score(network, folder.parent, protocol, split=folder.name, **settings)
 
@@ -210,71 +177,3 @@ def _score_real(
     del content["loss"]  # of the single labels
     of_real = {**scores, "standard_errors": errors, "count": len(labeled), "without_label": num_without}
     return SetScores(table, {"set": "imagenet-real", **content, **of_real})
-
-
-def _score_corruptions(
-    network: LoadedNetwork, folder: Path, protocol: EvalProtocol | str | None, settings: Mapping[str, Any]
-) -> SetScores:
-    own = network.own_protocol
-    if protocol is None and isinstance(own, CropProtocol):
-        protocol = own._replace(scale=own.crop, crop_mode="center")
-    errors, results = {}, []
-    for corruption, folders in find_corruptions(folder).items():
-        results += [_score_folder(network, severity, protocol, settings) for severity in folders]
-        errors[corruption] = [1 - result.score / 100 for result in results[-len(folders) :]]
-    facts = corruption_errors(errors)
-    rows: list[list[Cell]] = [
-        [name, *(100 * each for each in errors[name]), 100 * mean(errors[name]), 100 * error]
-        for name, error in facts["ce"].items()
-    ]
-    mce = None if facts["mce"] is None else 100 * facts["mce"]
-    rows.append(["mean", *([None] * len(SEVERITIES)), 100 * facts["mean_error"], mce])
-    headers = ["corruption", *(f"severity {each}, error %" for each in SEVERITIES), "mean error %", "CE %"]
-    lines = [f"{network.title}, imagenet-c, {results[0].protocol}", "", markdown_table(headers, rows)]
-    if facts["mce"] is None:
-        missing = join_names(name for name in ALEXNET_ERRORS if name not in errors)
-        lines += ["", f"mCE is the mean CE of all {len(ALEXNET_ERRORS)} corruptions; missing: {missing}"]
-    content = network.result_json(results[0], settings["process"])
-    kept = {key: content[key] for key in ("protocol", "weights_md5", "weights_sha256", "environment")}
-    counts = {"count": sum(result.count for result in results), "skipped": sum(result.skipped for result in results)}
-    return SetScores("\n".join(lines), {"set": "imagenet-c", **facts, "errors": errors, **counts, **kept})
-
-
-def find_corruptions(folder: Path) -> dict[str, list[Path]]:
-    """Return the folders of the five severities of each corruption of ImageNet-C in ``folder``, in the paper's order.
-
-    Other corruptions, such as the authors' extra ones, are left out with a warning. Raises DataError if there is none,
-    or if severities are missing.
-    """
-    found: dict[str, Path] = {}
-    for path in sorted([*folder.glob("*/1"), *folder.glob("*/*/1")]):
-        corruption = path.parent
-        if corruption.name not in ALEXNET_ERRORS:
-            logger.warning("%s is not a corruption of mCE and is left out; %s", corruption.name, escape(folder))
-        elif corruption.name in found:
-            what = f"{corruption.name} is also in {escape(found[corruption.name])}"
-            raise DataError(what, corruption, "remove one of them")
-        else:
-            found[corruption.name] = corruption
-    if not found:
-        what = "there are no folders CORRUPTION/SEVERITY such as gaussian_noise/1"
-        raise DataError(what, folder, "give the folder that the archives of ImageNet-C were unpacked into")
-    for corruption in found.values():
-        if missing := [each for each in SEVERITIES if not (corruption / each).is_dir()]:
-            raise DataError(f"severities are missing: {join_names(missing)}", corruption, "unpack the archive again")
-    return {name: [found[name] / each for each in SEVERITIES] for name in ALEXNET_ERRORS if name in found}
-
-
-def corruption_errors(errors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Return the measures of ImageNet-C, as shares, from the top-1 errors of each corruption at each severity.
-
-    - `ce`: by corruption, the sum of its errors over that of AlexNet (Hendrycks and Dietterich 2019, section 4.2).
-    - `mce`: the mean of all 15, or None if some are missing.
-    - `mean_error`: the mean error of the given corruptions, not divided by that of AlexNet.
-    """
-    ce = {name: mean(each) / ALEXNET_ERRORS[name] for name, each in errors.items()}
-    return {
-        "mce": mean(ce.values()) if ce.keys() == ALEXNET_ERRORS.keys() else None,
-        "mean_error": mean(mean(each) for each in errors.values()),
-        "ce": ce,
-    }
