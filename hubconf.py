@@ -10,7 +10,7 @@ from textwrap import fill as _fill
 import zoo as _zoo  # torch.hub lists the public callables of this file
 from zoo.architectures import ARCHITECTURES as _ARCHITECTURES
 from zoo.architectures import OPTIONS as _OPTIONS
-from zoo.weights.published import published as _published
+from zoo.config.published import published as _published
 
 dependencies = ["torch", "torchvision", "numpy", "pydantic", "requests", "filelock", "PIL", "tqdm"]
 

@@ -32,6 +32,7 @@ ROOMS = [
     "weights",
     "convert",
     "data",
+    "names",
     "registry",
     "preprocessing",
     "timm_models",
@@ -157,5 +158,5 @@ def test_reading_data_needs_nothing_of_preparing_it():
 def test_the_top_level_holds_only_what_belongs_there():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     expected = {"zoo", "experiments", "scripts", "csrc", "tests", "checksums.md5", "setup.py", "README.md", "docs"}
-    expected |= {"pyproject.toml", "Makefile", "LICENSE", ".ci", ".gitignore", "hubconf.py"}
+    expected |= {"pyproject.toml", "Makefile", "LICENSE", "CHANGELOG.md", ".ci", ".gitignore", "hubconf.py"}
     assert {name.split("/")[0] for name in tracked} <= expected

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from zoo.config import Experiment, experiments_dir, load_experiment
+from zoo.config.published import Published, published
 from zoo.registry import build_from_config
-from zoo.weights.published import Published, published
 
 CLASSIFIERS = [entry for entry in published().values() if entry.experiment.task == "classification"]
 

@@ -13,9 +13,10 @@ from PIL import Image
 import zoo
 from zoo import config
 from zoo.architectures import ARCHITECTURES
+from zoo.config.published import published
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
 from zoo.layers.stages import CheckpointedSequential
-from zoo.registry import build_from_config, published
+from zoo.registry import build_from_config
 from zoo.spec import NetworkSpec
 from zoo.weights import StoredWeights
 
@@ -61,7 +62,7 @@ def test_a_published_variant_fixes_norm_activation_and_stem_and_arguments_win():
         ("resnet18", {"features_only": True, "num_classes": 10}, "builds no classifier"),
         ("no/such/file.pth", {}, "there is no such file"),
         ("checkpoint.pth.tar", {}, "there is no such file"),
-        (".", {}, "that of a folder"),
+        (".", {}, "this is a folder"),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused_with_what_to_do(name, arguments, message):
@@ -170,7 +171,7 @@ def test_a_checkpoint_of_the_trainer_names_its_own_network_and_preprocessing(tmp
     assert (loaded.pretrained_cfg["scale"], loaded.pretrained_cfg["crop"]) == (36, 32)
     assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
     torch.save(model.state_dict(), path)
-    with pytest.raises(zoo.WeightsError, match="does not say which network"):
+    with pytest.raises(zoo.WeightsError, match="does not describe its network"):
         zoo.get(path)
 
 

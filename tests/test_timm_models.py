@@ -11,8 +11,8 @@ from torch import nn
 
 import zoo
 from zoo.architectures import ARCHITECTURES
+from zoo.config.published import published
 from zoo.layers import InPlaceABN
-from zoo.weights.published import published
 
 
 def test_without_timm_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
         WeightsError,
         ZooError,
     )
+    from zoo.names import is_model, list_models, list_pretrained
     from zoo.preprocessing import transforms
-    from zoo.registry import create_model, get, is_model, list_models, list_pretrained
+    from zoo.registry import create_model, get
     from zoo.remat.lean import lean
     from zoo.remat.memory_report import memory_report
     from zoo.remat.memory_use import count_memory, measure_memory
@@ -67,10 +68,10 @@ _HOMES = {
     "count_memory": "zoo.remat.memory_use",
     "create_model": "zoo.registry",
     "get": "zoo.registry",
-    "is_model": "zoo.registry",
+    "is_model": "zoo.names",
     "lean": "zoo.remat.lean",
-    "list_models": "zoo.registry",
-    "list_pretrained": "zoo.registry",
+    "list_models": "zoo.names",
+    "list_pretrained": "zoo.names",
     "load_network": "zoo.run.scoring",
     "load_weights": "zoo.weights",
     "measure_memory": "zoo.remat.memory_use",

@@ -6,6 +6,7 @@ option an entry in `OPTIONS`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -84,6 +85,11 @@ def is_external(name: str) -> bool:
     return bool(colon) and package in PACKAGES
 
 
+def is_hub_name(name: str | os.PathLike[str]) -> bool:
+    """Return whether ``name`` is that of a repository on the Hugging Face Hub, right or wrong."""
+    return os.fspath(name).startswith(HUB_PREFIX)
+
+
 def has_same_tensors(first: str, second: str) -> bool:
     """Return whether two networks have the same state-dict keys and shapes, up to the number of classes.
 
@@ -106,6 +112,7 @@ def check_option(name: str, value: Any) -> None:
 
 # The packages whose networks are known by names such as "torchvision:resnet50", see `zoo.models.external`.
 PACKAGES = ("timm", "torchvision")
+HUB_PREFIX = "hf-hub:"  # the beginning of the name of a repository on the Hugging Face Hub
 # The value of "memory" that every network has: "auto", and recipes in place of activations (`zoo.lean`).
 LEAN = "lean"
 # The values that networks of other packages have; "auto" is "plain" there.

@@ -13,9 +13,9 @@ from zoo.config import parse_experiment
 from zoo.data.transforms import TrainTransform, Transform, ValTransform
 from zoo.errors import ConfigError, join_names
 from zoo.models.external import own_preprocessing
+from zoo.names import is_stored
 from zoo.registry import describe_images, get
 from zoo.spec import NetworkSpec
-from zoo.weights.stored import is_stored
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
 

@@ -1,65 +1,30 @@
-"""Names of networks: what each stands for, which have published weights, and `get`, which builds them."""
+"""`zoo.get`: builds the network that a name stands for, with its weights."""
 
 from __future__ import annotations
 
-import fnmatch
 import os
-import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 from torch import nn
 
-from zoo import config
-from zoo.architectures import ARCHITECTURES, architecture, is_external
-from zoo.errors import ConfigError, WeightsError, escape, join_names, nearest
+from zoo.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
+from zoo.config.published import published
+from zoo.errors import ConfigError, escape, join_names, nearest
 from zoo.layers.norm import NormFactory
 from zoo.limits import MAX_CHANNELS
 from zoo.models import Network, build, build_network
 from zoo.models.external import build_external
+from zoo.names import is_weights_file, only_variant, resolve, with_preprocessing
 from zoo.section import Section, parse_section
 from zoo.spec import STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec
 from zoo.weights import StoredWeights, load_state_dict, load_stored, read_weights
-from zoo.weights.hub import is_hub_name
-from zoo.weights.published import published, published_spec
-from zoo.weights.stored import is_stored, load_body
+from zoo.weights.stored import load_body
 from zoo.weights.stored_spec import check_same_network
 
-CIFAR_INPUT = config.Input(
-    crop_train=32,
-    scale_val=-1,
-    crop_val=32,
-    mean=[0.4914, 0.4822, 0.4465],
-    std=[0.2471, 0.2435, 0.2616],
-)
-INPUTS = {"imagenet": config.Input(), "cifar": CIFAR_INPUT}  # for networks that belong to no experiment
 # The fields of a spec that are arguments of `get`.
 SPEC_ARGUMENTS = [key for key in NetworkSpec.model_fields if key not in ("arch", "options", *STORED_ALONE)]
-
-
-def list_models(pattern: str | Sequence[str] = "*", pretrained: bool = False) -> list[str]:
-    """Return the names that match the shell-style ``pattern``, sorted: architectures and published variants.
-
-    Several patterns give the names that match any of them. With ``pretrained`` only the published variants. Raises
-    ConfigError for anything but text.
-    """
-    patterns = [pattern] if isinstance(pattern, str) else pattern
-    if not isinstance(patterns, (list, tuple)) or not all(isinstance(each, str) for each in patterns):
-        raise ConfigError(f"a pattern must be text, or a list of texts, got {pattern!r}")
-    names = list(published()) if pretrained else [*ARCHITECTURES, *published()]
-    matching = {name for each in patterns for name in fnmatch.filter(names, each)}
-    return sorted(matching, key=lambda name: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", name)])
-
-
-def list_pretrained(pattern: str | Sequence[str] = "*") -> list[str]:
-    """Return the names of the published variants, as ``list_models(pattern, pretrained=True)`` does."""
-    return list_models(pattern, pretrained=True)
-
-
-def is_model(name: str) -> bool:
-    """Return whether `list_models` has this name: an architecture or a published variant."""
-    return name in ARCHITECTURES or name in published()
 
 
 class BuildOptions(Section):
@@ -118,16 +83,16 @@ def get(
     unavailable or do not fit.
     """
     name, body_weights = os.fspath(name), options.pop("body_weights", None)
-    is_file, is_body = is_stored(name) and not is_model(name), body_weights is not None
+    is_body = body_weights is not None
     if is_hub_name(name):
         pretrained = False  # a repository's weights are loaded in any case
-    if [pretrained, is_file or weights is not None, is_body].count(True) > 1:
+    if [pretrained, is_weights_file(name) or weights is not None, is_body].count(True) > 1:
         remedy = "give one of pretrained, weights, body_weights and a weights file"
         raise ConfigError("there are two sources of weights", name, remedy)
     if pretrained is True and not is_external(name):
         name = only_variant(name)
-    stored = read_weights(name) if is_file else None
-    own = _spec_of_name(name, stored)
+    found = resolve(name)
+    own, stored = found.network, found.stored
     arguments = {"pretrained": pretrained, "norm": norm, "activation": activation, "num_classes": num_classes}
     how, changes, factory = _sort_arguments(own.arch, {**arguments, "features_only": features_only, **options})
 
@@ -141,7 +106,7 @@ def get(
         settings = stored.merged_as_body(settings) if is_body else stored.merged(settings)
     if factory is not None:
         settings["norm"] = build.norm_kind(factory)
-    spec = _with_preprocessing(parse_spec(settings, own.arch))
+    spec = with_preprocessing(parse_spec(settings, own.arch))
 
     if how.pretrained and not spec.is_external:
         stored = read_weights(name)  # may download, so only now, when the arguments are known to be valid
@@ -167,32 +132,6 @@ def build_from_config(network: NetworkSpec) -> nn.Module:
         build.initialize(model, network)
     model.built_as = network.without_pretrained()
     return model
-
-
-def _with_preprocessing(spec: NetworkSpec) -> NetworkSpec:
-    """Return a spec with the default preprocessing of its architecture, unless it has one or is external."""
-    if spec.is_external or spec.preprocessing is not None:
-        return spec
-    images = INPUTS[architecture(spec.arch).input].preprocessing()
-    return spec.model_copy(update={"preprocessing": images})
-
-
-def _spec_of_name(name: str, file: StoredWeights | None) -> NetworkSpec:
-    """Return the spec of a name, which is that of ``file`` if there is one.
-
-    Raises ConfigError for an unknown name, and WeightsError for a file that does not describe its network.
-    """
-    if file is not None:
-        spec = file.checked_spec()
-        if spec is None:
-            remedy = f"name one: zoo.get(ARCHITECTURE, weights={name!r})"
-            raise WeightsError("the file does not say which network it belongs to", name, remedy)
-        return spec
-    if name in published():
-        return published_spec(name)
-    if name in ARCHITECTURES or is_external(name):
-        return NetworkSpec(arch=name)
-    raise _unknown(name)
 
 
 def _sort_arguments(arch: str, arguments: dict[str, Any]) -> tuple[BuildOptions, dict[str, Any], NormFactory | None]:
@@ -257,25 +196,6 @@ def _load(model: Any, stored: StoredWeights, is_body: bool) -> None:
         load_stored(model, stored, "the arguments")
 
 
-def only_variant(name: str) -> str:
-    """Return ``name`` if it is a published variant, or the only published variant of the architecture ``name``."""
-    if name in published():
-        return name
-    if name not in ARCHITECTURES:
-        raise _unknown(name)
-    variants = [variant for variant, entry in published().items() if entry.arch == name]
-    if not variants:
-        raise WeightsError(f"{name} has no published weights; those that have: {', '.join(published())}")
-    if len(variants) > 1:
-        raise WeightsError(f"{name} has several published weights, name one of them: {', '.join(variants)}")
-    return variants[0]
-
-
-def spec_of(name: str) -> NetworkSpec:
-    """Return the spec of an architecture or published variant, with its preprocessing; ConfigError for other names."""
-    return _with_preprocessing(_spec_of_name(name, None))
-
-
 def describe_images(spec: NetworkSpec, in_chans: int = 3) -> dict[str, Any]:
     """Return the preprocessing of a spec, as `zoo.transforms` reads it, and as timm does (input_size, crop_pct).
 
@@ -298,13 +218,3 @@ def _set_pretrained_cfg(model: Any, spec: NetworkSpec, name: str, file: StoredWe
     if images := describe_images(spec, getattr(model, "in_chans", 3)):
         source = published()[name].page if name in published() else None if file is None else os.fspath(file.path)
         model.pretrained_cfg = {**(getattr(model, "pretrained_cfg", None) or {}), **images, "source": source}
-
-
-def _unknown(name: str) -> ConfigError:
-    """Return the error for a name that is neither a network nor a weights file."""
-    if os.sep in name or os.path.exists(name) or name.endswith((".pth", ".pt", ".tar", ".safetensors", ".json")):
-        found = "the name is that of a folder" if os.path.isdir(name) else "there is no such file"
-        remedy = "give the name of a network or the path of a weights file (zoo list shows all names)"
-        return ConfigError(found, name, remedy)
-    near = ", ".join(nearest(name, [*ARCHITECTURES, *published()]))
-    return ConfigError(f"unknown network {name!r}; the nearest names are {near} (zoo list shows all)")

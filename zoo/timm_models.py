@@ -12,9 +12,10 @@ from importlib import import_module
 from typing import Any
 
 from zoo.architectures import ARCHITECTURES
+from zoo.config.published import published
 from zoo.errors import ConfigError
-from zoo.registry import describe_images, get, spec_of
-from zoo.weights.published import published
+from zoo.names import spec_of
+from zoo.registry import describe_images, get
 
 try:
     models = import_module("timm.models")

@@ -14,8 +14,8 @@ import zoo
 from tests.data.sample_images import make_folder
 from tests.hub_server import Hub
 from zoo.cli import main
+from zoo.config.published import published
 from zoo.weights import md5_of, read_state_dict
-from zoo.weights.published import published
 
 REPOSITORY = "me/net"
 

@@ -16,14 +16,13 @@ from tests.data.imagenet import NUM_IMAGES, make_imagenet, shrink_imagenet
 from tests.weights.server import names_are_unknown
 from zoo.cli import main
 from zoo.config import parse_experiment
+from zoo.config.published import Published, published
 from zoo.errors import EXIT_KEYBOARD_INTERRUPT, WeightsError
-from zoo.registry import published
 from zoo.run import scoring
 from zoo.run.scoring import LoadedNetwork
 from zoo.tasks.protocols import PROTOCOLS
 from zoo.weights import md5_of
 from zoo.weights.cache import weights_path
-from zoo.weights.published import Published
 
 pytestmark = pytest.mark.slow  # scores networks
 

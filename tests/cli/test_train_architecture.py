@@ -44,8 +44,7 @@ def test_an_architecture_is_trained_by_its_name(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("resnet19", "there is no experiment, experiment file or architecture called resnet19; the nearest experiments "
-                     "are .*resnet1.*, the nearest architectures resnet1"),
+        ("resnet19", "there is no network, experiment or file called resnet19; the nearest names are resnet18"),
         ("deeplab_resnet18", "deeplab_resnet18 is a segmentation network, and a folder does not specify the layout"),
         ("torchvision:resnet19", "torchvision has no network called 'resnet19'; the nearest names are"),
     ],

@@ -102,4 +102,4 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(
 
 def test_a_network_without_weights_is_not_scored(runs: dict[str, Run], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", NETWORK["arch"], str(runs["plain"].data)]) == 2
-    assert "no published weights of torchvision:shufflenet_v2_x0_5; give a file" in capsys.readouterr().err
+    assert "no published weights of torchvision:shufflenet_v2_x0_5; give the weights" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from scripts.test_imagenet import ScoreImageNet
 from tests.cli.conftest import NUM_VAL, SETTINGS, Run
 from tests.data.sample_images import make_folder, random_image
 from zoo.cli import main, run_script
-from zoo.registry import published
+from zoo.config.published import published
 from zoo.weights import digests_of, md5_of, read_checkpoint
 from zoo.weights.cache import weights_path
 

@@ -17,8 +17,8 @@ from tests.cli.conftest import SETTINGS
 from tests.faults.fuzz import EXAMPLES, JSON, damaged_tree, fuzz, mutated
 from zoo.config import load_experiment, parse_experiment
 from zoo.config.parse import experiments_dir
+from zoo.config.published import read_checksums
 from zoo.data.reading import decode_as, load_rgb
-from zoo.weights.published import read_checksums
 from zoo.weights.stored_spec import parse_stored_spec
 
 

@@ -22,7 +22,7 @@ from tests.pages.training_recipes import convnext_command, training_recipes
 from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS
 from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
-from zoo.registry import published
+from zoo.config.published import published
 from zoo.reproduce.scoreboard import counts_by_evidence
 from zoo.reproduce.scoreboard_files import read_rows
 

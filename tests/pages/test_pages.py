@@ -16,7 +16,7 @@ from tests.pages import tables
 from tests.test_architecture import ROOMS
 from zoo.cli import build_parser
 from zoo.config import experiments_dir, load_experiment, parse_experiment
-from zoo.weights.published import published
+from zoo.config.published import published
 
 ROOT = tables.ROOT
 TEXTS = {name: path.read_text() for name, path in tables.PAGES.items()}

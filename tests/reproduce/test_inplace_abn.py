@@ -13,11 +13,11 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.benchmark.variants import STRATEGIES
 from zoo.config import experiments_dir, load_experiment
+from zoo.config.published import published as published_weights
 from zoo.data.prepare.validation_set import ValidationSet
 from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models import build_network
-from zoo.registry import published as published_weights
 from zoo.remat.memory_use import Memory
 from zoo.reproduce import inplace_abn_figures1and2 as figures
 from zoo.reproduce import inplace_abn_scores as scores

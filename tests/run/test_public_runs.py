@@ -47,7 +47,7 @@ def test_train_returns_the_scores_of_the_last_validation(run: tuple[Path, Traini
 def test_train_refuses_unknown_options_and_names(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="print_freq"):
         zoo.train("resnet18", tmp_path, log_dir=tmp_path / "log", print_freq=3)
-    with pytest.raises(zoo.ConfigError, match="no experiment, experiment file or architecture called resnet19"):
+    with pytest.raises(zoo.ConfigError, match="no network, experiment or file called resnet19"):
         zoo.train("resnet19", tmp_path, log_dir=tmp_path / "log")
 
 

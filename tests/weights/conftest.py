@@ -12,8 +12,8 @@ import pytest
 
 from tests.hub_server import _package_and_hub, hub
 from tests.weights.server import Server
+from zoo.config.published import published
 from zoo.weights import download
-from zoo.weights.published import published
 
 __all__ = ["_package_and_hub", "hub"]
 

@@ -35,13 +35,13 @@ from tests.weights.server import (
     truncates,
     truncates_and_ignores_range,
 )
+from zoo.config.published import entry_of, published
 from zoo.data.prepare.sample import unpack_sample
 from zoo.errors import ConfigError, WeightsError
 from zoo.weights import cache as weights_cache
 from zoo.weights import download, fetch_weights
 from zoo.weights.cache import weights_path
 from zoo.weights.download import ConfirmationPage
-from zoo.weights.published import entry_of, published
 from zoo.weights.read import read_published
 
 HTML = "text/html; charset=utf-8"
@@ -58,7 +58,7 @@ CONFIRMED = "/download?at=1&id=the-id&export=download&confirm=t&uuid=a-b%26c"
 FETCH = f"""
 import sys
 from zoo.weights import fetch_weights
-from zoo.weights.published import published
+from zoo.config.published import published
 published()[{NAME!r}].md5 = {MD5!r}
 print("ready", flush=True)
 sys.stdin.readline()

@@ -9,8 +9,8 @@ import pytest
 from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Server, fails
 from zoo.cli import main
+from zoo.config.published import published
 from zoo.weights.cache import weights_path
-from zoo.weights.published import published
 
 OTHER = "resnet50_ipabn-sync_lr_512"
 

@@ -23,9 +23,9 @@ class Fetch(Command):
 
         A failed download is logged, the others continue, and WeightsError is raised at the end.
         """
+        from zoo.config.published import entry_of, published
         from zoo.weights import fetch_weights
         from zoo.weights.download import UnresolvedError
-        from zoo.weights.published import entry_of, published
 
         if not self.names:
             return _list()
@@ -48,9 +48,9 @@ class Fetch(Command):
 
 
 def _list() -> int:
+    from zoo.config.published import published
     from zoo.tables import markdown_table
     from zoo.weights.cache import weights_dir, weights_path
-    from zoo.weights.published import published
 
     rows = []
     for name, entry in published().items():

@@ -28,7 +28,7 @@ class List(Command):
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from zoo.registry import list_models
+        from zoo.names import list_models
         from zoo.tables import markdown_table
 
         patterns = []
@@ -64,8 +64,8 @@ class List(Command):
 
 def describe(name: str, model: Network) -> dict[str, Any]:
     """Return the facts of a network that ``zoo list`` and ``zoo show`` print: name, sizes and published scores."""
+    from zoo.config.published import published
     from zoo.models.base import count_network
-    from zoo.registry import published
 
     about = published().get(name)
     return {
@@ -85,7 +85,8 @@ def _build_all(names: Sequence[str]) -> Iterator[tuple[str, Network]]:
     import torch
 
     from zoo.architectures import ARCHITECTURES
-    from zoo.registry import get, published
+    from zoo.config.published import published
+    from zoo.registry import get
 
     built: dict[tuple[str, bool, int], Network] = {}
     for name in names:

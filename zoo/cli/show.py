@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zoo.architectures import EXTERNAL_MEMORY, is_external
 from zoo.cli.list_networks import describe
 from zoo.cli.options import Command, argument
 from zoo.errors import ConfigError, escape, shorten_repr
+
+if TYPE_CHECKING:
+    from zoo.config import Experiment
+    from zoo.names import Resolved
 
 WIDTH = 110
 INDENT = 26
@@ -30,38 +32,28 @@ class Show(Command):
     """Print JSON."""
 
     def run(self) -> int:
-        if self.name.endswith(".json") or _is_bundled_only(self.name):
-            _show_experiment(self.name, self.json)
+        from zoo.config.published import published
+        from zoo.names import resolve
+
+        found = resolve(self.name)
+        if found.experiment is not None and found.stored is None and self.name not in published():
+            _print_experiment(found.experiment, self.json)
             return 0
-        facts = _facts(self.name)
+        if found.stored is not None:
+            facts = _facts_of_file(found)
+        elif found.network.is_external:
+            facts = _facts_of_external(self.name)
+        else:
+            facts = _facts_of_network(self.name)
         print(json.dumps(facts, indent=2)) if self.json else _print(facts)
         return 0
 
 
-def _is_bundled_only(name: str) -> bool:
-    """Return whether a bundled experiment has this name, and no network or file has it."""
-    from zoo.config import experiment_names
-    from zoo.registry import list_models
-
-    return name in experiment_names() and name not in list_models() and not os.path.exists(name)
-
-
-def _facts(name: str) -> dict[str, Any]:
-    """Return the facts of a network, a file or a repository as JSON values."""
-    from zoo.registry import list_models
-    from zoo.weights.stored import is_stored
-
-    if is_stored(name) or (os.path.lexists(name) and name not in list_models()):
-        return _facts_of_file(name)
-    return _facts_of_external(name) if is_external(name) else _facts_of_network(name)
-
-
-def _show_experiment(name: str, as_json: bool) -> None:
+def _print_experiment(experiment: Experiment, as_json: bool) -> None:
     """Print all settings as an experiment file, followed by those that differ from the defaults."""
-    from zoo.config import differences, load_experiment
+    from zoo.config import differences
     from zoo.models.external import list_networks
 
-    experiment = load_experiment(name)
     print(json.dumps(experiment.model_dump(mode="json"), indent=2))
     if as_json:
         return
@@ -80,7 +72,8 @@ def _facts_of_network(name: str) -> dict[str, Any]:
     import torch
 
     from zoo.architectures import ARCHITECTURES, OPTIONS
-    from zoo.registry import get, published
+    from zoo.config.published import published
+    from zoo.registry import get
 
     with torch.device("meta"):
         model = get(name)
@@ -115,25 +108,19 @@ def _facts_of_external(name: str) -> dict[str, Any]:
     return {"arch": name, "parameters": num_parameters, "memory": ", ".join(EXTERNAL_MEMORY)}
 
 
-def _facts_of_file(name: str) -> dict[str, Any]:
-    """Return the content and metadata of a checkpoint, a weights file or a repository, without building a network.
-
-    Raises WeightsError if it cannot be read, and ConfigError for a folder.
-    """
+def _facts_of_file(found: Resolved) -> dict[str, Any]:
+    """Return the content and metadata of a checkpoint, a weights file or a repository, without building a network."""
     from zoo.engine.checkpoint import parse_progress
-    from zoo.weights import digests_of, read_weights
-    from zoo.weights.stored_spec import parse_stored_experiment
+    from zoo.weights import digests_of
 
-    if Path(name).is_dir():
-        raise ConfigError("this is a folder", name, "give a file in it, such as model_best.pth.tar")
-    stored = read_weights(name)
-    experiment = None if stored.spec is None else parse_stored_experiment(stored.content, escape(stored.path))
+    stored, spec, experiment = found.stored, found.spec, found.experiment
+    assert stored is not None
     return {
         "file": escape(stored.path),
         "bytes": stored.path.stat().st_size,
         **digests_of(stored.path),
         "source_md5": stored.source_md5,
-        "network": None if stored.spec is None else stored.spec.model_dump(mode="json"),
+        "network": None if spec is None else spec.model_dump(mode="json"),
         "parameters": stored.num_parameters,
         **asdict(parse_progress(stored.content)),
         "settings": None if experiment is None else experiment.model_dump(mode="json"),

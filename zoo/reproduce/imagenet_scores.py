@@ -10,11 +10,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from zoo.config.published import published
 from zoo.data.prepare.validation_set import ValidationSet, describe_validation_set, expected_layout
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, nearest
 from zoo.files import write_json, write_text
-from zoo.registry import list_models, published
+from zoo.names import list_models
 from zoo.reproduce.imagenet_table import Row, Score, markdown_report
 from zoo.reproduce.options import ImageNetOptions
 from zoo.run import scoring

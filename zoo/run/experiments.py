@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.architectures import ARCHITECTURES, LEAN, architecture, is_external
+from zoo.architectures import LEAN, architecture
 from zoo.config import (
     Experiment,
     Input,
     differences,
-    experiment_names,
-    find_experiment,
     load_experiment,
     parse_experiment,
 )
@@ -26,9 +24,9 @@ from zoo.data.folder import open_source
 from zoo.data.location import DataPath
 from zoo.data.map_dataset import Datasets, MapDataset, class_names_of
 from zoo.data.transforms import TrainTransform
-from zoo.errors import ConfigError, DataError, escape, nearest
+from zoo.errors import ConfigError, DataError
 from zoo.models.build import build_on_meta
-from zoo.registry import INPUTS
+from zoo.names import INPUTS, resolve
 from zoo.remat.lean import is_lean
 from zoo.section import parse_section
 from zoo.spec import NetworkSpec
@@ -162,16 +160,14 @@ def experiment_for(
 
 
 def _load_if_named(name: str) -> Experiment | str:
-    """Return the experiment of this name or path, or the name of an architecture; ConfigError for another name."""
-    if find_experiment(name) is not None or (Path(name).exists() and not Path(name).is_dir()):
-        return load_experiment(name)
-    if name not in ARCHITECTURES and not is_external(name):
-        raise ConfigError(
-            f"there is no experiment, experiment file or architecture called {escape(name)}",
-            remedy=f"the nearest experiments are {', '.join(nearest(name, experiment_names()))}, the nearest "
-            f"architectures {', '.join(nearest(name, ARCHITECTURES))}",
-        )
-    return name
+    """Return the experiment that a name stands for, or the name of a network; ConfigError for another name."""
+    found = resolve(name)
+    if found.experiment is None and found.stored is None:
+        return name
+    if found.experiment is None or found.stored is not None:
+        what = "this is a weights file, not an experiment"
+        raise ConfigError(what, name, "name an experiment or an architecture, and give the file as --weights")
+    return found.experiment
 
 
 def with_changes(

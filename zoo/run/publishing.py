@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zoo.architectures import HUB_PREFIX
+from zoo.config.published import Published, published
 from zoo.errors import ConfigError, WeightsError, escape, join_names, truncate
 from zoo.registry import describe_images
 from zoo.run.scoring import LoadedNetwork
 from zoo.spec import NetworkSpec
 from zoo.tables import markdown_list, markdown_page, markdown_table
-from zoo.weights.hub import CONFIG, PREFIX, WEIGHTS, check_hub_installed, is_repository, root_cause
-from zoo.weights.published import Published, published
+from zoo.weights.hub import CONFIG, WEIGHTS, check_hub_installed, is_repository, root_cause
 from zoo.weights.safetensors_files import check_installed, safetensors_bytes
 
 CARD = "README.md"
@@ -146,9 +147,9 @@ def model_card(
         facts["Images"] = f"{resized}, center crop {images.crop_val} px"
     facts |= {"Mean": f"{images.mean}", "Standard deviation": f"{images.std}"}
     facts["License"] = license_id or licence
-    usage = f'import zoo\n\nmodel = zoo.get("{PREFIX}{repository}").eval()\n'
+    usage = f'import zoo\n\nmodel = zoo.get("{HUB_PREFIX}{repository}").eval()\n'
     if network.experiment.task == "classification":
-        usage += f'images = zoo.transforms("{PREFIX}{repository}")\n'
+        usage += f'images = zoo.transforms("{HUB_PREFIX}{repository}")\n'
     return markdown_page(
         [
             f"---\n{data.to_yaml()}\n---",

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo import registry
-from zoo.architectures import is_external
-from zoo.config import Experiment, Input, experiment_names, find_experiment, load_experiment, parse_experiment
+from zoo.architectures import architecture, is_external
+from zoo.config import Experiment, Input
+from zoo.config.published import entry_of, published
 from zoo.data.classes import match_classes
 from zoo.data.folder import Batch, OnBadImage
 from zoo.data.imagenet import imagenet_wnids
@@ -22,19 +23,16 @@ from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint,
 from zoo.engine.process import Process
 from zoo.engine.task import EvalProtocol, Result, Task
 from zoo.engine.validation import validate
-from zoo.errors import ConfigError, WeightsError, escape, join_names, nearest
+from zoo.errors import ConfigError, WeightsError, escape, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits, own_preprocessing
+from zoo.names import INPUTS, Resolved, is_weights_file, only_variant, resolve
 from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
-from zoo.spec import NetworkSpec
 from zoo.tasks import task_of
 from zoo.tasks.protocols import CropProtocol
-from zoo.weights import StoredWeights, digests_of, load_stored, read_weights
+from zoo.weights import StoredWeights, digests_of, load_stored
 from zoo.weights.cache import published_name
-from zoo.weights.published import entry_of
-from zoo.weights.stored import is_stored
-from zoo.weights.stored_spec import check_same_network, is_described, parse_stored_experiment
 
 
 @dataclass(frozen=True)
@@ -97,30 +95,14 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     Raises ConfigError for an unknown name, and WeightsError for weights that are missing, that do not fit (including
     the classifier), or that belong to another network.
     """
-    name = os.fspath(name)
-    file = find_experiment(name)
-    title = escape(name if file is None else file.stem)
-    if file is not None:
-        experiment = load_experiment(file)
-        weights = _published(title) if weights is None else weights
-        stored = read_weights(weights)
-    elif is_stored(name):
-        stored_with_network = read_weights(name)
-        experiment = _experiment_of(stored_with_network)
-        weights, stored = (name, stored_with_network) if weights is None else (weights, read_weights(weights))
-    elif weights is None:
-        _check_known(name)
-        if is_external(name):
-            what = f"there are no published weights of {escape(name)}"
-            raise WeightsError(what, remedy="give a file, --weights FILE")
-        return replace(load_network(registry.only_variant(name)), title=title)
-    else:
-        _check_known(name)
-        stored = read_weights(weights)
-        experiment = _experiment_of_architecture(name, stored)
+    found = resolve(name, weights)
+    if found.stored is None:
+        found = replace(found.with_weights(_published(found)), title=found.title)
+    stored, experiment = found.stored, _experiment_of(found)
+    assert stored is not None
     network = experiment.network.without_pretrained()
     model = registry.build_from_config(network)
-    report = load_stored(model, stored, "the checkpoint" if file is None else "the experiment")
+    report = load_stored(model, stored, "the checkpoint" if is_weights_file(name) else "the experiment")
     if report.initial:
         raise WeightsError(
             f"the file has weights for the body only, and {' and '.join(report.initial)} would be random",
@@ -134,70 +116,42 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
             stored.path,
             "give the experiment that the weights were trained with",
         )
-    names = _class_names(title, weights, stored, experiment)
-    return LoadedNetwork(title, model, experiment, published_name(weights) or os.fspath(stored.path), names)
+    weights = stored.published or os.fspath(stored.path)
+    return LoadedNetwork(found.title, model, experiment, weights, _class_names(stored, experiment))
 
 
-def _experiment_of(stored: StoredWeights) -> Experiment:
-    """Return the experiment of a checkpoint, or an experiment with the network that another weights file describes."""
-    spec = stored.checked_spec()
-    if spec is None:
+def _published(found: Resolved) -> str:
+    """Return the name of the published weights of a network that was named without weights."""
+    if found.experiment is None and not found.network.is_external:
+        return only_variant(found.title)
+    if found.title not in published():
         raise WeightsError(
-            "the file does not describe its network",
-            stored.path,
-            "name the network or its experiment, and give the file as --weights",
+            f"there are no published weights of {found.title}", remedy="give the weights to score, --weights FILE"
         )
-    return parse_stored_experiment(stored.content, escape(stored.path)) or _experiment_from(spec)
+    return found.title
 
 
-def _experiment_of_architecture(name: str, stored: StoredWeights) -> Experiment:
-    """Return the experiment for weights of the architecture ``name``, with defaults for unknown settings."""
-    if stored.spec is not None and is_described(name):
-        check_same_network(stored.spec, {"arch": name}, escape(stored.path), "the command")
-        return _experiment_of(stored)
-    if is_external(name):
-        images = own_preprocessing(name, digests_of(stored.path)["sha256"]).model_dump()
-        return parse_experiment({"network": {"arch": name}, "input": images}, f"the network {name}")
-    with torch.device("meta"):
-        spec = registry.get(name).built_as
-    assert spec is not None
-    stored.warn_of_assumptions(spec, given=())
-    return _experiment_from(spec)
+def _experiment_of(found: Resolved) -> Experiment:
+    """Return the settings that a network is scored with; defaults where neither name nor file has them."""
+    if found.experiment is not None:
+        return found.experiment
+    spec, stored = found.network, found.stored
+    assert stored is not None
+    if stored.spec is None and not spec.is_external:
+        stored.warn_of_assumptions(spec, given=())
+    images = spec.preprocessing
+    if images is None and spec.is_external:
+        images = own_preprocessing(spec.arch, digests_of(stored.path)["sha256"])
+    elif images is None:
+        images = INPUTS[architecture(spec.arch).input].preprocessing()
+    return Experiment(network=spec.for_experiment(), input=Input(**images.model_dump()))
 
 
-def _experiment_from(spec: NetworkSpec) -> Experiment:
-    """Return the experiment of a network with the preprocessing of its weights file."""
-    images = Input() if spec.preprocessing is None else Input(**spec.preprocessing.model_dump())
-    return Experiment(network=spec.for_experiment(), input=images)
-
-
-def _class_names(
-    title: str, weights: str | os.PathLike[str], stored: StoredWeights, experiment: Experiment
-) -> Sequence[str] | None:
+def _class_names(stored: StoredWeights, experiment: Experiment) -> Sequence[str] | None:
     """Return the class names in the weights file, or ImageNet's for published classifiers."""
     if stored.spec is not None and stored.spec.class_names is not None:
         return stored.spec.class_names
-    is_published = title in registry.published() or published_name(weights) is not None
-    return imagenet_wnids() if is_published and experiment.task == "classification" else None
-
-
-def _check_known(name: str) -> None:
-    """Raise ConfigError for a name that is neither a path nor a network nor an experiment."""
-    known = {*registry.list_models(), *experiment_names()}
-    if name not in known and not is_external(name) and os.sep not in name:
-        raise ConfigError(
-            f"there is no network, experiment or file called {escape(name)}",
-            remedy=f"the nearest names are {', '.join(nearest(name, sorted(known)))} (zoo list shows all networks)",
-        )
-
-
-def _published(title: str) -> str:
-    """Return the name of an experiment's published weights, which equals the name of the experiment."""
-    if title not in registry.published():
-        raise WeightsError(
-            f"there are no published weights of {title}", "command line", "give the weights to score, --weights FILE"
-        )
-    return title
+    return imagenet_wnids() if stored.published and experiment.task == "classification" else None
 
 
 def score(

@@ -13,10 +13,10 @@ from urllib.parse import quote
 
 from filelock import FileLock
 
+from zoo.config.published import SUFFIX, entry_of, published
 from zoo.errors import ConfigError, WeightsError, escape, hide_password, truncate
 from zoo.files import cache_dir, is_offline, open_regular
 from zoo.weights.download import DownloadError, Sleep, download
-from zoo.weights.published import SUFFIX, entry_of, published
 
 logger = logging.getLogger("zoo")
 

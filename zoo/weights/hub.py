@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from zoo.architectures import HUB_PREFIX
 from zoo.errors import ConfigError, WeightsError, escape, shorten_repr, truncate
 from zoo.files import is_offline
 from zoo.models.external import read_timm_preprocessing
@@ -24,22 +24,16 @@ from zoo.weights.stored_spec import parse_network
 
 logger = logging.getLogger("zoo")
 
-PREFIX = "hf-hub:"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_CONFIG_BYTES = 2**24
 PART = r"\w(?:[\w.-]*\w)?"
-NAME = re.compile(rf"{PREFIX}(?P<repository>{PART}/{PART})(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+NAME = re.compile(rf"{HUB_PREFIX}(?P<repository>{PART}/{PART})(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 TIMM_NAME = re.compile(r"[\w.]+", re.ASCII)  # no prefix such as hf-hub:, with which timm reads another repository
-
-
-def is_hub_name(name: str | os.PathLike[str]) -> bool:
-    """Return whether ``name`` is that of a repository on the Hub, right or wrong."""
-    return os.fspath(name).startswith(PREFIX)
 
 
 def is_repository(name: str) -> bool:
     """Return whether ``name`` has the form OWNER/NAME."""
-    match = NAME.fullmatch(f"{PREFIX}{name}")
+    match = NAME.fullmatch(f"{HUB_PREFIX}{name}")
     return match is not None and match["revision"] is None
 
 
@@ -61,7 +55,7 @@ def fetch_from_hub(name: str) -> tuple[Path, NetworkSpec]:
     """
     match = NAME.fullmatch(name)
     if match is None:
-        raise ConfigError(f"{escape(name)!r} is not {PREFIX}OWNER/NAME or {PREFIX}OWNER/NAME@REVISION")
+        raise ConfigError(f"{escape(name)!r} is not {HUB_PREFIX}OWNER/NAME or {HUB_PREFIX}OWNER/NAME@REVISION")
     check_hub_installed(name)
     config = _download(name, match["repository"], CONFIG, match["revision"])
     spec = parse_config(_read_json(config, name), f"{name}: {CONFIG}")

@@ -11,16 +11,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.architectures import ARCHITECTURES, architecture, has_same_tensors, is_external
+from zoo.architectures import ARCHITECTURES, architecture, has_same_tensors, is_external, is_hub_name
+from zoo.config.published import published_spec
 from zoo.errors import ConfigError, WeightsError, escape, shorten_repr
 from zoo.models import Network
 from zoo.models.build import build_on_meta, depth_of
 from zoo.models.deeplab import DeepLab
 from zoo.spec import NetworkSpec, merge
 from zoo.weights.cache import published_name, weights_path
-from zoo.weights.hub import fetch_from_hub, is_hub_name
+from zoo.weights.hub import fetch_from_hub
 from zoo.weights.load import LoadReport, check_fits, is_segmentation, load_state_dict, num_outputs
-from zoo.weights.published import published_spec
 from zoo.weights.read import extract_state_dict, read_checkpoint, read_published
 from zoo.weights.stored_spec import ASKED_BY_NETWORK, REMEDY, check_same_network, parse_stored_spec
 
@@ -31,12 +31,16 @@ NORM_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The content of a weights file: tensors, the network's spec (None if unknown), and the whole content."""
+    """The content of a weights file: tensors, the network's spec (None if unknown), and the whole content.
+
+    ``published`` is the name of published weights.
+    """
 
     path: Path
     state_dict: dict[str, Tensor]
     spec: NetworkSpec | None
     content: Mapping[Any, Any]
+    published: str | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -115,11 +119,6 @@ class StoredWeights:
             )  # fmt: skip
 
 
-def is_stored(name: str | os.PathLike[str]) -> bool:
-    """Return whether ``name`` is the path of a file or the name of a repository on the Hugging Face Hub."""
-    return os.path.isfile(name) or is_hub_name(name)
-
-
 def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
     """Return the content of a weights file, of published weights, or of a repository on the Hugging Face Hub.
 
@@ -134,7 +133,7 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
     content = read_checkpoint(path) if name is None else read_published(name)
     state_dict = extract_state_dict(content, path)
     spec = parse_stored_spec(content, escape(path)) if name is None else published_spec(name)
-    return StoredWeights(path, state_dict, spec, content)
+    return StoredWeights(path, state_dict, spec, content, name)
 
 
 def _read_from_hub(name: str) -> StoredWeights:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from zoo.config import Experiment, PublishedWeights, experiments_dir, find_experiment, load_experiment
+from zoo.config.experiment import Experiment, PublishedWeights
+from zoo.config.parse import experiments_dir, find_experiment, load_experiment
 from zoo.errors import ConfigError, escape, nearest, truncate
 from zoo.spec import NetworkSpec
 
