@@ -58,14 +58,12 @@ class Resolved:
         The file's description of an architecture completes the name. Raises WeightsError if it is another network.
         """
         from zoo.weights.stored import read_weights
-        from zoo.weights.stored_spec import check_same_network, parse_stored_experiment
 
         stored = read_weights(weights)
         if self.experiment is not None or stored.spec is None:
             return replace(self, stored=stored)
-        check_same_network(stored.spec, {"arch": self.network.arch}, escape(stored.path), "the command")
-        experiment = parse_stored_experiment(stored.content, escape(stored.path))
-        return replace(self, spec=stored.checked_spec(), experiment=experiment, stored=stored)
+        stored.check_architecture(self.network.arch)
+        return replace(self, spec=stored.checked_spec(), experiment=stored.experiment(), stored=stored)
 
 
 def resolve(name: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> Resolved:
@@ -107,12 +105,10 @@ def _file_of(name: str) -> Resolved | None:
     if not is_stored(name):
         return None
     from zoo.weights.stored import read_weights
-    from zoo.weights.stored_spec import parse_stored_experiment
 
     stored = read_weights(name)
     spec = stored.checked_spec()
-    experiment = None if spec is None else parse_stored_experiment(stored.content, escape(stored.path))
-    return Resolved(escape(name), spec, experiment, stored)
+    return Resolved(escape(name), spec, None if spec is None else stored.experiment(), stored)
 
 
 def is_stored(name: str | os.PathLike[str]) -> bool:

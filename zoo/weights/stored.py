@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo.architectures import ARCHITECTURES, architecture, has_same_tensors, is_external, is_hub_name
+from zoo.config import Experiment
 from zoo.config.published import published_spec
 from zoo.errors import ConfigError, WeightsError, escape, shorten_repr
 from zoo.models import Network
@@ -22,7 +23,13 @@ from zoo.weights.cache import published_name, weights_path
 from zoo.weights.hub import fetch_from_hub
 from zoo.weights.load import LoadReport, check_fits, is_segmentation, load_state_dict, num_outputs
 from zoo.weights.read import extract_state_dict, read_checkpoint, read_published
-from zoo.weights.stored_spec import ASKED_BY_NETWORK, REMEDY, check_same_network, parse_stored_spec
+from zoo.weights.stored_spec import (
+    ASKED_BY_NETWORK,
+    REMEDY,
+    check_same_network,
+    parse_stored_experiment,
+    parse_stored_spec,
+)
 
 logger = logging.getLogger("zoo")
 
@@ -74,6 +81,18 @@ class StoredWeights:
         except ConfigError as error:
             raise WeightsError(f"{source}: {error}; {REMEDY}") from error
         return spec
+
+    def experiment(self) -> Experiment | None:
+        """Return the settings that a checkpoint of this package was trained with; None for other files.
+
+        Raises ConfigError if they are wrong.
+        """
+        return parse_stored_experiment(self.content, escape(self.path))
+
+    def check_architecture(self, arch: str) -> None:
+        """Raise WeightsError unless the file's spec is of this architecture."""
+        assert self.spec is not None
+        check_same_network(self.spec, {"arch": arch}, escape(self.path), "the command")
 
     def merged(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of the file's network, changed by ``wanted``; only ``wanted`` if the file has no spec.
