@@ -12,10 +12,9 @@ NUM_IMAGES = 6
 
 def shrink_imagenet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let six images in two classes count as all of ImageNet."""
-    # This comes first: the table takes the number from the other file when it is imported.
-    monkeypatch.setattr("zoo.reproduce.imagenet_table.NUM_IMAGES", NUM_IMAGES)
-    monkeypatch.setattr("zoo.data.prepare.validation_set.NUM_IMAGES", NUM_IMAGES)
-    monkeypatch.setattr("zoo.data.prepare.validation_set.NUM_CLASSES", 2)
+    for module in ("imagenet", "inplace_abn_scores"):
+        monkeypatch.setattr(f"zoo.reproduce.{module}.NUM_VAL_IMAGES", NUM_IMAGES)
+    monkeypatch.setattr("zoo.reproduce.imagenet.NUM_CLASSES", 2)
 
 
 def make_imagenet(data: Path, side_px: int = 8) -> Path:

@@ -17,7 +17,7 @@ LABELS = [[1], [], [3, 4]]
 @pytest.fixture(autouse=True)
 def _three_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let three images count as all of ImageNet's validation set."""
-    monkeypatch.setattr("zoo.data.prepare.real_labels.NUM_IMAGES", len(LABELS))
+    monkeypatch.setattr("zoo.data.prepare.real_labels.NUM_VAL_IMAGES", len(LABELS))
 
 
 def _file(folder: Path, content: Any) -> Path:

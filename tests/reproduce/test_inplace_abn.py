@@ -13,8 +13,6 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.benchmark.variants import STRATEGIES
 from zoo.config import experiments_dir, load_experiment
-from zoo.config.published import published as published_weights
-from zoo.data.prepare.validation_set import ValidationSet
 from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models import build_network
@@ -24,12 +22,10 @@ from zoo.reproduce import inplace_abn_scores as scores
 from zoo.reproduce import inplace_abn_table2 as table2
 from zoo.reproduce import inplace_abn_timing as timing
 from zoo.reproduce.comparison import Comparison, Section, judge
-from zoo.reproduce.imagenet_table import Row
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.run.plot_style import Line
 from zoo.spec import NetworkSpec
-from zoo.tasks.protocols import PROTOCOLS
 
 
 def by_id(section: Section) -> dict[str, Comparison]:
@@ -94,43 +90,40 @@ def test_a_gain_below_the_published_one_is_off(monkeypatch: pytest.MonkeyPatch) 
     assert str(found["cityscapes_resnext101, fixed crop: iABN"].verdict) == "off: -25.00 points", "1.5 of 1.75"
 
 
-def rows_of(scored: dict[str, dict[str, float]], data: ValidationSet, count: int = 50_000) -> list[dict[str, Any]]:
-    """Return the rows of a report of `zoo reproduce imagenet`; ``scored``: top1 and top5 by protocol."""
-    network, rows = "resnext101_stdbn_lr_256", []
-    for protocol in PROTOCOLS:
-        score = scored.get(protocol)
-        known = {"count": count, "data": data.digest, "environment": {"torch": "9"}, "finished": "2026-01-02T03:04:05"}
-        measured = None if score is None else {**score, **known}
-        expected = published_weights()[network].scores[protocol]
-        rows.append(Row(network, protocol, expected, "README", "abc", "zoo reproduce imagenet", measured).to_json(data))
-    return rows
+def rows_of(protocol: str, top1: float, top5: float, count: int = 50_000) -> list[dict[str, Any]]:
+    """Return the rows of a report of `zoo reproduce imagenet`."""
+    known = {"environment": {"torch": "9"}, "date": "2026-01-02T03:04:05", "command": "zoo reproduce imagenet"}
+    scores = {"top1": top1, "top5": top5, "standard_errors": {"top1": 0.2, "top5": 0.1}, "count": count}
+    return [{"network": "resnext101_stdbn_lr_256", "protocol": protocol, "weights_md5": "abc", **scores, **known}]
 
 
 def test_scores_on_imagenet_have_their_verdict_their_standard_error_and_where_they_come_from() -> None:
-    whole = ValidationSet("val", 50_000, 1000, digest="f00d")
-    rows = rows_of({"center224": {"top1": 77.1, "top5": 94.0}}, whole)
-    found = by_id(scores.report_imagenet_scores(rows))
+    found = by_id(scores.report_imagenet_scores(rows_of("center224", 77.1, 94.0)))
     top1, top5 = (found[f"table1/resnext101_stdbn_lr_256/center224/{metric}"] for metric in ("top1", "top5"))
     assert (top1.measured, str(top1.verdict)) == (77.1, "reproduced: +0.06 points")
     assert (top5.measured, str(top5.verdict)) == (94.0, "off: +0.50 points")
-    assert (top1.weights_md5, top1.data, top1.environment) == ("abc", "f00d", {"torch": "9"})
+    assert (top1.weights_md5, top1.spread, top1.environment) == ("abc", 0.2, {"torch": "9"})
     assert (top1.date, top1.command) == ("2026-01-02T03:04:05", "zoo reproduce imagenet")
-    assert top1.spread == pytest.approx(0.188, abs=1e-3), "the root of 0.771 * 0.229 / 50,000"
     waiting = found["table1/resnext101_stdbn_lr_256/center320/top5"]
     assert waiting.measured is None
     command = "`zoo reproduce imagenet --data DIR --models resnext101_stdbn_lr_256`"
     assert str(waiting.verdict) == f"not measured: {command}"
 
 
-def test_a_part_of_imagenet_is_underpowered_and_other_images_are_no_measurement() -> None:
-    scored = {"tencrop224": {"top1": 80.0, "top5": 95.0}}
-    part = rows_of(scored, ValidationSet("val", 50_000, 1000, digest="f00d"), count=1000)
+@pytest.mark.parametrize(
+    ("top1", "verdict"),
+    [(77.04, "reproduced"), (77.139, "reproduced"), (76.941, "reproduced"), (76.93, "off"), (77.15, "off")],
+)
+def test_a_tenth_of_a_point_is_the_limit(top1: float, verdict: str) -> None:
+    found = by_id(scores.report_imagenet_scores(rows_of("center224", top1, 93.5)))
+    assert found["table1/resnext101_stdbn_lr_256/center224/top1"].verdict.state == verdict
+
+
+def test_a_part_of_imagenet_is_underpowered() -> None:
+    part = rows_of("tencrop224", 80.0, 95.0, count=1000)
     top1 = by_id(scores.report_imagenet_scores(part))["table1/resnext101_stdbn_lr_256/tencrop224/top1"]
     assert (top1.measured, top1.verdict.state) == (80.0, "underpowered")
-    assert "1,000 of 50,000 images" in top1.verdict.reason
-    others = rows_of(scored, ValidationSet("val", 20, 2, digest="f00d", difference="it has 20 images"), count=20)
-    top1 = by_id(scores.report_imagenet_scores(others))["table1/resnext101_stdbn_lr_256/tencrop224/top1"]
-    assert (top1.measured, top1.verdict.state) == (None, "not measured")
+    assert "scored on 1,000 of 50,000 images" in top1.verdict.reason
 
 
 def test_every_published_score_has_a_row_and_those_on_test_images_cannot_be_measured() -> None:

@@ -6,6 +6,7 @@ from functools import cache
 from importlib.resources import files
 
 NUM_CLASSES = 1000
+NUM_VAL_IMAGES = 50_000  # of the validation set
 
 
 @cache

@@ -8,7 +8,7 @@
   ``scoreboard`` computes one row per published number from the reports; ``scoreboard_files`` writes them as CSV, as a
   Markdown summary, and as the HTML page of scoreboard.html.
 - ``operations`` counts what a training takes.
-- ``imagenet_scores`` and ``imagenet_table`` implement `zoo reproduce imagenet`.
+- ``imagenet`` implements `zoo reproduce imagenet`.
 """
 
 from pathlib import Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zoo.data.prepare.validation_set import NUM_IMAGES
+from zoo.data.imagenet import NUM_VAL_IMAGES
 from zoo.reproduce.comparison import Comparison, Section, not_measured
 from zoo.reproduce.error_rates import needs_training
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
@@ -13,7 +13,7 @@ from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 ImageNetRows = Sequence[Mapping[str, Any]]  # rows of imagenet.json, written by `zoo reproduce imagenet`
 IMAGENET_SETTING = (
     "Top-1 and top-5 of the published weights on the ImageNet validation set, in percent, as `zoo reproduce imagenet` "
-    f"scores them. Underpowered: on a part of the {NUM_IMAGES:,} images. The spread is the sampling error for the "
+    f"scores them. Underpowered: on a part of the {NUM_VAL_IMAGES:,} images. The spread is the sampling error for the "
     "number of images; the same weights on the same images differ by less."
 )
 NO_LABELS = "the labels of the test images are not public; the owners' server scores them"
@@ -45,14 +45,21 @@ def report_segmentation_scores() -> Section:
     )  # fmt: skip
 
 
-def _imagenet(prefix: str, rows: ImageNetRows) -> Iterator[Comparison]:
-    """Yield the comparison of each published score whose key is PREFIX NETWORK/PROTOCOL/METRIC."""
-    measured_rows = {(row["network"], row["protocol"]): row for row in rows if row["state"] != "needs data"}
+def compare_imagenet_scores(rows: ImageNetRows, prefix: str = "") -> Iterator[tuple[tuple[str, str], Comparison]]:
+    """Yield (network, protocol) and the comparison of each published score whose key begins with ``prefix``.
+
+    A key is PLACE/NETWORK/PROTOCOL/METRIC.
+    """
+    measured = {(row["network"], row["protocol"]): row for row in rows}
     for key, number in published_numbers("inplace_abn").items():
         if key.startswith(prefix) and key.endswith(("/top1", "/top5")):
-            network, protocol, metric = key.removeprefix(prefix).split("/")
-            row = measured_rows.get((network, protocol))
-            yield _not_scored(number) if row is None else _scored(number, metric, row)
+            _, network, protocol, metric = key.split("/")
+            row = measured.get((network, protocol))
+            yield (network, protocol), _not_scored(number) if row is None else _scored(number, metric, row)
+
+
+def _imagenet(prefix: str, rows: ImageNetRows) -> list[Comparison]:
+    return [comparison for _, comparison in compare_imagenet_scores(rows, prefix)]
 
 
 def _not_scored(number: PublishedNumber) -> Comparison:
@@ -62,13 +69,11 @@ def _not_scored(number: PublishedNumber) -> Comparison:
 
 def _scored(number: PublishedNumber, metric: str, row: Mapping[str, Any]) -> Comparison:
     """Return the comparison of one score of a row."""
-    measured = row["measured"]
+    is_whole = row["count"] == NUM_VAL_IMAGES
     return Comparison(
-        what=number.quantity, published=number, measured=measured[metric], unit="%",
-        spread=row["standard_error"][metric],
-        weakness="" if row["difference"] else row["verdict"].removeprefix(f"{row['state']}: "),
-        weights_md5=row["weights_md5"], data=measured["data"], environment=measured["environment"],
-        date=measured["finished"], command=row["command"],
+        what=number.quantity, published=number, measured=row[metric], unit="%", spread=row["standard_errors"][metric],
+        weakness="" if is_whole else f"scored on {row['count']:,} of {NUM_VAL_IMAGES:,} images",
+        weights_md5=row["weights_md5"], environment=row["environment"], date=row["date"], command=row["command"],
     )  # fmt: skip
 
 

@@ -39,11 +39,10 @@ class PaperOptions:
 class ImageNetOptions:
     """Options of the measurement of the published ImageNet scores."""
 
-    data: Path
-    """ImageNet, as val/ with one folder per class."""
+    data: Path | None = None
+    """The ImageNet validation set, 50,000 images, as val/ with its 1000 class folders."""
     models: tuple[str, ...] = ("*",)
-    """Published networks or shell-style patterns (default: all), and checkpoints of zoo train, which are scored with
-    their own crop."""
+    """Published networks, or shell-style patterns (default: all nine)."""
     protocols: tuple[str, ...] | None = None
     """Evaluation protocols (default: all)."""
     limit: int | None = None

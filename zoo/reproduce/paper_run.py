@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from zoo.engine.process import open_process
-from zoo.errors import ConfigError, DataError, join_names
+from zoo.errors import ConfigError, join_names
 from zoo.reproduce.comparison import Section
-from zoo.reproduce.imagenet_scores import read_imagenet_report, reproduce_imagenet
+from zoo.reproduce.imagenet import check_imagenet, read_scores, reproduce_imagenet
 from zoo.reproduce.options import ALL, ImageNetOptions, PaperOptions
 from zoo.reproduce.paper_report import merged, read_report, write_report
 from zoo.reproduce.papers import PAPERS, Measurement
@@ -27,7 +27,6 @@ from zoo.run.plot_style import check_matplotlib
 
 logger = logging.getLogger(__name__)
 
-IMAGENET_CLASSES = 1000
 SCORED_PAPER = "inplace_abn"  # whose published networks are scored on ImageNet
 
 
@@ -53,7 +52,7 @@ def reproduce_papers(options: PaperOptions) -> tuple[dict[str, str], list[Row]]:
     earlier = {paper: read_report(options.out, paper) for paper in PAPERS}
 
     def choose() -> dict[str, list[Measurement]]:
-        scores = read_imagenet_report(options.out)["rows"]
+        scores = read_scores(options.out)
         measurements = {paper: PAPERS[paper].measurements(runs, scores) for paper, (runs, _) in found.items()}
         return of_items(options.only, measurements)
 
@@ -88,18 +87,6 @@ def reproduce_papers(options: PaperOptions) -> tuple[dict[str, str], list[Row]]:
             reports[paper] = write_report(options.out, header, [sections[key] for key in sections if key in measured])
         write_forms(options.out)
     return reports, read_rows(options.out)
-
-
-def check_imagenet(data: Path) -> None:
-    """Raise DataError for a folder that is not ImageNet, which has 1000 class folders in val/."""
-    try:
-        count = sum(path.is_dir() for path in (data / "val").iterdir())
-    except OSError:
-        count = 0
-    if count != IMAGENET_CLASSES:
-        raise DataError(
-            f"--data: this folder has {count:,} folders in val/", data, "give ImageNet, which has 1,000 there"
-        )
 
 
 def of_items(names: Sequence[str], measurements: Mapping[str, Sequence[Measurement]]) -> dict[str, list[Measurement]]:

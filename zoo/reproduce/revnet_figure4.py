@@ -28,8 +28,14 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
     )  # fmt: skip
     metered = _by_experiment([run for run in runs if run.angles and not run.is_stored])
     for name, group in metered.items():
-        facts = {"n": len(group), "environment": environment_of(group), "data": data_of(group)}
-        section.add(f"{name}: largest angle", max(map(_largest_angle, group)), unit="degrees", **facts)
+        section.add(
+            f"{name}: largest angle",
+            max(map(_largest_angle, group)),
+            unit="degrees",
+            n=len(group),
+            environment=environment_of(group),
+            data=data_of(group),
+        )
     if metered:
         lines = [_angle_line(run) for group in metered.values() for run in group]
         section.panels.append(Panel("gradients", "training step", "angle, degrees", lines, y_log=True))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from zoo.data.imagenet import NUM_CLASSES, imagenet_wnids
-from zoo.data.prepare.validation_set import NUM_IMAGES, validation_number
+from zoo.data.imagenet import NUM_CLASSES, NUM_VAL_IMAGES, imagenet_wnids
 from zoo.data.reading import read_bytes
 from zoo.errors import DataError, truncate
 
 _REMEDY = "give real.json of https://github.com/google-research/reassessed-imagenet"
+_IMAGE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 _CONTENT = TypeAdapter(list[list[Annotated[int, Field(ge=0, lt=NUM_CLASSES)]]])
 
 
@@ -33,8 +34,8 @@ def read_real_labels(path: Path) -> list[frozenset[int]]:
         place = "".join([" ", *(f"[{index}]" for index in first["loc"])]).rstrip()
         what = f"these are not the labels of ImageNet-ReaL: {truncate(first['msg'])}{place}"
         raise DataError(what, path, _REMEDY) from error
-    if len(labels) != NUM_IMAGES:
-        what = f"there are labels of {len(labels):,} images, not of the {NUM_IMAGES:,} of ImageNet's validation set"
+    if len(labels) != NUM_VAL_IMAGES:
+        what = f"there are labels of {len(labels):,} images, not of the {NUM_VAL_IMAGES:,} of ImageNet's validation set"
         raise DataError(what, path, _REMEDY)
     return [frozenset(classes) for classes in labels]
 
@@ -48,9 +49,10 @@ def real_labels_of(targets: Mapping[str, int | None], labels: Sequence[frozenset
     wnids = {wnid: number for number, wnid in enumerate(imagenet_wnids())}
     found = {}
     for path, target in targets.items():
-        number = validation_number(os.fsencode(path))
-        if number is None or not 1 <= number <= len(labels):
-            names = f"ILSVRC2012_val_00000001 to ILSVRC2012_val_{NUM_IMAGES:08}"
+        match = _IMAGE_NAME.match(os.path.basename(path))
+        number = int(match[1]) if match else 0
+        if not 1 <= number <= len(labels):
+            names = f"ILSVRC2012_val_00000001 to ILSVRC2012_val_{NUM_VAL_IMAGES:08}"
             what = f"{truncate(path)} is not an image of ImageNet's validation set, {names}"
             raise DataError(what, "predictions", "ImageNet-ReaL has labels for these images only")
         folder = os.path.basename(os.path.dirname(path))

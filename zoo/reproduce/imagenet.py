@@ -1,0 +1,150 @@
+"""`zoo reproduce imagenet`: the published ImageNet scores beside those that `zoo.score` measures."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from zoo.config.published import published
+from zoo.data.imagenet import NUM_CLASSES, NUM_VAL_IMAGES
+from zoo.engine.process import Process
+from zoo.errors import ConfigError, DataError, ZooError, nearest
+from zoo.files import write_json
+from zoo.names import list_models
+from zoo.reproduce.comparison import Comparison
+from zoo.reproduce.inplace_abn_scores import compare_imagenet_scores
+from zoo.reproduce.options import ImageNetOptions
+from zoo.run import scoring
+from zoo.run.environment import utc_now, warn_of_changes
+from zoo.tables import markdown_table, number_text
+from zoo.tasks.protocols import PROTOCOLS
+
+logger = logging.getLogger(__name__)
+
+SCORES_FILE = "imagenet.json"
+ScoreRow = dict[str, Any]  # network, protocol, command, date, and what `zoo validate --json` writes
+
+
+def reproduce_imagenet(options: ImageNetOptions, process: Process) -> list[Comparison]:
+    """Score the chosen networks, and return the comparisons of their published scores on every rank.
+
+    Each score is added to imagenet.json in the folder of the reports. A score of all images that is there already is
+    kept. A network whose weights are not available is left out, with a warning. Raises ConfigError for an unknown
+    network and for a file in the folder that is not such a report, DataError for a folder that is not ImageNet.
+    """
+    data = check_imagenet(options.data)
+    names, protocols = choose_networks(options.models), options.protocols or tuple(PROTOCOLS)
+    rows: list[ScoreRow] = process.on_main(lambda: read_scores(options.out))
+    if process.is_main:
+        warn_of_changes()
+    for name in names:
+        known = {row["protocol"] for row in rows if row["network"] == name and row["count"] == NUM_VAL_IMAGES}
+        missing = [protocol for protocol in protocols if protocol not in known]
+        network = _load(name, process) if missing else None
+        if network is None:
+            continue
+        for protocol in missing:
+            logger.info("%s, %s", name, protocol)
+            row = _score(network, protocol, data, options, process)
+            rows = [each for each in rows if (each["network"], each["protocol"]) != (name, protocol)]
+            rows.append({"network": name, **row, "protocol": protocol, "command": options.command_of(name)})
+            if process.is_main:
+                write_json(options.out / SCORES_FILE, {"benchmark": "imagenet", "rows": rows})
+    keys = {(name, protocol) for name in names for protocol in protocols}
+    return [comparison for key, comparison in compare_imagenet_scores(rows) if key in keys]
+
+
+def choose_networks(patterns: Sequence[str]) -> list[str]:
+    """Return the published networks that match shell-style patterns; ConfigError for a pattern that matches none."""
+    known = [name for name, entry in published().items() if entry.experiment.task == "classification"]
+    chosen: set[str] = set()
+    for pattern in patterns:
+        matching = set(list_models(pattern, pretrained=True)) & set(known)
+        if not matching:
+            raise ConfigError(
+                f"no published network is called {pattern!r}",
+                "--models",
+                f"the nearest names are {', '.join(nearest(pattern, known))}",
+            )
+        chosen |= matching
+    return [name for name in known if name in chosen]
+
+
+def _load(name: str, process: Process) -> scoring.LoadedNetwork | None:
+    """Return the network, or on all ranks None and a warning if one of them cannot load it."""
+    network, fault = None, None
+    try:
+        network = scoring.load_network(name)
+    except ZooError as error:
+        fault = " ".join(str(error).split())
+    faults = [each for each in process.broadcast(process.gather(fault)) if each is not None]
+    if faults and process.is_main:
+        logger.warning("%s is left out: %s", name, faults[0])
+    return None if faults else network
+
+
+def _score(
+    network: scoring.LoadedNetwork, protocol: str, data: Path, options: ImageNetOptions, process: Process
+) -> ScoreRow:
+    result = scoring.score(
+        network,
+        data,
+        protocol,
+        process=process,
+        workers=options.workers,
+        batch_size=options.batch_size,
+        limit=options.limit,
+        on_bad_image=options.on_bad_image,
+        log_every=options.log_every,
+    )
+    return {**network.result_json(result, process), "date": utc_now()}
+
+
+def scores_table(comparisons: Sequence[Comparison]) -> str:
+    """Return a Markdown table of published and measured scores."""
+    rows = [
+        [each.what, each.published.text if each.published else "", number_text(each.measured), str(each.verdict)]
+        for each in comparisons
+    ]
+    return markdown_table(["score, %", "published", "measured", "verdict"], rows)
+
+
+def read_scores(folder: Path) -> list[ScoreRow]:
+    """Return the rows of imagenet.json in ``folder``, none if there is no file; ConfigError for a foreign file."""
+    path = folder / SCORES_FILE
+    if not path.exists():
+        return []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["benchmark"] != "imagenet":
+            raise ValueError
+        rows: list[ScoreRow] = content["rows"]
+        for row in rows:
+            for key in ("network", "protocol", "top1", "top5", "count", "standard_errors", "environment", "command"):
+                row[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            "the file is not a report of zoo reproduce imagenet", path, "remove it, or give another --out"
+        ) from error
+    return rows
+
+
+def check_imagenet(data: Path | None) -> Path:
+    """Return the folder; ConfigError for none, DataError for one without the class folders of ImageNet in val/."""
+    remedy = (
+        f"give the ImageNet validation set, {NUM_VAL_IMAGES:,} images in {NUM_CLASSES:,} class folders, as "
+        "DIR/val/n01440764/ILSVRC2012_val_00000293.JPEG and so on; `zoo data imagenet-val` creates the folders from "
+        "the archives of https://image-net.org, which need an account"
+    )
+    if data is None:
+        raise ConfigError("no images are given", "--data", remedy)
+    try:
+        count = sum(path.is_dir() for path in (data / "val").iterdir())
+    except OSError:
+        count = 0
+    if count != NUM_CLASSES:
+        raise DataError(f"--data: this folder has {count:,} folders in val/", data, remedy)
+    return data
