@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from zoo.config import experiments_dir, load_experiment, parse_experiment
-from zoo.engine import checkpoint
 from zoo.reproduce.training_runs import TrainingRun
 
 EXPERIMENT = "revnet38_cifar10_short"
@@ -23,10 +22,12 @@ def make_run(folder: Path, top1: list[float], name: str = EXPERIMENT, **changes:
     """Write what a training run of an experiment leaves behind; ``changes`` are those of `settings_of`."""
     config = settings_of(name, **changes)
     folder.mkdir()
-    position = {"num_images": 500}
-    content = {"config": config, "position": position, "format_version": checkpoint.FORMAT_VERSION}
-    checkpoint.write(content, folder, False)
-    records = [{"event": "start"}, *({"event": "validation", "epoch": e, "top1": t} for e, t in enumerate(top1))]
+    (folder / "experiment.json").write_text(json.dumps(config))
+    images = {"train": {"images": 500, "names": "12ab"}}
+    records = [
+        {"event": "start", "images": images},
+        *({"event": "validation", "epoch": e, "top1": t} for e, t in enumerate(top1)),
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
 

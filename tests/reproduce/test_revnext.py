@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import torch
 
 from tests.reproduce.runs import make_run, run_of
 from zoo.config import experiments_dir, load_experiment
-from zoo.engine import checkpoint
 from zoo.layers.invertible import InvertibleNorm
 from zoo.remat.memory_use import Memory
 from zoo.reproduce import error_rates
@@ -282,10 +282,10 @@ def test_one_run_fills_all_rows_of_its_network_however_its_file_spells_it(tmp_pa
     """The default depth may be omitted, and what changes neither the network nor the images does not count."""
     for number, options in enumerate(({}, {"blocks": [1, 2], "units": 2})):
         folder = make_run(tmp_path / str(number), [90.0] * 7, "revnext_cifar10", options=options)
-        saved = checkpoint.read(folder / checkpoint.CHECKPOINT)
-        saved["config"]["checkpoint"]["every_steps"] = 7
-        saved["config"]["training"]["channels_last"] = True
-        checkpoint.write(saved, folder, False)
+        saved = json.loads((folder / "experiment.json").read_text())
+        saved["checkpoint"]["every_steps"] = 7
+        saved["training"]["channels_last"] = True
+        (folder / "experiment.json").write_text(json.dumps(saved))
         (run,), remarks = read_runs([folder], PAPERS["revnext"].experiments)
         assert (run.experiment, remarks) == ("revnext_cifar10", [])
     rows = by_key(figure12.report_reconstruction([run]))

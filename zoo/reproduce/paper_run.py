@@ -40,7 +40,7 @@ def reproduce_papers(options: PaperOptions) -> tuple[dict[str, str], list[Row]]:
 
     Returns the reports as Markdown by paper, and the rows of the scoreboard. Stores the curves of training runs in
     PAPER_runs.json and plots them in PAPER_runs.png. Given ImageNet, scores the published networks on it first, as `zoo
-    reproduce imagenet` does. Raises ConfigError, CheckpointError or DataError for unusable options, and ConfigError if
+    reproduce imagenet` does. Raises ConfigError or DataError for unusable options, and ConfigError if
     plots need matplotlib, before anything is measured.
     """
     if not options.no_plot:

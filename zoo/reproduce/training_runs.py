@@ -1,7 +1,7 @@
 """Training runs: read from log folders, matched to experiments, stored in one file, and plotted.
 
-A log folder has megabytes of checkpoints and a record every few steps. A file of runs (PAPER_runs.json) replaces such
-folders: for each run it has the settings, accuracy and loss of each epoch, and a part of the reconstruction errors and
+Of a log folder, experiment.json, metrics.jsonl and the text log are read. A file of runs (PAPER_runs.json) replaces
+such folders: for each run it has the settings, accuracy and loss of each epoch, and a part of the reconstruction errors and
 gradient angles.
 """
 
@@ -18,12 +18,11 @@ import torch
 
 from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, load_experiment, parse_experiment
-from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, escape
 from zoo.files import write_bytes, write_json
 from zoo.run.cost import total_cost
 from zoo.run.environment import describe_environment
-from zoo.run.log_folder import METRICS_FILE
+from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE
 from zoo.run.plot_style import Line, Panel, draw_panels
 
 # Number of evenly spaced records that are stored per run.
@@ -151,7 +150,7 @@ def read_runs(
     - `names`: experiments, see `load_changed`.
     - `others`: experiments whose runs are skipped without a remark.
 
-    Raises ConfigError or CheckpointError for any other path.
+    Raises ConfigError for any other path.
     """
     if not paths:
         return [], []
@@ -210,24 +209,25 @@ def _describe(changes: Mapping[str, Any]) -> Iterator[str]:
 
 
 def read_path(path: Path) -> list[TrainingRun]:
-    """Return the run of a log folder, or the runs of a file; raises ConfigError or CheckpointError for other paths."""
+    """Return the run of a log folder, or the runs of a file; raises ConfigError for other paths."""
     return _read_file(path) if path.is_file() else [_read_folder(path)]
 
 
 def _read_folder(folder: Path) -> TrainingRun:
     records = _read_metrics(folder / METRICS_FILE)
-    saved = read(folder / CHECKPOINT)
-    config = parse_experiment(saved["config"], str(folder / CHECKPOINT))
+    config = load_experiment(folder / SETTINGS_FILE)
     epochs: dict[int, Epoch] = {}
     reconstructions: dict[int, dict[str, Any]] = {}
     angles: dict[int, dict[str, Any]] = {}
-    environment = num_scored = None
+    environment = num_trained = num_scored = None
     data = ""
     for record in records:  # an epoch or step that was repeated after an interruption replaces the earlier one
         event = record["event"]
         if event in ("start", "resume"):
             environment = record.get("environment") or environment
-            data = ", ".join(f"{part} {facts['names']}" for part, facts in record.get("images", {}).items()) or data
+            images = record.get("images", {})
+            data = ", ".join(f"{part} {facts['names']}" for part, facts in images.items()) or data
+            num_trained = images.get("train", {}).get("images", num_trained)
         elif event == "train":
             epoch = epochs.setdefault(record["epoch"], {"epoch": record["epoch"] + 1})
             epoch |= {"train_loss": record["epoch_loss"], "train_top1": record["epoch_top1"]}
@@ -251,7 +251,7 @@ def _read_folder(folder: Path) -> TrainingRun:
         epochs=validated,
         reconstruction=_evenly_spread(reconstructions, NUM_RECONSTRUCTIONS),
         angles=_evenly_spread(angles, NUM_ANGLES),
-        num_training_images=saved["position"]["num_images"],
+        num_training_images=num_trained,
         num_validation_images=num_scored,
         data=data,
         cost=_cost(records),
