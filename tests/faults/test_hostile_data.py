@@ -25,7 +25,6 @@ from zoo.config import Decoder
 from zoo.data.folder import open_source
 from zoo.data.index import LENGTH_BYTES, MAGIC, START, index_path, write_index
 from zoo.data.pixels import Box, open_pixels
-from zoo.data.prepare.parquet import ParquetImages
 from zoo.data.prepare.write_shards import write_shards
 from zoo.data.shards import write_shard_index
 from zoo.data.source import FolderSource, Source, write_folder_index
@@ -60,13 +59,6 @@ def _make(kind: str, root: Path) -> None:
     else:
         (root.parent / "folder" / root.name).rename(root)
         write_folder_index(root)
-
-
-def _write_parquet(path: Path, source: Source) -> None:
-    pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)  # the newest one needs numpy 2
-    images = [{"bytes": source.read(index), "path": "a.png"} for index in range(len(source.names))]
-    table = pyarrow.table({"image": images, "label": source.targets.tolist()})
-    pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=2)
 
 
 @EXAMPLES
@@ -228,25 +220,6 @@ def test_any_changes_of_a_shard_after_its_index_was_made_are_noticed(count: int,
         assert [source.read(index) for index in range(5)] == expected
 
     fuzz(load, count, mutated([whole]), tmp_path)
-
-
-@EXAMPLES
-def test_any_bytes_of_a_parquet_file_are_images_or_a_message(count: int, tmp_path: Path) -> None:
-    root = tmp_path / "train"
-    root.mkdir()
-    make_folder(tmp_path / "folder", {"ant": 2, "bee": 3})
-    path = root / "0.parquet"
-    _write_parquet(path, FolderSource(tmp_path / "folder"))
-    whole = path.read_bytes()
-
-    def load(content: bytes) -> None:
-        path.write_bytes(content)
-        _use(ParquetImages(root, allow_empty_classes=True))
-
-    # Most of what is read is in the part at the end, whose length is in the last eight bytes.
-    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
-    ends = mutated([whole[start:-8]]).map(lambda end: whole[:start] + end + struct.pack("<I", len(end)) + b"PAR1")
-    fuzz(load, count, ends | mutated([whole]), tmp_path)
 
 
 def _jpegs() -> list[bytes]:

@@ -221,7 +221,7 @@ NAMED = Items((X, 0), ["cat", "dog"])
         (make_module(), (Noise(0),), "the data set is empty; Noise"),
         (make_module(), (Noise(label=2),), r"its label is 2, but the network has 2 outputs; item \d+ of Noise"),
         (make_module(), (Noise(), Noise(label=-1)), r"its label is -1, but .*; item \d+ of Noise"),
-        (make_module(), (Items(X),), r"item 0 of Items: |it is tensor.*, not a pair \(image, label\); item 0 of Items"),
+        (make_module(), (Items(X),), r"item 0 of Items: |it is tensor.*, not a pair \(.*; item 0 of Items"),
         (make_module(), (Items((X, 0.5)),), "its label is 0.5, not an integer; item 0 of Items"),
         (make_module(), (Items(("a.png", 0)),), "expected an image, got a str"),
         (make_module(), (Items(OSError("damaged")),), r"it cannot be read \(damaged\); item 0 of Items"),

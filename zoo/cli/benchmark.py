@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from zoo.cli.options import Command, DataFolder, Group, Positive, WholeNumber, argument, option, positive
+from zoo.data.location import require_folder
 from zoo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -302,7 +303,7 @@ class BenchmarkInput(Benchmark):
             check_matplotlib()
         results.settings["clock"] = "CPU time of the process"
         measure_input_pipeline(
-            results, load_experiment(self.config), self.data, num_images=self.images, rounds=self.rounds
+            results, load_experiment(self.config), require_folder(self.data), num_images=self.images, rounds=self.rounds
         )
         if self.json is not None:
             write_json(self.json, results.content())

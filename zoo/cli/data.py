@@ -1,12 +1,13 @@
-"""``zoo data``: check, index and shard data sets; make data sets from the archives of CIFAR and ImageNet."""
+"""``zoo data``: check, index and shard data sets; unpack the archive of ImageNet's validation set."""
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from zoo.cli.options import (
     Command,
@@ -19,12 +20,14 @@ from zoo.cli.options import (
     option,
     positive,
 )
-from zoo.data.location import require_local
+from zoo.data.location import DataName, require_folder, require_local
 from zoo.errors import ConfigError, DataError, escape
 from zoo.tables import Cell, counted, markdown_table
 
 if TYPE_CHECKING:
+    from zoo.data.location import DataPath
     from zoo.data.prepare.check import SplitReport
+    from zoo.data.source import Source
     from zoo.run.console import Progress
 
 
@@ -51,7 +54,7 @@ class DataCheck(Command):
         from zoo.data.prepare.check import check_data
 
         config = load_experiment(self.config)
-        reports = check_data(config, self.data, self.workers, _progress)
+        reports = check_data(config, require_folder(self.data), self.workers, _progress)
         print("\n\n".join(_described(report) for report in reports))
         num_faults = sum(len(report.faults) for report in reports)
         if num_faults:
@@ -61,30 +64,6 @@ class DataCheck(Command):
                 "repair or remove these files, and check again",
             )
         return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataCifar10(Command):
-    """Unpack cifar-10-python.tar.gz into class folders of PNG files, OUT/train and OUT/val."""
-
-    source: Path = argument("SOURCE")
-    """The archive as distributed, the folder that torchvision unpacks it into, or a folder with either."""
-    out: Path = argument("OUT")
-    """Folder to create; it must be missing or empty."""
-    kind: ClassVar[str] = "cifar10"
-
-    def run(self) -> int:
-        from zoo.data.prepare.cifar import CIFAR, unpack_cifar
-
-        _write_source(self.out, self.kind, unpack_cifar(CIFAR[self.kind], self.source, self.out, _progress))
-        return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataCifar100(DataCifar10):
-    """Unpack cifar-100-python.tar.gz into class folders of PNG files, OUT/train and OUT/val."""
-
-    kind: ClassVar[str] = "cifar100"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +77,10 @@ class DataImageNetVal(Command):
     """Folder to create val/ in; val/ must be missing or empty."""
 
     def run(self) -> int:
-        from zoo.data.prepare.imagenet_validation import ImageNetRelease, unpack_imagenet_val
+        from zoo.data.prepare.imagenet_validation import unpack_imagenet_val
 
-        _write_source(
-            self.out, "imagenet-val", unpack_imagenet_val(ImageNetRelease(), self.source, self.out, _progress)
-        )
+        unpack_imagenet_val(self.source, self.out)
+        print(f"written to {escape(self.out / 'val')}")
         return 0
 
 
@@ -125,10 +103,11 @@ class DataIndex(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class DataShard(Command):
-    """Write the images of class folders or Parquet files into tar shards in webdataset's layout.
+    """Write the images of class folders, or of a data set by name, into tar shards in webdataset's layout.
 
     With --resize, an image whose shorter side exceeds PX is resized with Lanczos' filter and encoded as JPEG with 4:2:0
-    subsampling. All other images are copied byte for byte. The index records the settings and the encoder.
+    subsampling. All other images are copied byte for byte, or encoded as PNG if DATA has only their pixels. The index
+    records the settings and the encoder.
     """
 
     data: DataFolder = argument("DATA")
@@ -148,7 +127,7 @@ class DataShard(Command):
 
     def run(self) -> int:
         from zoo.data.prepare.resizing import Resizing
-        from zoo.data.prepare.write_shards import open_shardable, write_shards
+        from zoo.data.prepare.write_shards import write_shards
 
         if self.quality is not None and self.resize is None:
             what = f"--quality {self.quality} has no effect, because images are copied"
@@ -156,9 +135,8 @@ class DataShard(Command):
         resizing = None
         if self.resize is not None:
             resizing = Resizing(self.resize) if self.quality is None else Resizing(self.resize, self.quality)
-        for root in _splits(require_local(self.data)):
-            is_train = root.name == "train"
-            source, target = open_shardable(root, allow_empty_classes=not is_train), self.out / root.name
+        for split, source in _sources(self.data):
+            is_train, target = split == "train", self.out / split
             count = write_shards(
                 source, target, per_shard=self.per_shard, seed=self.seed if is_train else None,
                 show_progress=_progress, resizing=resizing, workers=self.workers,
@@ -168,11 +146,9 @@ class DataShard(Command):
 
 
 DATA = Group(
-    "Check, index or shard a data set; make one from the archives of CIFAR or ImageNet",
+    "Check, index or shard a data set; unpack ImageNet's validation set",
     {
         "check": DataCheck,
-        "cifar10": DataCifar10,
-        "cifar100": DataCifar100,
         "imagenet-val": DataImageNetVal,
         "index": DataIndex,
         "shard": DataShard,
@@ -180,12 +156,25 @@ DATA = Group(
 )
 
 
+def _sources(data: DataPath | DataName) -> Iterator[tuple[str, Source]]:
+    """Yield the splits of ``data``, "train" and "val", and their images; DataError if a folder has neither."""
+    from zoo.data.folder import open_source
+    from zoo.data.map_dataset import Datasets
+    from zoo.data.named import open_data
+    from zoo.data.prepare.dataset_source import DatasetSource
+
+    opened = open_data(data)
+    if isinstance(opened, Datasets):
+        for split, dataset in (("train", opened.train), ("val", opened.val)):
+            yield split, DatasetSource(dataset, split)
+        return
+    for root in _splits(require_local(opened)):
+        yield root.name, open_source(root, allow_empty_classes=root.name != "train")
+
+
 def _splits(data: Path) -> list[Path]:
     """Return those of DATA/train and DATA/val that exist; DataError if neither does."""
-    from zoo.data.prepare.parquet import parquet_files
-
-    roots = [data / "train", data / "val"]
-    found = [root for root in roots if root.is_dir() or parquet_files(root)]
+    found = [root for root in (data / "train", data / "val") if root.is_dir()]
     if not found:
         raise DataError("there is neither train/ nor val/", data, "give a folder that holds one of them")
     return found
@@ -195,17 +184,6 @@ def _progress(split: str, total: int) -> Progress:
     from zoo.run.console import Progress
 
     return Progress(split, total, unit="images")
-
-
-def _write_source(out: Path, kind: str, md5s: dict[str, str]) -> None:
-    """Write OUT/KIND.json: the md5 of the source archives, and the version that unpacked them."""
-    from zoo.files import DISTRIBUTION, write_json
-    from zoo.run.environment import checkout_commit, utc_now, version_of
-
-    content = {"made_by": f"zoo data {kind}", "zoo": version_of(DISTRIBUTION), "commit": checkout_commit(),
-               "date": utc_now(), "md5_of_source": md5s}  # fmt: skip
-    write_json(out / f"{kind}.json", content)
-    print(f"written to {escape(out)}; {kind}.json records the source")
 
 
 def _described(report: SplitReport) -> str:

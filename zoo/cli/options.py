@@ -34,7 +34,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from zoo.data.location import DataPath, parse_data_path
+from zoo.data.location import DataName, DataPath, parse_data_path
 from zoo.errors import ConfigError, escape
 
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
@@ -78,7 +78,7 @@ def _at_least(minimum: int, text: str) -> int:
 
 WholeNumber = Annotated[int, whole_number]
 Positive = Annotated[int, positive]
-DataFolder = Annotated[DataPath, parse_data_path]
+DataFolder = Annotated[DataPath | DataName, parse_data_path]
 
 
 @dataclass(frozen=True, kw_only=True)

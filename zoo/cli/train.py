@@ -33,7 +33,8 @@ class Train(Command, TrainOptions, ProcessOptions):
     with default settings and the number of classes of DATA."""
     data: DataFolder = argument("DATA")
     """Folder with train/ and val/: one folder per class in each, or images/ and labels/ for segmentation (see
-    segmentation.layout); or shards, also by URL (https://, s3://, gs://)."""
+    segmentation.layout); or shards, also by URL (https://, s3://, gs://); or a data set by name, torchvision:CIFAR10 or
+    hf:NAME."""
     workers: WholeNumber = option("-j", default_factory=default_workers(2))
     """Worker processes that read images, per process of the run (default: number of cores, at most 2)."""
     log_every: Positive = option("-p", default=10)
@@ -67,15 +68,17 @@ class Train(Command, TrainOptions, ProcessOptions):
 
     def _train(self, log_dir: Path) -> int:
         from zoo.config import parse_experiment
+        from zoo.data.named import open_data
         from zoo.engine.process import open_process
         from zoo.run.experiments import experiment_for
         from zoo.run.training import train_experiment
 
-        config = experiment_for(self.config, self.data, self.epochs, self.batch_size, self.memory)
+        data = open_data(self.data)
+        config = experiment_for(self.config, data, self.epochs, self.batch_size, self.memory)
         if self.seed is not None:
             config = parse_experiment({**config.model_dump(mode="json"), "seed": self.seed}, f"seed {self.seed}")
         with open_process(self.local_rank, self.dist_backend) as process:
-            train_experiment(config, self.data, log_dir, process, self)
+            train_experiment(config, data, log_dir, process, self)
         return 0
 
     def _evaluate(self, log_dir: Path) -> int:

@@ -19,7 +19,7 @@ from zoo.cli.options import (
     option,
     positive,
 )
-from zoo.data.location import require_local
+from zoo.data.location import DataName, require_local
 from zoo.errors import ConfigError, join_names
 from zoo.limits import CropMode, Interpolation
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_crop
@@ -87,7 +87,7 @@ class Validate(Command, ScoreOptions):
     """Network (zoo list), experiment, experiment file, checkpoint of zoo train, or hf-hub:OWNER/NAME."""
     data: DataFolder = argument("DATA")
     """Folder with val/: one folder per class, or images/ and labels/ for segmentation (see segmentation.layout); or
-    shards, also by URL (https://, s3://, gs://)."""
+    shards, also by URL (https://, s3://, gs://); or a data set by name, torchvision:CIFAR10 or hf:NAME."""
     weights: Path | None = None
     """Weights file or published name (default: the weights of NAME)."""
     set_name: SetName | None = option("--set")
@@ -114,7 +114,9 @@ class Validate(Command, ScoreOptions):
             if given and network.experiment.task == "segmentation":
                 what = f"{network.title} segments images, which are scored whole and one at a time"
                 raise ConfigError(what, "command line", f"leave out {join_names(given)}")
-            recorder = Recorder(self.data) if self.predictions else None
+            # The items of a data set by name have no folder.
+            root = Path() if isinstance(self.data, DataName) else self.data
+            recorder = Recorder(root) if self.predictions else None
             options: dict[str, Any] = {
                 "process": process,
                 "workers": self.workers,

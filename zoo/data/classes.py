@@ -94,11 +94,15 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
 
     ``names`` are the escaped classes of the network in the order of its outputs. If they are None, a network with 1000
     outputs is assumed to be trained on ImageNet if the folders are named like classes of ImageNet. Otherwise
-    there must be as many folders as outputs; they are numbered in sorted order, as in training, with a warning.
+    there must be as many folders as outputs; they are numbered in sorted order, as in training, with a warning. The
+    labels of a data set without class names are numbers of outputs.
 
     Raises DataError for a folder that is not a class of the network, two folders of the same class, an ambiguous name,
     and, without names, another number of folders.
     """
+    if not images.classes:
+        logger.warning("the data set names no classes: its labels are taken for outputs; %s", escape(images.root))
+        return
     folders = [escape(name) for name in images.classes]
     if names is None and num_outputs == NUM_CLASSES and _are_of_imagenet(folders):
         names = imagenet_wnids()

@@ -238,8 +238,8 @@ def _is_sharded(root: Path) -> bool:
         return True
     places = (root,) if root.is_dir() else (root.parent, root.parent / "data", root.parent / "validation")
     if parquet := next((file for place in places for file in place.glob("*.parquet")), None):
-        what = "Parquet files are not read directly"
-        raise DataError(what, parquet, "convert them to shards with zoo data shard DATA OUT, and use OUT")
+        what = "Parquet files are not read as class folders"
+        raise DataError(what, parquet, f"give hf:{root.parent}, which the package datasets reads")
     return False
 
 

@@ -12,16 +12,7 @@ NUM_VAL_IMAGES = 50_000  # of the validation set
 @cache
 def imagenet_wnids() -> tuple[str, ...]:
     """Return the WordNet ids of the 1000 classes, which name the class folders, in the order of the outputs."""
-    return _read("imagenet_wnids.txt")
-
-
-@cache
-def ilsvrc2012_wnids() -> tuple[str, ...]:
-    """Return the WordNet ids of the 1000 classes in the order of the organizers' numbers, ILSVRC2012_ID 1 to 1000.
-
-    The development kit numbers the classes of the validation images in this way.
-    """
-    return _read("imagenet_ilsvrc2012_ids.txt")
+    return tuple(files("zoo").joinpath("data", "imagenet_wnids.txt").read_text(encoding="ascii").split())
 
 
 def imagenet_names() -> list[str]:
@@ -29,7 +20,3 @@ def imagenet_names() -> list[str]:
     from torchvision.models import ResNet50_Weights  # here, because it imports all networks of torchvision
 
     return list(ResNet50_Weights.IMAGENET1K_V1.meta["categories"])
-
-
-def _read(name: str) -> tuple[str, ...]:
-    return tuple(files("zoo").joinpath("data", name).read_text(encoding="ascii").split())

@@ -1,4 +1,4 @@
-"""Where a data set is: a folder of this machine, or the address of one on a server."""
+"""Where a data set is: a folder of this machine, the address of one on a server, or a name in another package."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from zoo.errors import DataError, hide_password
 
+PACKAGES = ("torchvision", "hf")
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -41,19 +42,42 @@ class RemoteFolder:
         return str(self)
 
 
+@dataclass(frozen=True)
+class DataName:
+    """A data set of another package by its name, such as ``torchvision:CIFAR10``, see `zoo.data.named`."""
+
+    package: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.package}:{self.name}"
+
+
 DataPath = Path | RemoteFolder
 
 
-def parse_data_path(text: str | os.PathLike[str]) -> DataPath:
-    """Return the folder that ``text`` names: a path, or an address, which begins with PROTOCOL://."""
-    if isinstance(text, RemoteFolder):
+def parse_data_path(text: str | os.PathLike[str] | DataName) -> DataPath | DataName:
+    """Return what ``text`` names: a data set, torchvision:NAME or hf:NAME; an address, PROTOCOL://...; or a path."""
+    if isinstance(text, (RemoteFolder, DataName)):
         return text
     name = os.fspath(text)
-    return RemoteFolder(name.rstrip("/")) if ADDRESS.match(name) else Path(name)
+    if ADDRESS.match(name):
+        return RemoteFolder(name.rstrip("/"))
+    package, _, rest = name.partition(":")
+    return DataName(package, rest) if package in PACKAGES and rest else Path(name)
 
 
-def require_local(data: DataPath) -> Path:
-    """Return ``data``; raise DataError if it is on a server."""
+def require_folder(data: DataPath | DataName) -> DataPath:
+    """Return ``data``; raise DataError for the name of a data set."""
+    if isinstance(data, DataName):
+        what = "a data set by name has no folders of files, which this needs"
+        raise DataError(what, data, "give a folder, such as one that zoo data shard writes")
+    return data
+
+
+def require_local(data: DataPath | DataName) -> Path:
+    """Return ``data``; raise DataError if it is on a server, or the name of a data set."""
+    data = require_folder(data)
     if isinstance(data, RemoteFolder):
         raise DataError(
             "only shards of classification data are read from a server", data, "copy the data to this machine"

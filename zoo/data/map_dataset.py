@@ -1,9 +1,9 @@
-"""Data sets of one's own in place of a folder: any map-style ``Dataset`` of (image, label)."""
+"""Data sets in place of a folder: any map-style ``Dataset`` of (image, label) or {"image", "label"}."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,8 @@ class MapDataset(ImageDataset):
     random numbers. Raises DataError if the data set names more classes than there are outputs.
 
     Args:
-    - `dataset`: index -> (image, label). A floating-point tensor (C, H, W) is an input of the network and not changed.
-      PIL images, and uint8 arrays or tensors, are passed to ``transform``.
+    - `dataset`: index -> (image, label) or {"image": image, "label": label}. A floating-point tensor (C, H, W) is an
+      input of the network and not changed. PIL images, and uint8 arrays or tensors, are passed to ``transform``.
     - `transform`: image -> tensor.
     - `num_classes`: number of outputs, which is above all labels; None if it is unknown.
     - `seed`: seed of the augmentation.
@@ -81,6 +81,11 @@ class MapDataset(ImageDataset):
         self.dataset = dataset
         self.transform = transform
         self.num_classes = num_classes
+        self._outputs: list[int] | None = None
+
+    def number_classes(self, numbers: Sequence[int]) -> None:
+        """Set the target of class i to ``numbers[i]``, before any image is drawn."""
+        self._outputs = list(numbers)
 
     def file_name(self, index: int) -> str:
         """Return the name of an item in messages."""
@@ -99,8 +104,11 @@ class MapDataset(ImageDataset):
                 item = self.dataset[index]
             except OSError as error:  # also Pillow's, for a damaged file
                 raise DataError(f"it cannot be read ({error})", name) from error
+        if isinstance(item, Mapping) and {"image", "label"} <= item.keys():
+            item = item["image"], item["label"]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise DataError(f"it is {shorten_repr(item)}, not a pair (image, label)", name)
+            what = f"it is {shorten_repr(item)}, not a pair (image, label) or a dict with these keys"
+            raise DataError(what, name)
         image, target = item[0], self._target(item[1], name)
         if isinstance(image, Tensor) and image.is_floating_point():
             return Sample(image, target, name)
@@ -112,10 +120,12 @@ class MapDataset(ImageDataset):
             target = operator.index(label)  # also of a 0-d array or tensor
         except TypeError:
             raise DataError(f"its label is {shorten_repr(label)}, not an integer", name) from None
+        if self._outputs is not None and not 0 <= target < len(self._outputs):
+            raise DataError(f"its label is {target}, but the data set names {len(self._outputs)} classes", name)
         if target < 0 or (self.num_classes is not None and target >= self.num_classes):
             what = f"its label is {target}, but the network has {self.num_classes} outputs"
             raise DataError(what, name, "labels count from 0 and are smaller than the number of outputs")
-        return target
+        return target if self._outputs is None else self._outputs[target]
 
 
 def class_names_of(dataset: Dataset[Any] | None) -> list[str]:

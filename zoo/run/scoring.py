@@ -18,7 +18,8 @@ from zoo.config.published import entry_of, published
 from zoo.data.classes import match_classes
 from zoo.data.folder import Batch, OnBadImage
 from zoo.data.imagenet import imagenet_wnids
-from zoo.data.location import parse_data_path
+from zoo.data.location import DataName, parse_data_path
+from zoo.data.named import open_data
 from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint, weights_digest
 from zoo.engine.process import Process
 from zoo.engine.task import EvalProtocol, Result, Task
@@ -156,7 +157,7 @@ def _class_names(stored: StoredWeights, experiment: Experiment) -> Sequence[str]
 
 def score(
     network: LoadedNetwork,
-    data: str | os.PathLike[str],
+    data: str | os.PathLike[str] | DataName,
     protocol: EvalProtocol | str | None = None,
     *,
     process: Process | None = None,
@@ -182,8 +183,8 @@ def score(
     Args:
     - `network`: result of `load_network`; its model is moved to the device of ``process``.
     - `data`: folder with val/ with a folder per class or shards, also by URL (https://host/path, s3://bucket/path); for
-      segmentation a folder as ``segmentation.layout`` says. Classes are matched to the network's outputs by name, see
-      `match_classes`.
+      segmentation a folder as ``segmentation.layout`` says; or the name of a data set, torchvision:NAME or hf:NAME.
+      Classes are matched to the network's outputs by name, see `match_classes`.
     - `protocol`: evaluation protocol, or the name of a published one, such as "center224" or, for segmentation,
       "whole-flip"; default: that of the network's experiment.
     - `process`: this process of a distributed run, in which all processes get the same result; default: a single
@@ -207,7 +208,7 @@ def score(
         model = build_on_meta(settings.network).eval()
         check_logits(model, settings.network.arch, settings.network.num_classes, protocol.crop, "the crop")
     loader = task.build_val_loader(
-        parse_data_path(data),
+        open_data(parse_data_path(data)),
         protocol,
         process.loader_options(workers, on_bad_image),
         batch_size=batch_size,

@@ -20,6 +20,7 @@ from zoo.data.classes import check_same_classes
 from zoo.data.loader import Loader
 from zoo.data.location import DataPath, parse_data_path
 from zoo.data.map_dataset import Datasets
+from zoo.data.named import open_data
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.checkpoint import BEST, CHECKPOINT
 from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
@@ -95,8 +96,9 @@ def train(
     - `network`: a module that returns logits (N, classes), which is trained in place; a `NetworkSpec`; the name of an
       architecture; or an experiment: its settings, its name or the path of its file.
     - `data`: folder with train/ and val/ with a folder per class, or with shards, also by URL; for segmentation a
-      folder as ``segmentation.layout`` says. Or a map-style data set of (image, label): floating-point tensors are
-      inputs of the network, and other images are transformed as the section ``input`` says; see `MapDataset`.
+      folder as ``segmentation.layout`` says. Or the name of a data set, "torchvision:NAME" or "hf:NAME"; or a map-style
+      data set of (image, label) or {"image", "label"}: floating-point tensors are inputs of the network, and other
+      images are transformed as the section ``input`` says; see `MapDataset`.
     - `val`: data set to validate on, like ``data``; without it, a run on a data set has no validation.
     - `log_dir`: folder of the run, which is created.
     - `experiment`: settings, unless ``network`` is an experiment: an experiment, whose network is replaced, or sections
@@ -114,9 +116,12 @@ def train(
     settings that do not fit; NonFiniteLossError; and TrainingInterrupted after a signal, once the state is saved.
     """
     train_options = TrainOptions(**options)
-    images = parse_data_path(data) if isinstance(data, (str, os.PathLike)) else Datasets(data, val)
-    if val is not None and not isinstance(images, Datasets):
-        raise DataError("val is given for a folder, which has the images to validate on in val/", images)
+    if not isinstance(data, (str, os.PathLike)):
+        images: DataPath | Datasets = Datasets(data, val)
+    elif val is None:
+        images = open_data(parse_data_path(data))
+    else:
+        raise DataError("val is given for a folder or a name, which has images to validate on", data)
     module = network if isinstance(network, nn.Module) else None
     if module is not None and memory not in (None, LEAN):
         what = f"memory = {memory!r}: a network that is built already can only become {LEAN!r}"

@@ -95,11 +95,8 @@ class SegmentationTask(Task):
         return self.config.segmentation
 
     def build_train_loader(self, data: DataPath | Datasets, options: LoaderOptions) -> Loader[TrainBatches]:
-        """Return the loader of training crops and their label maps. Raises ConfigError for a data set."""
-        if isinstance(data, Datasets):
-            what = f"{self.config.network.arch} segments images"
-            raise ConfigError(what, data, "give a folder with images and label maps")
-        return build_segmentation_train_loader(data, self.config, options)
+        """Return the loader of training crops and their label maps."""
+        return build_segmentation_train_loader(self._folder(data), self.config, options)
 
     def build_val_loader(
         self,
@@ -118,8 +115,13 @@ class SegmentationTask(Task):
                 "different sizes are scored one at a time",
                 remedy="remove the batch size",
             )
-        assert not isinstance(data, Datasets)
-        return build_segmentation_val_loader(data, self.config, options, limit=limit)
+        return build_segmentation_val_loader(self._folder(data), self.config, options, limit=limit)
+
+    def _folder(self, data: DataPath | Datasets) -> DataPath:
+        if isinstance(data, Datasets):
+            what = f"{self.config.network.arch} segments images"
+            raise ConfigError(what, data, "give a folder with images and label maps")
+        return data
 
     def trained_network(self, model: nn.Module) -> nn.Module:
         """Return the model without its last upsampling, which `bootstrapped_loss` computes in less memory."""

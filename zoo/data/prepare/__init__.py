@@ -1,1 +1,1 @@
-"""Preparing data sets from archives, bundled files and Parquet files, and checking them before a run."""
+"""Preparing data sets from archives and bundled files, and checking them before a run."""

@@ -10,23 +10,13 @@ from pathlib import Path
 
 import torch
 
-from zoo.data.folder import open_source
 from zoo.data.index import facts_of, index_path, write_index
 from zoo.data.prepare.output import ShowProgress, check_free, complete_folder
-from zoo.data.prepare.parquet import ParquetImages, parquet_files
 from zoo.data.prepare.resizing import JPEG_EXTENSION, RESIZED, Resizing
 from zoo.data.reading import EXTENSIONS, extension_of, naming, read_many
 from zoo.data.shards import CLASSES, COVERS_LABELS, SUFFIX, ImagePosition, checksum, index_content, padded, shard_files
 from zoo.data.source import Source
 from zoo.errors import escape
-
-
-def open_shardable(root: Path, allow_empty_classes: bool = False) -> Source:
-    """Return the images of the split ``root``: class folders, shards, or Parquet files, see `parquet_files`."""
-    if parquet_files(root):
-        return ParquetImages(root, allow_empty_classes)
-    return open_source(root, allow_empty_classes)
-
 
 PIECE = 64  # images that are read at a time and resized in parallel
 
@@ -49,8 +39,7 @@ def write_shards(
 
     Args:
     - `per_shard`: images per shard; the last one may have fewer.
-    - `seed`: seed of the shuffle; None keeps the order. Images of Parquet files are shuffled within a window of row
-      groups, see `ParquetImages.order`.
+    - `seed`: seed of the shuffle; None keeps the order.
     - `resizing`: makes large images smaller; its settings are stored in the header of the index.
     - `workers`: threads that resize images.
     """
@@ -99,7 +88,7 @@ def _extension(name: str, encoded: bytes) -> str:
     extension = os.path.splitext(name)[1].lower()
     if extension in EXTENSIONS:
         return extension
-    with naming(escape(name), "an image"):  # rows of Parquet files may have no file name
+    with naming(escape(name), "an image"):  # images of a data set have no file name
         return extension_of(encoded)
 
 

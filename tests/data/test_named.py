@@ -1,0 +1,197 @@
+"""Data sets by name are trained on, scored and sharded as the same images in class folders are."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import zoo
+from tests.data.sample_images import make_splits, random_image
+from zoo.cli import main
+from zoo.data.folder import open_source
+from zoo.data.imagenet import imagenet_names, imagenet_wnids
+from zoo.data.location import DataName, RemoteFolder, parse_data_path
+from zoo.data.named import _as_wnids, open_data
+from zoo.errors import DataError
+
+SETTINGS = {
+    "optimizer": {"batch_size": 8, "learning_rate": 0.05, "schedule": {"type": "cosine", "mode": "step", "epochs": 1}},
+    "input": {"crop_train": 8, "scale_val": 8, "crop_val": 8},
+}
+COUNTS = {"train": 24, "t10k": 11}
+
+
+@pytest.fixture
+def fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
+    """Files of torchvision's FashionMNIST in the cache, with few images."""
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    raw = tmp_path / "cache" / "torchvision" / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    images = {}
+    for seed, (split, count) in enumerate(COUNTS.items()):
+        pixels = np.random.default_rng(seed).integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        shape = b"".join(size.to_bytes(4, "big") for size in pixels.shape)
+        (raw / f"{split}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + shape + pixels.tobytes())
+        labels = bytes(index % 10 for index in range(count))
+        (raw / f"{split}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + shape[:4] + labels)
+        images[split] = pixels
+    return images
+
+
+def test_names_addresses_and_paths_are_told_apart() -> None:
+    assert parse_data_path("torchvision:CIFAR10") == DataName("torchvision", "CIFAR10")
+    assert parse_data_path("hf:owner/name") == DataName("hf", "owner/name")
+    assert parse_data_path("https://host/hf:a") == RemoteFolder("https://host/hf:a")
+    assert [parse_data_path(each) for each in ("data", "c:data", "hf:")] == [Path("data"), Path("c:data"), Path("hf:")]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_data_set_of_torchvision_is_trained_on_and_scored_by_its_name(
+    fashion: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    name = "torchvision:FashionMNIST"
+    result = zoo.train("resnet18", name, experiment=SETTINGS, log_dir=tmp_path / "run")
+    network = zoo.load_network(tmp_path / "run" / "checkpoint.pth.tar")
+    assert network.experiment.network.num_classes == 10
+    assert network.class_names is not None
+    assert network.class_names[:2] == ["T-shirt/top", "Trouser"]
+    command = ["validate", str(tmp_path / "run" / "checkpoint.pth.tar"), name, "-j", "0"]
+    assert main([*command, "--predictions", str(tmp_path / "p.csv")]) == 0
+    assert "item 10 of FashionMNIST" in (tmp_path / "p.csv").read_text()
+    scored = zoo.score(network, name)
+    assert scored.count == COUNTS["t10k"]
+    assert scored.top1 == result.scores["top1"]
+
+
+def test_labels_are_matched_to_the_outputs_by_the_names_of_classes(
+    fashion: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    """A network with its outputs and their names in reverse order has the same score."""
+    result = zoo.train("resnet18", "torchvision:FashionMNIST", experiment=SETTINGS, log_dir=tmp_path / "run")
+    network = zoo.load_network(tmp_path / "run" / "checkpoint.pth.tar")
+    reverse = zoo.load_network(tmp_path / "run" / "checkpoint.pth.tar")
+    assert network.class_names is not None
+    reverse.class_names.reverse()  # type: ignore[attr-defined, union-attr]
+    with torch.no_grad():
+        for tensor in (reverse.model.classifier.fc.weight, reverse.model.classifier.fc.bias):  # type: ignore[union-attr]
+            tensor.copy_(tensor.flip(0))
+    assert zoo.score(reverse, "torchvision:FashionMNIST").top1 == result.scores["top1"]
+
+
+def test_shards_of_a_data_set_have_its_pixels_labels_and_classes(
+    fashion: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    assert main(["data", "shard", "torchvision:FashionMNIST", str(tmp_path / "out")]) == 0
+    source = open_source(tmp_path / "out" / "val", allow_empty_classes=True)
+    assert source.classes[0] == "T-shirt/top"
+    assert source.targets.tolist() == [index % 10 for index in range(COUNTS["t10k"])]
+    for index, pixels in enumerate(fashion["t10k"]):
+        assert np.array_equal(np.array(Image.open(io.BytesIO(source.read(index)))), pixels)
+    train = open_source(tmp_path / "out" / "train")
+    assert sorted(train.targets.tolist()) == sorted(index % 10 for index in range(COUNTS["train"]))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with Parquet files, as the Hub has them, of the same images as class folders beside it."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folders = make_splits(tmp_path / "folders")
+    features = datasets.Features(
+        {
+            "img": datasets.Image(),
+            "label": datasets.ClassLabel(names=["ant", "bee", "cat"]),
+            "id": datasets.Value("int64"),
+        }
+    )
+    for split, name in (("train", "train"), ("val", "validation")):
+        source = open_source(folders / split)
+        images = [{"bytes": source.read(index), "path": None} for index in range(len(source.names))]
+        rows = {"img": images, "label": source.targets.tolist(), "id": list(range(len(images)))}
+        (tmp_path / "hub" / "data").mkdir(parents=True, exist_ok=True)
+        file = tmp_path / "hub" / "data" / f"{name}-00000-of-00001.parquet"
+        datasets.Dataset.from_dict(rows, features).to_parquet(file)
+    return tmp_path / "hub"
+
+
+def test_a_data_set_of_the_hub_trains_to_the_bits_of_class_folders(hub: Path, tmp_path: Path) -> None:
+    results = [
+        zoo.train("resnet18", data, experiment=SETTINGS, log_dir=tmp_path / name, workers=workers)
+        for name, data, workers in (("a", str(hub.parent / "folders"), 0), ("b", f"hf:{hub}", 0), ("c", f"hf:{hub}", 2))
+    ]
+    expected = results[0].model.state_dict()
+    for result in results[1:]:
+        assert result.scores == results[0].scores
+        assert all(torch.equal(value, expected[key]) for key, value in result.model.state_dict().items())
+
+
+def test_shards_of_the_hub_have_the_bytes_of_its_images(hub: Path, tmp_path: Path) -> None:
+    assert main(["data", "shard", f"hf:{hub}", str(tmp_path / "out")]) == 0
+    source, folder = open_source(tmp_path / "out" / "val"), open_source(hub.parent / "folders" / "val")
+    assert source.classes == folder.classes
+    assert source.targets.tolist() == folder.targets.tolist()
+    assert [source.read(index) for index in range(21)] == [folder.read(index) for index in range(21)]
+
+
+def test_the_names_of_imagenet_become_wnids() -> None:
+    names = [f"{name}, another name" for name in imagenet_names()]
+    assert _as_wnids(["crane2", *names[1:]]) == list(imagenet_wnids())
+    assert _as_wnids(names[::-1]) == names[::-1]
+    assert _as_wnids(["ant", "bee"]) == ["ant", "bee"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "torchvision:Cifar10",
+            "torchvision has no such data set with a training split; torchvision:Cifar10: .*CIFAR10",
+        ),
+        ("torchvision:FakeData", "no such data set with a training split"),
+        ("torchvision:CIFAR10", "torchvision cannot load it: .*; torchvision:CIFAR10: download it to .*torchvision"),
+    ],
+)
+def test_what_torchvision_cannot_load_is_an_error(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    with pytest.raises(DataError, match=message):
+        open_data(parse_data_path(name))
+
+
+def test_what_the_hub_cannot_give_is_an_error(hub: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    with pytest.raises(DataError, match="the package datasets cannot load it"):
+        open_data(DataName("hf", str(tmp_path / "nothing")))
+    (hub / "data" / "validation-00000-of-00001.parquet").unlink()
+    with pytest.raises(DataError, match="its splits are train, not train and one of val, validation, test"):
+        open_data(DataName("hf", str(hub)))
+    rows = datasets.Dataset.from_dict({"a": [1], "b": [2]})
+    for split in ("train", "val"):
+        rows.to_parquet(tmp_path / "other" / f"{split}-00000-of-00001.parquet")
+    with pytest.raises(DataError, match="it needs a column image of type Image; its columns are a: Value, b: Value"):
+        open_data(DataName("hf", str(tmp_path / "other")))
+
+
+def test_commands_that_need_files_refuse_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["data", "index", "torchvision:CIFAR10"], ["data", "check", "resnet32_cifar10", "hf:cifar10"]):
+        assert main(command) == 2
+        assert "a data set by name has no folders of files" in capsys.readouterr().err
+
+
+def test_rows_with_an_image_and_a_label_are_accepted(tmp_path: Path) -> None:
+    class Rows(torch.utils.data.Dataset):
+        classes = ("ant", "bee")
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> dict[str, object]:
+            return {"image": random_image(index), "label": index % 2, "id": index}
+
+    assert zoo.train("resnet18", Rows(), Rows(), experiment=SETTINGS, log_dir=tmp_path / "run").scores
