@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from zoo.architectures import ARCHITECTURES, LEAN, is_external
-from zoo.config import Experiment, check_world_size, parse_experiment
+from zoo.config import Experiment, check_world_size
 from zoo.data.classes import check_same_classes
 from zoo.data.loader import Loader
 from zoo.data.location import DataPath, parse_data_path
@@ -29,7 +29,7 @@ from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
 from zoo.engine.trainer import Trainer
-from zoo.errors import ConfigError, DataError, escape, join_names
+from zoo.errors import ConfigError, DataError, escape
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
 from zoo.registry import build_from_config
@@ -194,20 +194,6 @@ def train_experiment(
             Trainer(state, *loaders, log, log_dir, log_interval=options.log_every).train()
         log.message(_end_summary(state, log_dir))
     return state
-
-
-def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dict[Path, Experiment]:
-    """Return the settings with each seed, by the log folder of its run: ``log_dir``-seedN.
-
-    Raises ConfigError for an invalid or repeated seed.
-    """
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"a seed is repeated ({join_names(seeds)})", "command line", "give each seed once")
-    settings = config.model_dump(mode="json")
-    return {
-        log_dir.with_name(f"{log_dir.name}-seed{seed}"): parse_experiment({**settings, "seed": seed}, f"seed {seed}")
-        for seed in seeds
-    }
 
 
 def _result(state: TrainState, log_dir: Path) -> TrainingResult:
