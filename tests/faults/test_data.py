@@ -22,34 +22,6 @@ from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import ConfigError, DataError
 from zoo.limits import MAX_PIXELS
 
-LOOPS = {
-    "the class folder itself": ("bag/self", "."),
-    "the folder of the classes": ("bag/up", ".."),
-    "a folder above the data": ("bag/above", "../../.."),
-    "another class": ("bag/other", "../coat"),
-    "another class, as a class": ("alias", "coat"),
-    "the folder of the classes, as a class": ("alias", "."),
-}
-
-
-@pytest.mark.parametrize("kind", LOOPS)
-def test_a_link_that_would_count_images_twice_is_named_with_where_it_leads(tmp_path: Path, kind: str) -> None:
-    root = make_folder(tmp_path / "data" / "val", {"bag": 2, "coat": 2})
-    name, target = LOOPS[kind]
-    (root / name).symlink_to(target, target_is_directory=True)
-    with pytest.raises(DataError, match="would count twice") as caught:
-        scan_folder(root)
-    assert f"{root / name} is a link to {target}" in str(caught.value)
-
-
-def test_links_that_multiply_folders_are_answered_at_once(tmp_path: Path) -> None:
-    """Two links to the same folder double the folders on each level: 2^40 of them until the system gives up."""
-    root = make_folder(tmp_path / "val", {"bag": 1})
-    for name in "ab":
-        (root / "bag" / name).symlink_to(".", target_is_directory=True)
-    with pytest.raises(DataError, match="would count twice"):
-        find_images(root)
-
 
 @pytest.mark.parametrize("denied", ["val", "val/bag"])
 def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: str) -> None:

@@ -52,9 +52,8 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
     """Return the images below ``root``, sorted by class, folder and name as in torchvision.
 
     An image is a file with an image extension, in upper or lower case. Other and hidden files are skipped, and their
-    number is logged. Links are followed. Raises DataError if ``root`` is missing, cannot be listed, or has no class
-    folder or image, and if a link makes a folder count twice. A class without images raises DataError, or is logged
-    with ``allow_empty_classes``.
+    number is logged. Links are followed, as in torchvision. Raises DataError if ``root`` is missing, cannot be listed,
+    or has no class folder or image. A class without images raises DataError, or is logged with ``allow_empty_classes``.
     """
     _check_exists(root)
     search = _Search(root)
@@ -98,13 +97,11 @@ def find_names(root: Path) -> tuple[list[str], list[str]]:
 
 
 class _Search:
-    """Lists the folders below ``root``. Follows links; DataError if a folder occurs twice."""
+    """Lists the folders below ``root``, and follows links."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self.times: dict[str, int] = {}
-        # A link to a parent folder would lead back here after a long scan.
-        self._seen = {_identity(os.stat(folder)): folder for folder in root.resolve().parents}
 
     def walk(self, top: str) -> list[_Folder]:
         """Return ``top`` and the folders below it, sorted by name; their order determines the index of each image."""
@@ -120,7 +117,7 @@ class _Search:
         prefix = os.path.join(name, "")
         folder = _Folder(name, [], [], [])
         try:
-            self.times[name] = self._check_first_visit(path).st_mtime_ns  # before the folder is listed
+            self.times[name] = os.stat(path).st_mtime_ns  # before the folder is listed
             with os.scandir(path) as listing:
                 for entry in listing:
                     _kind_of(entry, folder).append(prefix + entry.name)
@@ -129,21 +126,6 @@ class _Search:
         folder.images.sort()
         folder.strays.sort()
         return folder
-
-    def _check_first_visit(self, path: Path) -> os.stat_result:
-        status = os.stat(path)
-        other = self._seen.setdefault(_identity(status), path)
-        if other is path:
-            return status
-        links = [step for end in (path, other) for step in (end, *end.parents) if self._root in step.parents]
-        link = next((step for step in links if step.is_symlink()), None)
-        if link is None:
-            reason, remedy = "", "remove one of them"
-        else:
-            reason = f": {link} is a link to {os.readlink(link)}"
-            remedy = "remove the link"
-        where = f"{path} and {other} are the same folder"
-        raise DataError(f"the images of a folder would count twice{reason}", where, remedy)
 
 
 def _kind_of(entry: os.DirEntry[str], folder: _Folder) -> list[str]:
@@ -160,10 +142,6 @@ def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself or to a folder without permission; reading it raises the error
         return False
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
 
 
 def _check_exists(root: Path) -> None:
