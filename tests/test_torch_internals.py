@@ -482,6 +482,45 @@ def test_backward_is_traced_without_autocast():
     torch.compiler.reset()
 
 
+@pytest.mark.slow
+def test_random_operations_that_nothing_reads_stay_in_forward_alone():
+    backend, graphs = _targets_of_graphs()
+
+    def draw(x: Tensor) -> Tensor:
+        torch.native_dropout(x.relu(), 0.5, True)
+        torch.rand(3)
+        return x.sigmoid()
+
+    torch.compile(draw, backend=backend)(torch.ones(3, requires_grad=True)).sum().backward()
+    forward, backward = graphs
+    assert [target for target in forward if internals.is_random(target)] == [
+        torch.ops.aten.native_dropout.default,
+        torch.ops.aten.rand.default,
+    ]
+    assert not any(map(internals.is_random, backward))
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, for inputs with a history
+def test_the_inputs_of_a_joint_graph_that_torch_overwrites_are_known():
+    found = []
+
+    def partition(joint: Any, inputs: Any, **options: Any) -> Any:
+        places = joint.graph.find_nodes(op="placeholder")
+        found.extend(places.index(node) for node in internals.overwritten_inputs(joint.graph))
+        return internals.default_partition(joint, inputs, **options)
+
+    def write(x: Tensor, y: Tensor) -> Tensor:
+        return x.exp() * y.mul_(2)
+
+    torch.compiler.reset()
+    backend = internals.aot_backend(lambda graph, _: internals.boxed(graph), partition, _as_traced)
+    torch.compile(write, backend=backend)(torch.ones(3, requires_grad=True), 1 * torch.ones(3, requires_grad=True))
+    assert found == [1]
+    torch.compiler.reset()
+
+
 def set_compiled(module: nn.Module, backend: Any) -> None:
     def call(*args: Any, **kwargs: Any) -> Any:
         return internals.call_uncompiled(module, *args, **kwargs)

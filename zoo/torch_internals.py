@@ -396,12 +396,35 @@ def is_tangent_node(node: Any) -> bool:
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
+def overwritten_inputs(joint: Any) -> set[Any]:
+    """Return the inputs of a joint graph that torch overwrites after forward with one of its outputs."""
+    descriptions = joint.output_node().meta.get("desc", ())
+    overwritten = {each.mutated_input for each in descriptions if hasattr(each, "mutated_input")}
+    return {node for node in joint.find_nodes(op="placeholder") if node.meta.get("desc") in overwritten}
+
+
+def is_random(operator: object) -> bool:
+    """Return whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+
+
 def default_partition(joint: Any, joint_inputs: Any, **options: Any) -> tuple[Any, Any]:
-    """Split a joint graph after its last forward node; forward returns what backward nodes read of it."""
+    """Split a joint graph after its last forward node; forward returns what backward nodes read of it.
+
+    torch takes a node without users for a tensor, and copies all of forward that can be computed from what is saved to
+    backward. Random operations that nothing reads get a user here, and do not run again in backward.
+    """
     from torch._functorch.partitioners import default_partition
 
-    graphs: tuple[Any, Any] = default_partition(joint, joint_inputs, **options)
-    return graphs
+    for node in joint.graph.nodes:
+        if is_random(node.target) and not node.users and isinstance(node.meta.get("val"), (tuple, list)):
+            with joint.graph.inserting_after(node):
+                first = joint.graph.call_function(operator.getitem, (node, 0))
+            first.meta = {**node.meta, "val": node.meta["val"][0]}
+    forward, backward = default_partition(joint, joint_inputs, **options)
+    backward.graph.eliminate_dead_code(lambda node: node.is_impure() and not is_forward_node(node))
+    backward.recompile()
+    return forward, backward
 
 
 def size_hint(size: Any) -> Any:
@@ -417,10 +440,12 @@ def aot_backend(
     """Return a backend of torch.compile that partitions joint graphs and hands all graphs to ``run(graph, inputs)``.
 
     Graphs call the operations of eager training, and backward is traced without autocast, as eager training runs it.
+    Random operations whose results nothing reads remain; torch asks Inductor's setting whether they have to.
     While a graph is traced, ``correct(operation, args, kwargs, outputs)`` returns what is taken for the fake outputs.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
+    from torch._inductor import config as inductor_config
 
     compile_graph = aot_autograd(
         fw_compiler=run,
@@ -431,7 +456,8 @@ def aot_backend(
     )
 
     def backend(graph: Any, inputs: Any) -> Any:
-        with config.patch(backward_pass_autocast="off"), _without_decompositions(), _traced_by(correct):
+        is_as_eager = config.patch(backward_pass_autocast="off"), inductor_config.patch(fallback_random=True)
+        with is_as_eager[0], is_as_eager[1], _without_decompositions(), _traced_by(correct):
             return compile_graph(graph, inputs)
 
     return backend

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import Parameter
 
+from zoo import torch_internals
 from zoo.errors import ConfigError
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import kernels_for
@@ -59,7 +60,8 @@ def backend(
     if kernels_for(torch.empty(0)) is native:
         batch_norm_is_exact()
     try:
-        rule = partial(partition, budget=budget, cached_casts=cached_casts(graph, inputs))
+        parameters = [isinstance(each, Parameter) for each in inputs]
+        rule = partial(partition, budget=budget, cached_casts=cached_casts(graph, inputs), parameters=parameters)
         return aot_backend(_run_eagerly, rule, with_real_strides)(cudnn_norm.with_kept_norms(graph), inputs)
     except ConfigError:  # an impossible budget
         raise
@@ -87,7 +89,7 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
     - `budget`: the budget of `zoo.lean`; a limit holds for each graph, see `zoo.remat.capture.backend`.
     """
     rule = partial(partition, budget=Budget.parse(budget), is_eager=False)
-    sources = map(str, Path(__file__).parent.glob("*.py"))
+    sources = map(str, [*Path(__file__).parent.glob("*.py"), torch_internals.__file__])
     options: dict[str, Any] = {"custom_partitioner_fn": inductor_partitioner(rule, *sources, key=repr(budget))}
     return options if torch.cuda.is_available() else {**options, "layout_optimization": False}
 

@@ -24,7 +24,7 @@ from zoo.remat.nodes import (
     prices_of,
 )
 from zoo.remat.operations import RULES, mask_of, rectified_of, signs_of
-from zoo.torch_internals import BATCH_NORM, BATCH_NORM_OF_BATCH, OperatorOverload, schema_of
+from zoo.torch_internals import BATCH_NORM, BATCH_NORM_OF_BATCH, OperatorOverload, is_random, schema_of
 
 aten = torch.ops.aten
 MAX_DEPTH = 4  # recomputed nodes that backward reads in a chain: bounds the peak memory of one recomputation
@@ -37,9 +37,11 @@ OF_GRAPHS = {
     aten.ones_like.default, aten.scalar_tensor.default, aten.arange.default, aten.arange.start,
     aten.arange.start_step, aten.as_strided.default, aten.index.Tensor,
 }  # fmt: skip
-#: Operations of Inductor that are cheap and deterministic; those that draw numbers do so from a saved seed.
+#: Draws numbers from a saved seed. On CUDA, the kernels of forward and backward may draw different ones.
+INDUCTOR_RANDOM = "prims::inductor_random"
+#: Operations of Inductor that are cheap and deterministic.
 OF_INDUCTOR = {
-    "prims::convert_element_type", "prims::broadcast_in_dim", "prims::iota", "prims::inductor_random",
+    INDUCTOR_RANDOM, "prims::convert_element_type", "prims::broadcast_in_dim", "prims::iota",
     "prims::inductor_lookup_seed", "prims::_low_memory_max_pool_with_offsets",
     "prims::_low_memory_max_pool_offsets_to_indices",
 }  # fmt: skip
@@ -134,10 +136,10 @@ class Cut:
         if not isinstance(operation, OperatorOverload) or schema_of(operation).is_mutable:
             return False
         if schema_of(operation).name in OF_INDUCTOR:
-            return True
+            return not (schema_of(operation).name == INDUCTOR_RANDOM and node.meta["val"].is_cuda)
         if node in self._prices:
             return 0 < self._prices[node] <= min(self._flops_per_byte, sys.float_info.max)
-        if torch.Tag.nondeterministic_seeded in operation.tags:
+        if is_random(operation):
             return False
         if operation in RULES or operation in OF_GRAPHS or operation in NORMS:
             return True

@@ -46,12 +46,20 @@ from zoo.remat.operations import (
     bits_of,
     line_of,
     mask_of,
+    own,
     reads_only_shape,
     reads_only_signs,
     rectified_of,
     signs_of,
 )
-from zoo.torch_internals import BATCH_NORM, BATCH_NORM_OF_BATCH, default_partition, is_forward_node, is_tangent_node
+from zoo.torch_internals import (
+    BATCH_NORM,
+    BATCH_NORM_OF_BATCH,
+    default_partition,
+    is_forward_node,
+    is_tangent_node,
+    overwritten_inputs,
+)
 
 aten = torch.ops.aten
 #: Operations of functionalized graphs that draw a mask, as in `MASKS`.
@@ -66,6 +74,7 @@ def partition(
     budget: Budget | None = None,
     is_eager: bool = True,
     cached_casts: Sequence[bool] = (),
+    parameters: Sequence[bool] = (),
     **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return the forward and the backward graph of a joint graph, of which forward returns little for backward.
@@ -77,6 +86,8 @@ def partition(
     - `is_eager`: whether the graphs run operation by operation, so that they may call functions of this package: batch
       norms are recomputed from their saved statistics where that is exact, and dropout masks are saved as bits.
     - `cached_casts`: for each input of forward, whether eager autocast casts it once for all its uses. Empty: none.
+    - `parameters`: for each input of forward, whether it is a parameter. Empty: none. Of other inputs in memory that
+      torch does not own, backward recomputes from a copy.
     - `options`: those of torch's default partitioner.
     """
     options.pop("compiler", None)  # Inductor names itself to its own partitioner
@@ -86,7 +97,7 @@ def partition(
     graph.eliminate_dead_code()
 
     def rewrite(graph: Any, budget: Budget) -> Any:
-        _Rewriting(graph, num_fwd_outputs, budget, is_eager).run()
+        _Rewriting(graph, num_fwd_outputs, budget, is_eager, parameters).run()
         graph.eliminate_dead_code()
         return graph
 
@@ -145,7 +156,9 @@ def _peak_of(graph: Any) -> int:
 class _Rewriting:
     """Gives the backward nodes of a joint graph clones of the forward nodes that are not saved."""
 
-    def __init__(self, graph: Any, num_fwd_outputs: int, budget: Budget, is_eager: bool) -> None:
+    def __init__(
+        self, graph: Any, num_fwd_outputs: int, budget: Budget, is_eager: bool, parameters: Sequence[bool]
+    ) -> None:
         self._graph, self._is_eager = graph, is_eager
         nodes = list(graph.nodes)
         # As torch's default partitioner: everything up to the last node that was traced in forward belongs to it.
@@ -164,16 +177,25 @@ class _Rewriting:
             for source in node.all_input_nodes
             if source in self._is_forward and is_tensor(source)
         }
-        written = {node.args[0] for node in nodes if node.target is aten.copy_.default}
+        written = {node.args[0] for node in nodes if node.target is aten.copy_.default} | overwritten_inputs(graph)
         self._cut = cut.Cut(self._forward, self._needed, returned, written, self._unpacked, budget)
         self._saved = self._cut.saved
-        self._clones: dict[Node, Node] = {}
+        inputs = [node for node in self._forward if node.op == "placeholder"]
+        are_parameters = parameters if len(parameters) == len(inputs) else [False] * len(inputs)
+        # Another program may refill memory that torch does not own, and no version tells of it.
+        self._foreign = {
+            node
+            for node, is_parameter in zip(inputs, are_parameters, strict=True)
+            if is_eager and is_tensor(node) and not is_parameter
+        }
+        self._copies: dict[Node, Node] = {}
+        self._clones: dict[tuple[Node, bool], Node] = {}
 
     def run(self) -> None:
         """Rewrite the graph."""
         for node in self._backward:
-            node.args = map_arg(node.args, partial(self._at, user=node))
-            node.kwargs = map_arg(node.kwargs, partial(self._at, user=node))
+            node.args = map_arg(node.args, partial(self._at, user=node, is_recipe=False))
+            node.kwargs = map_arg(node.kwargs, partial(self._at, user=node, is_recipe=False))
 
     def _pack_masks(self) -> Iterator[tuple[Node, Node]]:
         """Insert nodes that pack each dropout mask into bits and unpack it; yield the mask and the unpacked one."""
@@ -221,8 +243,16 @@ class _Rewriting:
         self._is_forward.add(node)
         return node
 
-    def _at(self, source: Node, user: Node) -> Node:
-        """Return a node with the value of ``source`` that backward can read, computed before its first reader."""
+    def _at(self, source: Node, user: Node, is_recipe: bool = True) -> Node:
+        """Return a node with the value of ``source`` that backward can read, computed before its first reader.
+
+        A recipe reads the value of forward, also of an input that is overwritten before backward. Other nodes read
+        what is in the memory of an input then, as in plain training.
+        """
+        if is_recipe and source in self._foreign:
+            if source not in self._copies:
+                self._copies[source] = self._insert(source, own, (source,), {}, source.meta["val"])
+            return self._copies[source]
         if source not in self._is_forward or not is_computed(source) or is_symbol(source):
             return source
         source = self._unpacked.get(source, source)
@@ -230,15 +260,17 @@ class _Rewriting:
             source = source.args[0].args[0]  # the output of the ReLU itself takes no more memory
         if source in self._saved:
             return source
-        if source not in self._clones:
-            self._clones[source] = self._norm(source, user) or self._clone(source, user)
-        return self._clones[source]
+        is_recipe = is_recipe or base_of(source) not in self._foreign
+        key = source, is_recipe
+        if key not in self._clones:
+            self._clones[key] = self._norm(source, user) or self._clone(source, user, is_recipe)
+        return self._clones[key]
 
-    def _clone(self, source: Node, user: Node) -> Node:
+    def _clone(self, source: Node, user: Node, is_recipe: bool) -> Node:
         if not self._cut.is_cheap(source):
             return source
-        args = map_arg(source.args, lambda each: self._at(each, user))
-        kwargs = map_arg(source.kwargs, lambda each: self._at(each, user))
+        args = map_arg(source.args, lambda each: self._at(each, user, is_recipe))
+        kwargs = map_arg(source.kwargs, lambda each: self._at(each, user, is_recipe))
         rule = RULES.get(source.target) if self._is_eager else None
         return self._call(user, source.target if rule is None else rule.repeat, args, kwargs, source.meta["val"])
 

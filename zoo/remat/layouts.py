@@ -12,6 +12,7 @@ from torch import Tensor
 from zoo.torch_internals import (
     DisableTorchDispatch,
     OperatorOverload,
+    is_random,
     schema_of,
     size_hint,
     skip_autograd_and_autocast,
@@ -69,8 +70,7 @@ def _chooses_strides(operation: Any) -> bool:
     """Return whether an operation is deterministic, has no side effects and returns new tensors."""
     if not isinstance(operation, OperatorOverload) or schema_of(operation).is_mutable:
         return False
-    is_random = torch.Tag.nondeterministic_seeded in operation.tags
-    return not is_random and all(each.alias_info is None for each in schema_of(operation).returns)
+    return not is_random(operation) and all(each.alias_info is None for each in schema_of(operation).returns)
 
 
 def _strides_on_zeros(operation: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:

@@ -298,6 +298,12 @@ def rectified_of(
     return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(mask_of(bits, shape, dtype))
 
 
+# ------------------------------------------------------------------------------------------------------- memory
+def own(x: Tensor) -> Tensor:
+    """Return a tensor itself if torch owns its memory; else a copy, as other programs may refill this memory."""
+    return x if x.untyped_storage().resizable() else torch.empty_like(x).copy_(x)
+
+
 # --------------------------------------------------------------------------------------------- fake quantization
 def repeated_fake_quantization(args: tuple[Any, ...]) -> tuple[Operation, tuple[Any, ...]] | None:
     """Return an operation and arguments that recompute the outputs of `FAKE_QUANTIZE`, which has updated its scale.

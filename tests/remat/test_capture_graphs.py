@@ -1,0 +1,201 @@
+"""What captured graphs keep, save and recompute where a network draws, writes or reads more than its results show."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from zoo.remat import cut, inductor_options
+from zoo.remat.budget import Budget
+from zoo.remat.lean import lean
+from zoo.remat.memory_use import measure_memory
+
+pytestmark = [
+    pytest.mark.slow,  # compiles
+    pytest.mark.filterwarnings("ignore:.torch.jit.script.*:DeprecationWarning"),  # torch 2.11's own compiler
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # torch's own, for inputs with a history
+]
+
+SIZE = 40  # of images, so that their maps are not small
+
+
+@pytest.fixture(autouse=True)
+def no_graphs() -> Iterator[None]:
+    """Forget the graphs of other tests."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Layers(nn.Module):
+    """Two convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+
+class WithUnreadRandomNumbers(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout(self.first(x), 0.3).relu()
+        F.dropout(self.second(y).sigmoid(), 0.5)
+        torch.randn_like(y)
+        torch.rand(3)
+        y.clone().bernoulli_(0.4)
+        return self.second(F.dropout(F.silu(y), 0.3))
+
+
+class WithWriteIntoInput(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(0.5)
+        return self.second(F.silu(self.first(x * x.sigmoid())))
+
+
+class WithBreakBeforeWrite(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(F.relu(y, inplace=True).sigmoid())
+
+
+def step(module: nn.Module, call: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Return the output, gradients and random state of a training step."""
+    torch.manual_seed(1)
+    x = torch.randn(2, 3, SIZE, SIZE, requires_grad=True)
+    output = call(x * 2)
+    output.square().mean().backward()
+    gradients = [each.grad for each in (x, *module.parameters()) if each.grad is not None]
+    return [output.detach(), *gradients, torch.get_rng_state()]
+
+
+def first_layer_is(layer: nn.Module) -> Callable[[], nn.Module]:
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(copy.deepcopy(layer), nn.Conv2d(3, 8, 3), nn.SiLU(), nn.Conv2d(8, 8, 3))
+
+    return network
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "random numbers that nothing reads": WithUnreadRandomNumbers,
+    "a write into the input": WithWriteIntoInput,
+    "a graph break before a layer in place": WithBreakBeforeWrite,
+    "a ReLU in place": first_layer_is(nn.ReLU(inplace=True)),
+    "a hardswish in place": first_layer_is(nn.Hardswish(inplace=True)),
+    "a leaky ReLU in place": first_layer_is(nn.LeakyReLU(0.1, inplace=True)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_step_has_the_bits_of_plain_training(name: str) -> None:
+    plain, captured = NETWORKS[name](), lean(NETWORKS[name](), capture=True)
+    assert all(map(torch.equal, step(captured, captured), step(plain, plain)))
+
+
+class OfIntegers(Layers):
+    """Scales images of uint8, channels last in memory or not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x.movedim(-1, 1).float() / 255).relu())
+
+
+class OfFloats(Layers):
+    """Reads its input as it is, and a function of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.movedim(-1, 1)
+        return self.first(x) + self.first(x.sigmoid() * 2)
+
+
+@pytest.mark.parametrize("first_is_foreign", [True, False])
+@pytest.mark.parametrize("network", [OfIntegers, OfFloats])
+def test_a_refilled_array_has_the_gradients_of_plain_training(
+    network: Callable[[], nn.Module], first_is_foreign: bool
+) -> None:
+    """Between forward and backward, as a data loader does; the graph is also captured for memory of torch."""
+    dtype = torch.uint8 if network is OfIntegers else torch.float32
+    values = (255 * torch.rand(2, SIZE, SIZE, 3)).to(dtype)
+
+    def gradients(call: Any, module: nn.Module) -> list[Tensor | None]:
+        call(torch.from_numpy(values.clone().numpy()) if first_is_foreign else values.clone())
+        array = values.clone().numpy()
+        output = call(torch.from_numpy(array))
+        array[...] = array[::-1].copy()
+        output.sum().backward()
+        return [each.grad for each in module.parameters()]
+
+    plain, captured = network(), lean(network(), capture=True)
+    for ours, truth in zip(gradients(captured, captured), gradients(plain, plain), strict=True):
+        assert (ours is None) == (truth is None)
+        assert ours is None or truth is None or torch.equal(ours, truth)
+
+
+class Scaled(nn.Module):
+    """A convolution of a product of the input and a large parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.scale = nn.Conv2d(3, 8, 3), nn.Parameter(torch.ones(8, 3, SIZE, SIZE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x[:, :1] * self.scale.exp())
+
+
+def test_backward_recomputes_from_parameters_in_memory_that_torch_does_not_own() -> None:
+    x = torch.rand(8, 3, SIZE, SIZE)
+
+    def held(module: Scaled) -> int:
+        captured = lean(module, capture=True)
+        captured(x)
+        return measure_memory(lambda: captured(x).square().mean(), module.parameters()).held
+
+    owned, mapped = Scaled(), Scaled()
+    array = mapped.scale.detach().clone().numpy()
+    mapped.scale = nn.Parameter(torch.from_numpy(array))
+    assert not mapped.scale.untyped_storage().resizable()
+    assert held(mapped) == held(owned)
+
+
+def test_inductor_compiles_a_dropout_that_nothing_reads() -> None:
+    class Network(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            F.dropout(x.sin(), 0.5)
+            return F.dropout(x.cos(), 0.5)
+
+    with torch._inductor.config.patch(fallback_random=True, fx_graph_cache=False):
+        compiled = torch.compile(Network(), options=inductor_options())
+        results = []
+        for call in (compiled, Network()):
+            torch.manual_seed(0)
+            x = torch.ones(100, requires_grad=True)
+            call(x).sum().backward()
+            results.append((x.grad, torch.get_rng_state()))
+    (gradient, state), (expected, expected_state) = results
+    torch.testing.assert_close(gradient, expected)
+    assert torch.equal(state, expected_state)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_inductor_saves_the_masks_that_it_draws_on_cuda(device: str) -> None:
+    import torch._inductor.inductor_prims  # registers the operations
+
+    with FakeTensorMode():
+        seed, numbers = torch.zeros((), dtype=torch.int64, device=device), torch.rand(64, 1024, device=device)
+    graph = fx.Graph()
+    nodes = [
+        graph.placeholder("seed"),
+        graph.call_function(torch.ops.prims.inductor_random.default, ([64, 1024], next(iter(graph.nodes)), "rand")),
+    ]
+    nodes.append(graph.call_function(torch.ops.aten.gt.Scalar, (nodes[1], 0.5)))
+    for node, value in zip(nodes, (seed, numbers, numbers.to(torch.bool)), strict=True):
+        node.meta["val"] = value
+    saved = cut.Cut(nodes, {nodes[2]}, set(), set(), {}, Budget()).saved
+    assert saved == ({nodes[0]} if device == "cpu" else {nodes[2]})
