@@ -422,7 +422,9 @@ def default_partition(joint: Any, joint_inputs: Any, **options: Any) -> tuple[An
                 first = joint.graph.call_function(operator.getitem, (node, 0))
             first.meta = {**node.meta, "val": node.meta["val"][0]}
     forward, backward = default_partition(joint, joint_inputs, **options)
-    backward.graph.eliminate_dead_code(lambda node: node.is_impure() and not is_forward_node(node))
+    for node in reversed(backward.graph.nodes):
+        if is_random(node.target) and is_forward_node(node) and not node.users:
+            backward.graph.erase_node(node)
     backward.recompile()
     return forward, backward
 
