@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zoo.remat import cut, inductor_options
+from zoo.remat import capture, cut, inductor_options
 from zoo.remat.budget import Budget
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import measure_memory
@@ -199,3 +201,80 @@ def test_inductor_saves_the_masks_that_it_draws_on_cuda(device: str) -> None:
         node.meta["val"] = value
     saved = cut.Cut(nodes, {nodes[2]}, set(), set(), {}, Budget()).saved
     assert saved == ({nodes[0]} if device == "cpu" else {nodes[2]})
+
+
+class OfHalfPrecision(nn.Module):
+    """A convolution, a batch norm and linear layers, of which one may be read twice."""
+
+    def __init__(self, reads_twice: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.linear, self.reads_twice = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.Linear(8, 8),
+            reads_twice,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.gelu(self.linear(self.norm(self.conv(x)).relu().mean((2, 3))))
+        return self.linear(y) if self.reads_twice else y
+
+
+def half_precision_gradients(module: nn.Module, calls: int, caches: bool = True) -> list[Tensor | None]:
+    """Return the gradients of the sum of the losses of several calls in one context of autocast."""
+    torch.manual_seed(1)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=caches):
+        loss = sum((index + 1) * module(torch.randn(4, 3, 20, 20)).square().mean() for index in range(calls))
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    return [each.grad for each in module.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("reads_twice", "calls", "caches"),
+    [(False, 2, True), (False, 3, True), (True, 1, True), (True, 1, False), (False, 2, False)],
+)
+def test_gradients_are_summed_in_the_precision_of_eager_autocast(reads_twice: bool, calls: int, caches: bool) -> None:
+    plain, captured = OfHalfPrecision(reads_twice), lean(OfHalfPrecision(reads_twice), capture=True)
+    expected = half_precision_gradients(plain, calls, caches)
+    assert all(map(torch.equal, half_precision_gradients(captured, calls, caches), expected))
+
+
+def test_a_context_of_autocast_does_not_keep_what_it_has_cast() -> None:
+    captured = lean(OfHalfPrecision(), capture=True)
+    for _ in range(2):  # contexts
+        half_precision_gradients(captured, calls=2)
+    weight = weakref.ref(captured.conv.weight)
+    torch._dynamo.reset()
+    del captured
+    gc.collect()
+    assert weight() is None
+
+
+def test_a_parameter_that_is_cast_in_two_contexts_is_not_captured() -> None:
+    def run(linear: nn.Linear, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = linear(x).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            return linear(y).float() + linear(x)
+
+    def gradients(call: Any) -> list[Tensor | None]:
+        torch.manual_seed(0)
+        linear = nn.Linear(64, 64)
+        call(linear, torch.randn(300, 64)).square().mean().backward()
+        return [each.grad for each in linear.parameters()]
+
+    expected = gradients(run)
+    with pytest.warns(capture.NotCaptured, match="may be cast in several contexts of autocast"):
+        found = gradients(torch.compile(run, backend=capture.backend))
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_layer_read_twice_by_each_of_two_calls_under_autocast_differs_by_rounding() -> None:
+    plain, captured = OfHalfPrecision(reads_twice=True), lean(OfHalfPrecision(reads_twice=True), capture=True)
+    expected = half_precision_gradients(plain, calls=2)
+    found = half_precision_gradients(captured, calls=2)
+    assert not all(map(torch.equal, found, expected))
+    for ours, truth in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, truth, rtol=0, atol=0.01 * float(truth.abs().max()))

@@ -22,7 +22,7 @@ from zoo.errors import ConfigError
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import kernels_for
 from zoo.remat import cudnn_norm
-from zoo.remat.autocast import cached_casts
+from zoo.remat.autocast import Casts
 from zoo.remat.budget import Budget
 from zoo.remat.joint_graph import partition
 from zoo.remat.layouts import with_real_strides
@@ -61,8 +61,10 @@ def backend(
         batch_norm_is_exact()
     try:
         parameters = [isinstance(each, Parameter) for each in inputs]
-        rule = partial(partition, budget=budget, cached_casts=cached_casts(graph, inputs), parameters=parameters)
-        return aot_backend(_run_eagerly, rule, with_real_strides)(cudnn_norm.with_kept_norms(graph), inputs)
+        casts = Casts(graph, inputs)
+        rule = partial(partition, budget=budget, casts=casts, parameters=parameters)
+        call = aot_backend(_run_eagerly, rule, with_real_strides)(cudnn_norm.with_kept_norms(graph), inputs)
+        return casts.linked(call)
     except ConfigError:  # an impossible budget
         raise
     except Exception as error:  # whatever AOTAutograd or the partitioner cannot handle

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from zoo.remat import cudnn_norm, cut
-from zoo.remat.autocast import share_casts
+from zoo.remat.autocast import Casts
 from zoo.remat.budget import Budget
 from zoo.remat.cudnn_norm import CUDNN_BATCH_NORM
 from zoo.remat.nodes import (
@@ -73,7 +73,7 @@ def partition(
     num_fwd_outputs: int,
     budget: Budget | None = None,
     is_eager: bool = True,
-    cached_casts: Sequence[bool] = (),
+    casts: Casts | None = None,
     parameters: Sequence[bool] = (),
     **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -85,15 +85,15 @@ def partition(
     - `budget`: the limit on recomputing convolutions and matrix products. By default none is recomputed.
     - `is_eager`: whether the graphs run operation by operation, so that they may call functions of this package: batch
       norms are recomputed from their saved statistics where that is exact, and dropout masks are saved as bits.
-    - `cached_casts`: for each input of forward, whether eager autocast casts it once for all its uses. Empty: none.
+    - `casts`: the inputs of forward that eager autocast casts once for all their uses.
     - `parameters`: for each input of forward, whether it is a parameter. Empty: none. Of other inputs in memory that
       torch does not own, backward recomputes from a copy.
     - `options`: those of torch's default partitioner.
     """
     options.pop("compiler", None)  # Inductor names itself to its own partitioner
     graph = joint.graph
-    if is_eager:
-        share_casts(graph, num_fwd_outputs, cached_casts)
+    if casts is not None:
+        casts.share(graph, num_fwd_outputs)
     graph.eliminate_dead_code()
 
     def rewrite(graph: Any, budget: Budget) -> Any:
