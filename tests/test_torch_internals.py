@@ -275,6 +275,16 @@ def test_tensors_share_the_id_of_a_storage_if_they_share_memory():
     assert len({internals.storage_id(x.untyped_storage()) for x in meta}) == 2
 
 
+def test_the_versions_of_tensors_can_be_set_so_that_autograd_does_not_see_a_write():
+    x, y = torch.ones(2), torch.ones(2, requires_grad=True)
+    z = (x * y).sum()
+    x.add_(1)
+    internals.set_versions([x], [x._version - 1])
+    assert x._version == 0
+    z.backward()
+    assert y.grad.tolist() == [2, 2]
+
+
 def test_elements_overlap_in_windows_and_not_in_dense_tensors():
     x = torch.ones(2, 4, 3, 3)
     assert not internals.may_overlap(x)
@@ -360,6 +370,33 @@ def test_the_compiler_neither_traces_a_disabled_function_nor_what_it_calls():
 
     assert float(function(torch.ones(()))) == 9
     assert compiling == [False]
+
+
+def test_nothing_is_compiled_in_a_function_that_never_is():
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    def called(x: Tensor) -> Tensor:
+        return x.sin()
+
+    @internals.never_compile
+    def never(x: Tensor) -> Tensor:
+        return called(x)
+
+    @partial(torch.compile, backend=backend)
+    def function(x: Tensor) -> None:
+        torch._dynamo.graph_break()
+        for _ in range(2):
+            torch._dynamo.graph_break()
+            never(x)
+
+    torch.compiler.reset()
+    function(torch.ones(1))
+    assert graphs == []
+    torch.compiler.reset()
 
 
 def test_a_marked_function_runs_while_the_compiler_traces_and_leaves_the_graph_whole():
@@ -521,23 +558,114 @@ def test_the_inputs_of_a_joint_graph_that_torch_overwrites_are_known():
     torch.compiler.reset()
 
 
-def set_compiled(module: nn.Module, backend: Any) -> None:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return internals.call_uncompiled(module, *args, **kwargs)
+def _whole() -> tuple[Any, list[Any]]:
+    """Return what compiles one graph of a call, and the list that receives the graphs."""
+    graphs = []
 
-    internals.set_compiled(module, call, backend=backend)
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    return internals.compile_whole(backend), graphs
 
 
-def test_a_compiled_module_can_be_called_uncompiled_and_be_restored():
-    module = nn.Linear(2, 2)
-    set_compiled(module, lambda graph, inputs: pytest.fail("compiled"))
-    assert internals.is_compiled(module)
-    x = torch.ones(1, 2)
-    expected = nn.functional.linear(x, module.weight, module.bias)
-    assert torch.equal(internals.call_uncompiled(module, x), expected)
-    internals.set_uncompiled(module)
-    assert not internals.is_compiled(module)
-    assert torch.equal(module(x), expected)
+@pytest.mark.slow
+def test_a_call_is_compiled_as_one_graph_for_each_kind_of_input():
+    whole, graphs = _whole()
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    for x in (torch.ones(1, 2), torch.zeros(1, 2), torch.ones(1, 1, 2)):
+        assert torch.equal(whole(module.forward, x), module(x))
+    assert len(graphs) == 2
+    other, _ = _whole()
+    assert whole.__wrapped__.__code__ is not other.__wrapped__.__code__  # Dynamo counts recompilations by it
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_call_that_is_not_one_graph_does_not_run_and_tells_where_it_ends():
+    whole, _ = _whole()
+    calls = []
+
+    def breaks(x: Tensor) -> Tensor:
+        calls.append(1)
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y * 2
+
+    with pytest.raises(RuntimeError) as caught:
+        whole(breaks, torch.ones(1))
+    assert internals.failed_to_compile(caught.value)
+    assert not internals.is_passing(caught.value)
+    reason = internals.reason_of(caught.value)
+    assert "graph_break" in reason
+    assert reason.endswith("in breaks)")
+    assert "\n" not in reason
+    assert calls == []
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_failures_of_the_compiler_are_told_from_errors_of_a_graph_and_from_passing_ones():
+    whole, _ = _whole()
+    with torch.compiler.set_stance("force_eager"), pytest.raises(internals.Uncompiled) as caught:
+        whole(torch.relu, torch.ones(1))
+    assert internals.failed_to_compile(caught.value)
+    assert internals.is_passing(caught.value)
+    with torch._dynamo.config.patch(recompile_limit=1, automatic_dynamic_shapes=False):
+        whole(torch.relu, torch.ones(3))
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit) as limit:
+            whole(torch.relu, torch.ones(4))
+    assert internals.failed_to_compile(limit.value)
+    assert internals.is_passing(limit.value)
+    assert not internals.failed_to_compile(RuntimeError("out of memory"))
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_an_error_of_a_backend_is_found_in_that_of_the_compiler():
+    def fail(graph: Any, inputs: Any) -> Any:
+        raise ValueError("no rule\nmore")
+
+    with pytest.raises(RuntimeError) as caught:
+        internals.compile_whole(fail)(torch.relu, torch.ones(1))
+    assert internals.failed_to_compile(caught.value)
+    assert isinstance(caught.value.inner_exception, ValueError)
+    assert internals.reason_of(caught.value) == "ValueError: no rule"
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_the_break_after_a_graph_is_known():
+    found = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        found.append(internals.graph_break(graph))
+        return graph
+
+    @partial(torch.compile, backend=backend)
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y * 2
+
+    torch.compiler.reset()
+    function(torch.ones(1))
+    assert found[0] is not None
+    assert f"{__file__}, line " in found[0]
+    assert found[1] is None
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_the_nodes_of_compiled_backward_are_known():
+    x = torch.ones(2, requires_grad=True)
+    y = torch.compile(lambda x: x.sin(), backend="aot_eager")(x)
+    assert internals.is_compiled_node(y.grad_fn)
+    assert not internals.is_compiled_node(x.sin().grad_fn)
+    assert not internals.is_compiled_node(None)
+    torch.compiler.reset()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -42,7 +42,7 @@ TorchDispatchMode = _python_dispatch.TorchDispatchMode
 class EagerDispatchMode(TorchDispatchMode):
     """A dispatch mode without the wrapper of `__torch_dispatch__` that hides it from torch.compile, at some cost.
 
-    torch.compile compiles nothing while the mode is active.
+    torch.compile compiles nothing while the mode is active; `never_compile` hides `__torch_dispatch__` itself.
     """
 
     @classmethod
@@ -151,6 +151,12 @@ memory_id: Callable[[Tensor], int] = _C._storage_address
 #: Returns `Tensor.detach` of a tensor. Dispatch modes are not called.
 detach: Callable[[Tensor], Tensor] = functools.partial(Tensor._make_subclass, Tensor)
 
+
+def set_versions(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
+    """Set what the version counters of tensors say, which autograd compares with those of what it has saved."""
+    _C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
+
+
 #: Returns whether two tensors share a storage, even without overlap.
 is_alias_of: Callable[[Tensor, Tensor], bool] = _C._is_alias_of
 
@@ -253,6 +259,17 @@ def is_replica(module: Any) -> bool:
 disable_compiler = torch._disable_dynamo
 
 
+def never_compile(function: Function) -> Function:
+    """Let torch.compile compile neither calls of a function nor what it calls. A trace may still inline the function.
+
+    Unlike `disable_compiler` it adds nothing to a call.
+    """
+    compiler = _C._dynamo.eval_frame
+    strategy = compiler._FrameExecStrategy(compiler._FrameAction.SKIP, compiler._FrameAction.SKIP)
+    compiler.set_code_exec_strategy(function.__code__, strategy)  # type: ignore[attr-defined]
+    return function
+
+
 def run_while_compiling(function: Function) -> Function:
     """Decorate a function so that torch.compile calls it at trace time and treats the result as a constant.
 
@@ -352,6 +369,9 @@ BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 
 #: The same without running statistics: (x, weight, bias, training, momentum, eps) -> (out, mean, invstd).
 BATCH_NORM_OF_BATCH = torch.ops.aten._native_batch_norm_legit.no_stats
+
+#: The same in evaluation mode: (x, weight, bias, running mean, running var, momentum, eps) -> (out, mean, invstd).
+BATCH_NORM_OF_EVALUATION = torch.ops.aten._native_batch_norm_legit_no_training.default
 
 #: Returns the memory format that operations give their outputs for this input.
 suggest_memory_format: Callable[[Tensor], torch.memory_format] = torch._prims_common.suggest_memory_format
@@ -505,6 +525,11 @@ def _without_decompositions() -> Iterator[None]:
             each._dispatch_cache.clear()
 
 
+def is_compiled_node(node: Any) -> bool:
+    """Return whether a node of autograd runs the backward graph of a graph that AOTAutograd has compiled."""
+    return type(node).__name__ == "CompiledFunctionBackward"
+
+
 def boxed(graph: Any) -> Callable[[list[Any]], Any]:
     """Return a function that runs a graph module on a list of inputs, and empties the list to free each after use."""
     from torch.fx.graph import _BoxedCodeGen
@@ -519,24 +544,59 @@ def boxed(graph: Any) -> Callable[[list[Any]], Any]:
     return run
 
 
-def set_compiled(module: Any, call: Any, **options: Any) -> None:
-    """Compile ``call``, and call it in place of the module, as `module.compile(**options)` does for `call_uncompiled`.
+class Uncompiled(Exception):
+    """torch.compile runs the code as it is: it is turned off, or a dispatch mode is active."""
 
-    ``call`` is a function of another package than torch, since torch 2.11 skips the frames of `nn.Sequential`, for
-    example, if no other frame is around them. It gets a code object of its own, by which Dynamo counts recompilations.
+
+def compile_whole(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function (function, *args, **kwargs) that runs the one graph that torch.compile captures of a call.
+
+    Nothing has run if it raises an error for which `failed_to_compile` is true. The function is of another package than
+    torch, since torch 2.11 skips the frames of `nn.Sequential`, for example, if no other frame is around them. It has a
+    code object of its own, by which Dynamo counts recompilations.
     """
-    call.__code__ = call.__code__.replace()
-    module._compiled_call_impl = torch.compile(call, **options)
+
+    def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            raise Uncompiled
+        return function(*args, **kwargs)
+
+    run.__code__ = run.__code__.replace()
+    return torch.compile(run, backend=backend, fullgraph=True)
 
 
-def set_uncompiled(module: nn.Module) -> None:
-    """Undo `set_compiled`."""
-    module._compiled_call_impl = None
+def failed_to_compile(error: Exception) -> bool:
+    """Return whether torch.compile raised an error instead of running a graph, and not the graph itself."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    return isinstance(error, (Uncompiled, FailOnRecompileLimitHit, TorchDynamoException))
 
 
-def call_uncompiled(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a module, its hooks included, although `set_compiled` was called."""
-    return module._call_impl(*args, **kwargs)
+def is_passing(error: Exception) -> bool:
+    """Return whether other calls may be compiled although torch.compile raised an error for this one."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    return isinstance(error, (Uncompiled, FailOnRecompileLimitHit))
+
+
+def reason_of(error: Exception) -> str:
+    """Return in one line why torch.compile cannot capture a call as one graph, with the line of code if it is known."""
+    cause = getattr(error, "inner_exception", error)
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    details = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
+    places = [line for line in lines if line.startswith('File "')]
+    name = [] if cause is error else [type(cause).__name__]
+    return ": ".join([*name, *lines[:1], *details[:1]])[:300] + "".join(f" ({place})" for place in places[-1:])
+
+
+def graph_break(graph: Any) -> str | None:
+    """Return why torch.compile ended a graph of Dynamo before the end of the code; None if it did not."""
+    reason = graph.compile_subgraph_reason
+    if not reason.graph_break:
+        return None
+    lines = [line.strip() for line in reason.reason.splitlines() if line.strip()]
+    places = [f"{each.filename}, line {each.lineno}" for each in reason.user_stack]
+    return ", ".join([*lines[:1], *places[-1:]])
 
 
 def restarts_tracing(error: BaseException) -> bool:

@@ -15,6 +15,7 @@ anyway or are smaller. Backward recomputes it with the same kernels, so that gra
 - ``planning``: the budget with which the peak of a training step stays within a limit.
 - ``lean``: `zoo.lean`, which applies all this to a module.
 - ``capture``, ``joint_graph``: the same for graphs that torch.compile captures, without a dispatch mode.
+- ``double_backward``: how gradients of the gradients of such a graph are computed.
 - ``cut``, ``nodes``, ``autocast``: what such a graph saves, what its nodes are, and how often its inputs are cast.
 - ``memory_report``, ``memory_use``: what a network holds between forward and backward.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,47 +24,120 @@ from zoo.ops.abn.backend import kernels_for
 from zoo.remat import cudnn_norm
 from zoo.remat.autocast import Casts
 from zoo.remat.budget import Budget
+from zoo.remat.double_backward import Repetition
 from zoo.remat.joint_graph import partition
 from zoo.remat.layouts import with_real_strides
 from zoo.remat.nodes import Node, are_alike, is_node
 from zoo.remat.operations import FASTER, IN_PLACE, LINE_DTYPES, batch_norm_is_exact, line_is_exact
 from zoo.remat.planning import plan
 from zoo.remat.rematerializer import Rematerializer
-from zoo.torch_internals import OperatorOverload, aot_backend, boxed, inductor_partitioner, restarts_tracing, schema_of
+from zoo.torch_internals import (
+    OperatorOverload,
+    aot_backend,
+    boxed,
+    compile_whole,
+    failed_to_compile,
+    graph_break,
+    inductor_partitioner,
+    is_passing,
+    reason_of,
+    restarts_tracing,
+    schema_of,
+)
 
 logger = logging.getLogger("zoo")
 
-COMMUTATIVE = {torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor}
+aten = torch.ops.aten
+COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 
 
 class NotCaptured(UserWarning):
-    """A graph cannot be captured, so that it runs in eager `zoo.lean`."""
+    """A module or a graph cannot be captured, so that it runs in eager `zoo.lean`."""
+
+
+class CapturedForward:
+    """The graphs of a module's forward, one for each kind of input. A copy, or an unpickled one, has none.
+
+    A graph holds the whole forward. If torch.compile cannot capture it as one graph, because it calls ``Tensor.item``,
+    for example, all of it runs in eager `zoo.lean`: several graphs would hold what crosses their boundaries, and sum
+    the gradients of a parameter that they share in another order than plain training.
+    """
+
+    def __init__(self) -> None:
+        self._run: Callable[..., Any] | None = None
+        self.is_given_up = False  #: whether forward cannot be captured
+
+    def __reduce__(self) -> Any:
+        return CapturedForward, ()
+
+    def __call__(self, forward: Callable[..., Any], args: Any, kwargs: Any, budget: Budget, eager: Any) -> Any:
+        """Return ``forward(*args, **kwargs)``, by a graph or by ``eager``, which takes the same arguments.
+
+        Gives up with a `NotCaptured` warning if ``eager`` succeeds where torch.compile fails. Nothing is given up if
+        torch.compile is turned off or has captured too many graphs for other inputs.
+        """
+        if self._run is None:
+            self._run = compile_whole(partial(_compile, budget=budget))
+        try:
+            return self._run(forward, *args, **kwargs)
+        except Exception as error:
+            cause = getattr(error, "inner_exception", error)
+            if isinstance(cause, ConfigError):  # an impossible budget
+                raise cause from None
+            if not failed_to_compile(error):
+                raise
+            reason = None if is_passing(error) else reason_of(error)
+        out = eager(*args, **kwargs)  # raises the error of plain training, if there is one
+        if reason is not None:
+            self.is_given_up = True
+            name = type(getattr(forward, "__self__", forward)).__name__
+            warnings.warn(
+                f"{name} cannot be captured as one graph and runs in eager zoo.lean: {reason}; "
+                "zoo.lean(part, capture=True) captures a part of it",
+                NotCaptured,
+                stacklevel=5,
+            )
+        return out
 
 
 def backend(
-    graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo for `torch.compile(model, backend="zoo_lean")`.
 
     Forward and backward run the kernels of eager training, and have its bits. Forward saves what `zoo.lean` would save.
-    A graph that AOTAutograd cannot trace runs in eager `zoo.lean`, with one `NotCaptured` warning.
+    A graph that AOTAutograd cannot trace runs in eager `zoo.lean`, with one `NotCaptured` warning. What torch.compile
+    does not capture runs as in plain training; a graph that ends for this reason warns too.
 
     Args:
     - `options`: of torch.compile; ``{"budget": 0.4}`` is the budget of `zoo.lean`. A limit holds for each graph, from
       the first step on. One in bytes limits the inputs, outputs and tensors of a graph. It does not include the
       state of an optimizer and the scratch memory of operations.
+    - `mode`: of torch.compile.
+
+    Raises ConfigError for another option, a mode, or an invalid or impossible budget.
     """
+    place = 'torch.compile(backend="zoo_lean")'
+    if mode is not None:
+        raise ConfigError(f"mode={mode!r} is one of Inductor's modes", place, "leave it out")
+    for name in options or {}:
+        if name != "budget":
+            raise ConfigError(f"option {name!r} is unknown", place, 'the only option is "budget"')
     budget = Budget.parse((options or {}).get("budget"))
-    for dtype in LINE_DTYPES:
-        line_is_exact(dtype)  # now, as it cannot be measured while torch traces
-    if kernels_for(torch.empty(0)) is native:
-        batch_norm_is_exact()
+    breaks = graph_break(graph)
+    if breaks is not None:
+        warnings.warn(
+            f"torch.compile breaks the graph ({breaks}); what it does not capture runs in plain training; "
+            "zoo.lean(model, capture=True) runs such a network in eager zoo.lean",
+            NotCaptured,
+            stacklevel=2,
+        )
     try:
-        parameters = [isinstance(each, Parameter) for each in inputs]
-        casts = Casts(graph, inputs)
-        rule = partial(partition, budget=budget, casts=casts, parameters=parameters)
-        call = aot_backend(_run_eagerly, rule, with_real_strides)(cudnn_norm.with_kept_norms(graph), inputs)
-        return casts.linked(call)
+        return _compile(graph, inputs, budget=budget)
     except ConfigError:  # an impossible budget
         raise
     except Exception as error:  # whatever AOTAutograd or the partitioner cannot handle
@@ -78,6 +151,35 @@ def backend(
         )
         logger.debug("the graph cannot be captured", exc_info=True)
         return partial(_run_rematerialized, graph, budget)
+
+
+def _compile(graph: fx.GraphModule, inputs: Sequence[Any], *, budget: Budget) -> Callable[..., Any]:
+    """Return a function that runs a graph of Dynamo with the kernels of eager training, and saves what lean saves."""
+    for dtype in LINE_DTYPES:
+        line_is_exact(dtype)  # now, as it cannot be measured while torch traces
+    if kernels_for(torch.empty(0)) is native:
+        batch_norm_is_exact()
+    repetition = Repetition(graph)
+
+    def rule(joint: fx.GraphModule, *args: Any, **options: Any) -> Any:
+        repetition.inspect(joint.graph)
+        leave_out_statistics(joint.graph)
+        return partition(joint, *args, budget=budget, casts=casts, parameters=parameters, **options)
+
+    parameters = [isinstance(each, Parameter) for each in inputs]
+    casts = Casts(graph, inputs)
+    compiled = aot_backend(_run_eagerly, rule, with_real_strides)(cudnn_norm.with_kept_norms(graph), inputs)
+    return casts.linked(repetition.differentiable(compiled))
+
+
+def leave_out_statistics(joint: fx.Graph) -> None:
+    """Let the backward of training-mode batch norms not read running statistics, which it does not need.
+
+    Saved for backward, they would forbid another call of the norm before backward.
+    """
+    for node in joint.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
+        if node.args[7]:
+            node.args = (*node.args[:3], None, None, *node.args[5:])
 
 
 def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
@@ -107,7 +209,7 @@ def _run_rematerialized(graph: fx.GraphModule, budget: Budget, *args: Any) -> An
 
 def _run_eagerly(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Return a function that runs the operations of a graph one by one."""
-    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.bernoulli.p):
+    for node in graph.graph.find_nodes(op="call_function", target=aten.bernoulli.p):
         node.target = _draw_mask
     write_in_place(graph)
     for operation, faster in FASTER.items():

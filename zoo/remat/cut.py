@@ -24,7 +24,14 @@ from zoo.remat.nodes import (
     prices_of,
 )
 from zoo.remat.operations import RULES, mask_of, rectified_of, signs_of
-from zoo.torch_internals import BATCH_NORM, BATCH_NORM_OF_BATCH, OperatorOverload, is_random, schema_of
+from zoo.torch_internals import (
+    BATCH_NORM,
+    BATCH_NORM_OF_BATCH,
+    BATCH_NORM_OF_EVALUATION,
+    OperatorOverload,
+    is_random,
+    schema_of,
+)
 
 aten = torch.ops.aten
 MAX_DEPTH = 4  # recomputed nodes that backward reads in a chain: bounds the peak memory of one recomputation
@@ -36,6 +43,7 @@ OF_GRAPHS = {
     aten.full.default, aten.full_like.default, aten.zeros.default, aten.zeros_like.default, aten.ones.default,
     aten.ones_like.default, aten.scalar_tensor.default, aten.arange.default, aten.arange.start,
     aten.arange.start_step, aten.as_strided.default, aten.index.Tensor,
+    BATCH_NORM_OF_EVALUATION,
 }  # fmt: skip
 #: Draws numbers from a saved seed. On CUDA, the kernels of forward and backward may draw different ones.
 INDUCTOR_RANDOM = "prims::inductor_random"
@@ -131,7 +139,9 @@ class Cut:
     def is_cheap(self, node: Node) -> bool:
         """Return whether a node may be recomputed: it is cheap, deterministic and has no side effects."""
         operation = node.target
-        if operation in (operator.getitem, mask_of, signs_of, rectified_of):
+        if operation is operator.getitem:
+            return self.is_cheap(node.args[0])
+        if operation in (mask_of, signs_of, rectified_of):
             return True
         if not isinstance(operation, OperatorOverload) or schema_of(operation).is_mutable:
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
@@ -15,15 +15,14 @@ from torch import nn
 
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
-from zoo.remat.capture import backend
+from zoo.remat.capture import CapturedForward
 from zoo.remat.planning import plan
 from zoo.torch_internals import (
     are_transforms_active,
-    call_uncompiled,
     has_compiled_part,
+    has_hooks,
+    is_compiled,
     run_while_compiling,
-    set_compiled,
-    set_uncompiled,
     top_saved_tensors_hooks,
 )
 
@@ -61,8 +60,9 @@ def lean(
       that would exceed the limit. A float below 1: the bytes held between forward and backward, as a fraction of plain
       training; it is met from the second or third forward pass on. "40 FLOP/B": recompute those that cost up to 40
       FLOP per byte of output.
-    - `capture`: True captures graphs with torch.compile and runs them with the kernels of eager training. Bits and
-      bytes are the same. There is no dispatch mode, and the first step takes some seconds. See `zoo.remat.capture`.
+    - `capture`: True captures forward and backward as graphs with torch.compile, and runs them with the kernels of
+      eager training, without a dispatch mode. The first step takes some seconds. A module whose forward is not one
+      graph runs in eager lean training, with a `NotCaptured` warning. See `zoo.remat.capture`.
     - `enabled`: False undoes it.
 
     Raises ConfigError for an invalid budget, and TypeError for anything but a module. The first call raises ConfigError
@@ -74,11 +74,9 @@ def lean(
             f"zoo.lean takes a torch.nn.Module, not {type(module).__name__} {module!r:.80}; build the network first, "
             f"as zoo.get({name!r}) does"
         )
-    settings = _Settings(Budget.parse(budget), capture)
-    before: _Settings | None = module.__dict__.pop(_SETTINGS, None)
-    if before is not None and before.capture:
-        set_uncompiled(module)
+    settings = _Settings(Budget.parse(budget), CapturedForward() if capture else None)
     if not enabled:
+        module.__dict__.pop(_SETTINGS, None)
         if _is_lean_class(type(module)):
             module.__class__ = type(module).__bases__[1]
         return module
@@ -91,10 +89,10 @@ def is_lean(module: nn.Module) -> bool:
 
 
 class _Settings(NamedTuple):
-    """The arguments of `lean`."""
+    """The arguments of `lean`; ``captured`` are the graphs, if it captures any."""
 
     budget: Budget
-    capture: bool
+    captured: CapturedForward | None
 
 
 class _Lean:
@@ -105,16 +103,35 @@ class _Lean:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, in a rematerializer unless something else handles saved tensors."""
+        call = super().__call__  # type: ignore[misc]
         if torch.compiler.is_compiling():
-            _warn_that_it_steps_aside()
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+            if not torch.compiler.is_exporting():
+                _warn_that_it_steps_aside()
+            return call(*args, **kwargs)
         settings: _Settings | None = self.__dict__.get(_SETTINGS)
-        if settings is not None and settings.capture:
-            if _applies():
-                return super().__call__(*args, **kwargs)  # type: ignore[misc]
-            return call_uncompiled(self, *args, **kwargs)
-        with _rematerializer_of(self, super().__call__, args, kwargs):  # type: ignore[misc]
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        if settings is not None and settings.captured is not None and self._is_captured(settings.captured):
+            return self._call_captured(settings.captured, settings.budget, call, args, kwargs)
+        with _rematerializer_of(self, call, args, kwargs):
+            return call(*args, **kwargs)
+
+    def _is_captured(self: Any, captured: CapturedForward) -> bool:
+        return not captured.is_given_up and _applies() and not is_compiled(self)
+
+    def _call_captured(self: Any, captured: CapturedForward, budget: Budget, call: Any, args: Any, kwargs: Any) -> Any:
+        """Run the module: its hooks as they are, its forward as a captured graph or in eager lean training."""
+        own = self.forward
+
+        def eager(*args: Any, **kwargs: Any) -> Any:
+            with _rematerializer_of(self, own, args, kwargs):
+                return own(*args, **kwargs)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return captured(own, args, kwargs, budget, eager)
+
+        if not has_hooks(self):
+            return forward(*args, **kwargs)
+        with _forward_replaced(self, forward):
+            return call(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> Any:
         """Return a lean copy, made by the original class."""
@@ -166,26 +183,20 @@ def _make_lean(module: Any, settings: _Settings) -> Any:
     original: Any = type(module)
     if not isinstance(module, _Lean):
         module.__class__ = _lean_class(original)
-    if settings.capture:
-        options = {"budget": settings.budget}
-        set_compiled(module, _captured_call(module), backend=functools.partial(backend, options=options))
     return module
 
 
-def _captured_call(module: nn.Module) -> Callable[..., Any]:
-    """Return a call of the module to capture, which is eager and lean where torch.compile gives up.
-
-    It does so after too many recompilations, for example.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return call_uncompiled(module, *args, **kwargs)
-        uncompiled = functools.partial(call_uncompiled, module)
-        with _rematerializer_of(module, uncompiled, args, kwargs, parts=module.children()):
-            return uncompiled(*args, **kwargs)
-
-    return call
+@contextmanager
+def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Return a context in which calls of a module run another function in place of its method."""
+    own = module.__dict__.get("forward")  # of the instance alone
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]
+        if own is not None:
+            module.__dict__["forward"] = own
 
 
 def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], settings: _Settings) -> Any:
@@ -193,15 +204,11 @@ def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], settings:
     return _make_lean(function(*arguments), settings)
 
 
-def _rematerializer_of(
-    module: Any, call: Any, args: Any, kwargs: Any, parts: Iterable[nn.Module] | None = None
-) -> AbstractContextManager[Any]:
+def _rematerializer_of(module: Any, call: Any, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
     settings: _Settings | None = module.__dict__.get(_SETTINGS)
     if settings is None or not _applies():
         return nullcontext()
-    if any(
-        map(has_compiled_part, (module,) if parts is None else parts)
-    ):  # inside a dispatch mode such a part would run uncompiled
+    if has_compiled_part(module):  # inside a dispatch mode such a part would run uncompiled
         _warn_that_it_steps_aside()
         return nullcontext()
     own = chain(module.parameters(), module.buffers())  # not iterated over unless that is necessary
@@ -234,8 +241,9 @@ def _warn_that_it_steps_aside() -> None:
     if not _has_warned:
         _has_warned = True
         warnings.warn(
-            "zoo.lean has no effect in or around modules compiled by torch.compile; compile the plain network with "
-            'backend="zoo_lean" or options=zoo.remat.inductor_options()',
+            "zoo.lean has no effect in or around modules compiled by torch.compile; call zoo.lean(model, capture=True) "
+            'instead of torch.compile, or compile the plain network with backend="zoo_lean" or '
+            "options=zoo.remat.inductor_options()",
             StepsAside,
             stacklevel=2,
         )

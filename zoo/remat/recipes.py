@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zoo.errors import ZooError
 from zoo.remat.operations import IN_PLACE, Operation
-from zoo.torch_internals import detach, is_alias_of, skip_autograd_and_autocast
+from zoo.torch_internals import detach, is_alias_of, never_compile, skip_autograd_and_autocast
 
 MAX_STORED = 3  # capacity of the store, in units of the largest tensor stored so far
 
@@ -227,6 +227,7 @@ class SavedHandle:
         return tensor
 
 
+@never_compile
 def unpack(packed: Any) -> Tensor:
     """Return the saved tensor for what autograd holds in its place."""
     return unmodified(*packed) if isinstance(packed, tuple) else packed.unpack()

@@ -24,6 +24,7 @@ from zoo.torch_internals import (
     are_transforms_active,
     before_hooks_are_disabled,
     count_writes,
+    never_compile,
     top_saved_tensors_hooks,
 )
 
@@ -70,6 +71,7 @@ class Rematerializer(EagerDispatchMode):
         self._log = log
         self.place = ""
 
+    @never_compile
     def __enter__(self) -> Rematerializer:
         """Start recording."""
         self._num_priced = 0
@@ -94,6 +96,7 @@ class Rematerializer(EagerDispatchMode):
             self._contexts = contexts.pop_all()
         return self
 
+    @never_compile
     def __exit__(self, *error: Any) -> None:
         """Stop recording. What backward needs stays alive."""
         self._frozen.finish()
@@ -106,6 +109,7 @@ class Rematerializer(EagerDispatchMode):
         del self._contexts, self._hooks
         del self._kept, self._tracker, self._decisions, self._decider, self._recorder, self._frozen
 
+    @never_compile
     def __torch_dispatch__(
         self, operation: Operation, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -147,6 +151,7 @@ class Rematerializer(EagerDispatchMode):
         finally:
             self._hooks.__enter__()
 
+    @never_compile
     def _pack(self, tensor: Tensor) -> Any:
         """Return what autograd holds in place of a saved tensor."""
         handle = self._frozen.pack(tensor) if self._frozen.is_seen else None
