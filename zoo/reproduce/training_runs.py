@@ -1,8 +1,8 @@
 """Training runs: read from log folders, matched to experiments, stored in one file, and plotted.
 
 Of a log folder, experiment.json, metrics.jsonl and the text log are read. A file of runs (PAPER_runs.json) replaces
-such folders: for each run it has the settings, accuracy and loss of each epoch, and parts of the reconstruction errors and
-gradient angles.
+such folders: for each run it has the settings, accuracy and loss of each epoch, and a part of the reconstruction errors
+and gradient angles.
 """
 
 from __future__ import annotations
