@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zoo import convert, layers, weights
+    from zoo import convert, layers, remat, weights
     from zoo.errors import (
         CheckpointError,
         ConfigError,
@@ -57,6 +57,7 @@ __all__ = [
     "load_weights",
     "measure_memory",
     "memory_report",
+    "remat",
     "score",
     "segment",
     "train",
@@ -93,7 +94,7 @@ def __getattr__(name: str) -> Any:
         return _version()
     if name not in __all__:
         raise AttributeError(f"module 'zoo' has no attribute {name!r}")
-    if name in ("convert", "layers", "weights"):
+    if name in ("convert", "layers", "remat", "weights"):
         return import_module(f"zoo.{name}")
     return getattr(import_module(_HOMES.get(name, "zoo.errors")), name)
 
