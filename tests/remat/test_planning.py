@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -227,3 +228,33 @@ def test_on_the_meta_device_the_report_takes_no_memory() -> None:
     assert f"peak of a lean training step: {found.peak / 1e6:.2f} MB" in str(found)
     with pytest.raises(ConfigError, match="at least"):
         zoo.memory_report(products().to("meta"), x.to("meta"), budget="1MB")
+
+
+@pytest.mark.parametrize("kind", ["frozen", "frozen with a trained head", "integers"])
+def test_a_call_that_no_gradient_needs_is_not_planned(kind: str, measured: Count) -> None:
+    plain, x = network(), images(SIZE_PX)
+    plain.requires_grad_(kind == "integers")
+    model = lean(copy.deepcopy(plain), "1GB")
+    for each in (plain, model):
+        each.register_forward_hook(lambda *args: args[-1].argmax(1) if kind == "integers" else None)
+    assert are_equal([plain(x)], [model(x)])
+    assert are_equal(plain.buffers(), model.buffers())
+    assert measured.number == (kind == "integers")
+    if kind == "frozen with a trained head":
+        head = nn.Linear(5, 2)
+        head(model(x)).sum().backward()
+        assert head.weight.grad is not None
+
+
+def test_the_first_step_of_lazy_modules_is_not_planned(measured: Count) -> None:
+    def lazy() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.Dropout(), nn.LazyConv2d(4, 3))
+
+    plain, model = lazy(), lean(lazy(), "1GB")
+    for number in range(2):
+        torch.manual_seed(1)
+        expected = step(plain, images(SIZE_PX))
+        torch.manual_seed(1)
+        assert are_equal(expected, step(model, images(SIZE_PX)))
+        assert bool(measured.number) == bool(number)

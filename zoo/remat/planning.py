@@ -17,6 +17,7 @@ from weakref import WeakSet
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -30,6 +31,11 @@ from zoo.torch_internals import storage_id, tree_leaves, tree_map
 MARGIN = 0.02  # of the limit, for what a real step takes beyond a measured one
 CLOSE = 0.05  # of the limit: a peak that is so close below it is not improved
 MAX_STEPS = 10  # measured after the first one
+
+
+class NoGradientsError(Exception):
+    """No output of a call requires gradients."""
+
 
 _optimizers: WeakSet[Optimizer] = WeakSet()
 
@@ -49,6 +55,9 @@ def plan(
     allocated before counts too. Returns immediately if the budget was planned for such a step before. Otherwise forward
     and backward run several times. The random state, buffers and gradients are then as before.
 
+    A call without a backward pass, and the first call of lazy modules, recompute all they can, and the peak is 0. The
+    next call is planned.
+
     Args:
     - `module`: the network.
     - `rematerializer`: returns a `Rematerializer` for a budget and a ``log`` of decisions.
@@ -59,6 +68,9 @@ def plan(
     assert budget.peak_bytes is not None
     _watch_optimizers()
     inputs = _tensors((args, kwargs))
+    own = [*module.parameters(), *module.buffers()]
+    if any(map(is_lazy, own)) or not any(each.requires_grad for each in (*own, *inputs)):
+        return _skip(budget)
     existing, input_bytes = _existing_bytes(module, inputs), sum(each.nbytes for each in inputs)
     limit = (1 - MARGIN) * budget.peak_bytes
     planned = budget.planned
@@ -77,9 +89,18 @@ def plan(
                 )
             return existing + peak, decisions
 
-        peak, budget.flops_per_byte = _lowest_price(budget, limit, measure)
+        try:
+            peak, budget.flops_per_byte = _lowest_price(budget, limit, measure)
+        except NoGradientsError:
+            return _skip(budget)
         planned = budget.planned = Planned(peak - existing, input_bytes)
     return existing + planned.step_bytes
+
+
+def _skip(budget: Budget) -> int:
+    """Let a call recompute all it can, and the next one be planned; return 0."""
+    budget.flops_per_byte, budget.planned = float("inf"), Planned(0, 0)
+    return 0
 
 
 def _lowest_price(
@@ -144,7 +165,10 @@ def _measure(
 
 def _loss(output: Any) -> Tensor:
     """Return the sum of the scalar outputs, which are losses, or if there are none the cross-entropy of the outputs."""
-    outputs = [each for each in _tensors(output) if each.requires_grad and each.numel() > 0]
+    tensors = _tensors(output)
+    outputs = [each for each in tensors if each.requires_grad and each.numel() > 0]
+    if tensors and not outputs:
+        raise NoGradientsError
     if not outputs:
         raise ConfigError(
             f"no output of type {type(output).__name__} requires gradients, so that no training step can be measured",
