@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 import warnings
@@ -10,7 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+import torchvision
 from torch import nn
+from torchvision.models._utils import IntermediateLayerGetter
+from torchvision.models.feature_extraction import create_feature_extractor
 
 from tests.remat.programs import are_equal, images, network
 from tests.step import step
@@ -170,6 +175,18 @@ def test_it_steps_aside_for_a_compiler_and_tells_once(
         torch.testing.assert_close(a, b)
 
 
+def test_a_method_that_is_compiled_steps_aside_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.remat.lean._has_warned", False)
+    torch._dynamo.reset()
+    recordings = Count(monkeypatch)
+    model = lean(Encoder())
+    features = torch.compile(lambda x: model.forward_features(x), backend="eager", fullgraph=True)
+    with pytest.warns(StepsAside, match="inductor_options"):
+        found = features(images())
+    torch.testing.assert_close(found, Encoder().forward_features(images()))
+    assert recordings.number == 0
+
+
 @pytest.mark.parametrize("budget", [0.3, "1000 FLOP/B"])
 def test_a_budget_repeats_the_cheapest_convolutions(budget: Any) -> None:
     model, free = lean(network(), budget), lean(network())
@@ -194,3 +211,123 @@ def test_budgets_are_parsed() -> None:
     assert Budget.parse(0.5).is_observed
     assert Budget.parse(10**9).peak_bytes == Budget.parse("1GB").peak_bytes == Budget.parse(" 1000 MB").peak_bytes
     assert Budget.parse("8GiB").peak_bytes == 2**33
+
+
+class Encoder(nn.Module):
+    """A network with the methods that networks document beside `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decode(self.forward_features(x))
+
+    def forward_features(self, x: torch.Tensor, layers: int = 4) -> torch.Tensor:
+        return self.body[:layers](x)
+
+    def get_intermediate_layers(self, x: torch.Tensor, n: int = 1) -> list[torch.Tensor]:
+        return [self.forward_features(x, layers) for layers in range(4 - n, 4)]
+
+    def encode_image(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body[4:](x)
+
+    def generate(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("method", ["forward_features", "get_intermediate_layers", "encode_image", "decode"])
+def test_methods_that_compute_features_run_lean(method: str, capture: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings = Count(monkeypatch)
+    model, plain = lean(Encoder(), capture=capture), Encoder()
+    x = images(SIZE_PX) if method != "decode" else torch.randn(2, 8, SIZE_PX, SIZE_PX)
+    gradients = []
+    for each in (plain, model):
+        outputs = getattr(each, method)(x)
+        sum(out.square().mean() for out in (outputs if isinstance(outputs, list) else [outputs])).backward()
+        gradients.append([parameter.grad for parameter in each.parameters() if parameter.grad is not None])
+    assert are_equal(*gradients)
+    assert recordings.number == 1
+    with torch.no_grad():
+        getattr(model, method)(x)
+    assert recordings.number == 1
+
+
+def test_other_methods_run_as_usual_and_methods_inside_a_call_record_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings = Count(monkeypatch)
+    model = lean(Encoder())
+    assert are_equal(step(Encoder(), images()), step(model, images()))
+    assert recordings.number == 1
+    model.generate(images())
+    assert recordings.number == 1
+    assert list(inspect.signature(model.forward_features).parameters) == ["x", "layers"]
+    lean(model, enabled=False).forward_features(images())
+    assert recordings.number == 1
+
+
+def test_methods_of_a_captured_network_are_captured_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    recordings = Count(monkeypatch)
+    model = lean(Encoder(), capture=True)
+    assert are_equal(step(Encoder(), images(SIZE_PX)), step(model, images(SIZE_PX)))
+    assert recordings.number == 0
+
+
+def test_a_limit_in_bytes_holds_for_methods() -> None:
+    model = lean(Encoder(), "1GB")
+    model.forward_features(images(SIZE_PX)).sum().backward()
+    assert vars(model)["_zoo_lean"].budget.planned is not None
+    with pytest.raises(ConfigError, match="at least"):
+        lean(Encoder(), 1000).forward_features(images(SIZE_PX))
+
+
+def test_a_lean_network_is_scripted_as_the_plain_one() -> None:
+    class Scripted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = lean(nn.Sequential(nn.Linear(3, 3)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.forward_features(x)
+
+        def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+            return F.relu(self.part(x))
+
+    model, x = lean(Scripted()), torch.randn(2, 3)
+    with warnings.catch_warnings(action="ignore"):  # it is deprecated
+        scripted = torch.jit.script(model)
+    assert are_equal([scripted(x)], [model(x)])
+    assert is_lean(model)
+    assert is_lean(model.part)
+
+
+def test_what_is_built_of_parts_of_a_lean_network_is_made_lean_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings = Count(monkeypatch)
+    model = lean(torchvision.models.resnet18())
+    parts: list[nn.Module] = [
+        nn.Sequential(*model.children())[:5],
+        IntermediateLayerGetter(model, {"layer1": "out"}),
+        create_feature_extractor(model, ["layer1"]),
+    ]
+    for each in parts:
+        each(images(SIZE_PX))
+    assert recordings.number == 0
+    for each in parts:
+        lean(each)(images(SIZE_PX))
+    assert recordings.number == 3
+
+
+def test_the_class_of_a_lean_network_builds_a_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings = Count(monkeypatch)
+    twin = type(lean(Encoder()))()
+    twin.load_state_dict(Encoder().state_dict())
+    assert not is_lean(copy.copy(twin))
+    for each in (copy.deepcopy(twin), pickle.loads(pickle.dumps(twin)), twin):
+        assert not is_lean(each)
+        assert are_equal(step(Encoder(), images()), step(each, images()))
+    assert recordings.number == 0
+    assert is_lean(lean(twin))

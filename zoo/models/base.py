@@ -229,12 +229,8 @@ class Network(nn.Module):
         return self.classifier[-1] if hasattr(self, "classifier") else nn.Identity()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Apply `zoo.lean` to the network, which about halves its activation memory; ``enable=False`` removes it.
-
-        Each stage is lean by itself, too, for `forward_features` and others that are called alone.
-        """
-        for module in (self, *self.children()):
-            lean(module, enabled=enable)
+        """Apply `zoo.lean` to the network, which about halves its activation memory; ``enable=False`` removes it."""
+        lean(self, enabled=enable)
 
     def set_input_channels(self, in_chans: int) -> None:
         """Replace the first convolution's weight by an uninitialized one for ``in_chans`` image channels."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
+import re
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,6 +32,8 @@ from zoo.torch_internals import (
 Module = TypeVar("Module", bound=nn.Module)
 
 _SETTINGS = "_zoo_lean"  # key in the __dict__ of a lean module
+# Methods that compute features of a network, beside `forward`. Others may generate or train.
+_METHODS = re.compile(r"forward_\w+|(en|de)code(_\w+)?|extract_\w+|get_(intermediate_layers|\w+_features)")
 
 
 def lean(
@@ -43,7 +48,9 @@ def lean(
     Calls of the module then run in a `zoo.remat.Rematerializer`: where autograd would save the output of a cheap
     operation for backward, a recipe for recomputing it is saved instead. Outputs, gradients, running statistics and
     random numbers are bit-identical to those of plain training. Parameters, state dict, hooks and pickling do not
-    change. The class of the module becomes a subclass of the same name.
+    change. The class of the module becomes a subclass of the same name. The same holds for methods that compute
+    features: ``forward_features`` and others that begin with ``forward_`` or ``extract_``, ``encode``, ``decode``,
+    ``encode_image`` and the like, ``get_intermediate_layers``, ``get_image_features`` and the like.
 
     A call runs as usual without gradients, in transforms of `torch.func`, and inside another lean module, a checkpoint
     or other hooks for saved tensors. It also does in and around modules compiled by torch.compile, with one
@@ -139,16 +146,16 @@ class _Lean:
             other = memo[id(self)] = type(self).__new__(type(self))
             other.__dict__ = copy.deepcopy(self.__dict__, memo)
             return other
-        settings = copy.deepcopy(self.__dict__[_SETTINGS], memo)
+        settings = copy.deepcopy(self.__dict__.get(_SETTINGS), memo)
         with _as_original(self):
             other = copy.deepcopy(self, memo)
-        return _make_lean(other, settings)
+        return other if settings is None else _make_lean(other, settings)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return how to unpickle a module of the original class and make it lean."""
         with _as_original(self):
             function, arguments, *rest = self.__reduce_ex__(protocol)
-        return _restore, (function, arguments, self.__dict__[_SETTINGS]), *rest
+        return _restore, (function, arguments, self.__dict__.get(_SETTINGS)), *rest
 
     def recompile(self) -> Any:
         """Recompile a `torch.fx.GraphModule`, which sets methods of its class."""
@@ -164,7 +171,31 @@ def _is_lean_class(cls: type) -> bool:
 def _lean_class(original: type) -> type:
     """Return the lean subclass of a module's class. It has the same name, as users print names."""
     names = {name: original.__dict__.get(name) for name in ("__module__", "__doc__")}
-    return type(original.__name__, (_Lean, original), {**names, "__qualname__": original.__qualname__})
+    found = {name: inspect.getattr_static(original, name) for name in dir(original) if _METHODS.fullmatch(name)}
+    methods = {name: _lean_method(method) for name, method in found.items() if inspect.isfunction(method)}
+    return type(original.__name__, (_Lean, original), {**methods, **names, "__qualname__": original.__qualname__})
+
+
+def _lean_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that runs in a rematerializer unless it is part of a call of the module."""
+    context = _context_of_method
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with context(self, method, args, kwargs):
+            return method(self, *args, **kwargs)
+
+    # torch.jit.script compiles the method that is wrapped, but looks up names among the globals of the wrapper.
+    copied = types.FunctionType(run.__code__, method.__globals__, closure=run.__closure__)
+    return functools.wraps(method)(copied)
+
+
+def _context_of_method(module: Any, method: Callable[..., Any], args: Any, kwargs: Any) -> AbstractContextManager[Any]:
+    if torch.compiler.is_compiling():
+        settings: _Settings | None = module.__dict__.get(_SETTINGS)
+        if settings is not None and settings.captured is None and not torch.compiler.is_exporting():
+            _warn_that_it_steps_aside()
+        return nullcontext()
+    return _rematerializer_of(module, functools.partial(method, module), args, kwargs)
 
 
 @contextmanager
@@ -199,9 +230,10 @@ def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterato
             module.__dict__["forward"] = own
 
 
-def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], settings: _Settings) -> Any:
-    """Return a new lean module, whose state the unpickler sets."""
-    return _make_lean(function(*arguments), settings)
+def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], settings: _Settings | None) -> Any:
+    """Return a new lean module, whose state the unpickler sets; a plain one for an object that `lean` never got."""
+    module = function(*arguments)
+    return module if settings is None else _make_lean(module, settings)
 
 
 def _rematerializer_of(module: Any, call: Any, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
