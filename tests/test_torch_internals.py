@@ -162,6 +162,37 @@ def test_a_dispatch_mode_counts_the_writes_inside_of_an_operator_if_it_asks_for_
     assert x._version == is_counted
 
 
+@pytest.mark.parametrize("is_resolved", [False, True])
+def test_a_kernel_in_a_dispatch_mode_reads_conjugated_views_if_it_is_asked_to(is_resolved):
+    class Mode(internals.TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            with internals.resolve_views() if is_resolved else contextlib.nullcontext():
+                return operation(*args, **(kwargs or {}))
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, dtype=torch.complex128)
+    with Mode():
+        found = torch.linalg.pinv(x)
+    assert torch.equal(found, torch.linalg.pinv(x)) is is_resolved
+
+
+def test_a_function_runs_with_the_flags_of_another_time_and_leaves_those_of_now():
+    flags = internals.kernel_flags()
+    try:
+        torch.backends.mkldnn.enabled = False
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        changed = internals.kernel_flags()
+        assert internals.call_with_flags(flags, internals.kernel_flags) == flags
+        assert internals.kernel_flags() == changed == (False, True, True)
+        with pytest.raises(ZeroDivisionError):
+            internals.call_with_flags(flags, lambda: 1 / 0)
+        assert internals.kernel_flags() == changed
+    finally:
+        torch.backends.mkldnn.enabled = True
+        torch.use_deterministic_algorithms(False)
+    assert internals.kernel_flags() == flags
+
+
 def test_a_context_is_entered_before_hooks_are_disabled(monkeypatch):
     entered = []
 

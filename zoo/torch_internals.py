@@ -74,6 +74,20 @@ count_writes: Callable[[], AbstractContextManager[None]] = functools.partial(
     _C._SetExcludeDispatchKeyGuard, _C.DispatchKey.ADInplaceOrView, False
 )
 
+
+@contextmanager
+def resolve_views() -> Iterator[None]:
+    """Return a context, for use within `__torch_dispatch__`, in which kernels may read conjugated and negated views.
+
+    Without it, the views that a kernel makes of its arguments, such as `x.mH`, have the elements of the arguments.
+    """
+    with (
+        _C._SetExcludeDispatchKeyGuard(_C.DispatchKey.Conjugate, False),
+        _C._SetExcludeDispatchKeyGuard(_C.DispatchKey.Negative, False),
+    ):
+        yield
+
+
 #: Returns whether a tensor is of a subclass that wraps other tensors and has no memory of its own, such as DTensor.
 is_wrapper = _python_dispatch.is_traceable_wrapper_subclass
 
@@ -94,6 +108,33 @@ def _above_kernels() -> Any:
 skip_autograd_and_autocast: Callable[[], AbstractContextManager[None]] = functools.partial(
     _C._ExcludeDispatchKeyGuard, _above_kernels()
 )
+
+
+def kernel_flags() -> tuple[Any, ...]:
+    """Return the settings that choose between kernels: oneDNN, deterministic algorithms, whether these warn."""
+    return (
+        _C._get_mkldnn_enabled(),
+        _C._get_deterministic_algorithms(),
+        _C._get_deterministic_algorithms_warn_only(),
+    )
+
+
+def call_with_flags(flags: tuple[Any, ...], function: Callable[..., Any], *args: Any) -> Any:
+    """Return the result of a function that runs with the settings that `kernel_flags` has returned."""
+    before = kernel_flags()
+    if before == flags:
+        return function(*args)
+    _set_kernel_flags(*flags)
+    try:
+        return function(*args)
+    finally:
+        _set_kernel_flags(*before)
+
+
+def _set_kernel_flags(is_mkldnn: bool, is_deterministic: bool, warns: bool) -> None:
+    _C._set_mkldnn_enabled(is_mkldnn)
+    _C._set_deterministic_algorithms(is_deterministic, warn_only=warns)
+
 
 #: The dispatch modes of selective checkpoints, in forward and in recomputation. In versions of torch without these
 #: names, conservatively, any dispatch mode.

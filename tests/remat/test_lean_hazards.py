@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,10 @@ from torch.distributed.tensor.placement_types import Shard
 
 from tests.remat.programs import are_equal
 from zoo.remat.lean import lean
+from zoo.remat.memory_report import memory_report
+from zoo.remat.memory_use import measure_memory
 from zoo.remat.recipes import RecipeError
+from zoo.torch_internals import TorchDispatchMode
 
 SIZE_PX = 96  # 8 channels of 96 x 96 px take more than 64 KiB, up to which tensors are kept
 
@@ -421,3 +426,157 @@ def test_recomputation_of_integers_that_become_floats() -> None:
         return F.layer_norm((u.square() + 1).sqrt() * h, (SIZE_PX,)) + (u.square() + 1).sqrt()
 
     assert_lean_is_plain(Network(middle), images())
+
+
+# ----------------------------------------------------------------------------------------------- memory and settings
+def test_parameters_in_memory_that_torch_does_not_own_are_inputs_of_recipes(tmp_path: Path) -> None:
+    """Plain training reads them in backward, too."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv, self.out = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+            self.scale = nn.Parameter(torch.randn(8, SIZE_PX, SIZE_PX))
+            self.register_buffer("shift", torch.randn(8, SIZE_PX, SIZE_PX))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.conv(x) * self.scale + self.shift)
+
+    def mapped() -> nn.Module:
+        torch.save(Scaled().state_dict(), tmp_path / "weights.pt")
+        model = Scaled()
+        model.load_state_dict(torch.load(tmp_path / "weights.pt", mmap=True), assign=True)
+        assert not any(each.untyped_storage().resizable() for each in (model.scale, model.shift))
+        return model
+
+    def held(model: nn.Module) -> int:
+        return measure_memory(lambda: model(images()).square().mean(), model.parameters()).held
+
+    assert held(lean(mapped())) == held(lean(Scaled())) < held(Scaled())
+    assert_lean_is_plain(mapped(), images())
+
+
+def test_a_parameter_that_each_forward_overwrites() -> None:
+    class Renormalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed, self.out = nn.Embedding(200, 64, max_norm=1.0), nn.Linear(64, 64)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.out(F.gelu(self.embed(a))).tanh()
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower = Renormalized()
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.tower(a, b) * self.tower(b, a)
+
+    rows = torch.randint(200, (2, 8, 128), generator=torch.Generator().manual_seed(0))
+    assert_lean_is_plain(Twice(), *rows)
+    plain = Twice()
+    expected = train(copy.deepcopy(plain), *rows)
+    lean(plain.tower)
+    assert are_equal(expected, train(plain, *rows))  # two recordings before backward
+
+
+LINALG: dict[str, Callable[[Tensor], Tensor]] = {
+    "pinv": torch.linalg.pinv,
+    "pinv with a tolerance": lambda x: torch.linalg.pinv(x, rtol=1e-3),
+    "pinv of a Hermitian matrix": lambda x: torch.linalg.pinv(x.mH @ x, hermitian=True),
+    "pinverse": torch.pinverse,
+    "lstsq": lambda x: torch.linalg.lstsq(x, x[:, :2] * 2 + 1).solution,
+}
+if hasattr(torch.linalg, "polar"):  # since torch 2.15
+    LINALG["polar"] = lambda x: torch.cat(torch.linalg.polar(x))
+    LINALG["matrix_sqrth"] = lambda x: torch.linalg.matrix_sqrth(x.mH @ x + torch.eye(3))
+
+
+@pytest.mark.parametrize("name", LINALG)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_complex_operations_that_conjugate_inside_of_their_kernel(name: str, requires_grad: bool) -> None:
+    class Complex(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return LINALG[name](x)
+
+    torch.manual_seed(0)
+    results = []
+    for model in (Complex(), lean(Complex())):
+        torch.manual_seed(0)
+        x = torch.randn(5, 3, dtype=torch.complex128, requires_grad=requires_grad)
+        out = model(x)
+        if requires_grad:
+            out.abs().sum().backward()
+        results.append([out.detach(), *([x.grad] if requires_grad else [])])
+    assert are_equal(*([torch.view_as_real(each.resolve_conj()) for each in found] for found in results))
+
+
+@pytest.mark.parametrize("budget", [0.3, "40 FLOP/B", "1GB"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+def test_strided_nested_tensors_with_a_budget(budget: Any) -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            nested = torch.nested.as_nested_tensor([x[0, :100], x[1]])
+            return torch.nested.to_padded_tensor(self.second(F.relu(self.first(nested))), 0.0)
+
+    x = torch.randn(2, 150, 64, generator=torch.Generator().manual_seed(0))
+    expected, model = train(Nested(), x), lean(Nested(), budget)
+    for _ in range(2):
+        assert are_equal(expected, train(model, x))
+    assert "first" in memory_report(Nested(), x).table()
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+SWITCHES: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False, allow_tf32=None),
+    "deterministic": deterministic,
+}
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_backward_recomputes_with_the_kernels_of_forward(switch: str, where: str) -> None:
+    class Flags(TorchDispatchMode):
+        """Notes with which flags operations run."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: dict[str, set[tuple[bool, bool]]] = {}
+
+        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            flags = torch.backends.mkldnn.enabled, torch.are_deterministic_algorithms_enabled()
+            self.seen.setdefault(str(operation), set()).add(flags)
+            return operation(*args, **kwargs or {})
+
+    def middle(h: Tensor) -> Tensor:
+        return F.group_norm(F.gelu(h), 4).sin()
+
+    results = []
+    for model in (Network(middle), lean(Network(middle))):
+        with SWITCHES[switch]() if where == "forward" else nullcontext():
+            loss = model(images()).square().mean()
+            in_forward = torch.backends.mkldnn.enabled, torch.are_deterministic_algorithms_enabled()
+        with SWITCHES[switch]() if where == "backward" else nullcontext(), Flags() as flags:
+            loss.backward()
+        results.append([parameter.grad for parameter in model.parameters()])
+    assert are_equal(*results)
+    assert flags.seen["aten.gelu.default"] == {in_forward}
+    assert flags.seen["aten.gelu_backward.default"] != {in_forward}
+    assert torch.backends.mkldnn.enabled
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -246,10 +246,12 @@ class Decider:
                     start = source.live() if source.kept is None else source.kept
                     if start is None:
                         return "an input of its recipe was freed"
-                    if source.is_external and not source.is_copied:
+                    if source.is_external and not source.is_copied and not self._kept.is_permanent(start):
                         return "an input of its recipe is memory that torch does not own"
                     if self._tracker.is_modified(start, source):
                         return "an input of its recipe was overwritten"
+                    if self._tracker.has_writes(start) and self._kept.is_permanent(start):
+                        return "an input of its recipe is overwritten in each forward pass"
                     starts.append((source, start))
                     if source.is_copied:
                         costs[id(start)] = start.nbytes

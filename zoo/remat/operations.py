@@ -192,14 +192,17 @@ def _attentions() -> dict[Operation, int]:
 #: Kernels of scaled dot product attention of (query, key, value, ...) -> the position of their dropout probability.
 ATTENTIONS = _attentions()
 
+#: Operations that `flops_of` counts.
+PRICED = {CONVOLUTION, *PRODUCTS, *ATTENTIONS}
+
 
 def flops_of(operation: Operation, args: tuple[Any, ...], out: Any) -> float | None:
     """Return the FLOP count of a convolution, matrix product or attention without dropout.
 
-    None for anything else and for empty outputs.
+    None for anything else, for empty outputs and for nested tensors.
     """
     out = first_tensor(out)
-    if not isinstance(out, Tensor) or out.layout is not torch.strided or out.numel() == 0:
+    if not isinstance(out, Tensor) or out.layout is not torch.strided or out.is_nested or out.numel() == 0:
         return None
     if operation is CONVOLUTION:
         x, weight, is_transposed = args[0], args[1], args[6]

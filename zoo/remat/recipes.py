@@ -12,7 +12,14 @@ from torch import Tensor
 
 from zoo.errors import ZooError
 from zoo.remat.operations import IN_PLACE, Operation
-from zoo.torch_internals import detach, is_alias_of, never_compile, skip_autograd_and_autocast
+from zoo.torch_internals import (
+    call_with_flags,
+    detach,
+    is_alias_of,
+    kernel_flags,
+    never_compile,
+    skip_autograd_and_autocast,
+)
 
 MAX_STORED = 3  # capacity of the store, in units of the largest tensor stored so far
 
@@ -150,9 +157,12 @@ class Store:
 
     Its capacity is `MAX_STORED` times the size of the largest tensor stored. An evicted tensor is recomputed when it is
     needed. A tensor that was modified in place since, as the backward of a custom function may do, counts as evicted.
+
+    ``flags`` are the settings of forward that choose between kernels.
     """
 
     def __init__(self) -> None:
+        self.flags = kernel_flags()
         self._tensors: dict[TrackedTensor, tuple[Tensor, int]] = {}  # with its version
         self._largest = self._total = 0
         self._lock = threading.RLock()  # autograd has one thread per device
@@ -214,7 +224,7 @@ class SavedHandle:
         tensor = value.available()
         if tensor is None:
             with skip_autograd_and_autocast():
-                tensor = compute(value)
+                tensor = call_with_flags(value.store.flags, compute, value)
         if value.kept is not None:
             return tensor
         value.waiting -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from zoo.remat.operations import (
     ENLARGES,
     FASTER,
     MASKS,
+    PRICED,
     RELU,
     RULES,
     Operation,
@@ -32,7 +34,14 @@ from zoo.remat.operations import (
 )
 from zoo.remat.recipes import Recipe
 from zoo.remat.tracking import Tracker
-from zoo.torch_internals import FAKE_QUANTIZE, DisableTorchDispatch, count_writes, may_overlap, memory_id
+from zoo.torch_internals import (
+    FAKE_QUANTIZE,
+    DisableTorchDispatch,
+    count_writes,
+    may_overlap,
+    memory_id,
+    resolve_views,
+)
 
 
 class Recorder:
@@ -144,7 +153,7 @@ class Traits(NamedTuple):
 
     Args:
     - `operation`: the operation. It stays alive, so that no other operation gets its id.
-    - `run`: computes its outputs: the operation itself, or a function with the same bits that takes less time.
+    - `run`: computes its outputs: the operation itself, or a function with the same bits.
     - `rule`: how its outputs are recomputed, if they are.
     - `record`: the method that records its outputs. None if they are recomputed only within a budget, and for an
       operation with `is_overwriting`.
@@ -191,11 +200,12 @@ def traits_of(operation: Operation) -> Traits:
         record = Recorder.record_batch_norm
     elif operation is FAKE_QUANTIZE:
         record = Recorder.record_fake_quantization
+    is_listed = rule is not None or record is not None or operation in PRICED
     rule = rule or Rule(operation, is_view=False, overwrites=False)
     written, inside = written_arguments(operation), writes_inside(operation)
     traits = Traits(
         operation,
-        FASTER.get(operation, operation),
+        FASTER.get(operation, operation) if is_listed else partial(_call_resolving_views, operation),
         rule,
         record,
         rule.overwrites,
@@ -205,6 +215,14 @@ def traits_of(operation: Operation) -> Traits:
     )
     _traits[id(operation)] = traits
     return traits
+
+
+def _call_resolving_views(operation: Operation, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of an operation, whose kernel may read conjugated views of complex arguments."""
+    if any(isinstance(arg, Tensor) and arg.is_complex() for arg in args):
+        with resolve_views():
+            return operation(*args, **kwargs)
+    return operation(*args, **kwargs)
 
 
 def _without_keywords(

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from zoo.remat.recipes import Recipe, Store, TrackedTensor
-from zoo.torch_internals import DisableTorchDispatch, is_wrapper, memory_id, storage_id
+from zoo.torch_internals import DisableTorchDispatch, is_wrapper, memory_id
 
 SWEEP = 32  # tensors noted between two searches for those that were freed
 # Smaller tensors are saved, as recomputing them costs more time than the memory is worth: smaller than the largest
@@ -30,14 +30,15 @@ class KeptMemory(set[int]):
     def __init__(self, parameters: Callable[[], Sequence[Tensor]]) -> None:
         super().__init__()
         self._parameters = parameters
-        # the storages of parameters and buffers, as far as they were needed
-        self._permanent: list[torch.UntypedStorage] = []
+        # address -> storage of parameters and buffers, as far as they were needed
+        self._permanent: dict[int, torch.UntypedStorage] = {}
         self._has_all_permanent = False
 
     def add_permanent(self, tensor: Tensor) -> None:
         """Record that the memory of a tensor stays alive anyway."""
-        self._permanent.append(tensor.untyped_storage())
-        self.add(memory_id(tensor))
+        address = memory_id(tensor)
+        self._permanent[address] = tensor.untyped_storage()
+        self.add(address)
 
     def add_all_permanent(self) -> None:
         """Record that the memory of all parameters and buffers stays alive. Walks over the whole network."""
@@ -46,12 +47,15 @@ class KeptMemory(set[int]):
             for each in self._parameters():
                 self.add_permanent(each)
 
+    def is_permanent(self, tensor: Tensor) -> bool:
+        """Return whether the memory of a tensor is that of a parameter or buffer."""
+        self.add_all_permanent()
+        return memory_id(tensor) in self._permanent
+
     def release(self, tensor: Tensor) -> None:
         """Forget that the memory of a tensor is saved: a copy replaces it, so that its address may be reused."""
-        self.add_all_permanent()
-        address = memory_id(tensor)
-        if all(storage_id(storage) != address for storage in self._permanent):
-            self.discard(address)
+        if not self.is_permanent(tensor):
+            self.discard(memory_id(tensor))
 
 
 class Tracker:
@@ -122,6 +126,10 @@ class Tracker:
         if not self._writes:
             return False
         return self._writes.get(memory_id(tensor), 0) > value.clock
+
+    def has_writes(self, tensor: Tensor) -> bool:
+        """Return whether this forward pass has written into a tensor's memory."""
+        return memory_id(tensor) in self._writes
 
     def is_modified(self, tensor: Tensor, value: TrackedTensor) -> bool:
         """Return whether a tensor has other contents by now, by its version or a write into its memory."""
