@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zoo.config import Experiment, experiments_dir, load_experiment
+from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
 from zoo.config.published import Published, published
 from zoo.registry import build_from_config
 
@@ -43,7 +43,7 @@ def test_a_published_experiment_has_the_published_settings_and_scores(line: str)
     experiment = experiment_of(name)
     network, optimizer = experiment.network, experiment.optimizer
     assert (network.arch, network.norm) == (arch, bn_mode)
-    # The file of the WiderResNet asks for a stem that no WiderResNet has.
+    # The original file of the WiderResNet asks for a stem that no WiderResNet has.
     assert network.options == ({"input_3x3": True} if input_3x3 == "True" and arch != "wider_resnet38" else {})
     assert (network.activation, network.activation_param, network.num_classes) == ("leaky_relu", 0.01, 1000)
     assert (network.weight_init, network.weight_gain_multiplier) == ("xavier_normal", 1)
@@ -83,6 +83,43 @@ def test_there_are_ten_different_published_files_with_licences() -> None:
     assert all(len(entry.md5) == 32 and len(entry.weights.drive_id) == 33 for entry in entries)
     assert all(entry.weights.licence for entry in entries)
     assert all(entry.source for entry in CLASSIFIERS)
+
+
+# The network sections of the original project's files of November 2017 and of January 2018 to February 2019, and the
+# bundled experiment that each became; the file of a ResNet-34 asked for a stem that no ResNet has.
+OLD_NETWORKS = [
+    ("resnext101_ipabn-sync_lr_256", "resnext101", "sync"),
+    ("wider_resnet38_ipabn_lr_256", "wider_resnet38", "inplace"),
+    ("resnet34_ipabn-sync_lr_512", "resnet34", "sync"),
+]
+
+
+@pytest.mark.parametrize(("name", "arch", "bn_mode"), OLD_NETWORKS, ids=lambda value: value)
+def test_files_of_the_original_project_from_before_june_2019_load(
+    name: str, arch: str, bn_mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The slope was called leaky_relu_slope; all other keys are those of the later files."""
+    bundled = json.loads((experiments_dir() / f"{name}.json").read_text())
+    network = {"arch": arch, "activation": "leaky_relu", "leaky_relu_slope": 0.01, "input_3x3": True}
+    old = {"network": {**network, "bn_mode": bn_mode}, "optimizer": bundled["optimizer"], "input": bundled["input"]}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    with caplog.at_level("INFO", "zoo"):
+        assert load_experiment(tmp_path / "old.json").network == load_experiment(name).network
+    ignored = f"{tmp_path / 'old.json'}: network.input_3x3 = true: is ignored; {arch} has one stem"
+    assert (ignored in caplog.messages) == (arch != "resnext101")
+
+
+def test_the_old_name_of_the_slope_sets_the_slope() -> None:
+    network = parse_experiment({"network": {"arch": "resnet18", "leaky_relu_slope": 0.2}}, "x.json").network
+    assert network.activation_param == 0.2
+
+
+def test_the_bundled_experiments_load_without_notices(caplog: pytest.LogCaptureFixture) -> None:
+    """What the package says of its own files, no user can mend."""
+    with caplog.at_level("INFO", "zoo"):
+        for path in experiments_dir().glob("*.json"):
+            load_experiment(path)
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("path", sorted(experiments_dir().glob("*.json")), ids=lambda path: path.stem)

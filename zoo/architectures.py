@@ -49,7 +49,8 @@ class Architecture:
     - `input`: "imagenet" (224 pixels, 1000 classes) or "cifar" (32 pixels, 10 classes).
     - `task`: "classification" (logits of an image) or "segmentation" (logits of each pixel; 19 classes, as Cityscapes).
     - `leaky_relu_only`: whether leaky ReLU is the only activation, because layers are inverted one by one.
-    - `ignores_input_3x3`: whether experiment files may set input_3x3 without effect, as a published WiderResNet's does.
+    - `ignores_input_3x3`: whether experiment files may set input_3x3 without effect, as the original project's files of
+      a WiderResNet and a ResNet-34 do.
     """
 
     name: str
@@ -252,6 +253,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         options={"dilation": 1, "keep_outputs": False, "drop_path_rate": 0.0},
         memory=("auto", "plain", "fused", "checkpoint"),
         dilations=_DILATIONS,
+        ignores_input_3x3=True,
     ),
     **_family(
         "resnext",

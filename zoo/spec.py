@@ -122,8 +122,10 @@ class NetworkSpec(Section):
     """Norm: standard batch norm, in-place, or in-place and synchronized over all processes. Alias: bn_mode."""
     activation: Literal["relu", "leaky_relu", "elu", "identity"] = "leaky_relu"
     """Activation after the norms."""
-    activation_param: Annotated[float, Field(ge=-MAX_SLOPE, le=MAX_SLOPE)] = 0.01
-    """Slope of leaky_relu, alpha of elu."""
+    activation_param: Annotated[float, Field(ge=-MAX_SLOPE, le=MAX_SLOPE)] = Field(
+        default=0.01, validation_alias=AliasChoices("activation_param", "leaky_relu_slope")
+    )
+    """Slope of leaky_relu, alpha of elu. Alias: leaky_relu_slope."""
     num_classes: Annotated[int, Field(ge=0, le=MAX_CLASSES)] = Field(
         default_factory=_default_num_classes, validation_alias=AliasChoices("num_classes", "classes")
     )
@@ -311,7 +313,8 @@ def escape_names(names: Iterable[str]) -> list[str]:
 def read_original_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ``network`` section with the original project's keys ``input_3x3`` and ``dilation`` as options.
 
-    `NetworkSpec` itself accepts the original project's keys ``bn_mode`` and ``classes``. The content is not validated.
+    `NetworkSpec` itself accepts the original project's keys ``bn_mode``, ``classes`` and ``leaky_relu_slope``. The
+    content is not validated.
     """
     content, options, name = dict(content), content.get("options", {}), content.get("arch", "resnet101")
     if not isinstance(name, str) or not isinstance(options, dict) or is_external(name):
@@ -320,7 +323,7 @@ def read_original_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     for key, default in (("input_3x3", False), ("dilation", 1)):
         value = content.pop(key, default)
         if value is True and key == "input_3x3" and arch is not None and arch.ignores_input_3x3:
-            continue  # the file of a published WiderResNet requests a stem that no WiderResNet has
+            continue  # files of the original project request a stem that its WiderResNets and ResNets do not have
         if type(value) is not type(default) or value != default:
             options = {**options, key: value}
     return {**content, "options": options}

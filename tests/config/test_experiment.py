@@ -101,7 +101,7 @@ def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> 
 @pytest.mark.parametrize(
     ("content", "path"),
     [
-        ({"network": {"arch": "resnet50", "input_3x3": True}}, "network.options"),
+        ({"network": {"arch": "revnet56", "input_3x3": True}}, "network.options"),
         ({"network": {"arch": "wider_resnet38", "dilation": 2}}, "network.options"),
         ({"network": {"classes": 0}}, "network.num_classes"),
         ({"network": {"arch": "resnext50", "memory": "checkpoint_norms"}}, "network.memory"),

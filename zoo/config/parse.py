@@ -100,7 +100,7 @@ def _parse(content: Any, source: str, known_networks_only: bool, log_notices: bo
     if problems:
         raise_problems(problems, source)
     if log_notices and network.get("input_3x3") is True and "input_3x3" not in experiment.network.options:
-        logger.info("%s: network.input_3x3 = true: is ignored, a WiderResNet has no other stem", source)
+        logger.info("%s: network.input_3x3 = true: is ignored; %s has one stem", source, experiment.network.arch)
     return experiment
 
 
