@@ -40,6 +40,12 @@ def test_all_names_are_listed_in_a_natural_order_and_matched_by_wildcards():
 
 
 @pytest.mark.usefixtures("meta")
+def test_an_unknown_argument_far_from_all_others_is_refused_without_a_suggestion():
+    with pytest.raises(TypeError, match=r"'nonsense' for resnet50, whose options are [^;]*$"):
+        zoo.get("resnet50", nonsense=1)
+
+
+@pytest.mark.usefixtures("meta")
 def test_a_published_variant_fixes_norm_activation_and_stem_and_arguments_win():
     model = zoo.get("resnext101_ipabn_lr_512")
     assert norms_of(model) == {InPlaceABN}

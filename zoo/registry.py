@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from torch import nn
 
 from zoo.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
 from zoo.config.published import published
-from zoo.errors import ConfigError, escape, join_names, nearest
+from zoo.errors import ConfigError, escape, join_names
 from zoo.layers.norm import NormFactory
 from zoo.limits import MAX_CHANNELS
 from zoo.models import Network, build, build_network
@@ -144,10 +145,10 @@ def _sort_arguments(arch: str, arguments: dict[str, Any]) -> tuple[BuildOptions,
     if facts is not None:
         known = [*SPEC_ARGUMENTS, *BuildOptions.model_fields, "output_stride", *facts.options]
         if unknown := [argument for argument in arguments if argument not in known]:
-            (near,) = nearest(unknown[0], [*known, "weights", "body_weights"], 1)
+            near = difflib.get_close_matches(unknown[0], [*known, "weights", "body_weights"], 1)
             raise TypeError(
                 f"get() got an unexpected keyword argument {unknown[0]!r} for {arch}, whose options are "
-                f"{join_names(facts.options)}; the nearest argument is {near!r}"
+                f"{join_names(facts.options)}" + "".join(f"; the nearest argument is {name!r}" for name in near)
             )
     changes = {key: value for key, value in arguments.items() if value is not None}
     how = {key: changes.pop(key) for key in BuildOptions.model_fields if key in changes}

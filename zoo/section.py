@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar, get_args
@@ -63,7 +64,26 @@ class Conflicts(ValueError):
         self.problems = problems
 
 
-class Section(BaseModel):
+class _SectionType(type(BaseModel)):  # type: ignore[misc]
+    """Makes ``Section(key=value)`` in Python raise ConfigError; pydantic itself validates without this call."""
+
+    def __call__(cls, **settings: Any) -> Any:
+        try:
+            return super().__call__(**settings)
+        except ValidationError as caught:
+            problems = [_with_nearest_key(problem, cls.model_fields) for problem in problems_of(caught)]
+        raise_problems(problems, cls.__name__)
+
+
+def _with_nearest_key(problem: Problem, keys: Iterable[str]) -> Problem:
+    """Return the problem; that of an unknown key with the key that has a similar name, if there is one."""
+    near = difflib.get_close_matches(str(problem.path[-1]), list(keys), n=1) if problem.path else []
+    if problem.message != UNKNOWN_KEY or not near:
+        return problem
+    return replace(problem, message=f"{UNKNOWN_KEY}; the nearest is {near[0]}")
+
+
+class Section(BaseModel, metaclass=_SectionType):
     """A group of settings: no unknown keys, exact types (whole numbers pass as floats), finite numbers.
 
     Sections are immutable, so that a digest stays valid. The text below a setting is its description, which

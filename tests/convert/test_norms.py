@@ -138,7 +138,7 @@ def test_leaky_relu_takes_relu_weights_as_they_are_and_reports_the_difference():
 def test_a_network_that_the_conversion_is_not_for_is_refused(convert, settings, message):
     with pytest.raises(ConversionError, match=message):
         convert(scrambled("resnet18"), spec_of("resnet18", **settings))
-    with pytest.raises(ConversionError, match="torchvision:resnet18 is an external network"):
+    with pytest.raises(ConversionError, match="torchvision:resnet18 is a network of torchvision"):
         convert({}, NetworkSpec(arch="torchvision:resnet18"))
 
 

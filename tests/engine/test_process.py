@@ -76,7 +76,8 @@ def test_a_half_set_environment_is_refused(monkeypatch: pytest.MonkeyPatch, miss
         pass
 
 
-def test_a_variable_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set(monkeypatch, {**TWO_RANKS, "WORLD_SIZE": "two"})
-    with pytest.raises(ConfigError, match="WORLD_SIZE='two' is not a whole number; environment"), open_process():
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
+def test_a_variable_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    _set(monkeypatch, {**TWO_RANKS, name: "two"})
+    with pytest.raises(ConfigError, match=f"{name}='two' is not a whole number; environment"), open_process():
         pass

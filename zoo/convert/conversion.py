@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import ConversionError, VerificationError
+from zoo.architectures import ARCHITECTURES, is_external
+from zoo.errors import ConfigError, ConversionError, VerificationError
 from zoo.models.build import build_on_meta
 from zoo.models.external import iter_tensors
-from zoo.spec import NetworkSpec
+from zoo.spec import NetworkSpec, parse_spec
 from zoo.weights import load_state_dict
 from zoo.weights.load import check_fits, num_outputs
+from zoo.weights.published import published, published_spec
 
 StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)
@@ -94,15 +96,26 @@ def _counted(names: tuple[str, ...]) -> str:
     return f"{len(names)}" + (f" ({', '.join(names[:MAX_PRINTED_NAMES])}{rest})" if names else "")
 
 
-def source_spec(state_dict: StateDict, spec: NetworkSpec, conversion: str) -> NetworkSpec:
+def source_spec(state_dict: StateDict, network: str | NetworkSpec | None, conversion: str) -> NetworkSpec:
     """Return the spec of a conversion's source, with the number of classes of its state dict.
 
-    The memory strategy becomes the default one, because it may not support the norms of the result. Raises ConfigError
-    for an unknown architecture, and ConversionError if the conversion is not for this network.
+    ``network`` is a spec, the name of published weights, or an architecture, which has the norms and the activation
+    that the conversion is for. The memory strategy becomes the default one, because it may not support the norms of the
+    result. Raises ConfigError for an unknown architecture and for None, and ConversionError if the conversion is not
+    for this network.
     """
-    if spec.is_external:
-        what = f"{spec.arch} is an external network, and {conversion} is for those of zoo"
-        raise ConversionError(what, remedy="convert it with zoo convert export")
+    if isinstance(network, NetworkSpec):
+        spec = network
+    elif not isinstance(network, str):
+        what = "the spec is None" if network is None else f"the spec is of type {type(network).__name__}"
+        remedy = 'give the name of an architecture, such as "resnet50", or a zoo.spec.NetworkSpec'
+        raise ConfigError(f"{what}, so that nothing says which network the state dict belongs to", conversion, remedy)
+    elif network in published():
+        spec = published_spec(network)
+    else:
+        check_own(network, conversion)
+        spec = parse_spec({"arch": network, **REQUIRED[conversion]}, network)
+    check_own(spec.arch, conversion)
     for key, value in REQUIRED.get(conversion, {}).items():
         found = getattr(spec, key)
         if found != value and (found, value) != ("sync", "inplace"):
@@ -111,6 +124,17 @@ def source_spec(state_dict: StateDict, spec: NetworkSpec, conversion: str) -> Ne
     num_classes = num_outputs(state_dict, f"the state dict given for {spec.arch}", classifier)
     changes = {} if num_classes == spec.num_classes else {"num_classes": num_classes}
     return spec.changed(**changes, memory="auto")
+
+
+def check_own(arch: str, conversion: str) -> None:
+    """Raise ConversionError if a network is one of another package, naming the network of zoo if it has that name."""
+    if not is_external(arch):
+        return
+    package, _, name = arch.partition(":")
+    what = f"{arch} is a network of {package}, and {conversion} is for those of zoo"
+    if name not in ARCHITECTURES:
+        raise ConversionError(what, remedy="convert it with zoo convert export")
+    raise ConversionError(what, remedy=f'name zoo\'s own: --arch {name}, in Python "{name}"')
 
 
 def build_with_weights(state_dict: StateDict, spec: NetworkSpec) -> nn.Module:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.convert.conversion import REQUIRED, ConversionReport
+from zoo.convert.conversion import REQUIRED, ConversionReport, check_own
 from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 from zoo.errors import ConfigError, ConversionError, escape
@@ -105,6 +105,8 @@ def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any]) -> 
             f"{path}: does not say which network it belongs to; give --arch NAME (resnet50), and --norm, "
             "--activation, --activation-param and --input-3x3 where they differ from the defaults"
         )
+    if kind != "export":
+        check_own(asked["arch"], kind)
     key = "fc.weight" if kind == "from-torchvision" else None
     given = merge(asked, REQUIRED.get(kind, {}), {"num_classes": num_outputs(stored.state_dict, path, key)})
     spec = parse_spec(given, path)

@@ -60,7 +60,7 @@ def convert_network(
 
 
 def inplace_to_standard(
-    state_dict: StateDict, spec: NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
+    state_dict: StateDict, spec: str | NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
     """Return the weights for standard norms: every scale becomes |weight| + eps; exact."""
     source = source_spec(state_dict, spec, "inplace-to-standard")
@@ -68,12 +68,12 @@ def inplace_to_standard(
     converted, plans, measured = _change_norms(state_dict, source, target, compare_with_source, images)
     layers = tuple(plan.name for plan in plans)
     reason = "each scale is now |weight| + eps"
-    return converted, target, ConversionReport("inplace-to-standard", spec.arch, layers, True, reason, **measured)
+    return converted, target, ConversionReport("inplace-to-standard", source.arch, layers, True, reason, **measured)
 
 
 def standard_to_inplace(
     state_dict: StateDict,
-    spec: NetworkSpec,
+    spec: str | NetworkSpec,
     *,
     allow_approximate: bool = False,
     compare_with_source: bool = True,
@@ -100,7 +100,7 @@ def standard_to_inplace(
     convolutions = [plan.convolution for plan in plans if plan.convolution is not None]
     layers = (*(plan.name for plan in plans), *convolutions)
     report = ConversionReport(
-        "standard-to-inplace", spec.arch, layers, not clamped, reason, clamped=clamped, **measured
+        "standard-to-inplace", source.arch, layers, not clamped, reason, clamped=clamped, **measured
     )
     return converted, target, report
 
@@ -127,7 +127,7 @@ def _change_norms(
 
 def relu_to_leaky_relu(
     state_dict: StateDict,
-    spec: NetworkSpec,
+    spec: str | NetworkSpec,
     *,
     activation_param: float = 0.01,
     compare_with_source: bool = True,
@@ -146,5 +146,5 @@ def relu_to_leaky_relu(
     reason = f"the weights are unchanged, but negative values now pass with slope {activation_param:g}"
     norms = {name: part for name, part in model.named_modules() if isinstance(part, ABN)}
     layers = tuple(name for name, norm in norms.items() if norm.activation != "identity")
-    report = ConversionReport("relu-to-leaky-relu", spec.arch, layers, False, reason, **measured)
+    report = ConversionReport("relu-to-leaky-relu", source.arch, layers, False, reason, **measured)
     return state_dict_like(model, state_dict), target, report

@@ -20,11 +20,11 @@ TORCHVISION_LAYERS = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
 
 
 def from_torchvision(
-    state_dict: StateDict, spec: NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
+    state_dict: StateDict, spec: str | NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
     """Return the tensors of a torchvision ResNet under this package's names; exact.
 
-    ``spec`` is the network in this package, with relu and standard norms. Batch counters, which torchvision's oldest
+    ``spec`` is the network in this package, with relu and standard norms; a name means this network. Batch counters, which torchvision's oldest
     files lack, become 0.
 
     Raises ConversionError with all missing and unknown keys, and WeightsError for wrong shapes.
@@ -33,7 +33,7 @@ def from_torchvision(
 
 
 def to_torchvision(
-    state_dict: StateDict, spec: NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
+    state_dict: StateDict, spec: str | NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
 ) -> tuple[dict[str, Tensor], None, ConversionReport]:
     """Return the tensors of a ResNet with relu and standard norms under torchvision's names; exact.
 
@@ -53,10 +53,10 @@ def torchvision_key(key: str) -> str:
 
 
 def _convert(
-    state_dict: StateDict, spec: NetworkSpec, conversion: str, compare_with_source: bool, images: Tensor | None
+    state_dict: StateDict, network: str | NetworkSpec, conversion: str, compare_with_source: bool, images: Tensor | None
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
     """Return the renamed tensors, the spec of the network in this package, and the report."""
-    spec = source_spec(state_dict, spec, conversion)
+    spec = source_spec(state_dict, network, conversion)
     arch, known = spec.arch, [name for name, each in ARCHITECTURES.items() if each.family == "resnet"]
     if arch not in known:
         raise ConfigError(f"{arch!r} is not a network that torchvision also has; those are {', '.join(known)}")

@@ -116,6 +116,7 @@ def open_process(local_rank_arg: int | None = None, backend: str | None = None) 
         what = "only one of RANK and WORLD_SIZE is set"
         raise ConfigError(what, "environment", "start with torchrun, or unset it for a single process")
     world_size = _number("WORLD_SIZE", 1)
+    _number("RANK", 0)  # torch reads it
     local_rank = _number("LOCAL_RANK", local_rank_arg or 0)
     device = _open_device(local_rank)
     with concise_worker_errors():

@@ -265,10 +265,10 @@ def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor],
         return
     lines = [f"{source}: does not fit {model_name}, which was not changed:"]
     lines += [f"  {kind} ({len(keys)}): {join_names(keys, MAX_KEYS)}" for kind, keys in differences.items() if keys]
-    raise WeightsError("\n".join([*lines, f"  {_advice(of_file, of_network, source)}"]))
+    raise WeightsError("\n".join([*lines, f"  {_advice(of_file, of_network)}"]))
 
 
-def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], source: str) -> str:
+def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor]) -> str:
     """Return what to do with a file that does not fit."""
     if is_segmentation(of_file) and not is_segmentation(of_network):
         return "these are the weights of a DeepLab, with a body and a head: pass them to a deeplab_* network"
@@ -279,8 +279,9 @@ def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], sou
         )
     if "layer1.0.conv1.weight" in of_file and "layer1.0.conv1.weight" not in of_network:
         return (
-            "these are the keys of a torchvision ResNet: convert them with `zoo convert from-torchvision "
-            f"{source} TARGET --arch NAME`, and pass TARGET, which records that its activation is relu"
+            "these are the keys of a torchvision ResNet: convert the file with `zoo convert from-torchvision SOURCE "
+            "TARGET --arch NAME`, and pass TARGET, which records that its activation is relu; in Python, "
+            "zoo.convert.from_torchvision converts a state dict"
         )
     return "pass the file of this architecture, or build the network with the file's options (input_3x3, norm)"
 

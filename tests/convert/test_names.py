@@ -1,0 +1,72 @@
+"""Conversions take the name of a network in place of its description, and say what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from zoo.weights.published import published_spec
+
+from zoo.convert import from_torchvision, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
+from zoo.convert.conversion import source_spec
+from zoo.errors import ConfigError, ConversionError, WeightsError, ZooError
+from zoo.spec import NetworkSpec
+
+
+def test_an_architectures_name_is_the_network_that_the_conversion_is_for() -> None:
+    given = torchvision.models.resnet18(num_classes=3).state_dict()
+    relu, spec, _ = from_torchvision(given, "resnet18", compare_with_source=False)
+    assert spec == NetworkSpec(arch="resnet18", activation="relu", num_classes=3, memory="auto")
+    leaky, target, _ = relu_to_leaky_relu(relu, "resnet18", compare_with_source=False)
+    assert target.activation == "leaky_relu"
+    inplace, target, _ = standard_to_inplace(leaky, "resnet18", compare_with_source=False)
+    assert (target.norm, target.activation) == ("inplace", "leaky_relu")
+    _, target, report = inplace_to_standard(inplace, "resnet18", compare_with_source=False)
+    assert (target.norm, report.arch) == ("standard", "resnet18")
+
+
+def test_a_published_name_is_its_network() -> None:
+    name = "resnet34_ipabn-sync_lr_512"
+    weights = {"classifier.fc.weight": torch.zeros(7, 512), "classifier.fc.bias": torch.zeros(7)}
+    spec = source_spec(weights, name, "inplace-to-standard")
+    assert spec == published_spec(name).changed(num_classes=7, memory="auto")
+
+
+@pytest.mark.parametrize("network", [None, 5])
+def test_without_a_network_the_error_says_what_to_give(network: object) -> None:
+    with pytest.raises(ConfigError, match=r'give the name of an architecture, such as "resnet50", or a zoo\.spec'):
+        relu_to_leaky_relu({}, network)
+
+
+def test_networks_of_other_packages_are_refused_with_the_name_to_give() -> None:
+    with pytest.raises(ConversionError, match=r"network of torchvision, .*: --arch resnet50, in Python \"resnet50\""):
+        relu_to_leaky_relu({}, "torchvision:resnet50")
+    with pytest.raises(ConversionError, match="zoo convert export"):
+        relu_to_leaky_relu({}, "torchvision:vgg11")
+    with pytest.raises(ConfigError, match="unknown network 'resnet19'.*resnet18"):
+        relu_to_leaky_relu({}, "resnet19")
+
+
+def test_on_the_command_line_only_the_name_to_give_is_printed(tmp_path: Path) -> None:
+    from zoo.convert.files import convert_file
+
+    torch.save(torchvision.models.resnet18(num_classes=2).state_dict(), tmp_path / "tv.pth")
+    with pytest.raises(ConversionError) as caught:
+        convert_file("relu-to-leaky-relu", tmp_path / "tv.pth", tmp_path / "out.pth", {"arch": "torchvision:resnet18"})
+    assert "--arch resnet18" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_state_dict_of_torchvision_is_recognized_with_the_function_to_call() -> None:
+    with pytest.raises(WeightsError, match=r"zoo\.convert\.from_torchvision"):
+        relu_to_leaky_relu(torchvision.models.resnet18().state_dict(), "resnet18")
+
+
+def test_a_misspelled_argument_of_a_description_names_the_nearest() -> None:
+    with pytest.raises(ZooError) as caught:
+        NetworkSpec(arch="resnet50", actvation="relu")
+    assert str(caught.value) == 'NetworkSpec: actvation = "relu": unknown key; the nearest is activation'
+    with pytest.raises(ZooError, match=r"^NetworkSpec: zzz = 1: unknown key$"):
+        NetworkSpec(zzz=1)
