@@ -69,6 +69,13 @@ def test_the_package_and_its_help_import_neither_torch_nor_pydantic() -> None:
     assert not modules & {"torch", "numpy", "pydantic", "requests"}
 
 
+def test_networks_are_listed_and_shown_without_torch() -> None:
+    """Their sizes are in a file that tests/models/test_networks.py compares with the networks."""
+    code = "from zoo.cli import main; main(['list']); main(['show', 'resnet50'])"
+    code += "; main(['show', 'densenet264_ipabn_lr_256'])"
+    assert "torch" not in modules_after(code)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton is wanted where there is a GPU")
 def test_networks_are_built_and_listed_without_compilers_and_readers_of_images() -> None:

@@ -6,9 +6,12 @@ option an entry in `OPTIONS`.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from zoo.errors import ConfigError, nearest, shorten_repr
@@ -78,6 +81,17 @@ def architecture(name: str) -> Architecture:
         near = ", ".join(nearest(name, ARCHITECTURES))
         raise ConfigError(f"unknown network {name!r}; the nearest names are {near} (zoo list shows all)")
     return ARCHITECTURES[name]
+
+
+@cache
+def network_sizes() -> dict[str, dict[str, Any]]:
+    """Return the sizes of each architecture with its default options, and of ``NAME+input_3x3`` with that stem.
+
+    ``parameters`` is the number of parameters, ``headless`` without the classifier; ``norms`` is the number of norms
+    with running statistics; ``stages`` has the channels, the reduction and the module of each stage.
+    """
+    sizes: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("network_sizes.json").read_text())
+    return sizes
 
 
 def is_external(name: str) -> bool:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -64,10 +64,16 @@ class Conflicts(ValueError):
         self.problems = problems
 
 
-class _SectionType(type(BaseModel)):  # type: ignore[misc]
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class _SectionType(ModelMetaclass):
     """Makes ``Section(key=value)`` in Python raise ConfigError; pydantic itself validates without this call."""
 
-    def __call__(cls, **settings: Any) -> Any:
+    def __call__(cls: Any, **settings: Any) -> Any:
         try:
             return super().__call__(**settings)
         except ValidationError as caught:

@@ -307,7 +307,7 @@ def never_compile(function: Function) -> Function:
     """
     compiler = _C._dynamo.eval_frame
     strategy = compiler._FrameExecStrategy(compiler._FrameAction.SKIP, compiler._FrameAction.SKIP)
-    compiler.set_code_exec_strategy(function.__code__, strategy)  # type: ignore[attr-defined]
+    compiler.set_code_exec_strategy(function.__code__, strategy)
     return function
 
 

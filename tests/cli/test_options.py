@@ -54,7 +54,7 @@ def _text(default: object) -> str:
 
 
 def test_commands_and_options_are_those_written_down() -> None:
-    assert _options() == json.loads(GOLDEN.read_text())
+    assert _options() == json.loads(GOLDEN.read_text()), "if the change is wanted: python -m tests.cli.test_options"
 
 
 def test_help_and_mistakes_are_answered_without_importing_torch() -> None:

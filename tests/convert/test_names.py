@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
-from zoo.weights.published import published_spec
 
+from zoo.config.published import published_spec
 from zoo.convert import from_torchvision, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.conversion import source_spec
 from zoo.errors import ConfigError, ConversionError, WeightsError, ZooError
@@ -45,7 +45,7 @@ def test_networks_of_other_packages_are_refused_with_the_name_to_give() -> None:
         relu_to_leaky_relu({}, "torchvision:resnet50")
     with pytest.raises(ConversionError, match="zoo convert export"):
         relu_to_leaky_relu({}, "torchvision:vgg11")
-    with pytest.raises(ConfigError, match="unknown network 'resnet19'.*resnet18"):
+    with pytest.raises(ConfigError, match=r"unknown network 'resnet19'.*resnet18"):
         relu_to_leaky_relu({}, "resnet19")
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from zoo.architectures import ARCHITECTURES, architecture, network_sizes
 from zoo.cli.options import Command, argument
 from zoo.errors import ConfigError, escape, nearest
-
-if TYPE_CHECKING:
-    from zoo.models import Network
 
 PROTOCOL_TITLES = {"center224": "224", "tencrop224": "224, ten crops", "center320": "320", "whole-flip": "mIoU"}
 
@@ -39,7 +36,7 @@ class List(Command):
                 what = f"no network is called {escape(word)!r}"
                 raise ConfigError(what, "PATTERN", f"the nearest names are {near}")
             patterns.append(pattern)
-        entries = [describe(name, model) for name, model in _build_all(list_models(patterns, self.pretrained))]
+        entries = [describe(name) for name in list_models(patterns, self.pretrained)]
         if self.json:
             print(json.dumps(entries, indent=2))
             return 0
@@ -62,43 +59,37 @@ class List(Command):
         return 0
 
 
-def describe(name: str, model: Network) -> dict[str, Any]:
+def describe(name: str) -> dict[str, Any]:
     """Return the facts of a network that ``zoo list`` and ``zoo show`` print: name, sizes and published scores."""
     from zoo.config.published import published
-    from zoo.models.base import count_network
 
     about = published().get(name)
+    arch, sizes = name, sizes_of(name)
+    parameters, headless = sizes["parameters"], sizes["headless"]
+    if about is not None:
+        arch, num_classes = about.arch, about.experiment.network.num_classes
+        parameters = headless + (parameters - headless) // ARCHITECTURES[arch].num_classes * num_classes
     return {
         "name": name,
-        "arch": name if about is None else about.arch,
-        **count_network(model),
-        "channels": model.feature_info.channels(),
+        "arch": arch,
+        "parameters": parameters,
+        "parameters_headless": headless,
+        "norms": sizes["norms"],
+        "channels": [channels for channels, _, _ in sizes["stages"]],
         "scores": {} if about is None else about.scores,
     }
 
 
-def _build_all(names: Sequence[str]) -> Iterator[tuple[str, Network]]:
-    """Yield each name with its network, built on the meta device.
-
-    Published networks that differ only in their norms have the same sizes, so they share one network.
-    """
-    import torch
-
-    from zoo.architectures import ARCHITECTURES
+def sizes_of(name: str) -> dict[str, Any]:
+    """Return the entry of `network_sizes` for an architecture or a published name; ConfigError for another name."""
     from zoo.config.published import published
-    from zoo.registry import get
 
-    built: dict[tuple[str, bool, int], Network] = {}
-    for name in names:
-        if name in ARCHITECTURES:
-            shape = name, False, ARCHITECTURES[name].num_classes
-        else:
-            settings = published()[name].experiment.network
-            shape = settings.arch, "input_3x3" in settings.options, settings.num_classes
-        if shape not in built:
-            with torch.device("meta"):
-                built[shape] = get(name)
-        yield name, built[shape]
+    about = published().get(name)
+    if about is None:
+        architecture(name)
+        return network_sizes()[name]
+    settings = about.experiment.network
+    return network_sizes()[settings.arch + "+input_3x3" * ("input_3x3" in settings.options)]
 
 
 def _score_cell(score: dict[str, float] | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from zoo.architectures import EXTERNAL_MEMORY, is_external
-from zoo.cli.list_networks import describe
+from zoo.cli.list_networks import describe, sizes_of
 from zoo.cli.options import Command, argument
 from zoo.errors import ConfigError, escape, shorten_repr
 
@@ -69,19 +69,15 @@ def _print_experiment(experiment: Experiment, as_json: bool) -> None:
 
 def _facts_of_network(name: str) -> dict[str, Any]:
     """Return the structure of a network, its training settings and scores, and the source of its weights."""
-    import torch
-
     from zoo.architectures import ARCHITECTURES, OPTIONS
     from zoo.config.published import published
-    from zoo.registry import get
 
-    with torch.device("meta"):
-        model = get(name)
-    entry, about = describe(name, model), published().get(name)
+    entry, about = describe(name), published().get(name)
     arch = ARCHITECTURES[entry["arch"]]
     options = {option: OPTIONS[option].meaning for option in arch.options}
     options["memory"] += f": {', '.join(arch.memory)}"
-    facts = {**entry, "options": options, "stages": model.feature_info.get_dicts()}
+    stages = [dict(zip(("num_chs", "reduction", "module"), stage, strict=True)) for stage in sizes_of(name)["stages"]]
+    facts = {**entry, "options": options, "stages": stages}
     if about is None:
         return facts
     return {

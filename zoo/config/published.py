@@ -1,4 +1,7 @@
-"""The published weights: checksums.md5 names them, the experiment file of the same name says everything else."""
+"""The published weights: checksums.md5 names them, the experiment file of the same name says everything else.
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from zoo.architectures import ARCHITECTURES, is_external
+from zoo.config.published import published, published_spec
 from zoo.errors import ConfigError, ConversionError, VerificationError
 from zoo.models.build import build_on_meta
 from zoo.models.external import iter_tensors
 from zoo.spec import NetworkSpec, parse_spec
 from zoo.weights import load_state_dict
 from zoo.weights.load import check_fits, num_outputs
-from zoo.weights.published import published, published_spec
 
 StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)

@@ -24,8 +24,8 @@ def from_torchvision(
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
     """Return the tensors of a torchvision ResNet under this package's names; exact.
 
-    ``spec`` is the network in this package, with relu and standard norms; a name means this network. Batch counters, which torchvision's oldest
-    files lack, become 0.
+    ``spec`` is the network in this package, with relu and standard norms; a name means this network. Batch counters,
+    which torchvision's oldest files lack, become 0.
 
     Raises ConversionError with all missing and unknown keys, and WeightsError for wrong shapes.
     """

@@ -171,7 +171,8 @@ def _links_of_context(device: torch.device) -> dict[int, tuple[int, Tensor, _Sta
     It belongs to the cast of a leaf of zoo, which autocast holds in its cache until then.
     """
     leaf = _leaf_on(device)
-    cast = torch.mm(leaf, leaf).grad_fn.next_functions[0][0]
+    product: Any = torch.mm(leaf, leaf).grad_fn
+    cast = product.next_functions[0][0]
     links: dict[int, tuple[int, Tensor, _State]] = cast.metadata.setdefault(_LINKS, {})
     return links
 

@@ -78,7 +78,7 @@ class Repetition:
 
     def _register(self, node: Any, inputs: list[Any], versions: list[int], numbers: list[int | None]) -> None:
         """Let a node of autograd return gradients that can be differentiated, where autograd asks for these."""
-        live = weakref.ref(node)
+        live: Any = weakref.ref(node)
 
         def replace(gradients: Sequence[Any], given: Sequence[Any]) -> Any:
             try:
@@ -90,7 +90,7 @@ class Repetition:
 
         def prepare(given: Sequence[Any]) -> None:
             if torch.is_grad_enabled():  # a hook that is registered earlier would keep what is given alive
-                handle = live().register_hook(lambda *args: (handle.remove(), replace(*args))[1])
+                handle: Any = live().register_hook(lambda *args: (handle.remove(), replace(*args))[1])
 
         node.register_prehook(prepare)
 
