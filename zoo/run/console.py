@@ -39,7 +39,8 @@ class ConsoleHandler(logging.Handler):
         if getattr(record, "only_in_files", False) or (getattr(record, "shown_by_bar", False) and is_terminal()):
             return
         try:
-            tqdm.write(self.format(record), file=sys.stderr)
+            # One write with its line break, between which no other process can write a line of its own.
+            tqdm.write(f"{self.format(record)}\n", file=sys.stderr, end="")
         except Exception:
             self.handleError(record)
 
