@@ -76,6 +76,29 @@ def test_disabled_dispatch_hides_operations_from_modes():
     assert watch.seen == ["aten.ones"]
 
 
+def test_modes_around_a_context_are_inactive_in_it_and_modes_inside_are_active():
+    with Watch() as around, internals.without_dispatch_modes(), Watch() as inside:
+        torch.ones(2)
+    assert around.seen == []
+    assert inside.seen == ["aten.ones"]
+
+
+def test_a_kernel_of_a_scoped_library_ends_with_its_context():
+    x = torch.ones(2, device="meta", requires_grad=True)
+    with internals.scoped_library("aten", "IMPL") as library:
+        library.impl("scaled_dot_product_attention", lambda *args, **kwargs: x, "AutogradMeta")
+        assert nn.functional.scaled_dot_product_attention(x, x, x) is x
+    q = torch.ones(1, 1, 2, 2, device="meta")
+    assert nn.functional.scaled_dot_product_attention(q, q, q).shape == (1, 1, 2, 2)
+
+
+def test_fake_tensors_take_the_path_of_their_device_without_memory():
+    with internals.fake_tensor_mode(), Watch() as watch:
+        q = torch.empty(2**20, 4, 2**10, 8)
+        nn.functional.scaled_dot_product_attention(q, q, q)
+    assert "aten._scaled_dot_product_flash_attention_for_cpu" in watch.seen
+
+
 def test_a_tensor_is_detached_below_dispatch_modes():
     x = torch.ones(4, requires_grad=True).exp()[1:]
     with Watch() as watch:

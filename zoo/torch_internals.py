@@ -59,6 +59,9 @@ num_dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 #: Returns the number of active modes with `__torch_function__` in this thread.
 num_function_modes: Callable[[], int] = _C._len_torch_function_stack
 
+#: Returns a context without the dispatch modes that are active around it; modes may be entered inside it.
+without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
+
 #: A context that disables dispatch modes and `__torch_dispatch__`.
 DisableTorchDispatch: Callable[[], AbstractContextManager[None]] = _C._DisableTorchDispatch
 
@@ -90,6 +93,9 @@ def resolve_views() -> Iterator[None]:
 
 #: Returns whether a tensor is of a subclass that wraps other tensors and has no memory of its own, such as DTensor.
 is_wrapper = _python_dispatch.is_traceable_wrapper_subclass
+
+#: Returns a context with a `torch.library.Library` whose registrations end with the context.
+scoped_library: Callable[[str, str], AbstractContextManager[Any]] = torch.library._scoped_library
 
 #: Returns the schema of an operator overload: its name, `is_mutable`, and arguments with name, type and alias_info.
 schema_of: Callable[[Any], Any] = operator.attrgetter("_schema")
@@ -141,6 +147,17 @@ def _set_kernel_flags(is_mkldnn: bool, is_deterministic: bool, warns: bool) -> N
 SELECTIVE_CHECKPOINT_MODES: tuple[type[TorchDispatchMode], ...] = tuple(
     getattr(_checkpoint, name, TorchDispatchMode) for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
 )
+
+
+def fake_tensor_mode() -> AbstractContextManager[Any]:
+    """Return a context in which new tensors have no memory, but take the path of their device through the dispatcher.
+
+    The device need not exist, unless an operation asks for its properties.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
 
 # Collectives
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import torchvision
 
 import zoo
+from tests.remat.test_meta_attention import FORMS, NUM_TOKENS, WIDTH, Attention
 from zoo.remat.lean import lean
 
 pytestmark = [
@@ -44,3 +45,13 @@ def test_the_report_counts_the_same_on_the_meta_device() -> None:
     measured = zoo.memory_report(torchvision.models.resnet50().cuda(), x.cuda(), budget="100GB").peak
     assert counted is not None
     assert measured == pytest.approx(counted, rel=0.15)  # scratch memory, and what the process had allocated
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS)
+def test_attention_on_the_meta_device_is_counted_with_the_kernels_of_the_gpu(form: str, dtype: torch.dtype) -> None:
+    model, x = Attention(FORMS[form], dtype).cuda(), torch.randn(2, NUM_TOKENS, WIDTH, dtype=dtype, device="cuda")
+    measured = zoo.memory_report(model, x)
+    counted = zoo.memory_report(model.to("meta"), x.to("meta"))
+    assert (counted.plain, counted.lean) == (measured.plain, measured.lean)
+    assert str(counted).endswith("attention is counted as on CUDA")

@@ -18,6 +18,7 @@ anyway or are smaller. Backward recomputes it with the same kernels, so that gra
 - ``double_backward``: how gradients of the gradients of such a graph are computed.
 - ``cut``, ``nodes``, ``autocast``: what such a graph saves, what its nodes are, and how often its inputs are cast.
 - ``memory_report``, ``memory_use``: what a network holds between forward and backward.
+- ``meta_attention``: attention on the meta device, with the kernels of a real one.
 
 Apart from zoo's errors, tables and internals of torch, and the kernels of ``zoo.ops``, it needs torch alone.
 """

@@ -16,6 +16,8 @@ from zoo.remat.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_pl
 from zoo.torch_internals import memory_id, storage_id
 
 NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save a tensor
+WITH_BUDGET = "recomputed only if the budget allows it"  # another
+SMALL = "small"  # another
 NOT_SMALLER = "the inputs of its recipe are not smaller"  # another
 
 
@@ -74,6 +76,8 @@ class DecisionLog:
     def decision(self, tensor: Tensor, new_bytes: int, is_kept: bool, reason: str) -> Decision:
         """Return a decision about a tensor, which takes ``new_bytes`` if it is saved."""
         made_by, flops_per_byte = self._maker_of(tensor)
+        if reason == NOT_RECOMPUTABLE and flops_per_byte is not None:
+            reason = WITH_BUDGET
         return Decision(made_by, new_bytes, is_kept, reason, flops_per_byte, self._place())
 
     def _maker_of(self, tensor: Tensor) -> tuple[str, float | None]:
@@ -137,6 +141,8 @@ class Decider:
         """Record the decision to save the memory of a tensor, or not to."""
         if self._log is not None:
             new_bytes = 0 if memory_id(tensor) in self._kept else tensor.untyped_storage().nbytes()
+            if reason == NOT_RECOMPUTABLE and 0 < new_bytes < self._tracker.smallest_bytes:
+                reason = SMALL
             self._log.decisions.append(self._log.decision(tensor, new_bytes, is_kept, reason))
         if is_kept:
             address = memory_id(tensor)
@@ -155,7 +161,7 @@ class Decider:
         storage = tensor.untyped_storage()
         own_bytes = storage.nbytes()
         if own_bytes < self._tracker.smallest_bytes:
-            return "small"
+            return SMALL
         if storage_id(storage) in self._kept:
             return "shares memory that is saved anyway"
         found = self._search(value, own_bytes, set())

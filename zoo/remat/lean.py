@@ -95,6 +95,20 @@ def is_lean(module: nn.Module) -> bool:
     return isinstance(module, _Lean) and _SETTINGS in module.__dict__
 
 
+@contextmanager
+def plain(module: nn.Module) -> Iterator[None]:
+    """Return a context in which a module and its parts train as if `lean` had not been called for them."""
+    lean_parts = [(each, vars(each).pop(_SETTINGS)) for each in module.modules() if is_lean(each)]
+    for each, settings in lean_parts:
+        if settings.capture:
+            set_uncompiled(each)
+    try:
+        yield
+    finally:
+        for each, settings in lean_parts:
+            _make_lean(each, settings)
+
+
 class _Settings(NamedTuple):
     """The arguments of `lean`; ``captured`` are the graphs, if it captures any."""
 

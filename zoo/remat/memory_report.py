@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from zoo.errors import truncate
+from zoo.errors import ConfigError, join_names, truncate
 from zoo.remat import Rematerializer
-from zoo.remat.budget import RECOMPUTED, Budget, Decision, bytes_text
-from zoo.remat.planning import plan, unchanged
+from zoo.remat.budget import RECOMPUTED, Budget, Decision
+from zoo.remat.lean import plain
+from zoo.remat.meta_attention import kernel_device, meta_attention
+from zoo.remat.planning import count_peak, plan, trained_outputs, unchanged
 from zoo.tables import Cell, markdown_table
-from zoo.torch_internals import BatchNormBase, tree_leaves
+from zoo.torch_internals import tree_leaves, tree_map
 
 MEGA = 1e6
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 NUM_MODULES = 5  # rows of the printed report
+SHOWN_BYTES = 5000  # 0.01 MB, rounded
 MAX_NAME_CHARS, MAX_KIND_CHARS = 32, 18
 
 
@@ -61,26 +66,45 @@ class ModuleMemory(NamedTuple):
         return _most_first((tensor.made_by, tensor.bytes) for tensor in repeated)
 
 
+class WithBudget(NamedTuple):
+    """A training step with a budget of `zoo.lean`.
+
+    Args:
+    - `budget`: the budget.
+    - `held`: bytes held between forward and backward.
+    - `peak`: bytes of the step at its peak; None if it was not measured.
+    """
+
+    budget: str
+    held: int
+    peak: float | None
+
+
 @dataclass(frozen=True, repr=False)
 class MemoryReport:
     """What a network holds between forward and backward; printed, a summary of at most fifteen lines.
 
+    A peak is the most bytes of tensors that exist at any time of a training step, with parameters, buffers, gradients,
+    inputs and the state of the optimizer. It is infinite if the step does not fit into the memory of a GPU, and None if
+    it was not measured.
+
     Args:
     - `modules`: the modules that hold anything, in the order in which they first save a tensor.
-    - `with_budget`: a budget that lets `zoo.lean` recompute half of what convolutions and matrix products still hold,
-      and the bytes held with it; None if the report was made with a budget or if none helps.
-    - `with_inplace_norms`: bytes held without the inputs of batch norms, which in-place norms overwrite; None without
-      batch norms in training mode.
-    - `with_checkpoints`: bytes held if each block is checkpointed: the inputs of blocks, and what other modules save.
-      Blocks are the items of `nn.Sequential` and `nn.ModuleList` that have submodules; None without such blocks.
-    - `peak`: bytes of a training step at its peak, if the budget limits it.
+    - `plain_peak`: peak of plain training. With a limit on the peak, it is measured only on the meta device.
+    - `peak`: peak of lean training. Peaks are not measured if no output requires gradients.
+    - `with_budget`: a budget that lets `zoo.lean` recompute half of what convolutions and matrix products still hold;
+      None if the report was made with a budget or if none helps.
+    - `with_checkpoints`: peak of plain training with a checkpoint of each block. Blocks are the items of
+      `nn.Sequential` and `nn.ModuleList` that have submodules; None without such blocks, or if a checkpoint fails.
+    - `counted_for`: on the meta device, "CUDA" or "the CPU", whose attention kernels were counted; otherwise "".
     """
 
     modules: list[ModuleMemory]
-    with_budget: tuple[str, int] | None = None
-    with_inplace_norms: int | None = None
-    with_checkpoints: int | None = None
-    peak: int | None = None
+    plain_peak: float | None = None
+    peak: float | None = None
+    with_budget: WithBudget | None = None
+    with_checkpoints: float | None = None
+    counted_for: str = ""
 
     @property
     def plain(self) -> int:
@@ -93,28 +117,49 @@ class MemoryReport:
         return sum(module.lean for module in self.modules)
 
     def table(self) -> str:
-        """Return a Markdown table with a row per module: bytes held, what is kept and why, what is recomputed."""
+        """Return a Markdown table with a row per module: bytes held, what is kept and why, what is recomputed.
+
+        What is less than `SHOWN_BYTES` is left out.
+        """
         headers = ("module", "kind", "plain, MB", "lean, MB", "kept", "recomputed")
         rows = [
             [
                 each.name or "(itself)", each.kind, f"{each.plain / MEGA:.2f}", f"{each.lean / MEGA:.2f}",
                 "; ".join(f"{made_by or 'input'} {size / MEGA:.2f} ({reason})" for (made_by, reason), size
-                          in each.kept.items()),
-                "; ".join(f"{made_by} {size / MEGA:.2f}" for made_by, size in each.repeated.items()),
+                          in each.kept.items() if size >= SHOWN_BYTES),
+                "; ".join(f"{made_by} {size / MEGA:.2f}" for made_by, size in each.repeated.items()
+                          if size >= SHOWN_BYTES),
             ]
-            for each in self.modules
+            for each in self.modules if max(each.plain, each.lean) >= SHOWN_BYTES
         ]  # fmt: skip
         rows.append(["all", "", f"{self.plain / MEGA:.2f}", f"{self.lean / MEGA:.2f}", "", ""])
         return markdown_table(headers, rows)
 
     def __repr__(self) -> str:
-        """Return the totals, the modules that hold most, and what would help, in at most twelve lines."""
+        """Return the totals, the peaks, and the modules that hold most, in at most fifteen lines."""
         if self.plain == 0:
             return "plain training holds nothing for backward: no operation saves a tensor"
         total = f"held for backward: {self.plain / MEGA:.2f} MB in plain training, {self._share(self.lean)} in lean"
         details = "print(report.table()) shows all modules, what each keeps and why"
-        peak = [] if self.peak is None else [f"peak of a lean training step: {bytes_text(self.peak)}"]
-        return "\n".join([f"{total} training", *peak, self._largest(), self._advice(), details])
+        if self.counted_for:
+            details += f"; on the meta device, attention is counted as on {self.counted_for}"
+        return "\n".join([f"{total} training", self._peaks(), self._largest(), details])
+
+    def _peaks(self) -> str:
+        """Return a line with the peaks that were measured."""
+        if self.peak is None:
+            return "peak of a training step: not measured, as no output requires gradients"
+        peaks = {"plain": self.plain_peak, "lean": self.peak, "checkpoints": self.with_checkpoints}
+        if self.with_budget is not None:
+            peaks[f'budget "{self.with_budget.budget}"'] = self.with_budget.peak
+        texts = []
+        for name, peak in peaks.items():
+            if peak is not None:
+                text = "out of memory" if peak == math.inf else _rounded(peak)
+                if self.plain_peak is not None and name != "plain" and max(peak, self.plain_peak) < math.inf:
+                    text += f" ({100 * peak / self.plain_peak:.0f} %)"
+                texts.append(f"{name} {text}")
+        return f"peak of a training step: {', '.join(texts)}"
 
     def _largest(self) -> str:
         """Return a table of the modules that hold most in plain training, and a row for all others."""
@@ -130,33 +175,28 @@ class MemoryReport:
         """Return megabytes and the percentages of what the whole network holds, plain and lean."""
         return [plain / MEGA, 100 * plain / self.plain, lean / MEGA, 100 * lean / max(1, self.lean)]
 
-    def _advice(self) -> str:
-        """Return a line with what each remedy would save."""
-        held = {"lean": self.lean, "in-place norms": self.with_inplace_norms, "checkpoints": self.with_checkpoints}
-        if self.with_budget is not None:
-            budget, held_with_budget = self.with_budget
-            held[f'budget "{budget}"'] = held_with_budget
-        saved = {name: self.plain - size for name, size in held.items() if size is not None and size < self.plain}
-        most_first = sorted(saved.items(), key=lambda item: -item[1])
-        return "would save: " + (
-            ", ".join(f"{name} {self._share(size, '.3g')}" for name, size in most_first) or "nothing"
-        )
-
-    def _share(self, size: int, precision: str = ".2f") -> str:
+    def _share(self, size: int) -> str:
         """Return megabytes and the percentage of what plain training holds."""
-        megabytes = f"{size / MEGA:{precision}}" if size < 1000 * MEGA else f"{size / MEGA:.0f}"
-        return f"{megabytes} MB ({100 * size / self.plain:.0f} %)"
+        return f"{size / MEGA:.2f} MB ({100 * size / self.plain:.0f} %)"
 
 
-def memory_report(model: nn.Module, *inputs: Any, budget: float | int | str | None = None) -> MemoryReport:
+def memory_report(
+    model: nn.Module, /, *inputs: Any, budget: float | int | str | None = None, **named_inputs: Any
+) -> MemoryReport:
     """Return what each module of a network holds between forward and backward, in plain and in lean training.
 
-    Runs forward passes in the network's current mode and with gradients, and restores buffers, such as running
-    statistics, and the state of the random number generators afterwards. Bytes are those of distinct memory that
-    autograd saves; inputs, parameters and buffers are not counted. Without a budget the first pass makes the report,
-    and a second one measures a budget that helps. With one, passes are repeated until it is met. A limit on the peak
-    also runs backward. With the network and its inputs on the meta device, this takes no memory and counts tensors
-    only, without the scratch memory of operations.
+    Runs ``model(*inputs, **named_inputs)`` in the network's current mode and with gradients. Buffers, such as running
+    statistics, gradients and the state of the random number generators are then as before; the inputs are copied.
+    Bytes held are those of distinct memory that autograd saves; inputs, parameters and buffers are not counted. If an
+    input makes the network return a loss, as ``labels`` do in transformers, what the loss holds is counted too.
+
+    For the peaks, forward and backward run in plain training, in lean training, with a budget that helps, and with
+    checkpoints. A scalar output is taken for the loss. Without one, the loss is the cross-entropy of the outputs.
+    The scratch memory of operations is not counted. With a ``budget``, the report describes lean training within it. If
+    it limits the peak, its scratch memory is counted, and no step runs that is likely to exceed it.
+
+    With the network and its inputs on the meta device, this takes no memory. Attention is then counted with the kernel
+    that this machine's GPU would choose, or without a GPU, the CPU.
 
     >>> import torch, torchvision, zoo
     >>> report = zoo.memory_report(torchvision.models.resnet18(), torch.randn(2, 3, 64, 64))
@@ -165,69 +205,148 @@ def memory_report(model: nn.Module, *inputs: Any, budget: float | int | str | No
 
     Args:
     - `model`: the network.
-    - `inputs`: its positional inputs, as in ``model(*inputs)``: tensors, or lists and dicts of them.
+    - `inputs`: its positional inputs: tensors, or lists and dicts of them. A dict is one input.
     - `budget`: that of `zoo.lean`.
+    - `named_inputs`: its inputs by name. For a dict of them: ``zoo.memory_report(model, **batch)``.
 
-    Raises TypeError if ``model`` is not a module, ConfigError for a value that is not a budget.
+    Raises TypeError if ``model`` is not a module, or if it has an input that is named ``budget``, too. Raises
+    ConfigError for a value that is not a budget, if only one of the network and its inputs is on the meta device, and
+    for autocast there, which has no effect.
     """
     if not isinstance(model, nn.Module):
         advice = f"; build the network first, as with zoo.get({model!r})" if isinstance(model, str) else ""
         raise TypeError(
             f"memory_report takes a torch.nn.Module, not {truncate(repr(model))} of type {type(model).__name__}{advice}"
         )
+    names = inspect.signature(model.forward).parameters
+    if budget is not None and "budget" in names:
+        raise TypeError(
+            f"budget is both an option of memory_report and an input of {type(model).__name__}.forward: pass the input "
+            "by position, or rename it in a wrapper"
+        )
     limit = Budget.parse(budget)
-    tensors = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
+    args, kwargs = tree_map(_copy, (inputs, named_inputs))  # forward may overwrite its inputs
+    is_meta = _is_on_meta(model, args, kwargs)
+    try:
+        with unchanged(model), torch.enable_grad(), meta_attention():
+            return _measured(model, args, kwargs, limit, is_meta, suggests=budget is None)
+    except Exception as error:
+        if len(args) == 1 and not kwargs and isinstance(args[0], Mapping) and args[0].keys() <= names.keys():
+            raise TypeError(
+                f"a dict is one input: pass its items ({join_names(args[0])}) to {type(model).__name__} as "
+                "zoo.memory_report(model, **batch)"
+            ) from error
+        raise
+
+
+def _measured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], limit: Budget, is_meta: bool, suggests: bool
+) -> MemoryReport:
+    """Return the report within a limit, with a suggested budget if ``suggests``."""
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     rematerializer = partial(Rematerializer, parameters=[*model.parameters(), *model.buffers(), *tensors])
-    block_inputs = dict.fromkeys(_block_names(model), 0)
-    peak = with_budget = None
-    with unchanged(model), torch.enable_grad():
-        if limit.peak_bytes is not None:
-            peak = plan(limit, model, rematerializer, model, inputs, {})
-        while True:  # a fraction is raised after each pass that exceeds it, up to the costliest product
-            flops_per_byte = limit.flops_per_byte
-            decisions: list[Decision] = []
-            with _named(model, rematerializer(limit, log=decisions), block_inputs):
-                model(*inputs)
-            if limit.flops_per_byte == flops_per_byte:
-                break
-        suggested = _suggested_budget(decisions) if budget is None else None
-        if suggested is not None:
-            log: list[Decision] = []
-            with rematerializer(suggested, log=log):
-                model(*inputs)
-            held = sum(decision.lean_bytes for decision in log)
-            with_budget = (suggested, held) if held < sum(decision.lean_bytes for decision in decisions) else None
+    has_limit = limit.peak_bytes is not None
+    peak: float | None = plan(limit, model, rematerializer, model, args, kwargs) if has_limit else None
+    while True:  # a fraction is raised after each pass that exceeds it, up to the costliest product
+        flops_per_byte = limit.flops_per_byte
+        decisions: list[Decision] = []
+        with _named(model, rematerializer(limit, log=decisions)):
+            can_train = len(trained_outputs(model(*args, **kwargs))) > 0
+        if limit.flops_per_byte == flops_per_byte:
+            break
+
+    def peak_with(context: AbstractContextManager[Any]) -> float | None:
+        try:
+            return count_peak(model, context, args, kwargs) if can_train else None
+        except torch.OutOfMemoryError:
+            return math.inf
+
+    plain_peak = with_budget = with_checkpoints = None
+    if not has_limit:
+        peak = peak_with(rematerializer(limit))
+    if not has_limit or is_meta:
+        plain_peak = peak_with(plain(model))
+        blocks = list(_blocks(model))
+        if blocks:
+            with suppress(RuntimeError):  # not every block can be recomputed
+                with_checkpoints = peak_with(_checkpointed(model, blocks))
+    suggested = _suggested_budget(decisions) if suggests else None
+    if suggested is not None:
+        log: list[Decision] = []
+        with rematerializer(suggested, log=log):
+            model(*args, **kwargs)
+        held = sum(decision.lean_bytes for decision in log)
+        if held < sum(decision.lean_bytes for decision in decisions):
+            with_budget = WithBudget(suggested, held, peak_with(rematerializer(suggested)))
     named = dict(model.named_modules())
     by_place: dict[str, list[Decision]] = {}
     for decision in decisions:
         by_place.setdefault(decision.place, []).append(decision)
-    modules = [ModuleMemory(place, type(named[place]).__name__, decided) for place, decided in by_place.items()]
-    plain = sum(module.plain for module in modules)
-    by_norms = [each.plain for each in modules if isinstance(named[each.name], BatchNormBase)]
-    in_blocks = [each.plain for each in modules if _is_inside(each.name, block_inputs)]
     return MemoryReport(
-        modules,
+        [ModuleMemory(place, type(named[place]).__name__, decided) for place, decided in by_place.items()],
+        plain_peak,
+        peak,
         with_budget,
-        with_inplace_norms=plain - sum(by_norms) if by_norms and model.training else None,
-        with_checkpoints=plain - sum(in_blocks) + sum(block_inputs.values()) if block_inputs else None,
-        peak=peak,
+        with_checkpoints,
+        counted_for={"cuda": "CUDA", "cpu": "the CPU"}[kernel_device().type] if is_meta else "",
     )
 
 
-def _block_names(model: nn.Module) -> Iterator[str]:
-    """Yield the names of the blocks: the innermost items of nested containers that have submodules."""
-    blocks: list[str] = []
-    for name, module in model.named_modules():
-        if isinstance(module, CONTAINERS) and not _is_inside(name, blocks):
-            for item, child in module.named_children():
+def _copy(value: Any) -> Any:
+    return value.detach().requires_grad_(value.requires_grad).clone() if isinstance(value, Tensor) else value
+
+
+def _is_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether the network and its inputs are on the meta device; ConfigError if that cannot be counted."""
+    own = {each.device for each in (*model.parameters(), *model.buffers())}
+    inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    given = {each.device for each in inputs if each.ndim > 0}  # scalars may be anywhere
+    meta = torch.device("meta")
+    if own and ((own == {meta} and given - own) or (meta in given and meta not in own)):
+        raise ConfigError(
+            f"the network is on {join_names(own)}, an input on {join_names(given - own)}",
+            "memory_report",
+            "move both to the meta device, as with model.to('meta') and x.to('meta'), or none",
+        )
+    is_meta = meta in given or own == {meta}
+    if is_meta and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        raise ConfigError(
+            "autocast has no effect on the meta device",
+            "memory_report",
+            "leave autocast or the meta device",
+        )
+    return is_meta
+
+
+@contextmanager
+def _checkpointed(model: nn.Module, blocks: list[nn.Module]) -> Iterator[None]:
+    """Return a context of plain training in which each block is checkpointed."""
+    with plain(model), ExitStack() as stack:
+        for block in blocks:
+            before = vars(block).get("forward")  # some libraries set it
+            forward = partial(_checkpoint, block.forward)
+            stack.callback(vars(block).pop if before is None else partial(setattr, block), "forward", before)
+            block.forward = forward
+        yield
+
+
+def _checkpoint(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # whose names are not those of checkpoint's options
+        return forward(*args, **kwargs)
+
+    return checkpoint(run, args, kwargs, use_reentrant=False)
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the blocks: the innermost items of nested containers that have submodules."""
+    inside: set[nn.Module] = set()  # of blocks
+    for module in model.modules():
+        if isinstance(module, CONTAINERS) and module not in inside:
+            for child in module.children():
                 has_blocks = isinstance(child, CONTAINERS) and any(map(_has_children, child.children()))
                 if _has_children(child) and not has_blocks:
-                    blocks.append(f"{name}.{item}" if name else item)
-    yield from blocks
-
-
-def _is_inside(name: str, blocks: Iterable[str]) -> bool:
-    return any(name == block or name.startswith(f"{block}.") for block in blocks)
+                    inside.update(child.modules())
+                    yield child
 
 
 def _has_children(module: nn.Module) -> bool:
@@ -256,6 +375,12 @@ def _most_first(sizes: Iterator[tuple[Any, int]]) -> dict[Any, int]:
     return {key: size for key, size in sums.most_common() if size > 0}
 
 
+def _rounded(count: float) -> str:
+    """Return bytes with three digits, as scratch memory is not counted."""
+    number, unit = (count / 1e9, "GB") if count >= 1e9 else (count / MEGA, "MB")
+    return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
+
+
 def _shown_name(module: ModuleMemory) -> tuple[str, str]:
     return _shortened(module.name or "(itself)", MAX_NAME_CHARS), _shortened(module.kind, MAX_KIND_CHARS)
 
@@ -266,18 +391,13 @@ def _shortened(name: str, length: int) -> str:
 
 
 @contextmanager
-def _named(model: nn.Module, rematerializer: Rematerializer, input_bytes: dict[str, int]) -> Iterator[None]:
-    """Return a context of a rematerializer that knows the name of the running module.
-
-    ``input_bytes`` receives the bytes of the inputs of the modules that it names.
-    """
+def _named(model: nn.Module, rematerializer: Rematerializer) -> Iterator[None]:
+    """Return a context of a rematerializer that knows the name of the running module."""
     running: list[str] = [""]
 
-    def enter(name: str, _: nn.Module, inputs: Any) -> None:
+    def enter(name: str, *_: Any) -> None:
         running.append(name)
         rematerializer.place = name
-        if name in input_bytes:
-            input_bytes[name] = sum(each.nbytes for each in tree_leaves(inputs) if isinstance(each, Tensor))
 
     def leave(*_: Any) -> None:
         running.pop()

@@ -3,7 +3,8 @@
 `measure_memory` reads what the memory allocator reports during a real step. That includes everything: tensors which a
 compiled graph, a C++ operator or the closure of a recomputation hides, and the scratch memory of convolutions.
 `count_memory` adds up the tensors that the step's operations return. On the meta device nothing is computed and no
-memory is taken, but tensors inside compiled graphs and the scratch memory of operators are not seen.
+memory is taken, but tensors inside compiled graphs and the scratch memory of operators are not seen. Attention is
+counted there as this machine's GPU computes it, or without a GPU as the CPU does.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from zoo.remat.meta_attention import meta_attention
 from zoo.torch_internals import (
     TorchDispatchMode,
     cuda_history,
@@ -90,7 +92,8 @@ def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor]) ->
     clear_gradients(parameters)
     gc.collect()
     with StorageLog() as log:
-        loss = forward()
+        with meta_attention():
+            loss = forward()
         end_of_forward = len(log.changes)
         loss.backward()
     storages = _gradient_storages(parameters, storage_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -133,12 +133,24 @@ def _lowest_price(
     return peak, prices[high]
 
 
+def count_peak(
+    module: nn.Module, context: AbstractContextManager[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> int:
+    """Return the peak of a training step, without the scratch memory of operations; forward runs in a context.
+
+    Memory that existed before counts as in `plan`.
+    """
+    inputs = _tensors((args, kwargs))
+    return _existing_bytes(module, inputs) + _measure(module, context, module, args, kwargs, StorageLog())
+
+
 def _measure(
     module: nn.Module,
-    rematerializer: Rematerializer,
+    context: AbstractContextManager[Any],
     call: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    log: StorageLog | AllocatorLog | None = None,
 ) -> int:
     """Return the most bytes that forward and backward allocate at one time; no gradient is accumulated."""
     inputs = tree_map(_leaf, (args, kwargs))
@@ -146,16 +158,15 @@ def _measure(
     parameters = [each for each in module.parameters() if each.requires_grad]
     sources = [*parameters, *(each for each in _tensors(inputs) if each.requires_grad)]
     device = _device(module)
-    is_meta = device.type == "meta"
-    log = StorageLog() if is_meta else AllocatorLog(device)
+    log = log or (StorageLog() if device.type == "meta" else AllocatorLog(device))
     gc.collect()
     with log:
-        with rematerializer:
+        with context:
             output = call(*args, **kwargs)
         gradients = torch.autograd.grad(_loss(output), sources, allow_unused=True)
     dense = [each for each in gradients[: len(parameters)] if each is not None and each.layout is torch.strided]
     storages = [each.untyped_storage() for each in dense]
-    addresses = {storage_id(each) if is_meta else each.data_ptr() for each in storages}
+    addresses = {storage_id(each) if isinstance(log, StorageLog) else each.data_ptr() for each in storages}
     memory = summarize(log.changes, len(log.changes), addresses)
     torch.clear_autocast_cache()  # it holds casts from graphs that are gone
     if any(each.grad is not None for each in parameters):  # gradients are added to those and freed
@@ -165,9 +176,8 @@ def _measure(
 
 def _loss(output: Any) -> Tensor:
     """Return the sum of the scalar outputs, which are losses, or if there are none the cross-entropy of the outputs."""
-    tensors = _tensors(output)
-    outputs = [each for each in tensors if each.requires_grad and each.numel() > 0]
-    if tensors and not outputs:
+    outputs = trained_outputs(output)
+    if not outputs and _tensors(output):
         raise NoGradientsError
     if not outputs:
         raise ConfigError(
@@ -178,6 +188,11 @@ def _loss(output: Any) -> Tensor:
     scalars = [each for each in outputs if each.ndim == 0]
     losses = [each.real.float() for each in scalars] or [_cross_entropy(each) for each in outputs]
     return torch.stack(losses).sum()
+
+
+def trained_outputs(output: Any) -> list[Tensor]:
+    """Return the outputs from which a training step can start."""
+    return [each for each in _tensors(output) if each.requires_grad and each.numel() > 0]
 
 
 def _cross_entropy(output: Tensor) -> Tensor:

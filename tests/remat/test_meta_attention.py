@@ -1,0 +1,104 @@
+"""Attention on the meta device takes the memory that the kernels of a real device take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import zoo
+from zoo.errors import ConfigError
+
+OTHER_DTYPES = torch.float64, torch.bfloat16, torch.float16
+NUM_TOKENS, WIDTH, NUM_HEADS = 96, 64, 4
+
+
+class Attention(nn.Module):
+    """Attention between linear layers, with a form of `F.scaled_dot_product_attention`."""
+
+    def __init__(self, options: Callable[[Tensor], dict[str, Any]], dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self._options = options
+        self.inputs, self.outputs = nn.Linear(WIDTH, 3 * WIDTH, dtype=dtype), nn.Linear(WIDTH, WIDTH, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.inputs(x).unflatten(2, (3, NUM_HEADS, -1)).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, **self._options(q))
+        return self.outputs(out.transpose(1, 2).flatten(2))
+
+
+def bool_mask(q: Tensor) -> Tensor:
+    return torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool, device=q.device).tril()
+
+
+def bias(q: Tensor) -> Tensor:
+    return torch.zeros(1, NUM_HEADS, NUM_TOKENS, NUM_TOKENS, dtype=q.dtype, device=q.device)
+
+
+FORMS: dict[str, Callable[[Tensor], dict[str, Any]]] = {
+    "plain": lambda q: {},
+    "causal": lambda q: {"is_causal": True},
+    "mask": lambda q: {"attn_mask": bool_mask(q)},
+    "bias": lambda q: {"attn_mask": bias(q)},
+    "trained bias": lambda q: {"attn_mask": bias(q).requires_grad_()},
+    "dropout": lambda q: {"dropout_p": 0.1},
+    "causal dropout": lambda q: {"dropout_p": 0.1, "is_causal": True},
+    "scale": lambda q: {"scale": 0.5},
+}
+
+
+def assert_same_report(model: nn.Module, x: Tensor) -> None:
+    real = zoo.memory_report(model, x)
+    counted = zoo.memory_report(model.to("meta"), x.to("meta"))
+    assert (counted.plain, counted.lean) == (real.plain, real.lean)
+    names = [[(tensor.made_by, tensor.bytes) for each in report.modules for tensor in each.tensors if tensor.bytes]
+             for report in (real, counted)]  # fmt: skip
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [*((form, torch.float32) for form in FORMS), *product(("causal", "mask", "dropout"), OTHER_DTYPES)],
+)
+def test_the_report_of_attention_is_that_of_the_cpu(form: str, dtype: torch.dtype) -> None:
+    assert_same_report(Attention(FORMS[form], dtype), torch.randn(2, NUM_TOKENS, WIDTH, dtype=dtype))
+
+
+def test_a_chosen_kernel_is_counted() -> None:
+    x = torch.randn(2, NUM_TOKENS, WIDTH)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert_same_report(Attention(FORMS["plain"]), x)
+        scores = zoo.memory_report(Attention(FORMS["plain"]).to("meta"), x.to("meta")).plain
+    assert scores > zoo.memory_report(Attention(FORMS["plain"]).to("meta"), x.to("meta")).plain
+
+
+def test_layers_of_torch_are_counted_like_the_function() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, NUM_HEADS, dropout=0.0, batch_first=True)
+    assert_same_report(layer, torch.randn(2, NUM_TOKENS, WIDTH))
+
+
+def test_a_query_may_be_given_by_its_name() -> None:
+    class Named(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            x = super().forward(x)[:, None]
+            return F.scaled_dot_product_attention(query=x, key=x, value=x, is_causal=True)
+
+    assert_same_report(Named(WIDTH, WIDTH), torch.randn(2, NUM_TOKENS, WIDTH))
+
+
+def test_the_count_of_a_step_is_that_of_the_cpu() -> None:
+    model, x = Attention(FORMS["causal"]), torch.randn(2, NUM_TOKENS, WIDTH)
+    real = zoo.count_memory(lambda: model(x).sum(), model.parameters())
+    model, x = model.to("meta"), x.to("meta")
+    assert zoo.count_memory(lambda: model(x).sum(), model.parameters()) == real
+
+
+def test_autocast_which_the_meta_device_lacks_is_told() -> None:
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigError, match="autocast has no effect"):
+        zoo.memory_report(Attention(FORMS["plain"]).to("meta"), torch.randn(2, NUM_TOKENS, WIDTH, device="meta"))
