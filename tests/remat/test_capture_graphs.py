@@ -271,6 +271,39 @@ def test_a_parameter_that_is_cast_in_two_contexts_is_not_captured() -> None:
     assert all(map(torch.equal, found, expected))
 
 
+def test_backward_inside_of_the_context_of_autocast_is_not_cast() -> None:
+    class Network(OfHalfPrecision):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x).float()
+            with torch.autocast("cpu", enabled=False):
+                return self.linear(y)
+
+    def gradients(module: nn.Module, is_inside: bool) -> list[Tensor | None]:
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = module(torch.randn(4, 3, 20, 20)).square().mean()
+            if is_inside:
+                loss.backward()
+        if not is_inside:
+            loss.backward()
+        return [each.grad for each in module.parameters()]
+
+    inside, outside = (gradients(Network(), is_inside) for is_inside in (True, False))
+    assert not all(map(torch.equal, inside, outside))
+    for is_inside in (True, False):
+        assert all(map(torch.equal, gradients(lean(Network(), capture=True), is_inside), outside))
+
+
+def test_parameters_that_the_loss_does_not_depend_on_get_zeros() -> None:
+    class Network(Layers):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.first(x), self.second(x.repeat(1, 3, 1, 1)[:, :8])
+
+    captured = lean(Network(), capture=True)
+    captured(torch.rand(2, 3, SIZE, SIZE))[0].sum().backward()
+    assert captured.second.weight.grad.count_nonzero() == 0
+
+
 def test_a_layer_read_twice_by_each_of_two_calls_under_autocast_differs_by_rounding() -> None:
     plain, captured = OfHalfPrecision(reads_twice=True), lean(OfHalfPrecision(reads_twice=True), capture=True)
     expected = half_precision_gradients(plain, calls=2)

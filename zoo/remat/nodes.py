@@ -23,6 +23,7 @@ from zoo.remat.operations import (
     first_tensor,
     flops_of,
     has_exact_line,
+    own,
 )
 from zoo.torch_internals import BACKWARD_TAG, BATCH_NORM, BATCH_NORM_OF_BATCH, size_hint
 
@@ -67,9 +68,9 @@ def are_alike(a: Node, b: Node) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    """Return whether a node is a view of its first input."""
+    """Return whether a node is a view of its first input, or that input itself."""
     rule = RULES.get(node.target)
-    return (rule is not None and rule.is_view) or node.target is aten.as_strided.default
+    return (rule is not None and rule.is_view) or node.target in (aten.as_strided.default, own)
 
 
 def base_of(node: Node) -> Node:
