@@ -7,8 +7,8 @@ the truth, and plain training has the truth or an error.
     python -m tests.remat.hunt --programs 20000 --seed 0
 
 With ``--captured``, torch.compile captures the programs, which takes a second each, and they must have the bits of
-plain training. The exceptions are those of docs/lean.md (see `judge_captured`): sums of gradients in several graphs, what
-Dynamo itself changes (the backend "eager"), and what torch's backend "aot_eager" refuses or gets wrong as well.
+plain training. The exceptions are those of docs/lean.md (see `judge_captured`): sums of gradients in several graphs,
+what Dynamo itself changes (the backend "eager"), and what torch's backend "aot_eager" refuses or gets wrong as well.
 
     python -m tests.remat.hunt --captured --programs 500
 """
