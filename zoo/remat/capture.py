@@ -164,7 +164,9 @@ def _compile(graph: fx.GraphModule, inputs: Sequence[Any], *, budget: Budget) ->
     def rule(joint: fx.GraphModule, *args: Any, **options: Any) -> Any:
         repetition.inspect(joint.graph)
         leave_out_statistics(joint.graph)
-        return partition(joint, *args, budget=budget, casts=casts, parameters=parameters, **options)
+        forward, backward = partition(joint, *args, budget=budget, casts=casts, parameters=parameters, **options)
+        repetition.inspect_saved(forward.graph)
+        return forward, backward
 
     parameters = [isinstance(each, Parameter) for each in inputs]
     casts = Casts(graph, inputs)

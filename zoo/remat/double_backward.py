@@ -46,7 +46,16 @@ class Repetition:
         self._is_random = any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in nodes)
         inputs = [node for node in nodes if node.op == "placeholder" and not is_tangent_node(node)]
         self._is_statistic = [_is_statistic(node) for node in inputs]
-        self._of_norms = [index for index, node in enumerate(inputs) if self._is_statistic[index] and _is_of_norm(node)]
+
+    def inspect_saved(self, forward: fx.Graph) -> None:
+        """Find the running statistics of norms that the forward graph updates and does not save for backward."""
+        (saved,) = forward.output_node().args
+        inputs: list[Node] = list(forward.find_nodes(op="placeholder"))
+        self._of_norms = [
+            index
+            for index, node in enumerate(inputs)
+            if self._is_statistic[index] and _is_of_norm(node) and node not in saved
+        ]
 
     def differentiable(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function like ``run``, which runs the compiled graph, but with double backward."""

@@ -99,9 +99,6 @@ def is_lean(module: nn.Module) -> bool:
 def plain(module: nn.Module) -> Iterator[None]:
     """Return a context in which a module and its parts train as if `lean` had not been called for them."""
     lean_parts = [(each, vars(each).pop(_SETTINGS)) for each in module.modules() if is_lean(each)]
-    for each, settings in lean_parts:
-        if settings.capture:
-            set_uncompiled(each)
     try:
         yield
     finally:
