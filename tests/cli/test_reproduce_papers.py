@@ -81,13 +81,22 @@ def test_every_paper_can_be_named_and_all_of_them_at_once() -> None:
     assert [build_parser().parse_args(["reproduce", name]).command.paper for name in names] == names
 
 
-def test_report_and_plots_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_and_plots_are_written_and_progress_and_verdicts_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("matplotlib")
     assert main(["reproduce", "revnet", "--out", str(tmp_path)]) == 0
     content = json.loads((tmp_path / "revnet.json").read_text())
     assert content["command"] == f"zoo reproduce revnet --out {tmp_path}"
     assert content["sections"][0]["figures"][0]["measured"] == 2.1
-    assert (tmp_path / "revnet.md").read_text() in capsys.readouterr().out
+    assert (tmp_path / "revnet.md").exists()
+    assert "revnet: 2 measurements, about 2 minutes on one core" in caplog.messages
+    assert "revnet, Figure 1 (2 of 2)" in caplog.messages
+    assert capsys.readouterr().out.splitlines() == [
+        f"written to {tmp_path / 'revnet'}.md and .json, with plots next to them",
+        "Of 2 published numbers: 1 reproduced, 0 better, 0 off, 0 underpowered, 1 not measured.",
+        f"all rows: {tmp_path / 'reproduction.html'} and .csv",
+    ]
     assert (tmp_path / "revnet_table9.png").exists()
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from tests.reproduce.scoreboards import found, number, publish, rows, section, waiting
 from zoo.reproduce.operations import TRAINING_IMAGES, operations_of
+from zoo.reproduce.paper_report import read_report
+from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.scoreboard import RATES, Row
 from zoo.reproduce.scoreboard_files import csv_text, forms_of, html_page, read_rows, summary
 from zoo.reproduce.training_runs import load_changed
@@ -118,6 +120,12 @@ def test_every_row_of_the_committed_page_has_its_measurement_or_the_reason_for_n
     assert [row.number.id for row in committed if row.section is None] == []
     assert [row.number.id for row in committed if not row.worst.reason] == []
     assert set(forms_of(committed)) <= {path.name for path in RESULTS.iterdir()}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_minutes_that_a_paper_takes_are_those_of_its_report(paper: str) -> None:
+    seconds = sum(section.seconds for section in read_report(RESULTS, paper))
+    assert PAPERS[paper].minutes == pytest.approx(seconds / 60, abs=1)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ HIDDEN = {"hidden": True}  # metadata of settings that are no options of a comma
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceAll(Command, PaperOptions):
-    """Measure every published number of the three papers, in minutes on a CPU."""
+    """Measure every published number of the three papers, in about an hour on one CPU core."""
 
     paper: str = field(default=ALL, metadata=HIDDEN)
     only: tuple[str, ...] = option(default=(), metavar="ITEM")
@@ -42,10 +42,8 @@ class ReproduceAll(Command, PaperOptions):
         from zoo.reproduce.paper_run import reproduce_papers
         from zoo.reproduce.scoreboard import verdict_lines
 
-        reports, rows = reproduce_papers(self)
-        if self.paper != ALL:
-            print(*reports.values())
-        for paper in reports:
+        rows = reproduce_papers(self)
+        for paper in dict.fromkeys(row.number.paper for row in rows):
             print(f"written to {self.out / paper}.md and .json, with plots next to them")
         counts, *off = verdict_lines(rows)
         print(counts, *(f"off: {line}" for line in off), sep="\n")
@@ -55,7 +53,7 @@ class ReproduceAll(Command, PaperOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceInPlaceABN(ReproduceAll):
-    """Measure the numbers of the InPlace-ABN paper, in minutes on a CPU."""
+    """Measure the numbers of the InPlace-ABN paper, in about 10 minutes on one CPU core."""
 
     paper: str = field(default="inplace_abn", metadata=HIDDEN)
     runs: tuple[Path, ...] = field(default=(), metadata=HIDDEN)
@@ -63,7 +61,7 @@ class ReproduceInPlaceABN(ReproduceAll):
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceRevNet(ReproduceAll):
-    """Measure the numbers of the RevNet paper, in minutes on a CPU."""
+    """Measure the numbers of the RevNet paper, in a few minutes on one CPU core."""
 
     paper: str = field(default="revnet", metadata=HIDDEN)
     data: Path | None = field(default=None, metadata=HIDDEN)
@@ -72,7 +70,7 @@ class ReproduceRevNet(ReproduceAll):
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceRevNeXt(ReproduceRevNet):
-    """Measure the numbers of the RevNeXt paper, in minutes on a CPU."""
+    """Measure the numbers of the RevNeXt paper, in about an hour on one CPU core."""
 
     paper: str = field(default="revnext", metadata=HIDDEN)
 

@@ -35,13 +35,12 @@ def papers_of(options: PaperOptions) -> list[str]:
     return list(PAPERS) if options.paper == ALL else [options.paper]
 
 
-def reproduce_papers(options: PaperOptions) -> tuple[dict[str, str], list[Row]]:
+def reproduce_papers(options: PaperOptions) -> list[Row]:
     """Measure all items, and write the paper's report and the scoreboard after each.
 
-    Returns the reports as Markdown by paper, and the rows of the scoreboard. Stores the curves of training runs in
-    PAPER_runs.json and plots them in PAPER_runs.png. Given ImageNet, scores the published networks on it first, as `zoo
-    reproduce imagenet` does. Raises ConfigError or DataError for unusable options, and ConfigError if
-    plots need matplotlib, before anything is measured.
+    Returns the rows of the measured papers. Stores the curves of training runs in PAPER_runs.json and plots them in
+    PAPER_runs.png. Given ImageNet, scores the published networks on it first, as `zoo reproduce imagenet` does. Raises
+    ConfigError or DataError for unusable options, and ConfigError if plots need matplotlib, before the measurements.
     """
     if not options.no_plot:
         check_matplotlib()
@@ -67,7 +66,6 @@ def reproduce_papers(options: PaperOptions) -> tuple[dict[str, str], list[Row]]:
         chosen = choose()
     device = torch.device("cpu")
     environment = describe_environment(device)
-    reports: dict[str, str] = {}
     for paper, measurements in chosen.items():
         runs, remarks = found[paper]
         _keep_runs(options, paper, runs)
@@ -75,18 +73,21 @@ def reproduce_papers(options: PaperOptions) -> tuple[dict[str, str], list[Row]]:
                   "cost": {}, "remarks": remarks, "plots": not options.no_plot}  # fmt: skip
         cost = CostMeter(device)
         sections, measured = {section.key: section for section in earlier[paper]}, set[str]()
-        for measurement in measurements:
+        whole = f", about {PAPERS[paper].minutes} minutes on one core" * (not options.only)
+        logger.info("%s: %d measurements%s", paper, len(measurements), whole)
+        for index, measurement in enumerate(measurements, start=1):
+            logger.info("%s, %s (%d of %d)", paper, measurement.item, index, len(measurements))
             section = _measure(options, paper, measurement, environment)
             measured.add(section.key)
             sections[section.key] = merged(section, sections.get(section.key))
             if not options.only:
                 sections[section.key] = sections.pop(section.key)  # in the order of measurement
             header["cost"] = cost.read()
-            reports[paper] = write_report(options.out, header, list(sections.values()))
+            write_report(options.out, header, list(sections.values()))
         if not options.only and measured != set(sections):
-            reports[paper] = write_report(options.out, header, [sections[key] for key in sections if key in measured])
+            write_report(options.out, header, [sections[key] for key in sections if key in measured])
         write_forms(options.out)
-    return reports, read_rows(options.out)
+    return [row for row in read_rows(options.out) if row.number.paper in chosen]
 
 
 def of_items(names: Sequence[str], measurements: Mapping[str, Sequence[Measurement]]) -> dict[str, list[Measurement]]:
@@ -148,10 +149,9 @@ def _keep_runs(options: PaperOptions, paper: str, runs: Sequence[TrainingRun]) -
 
 
 def _measure(options: PaperOptions, paper: str, measurement: Measurement, environment: Mapping[str, Any]) -> Section:
-    logger.info("%s, %s", paper, measurement.item)
     start_s = time.monotonic()
     section = measurement.measure()
     section.seconds = round(time.monotonic() - start_s, 1)
     section.command, section.environment = _command_of(options, paper, measurement.item, section), environment
-    logger.info("%s, %s: %.0f s", paper, section.title, section.seconds)
+    logger.info("measured in %.0f s", section.seconds)
     return section

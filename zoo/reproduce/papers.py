@@ -30,6 +30,7 @@ class Paper:
     Args:
     - `title`: the heading of its report.
     - `url`: the address of the paper.
+    - `minutes`: duration of all its measurements on one core of the machine of docs/results.
     - `experiments`: names of the experiments whose training runs belong to its tables, see `load_changed`.
     - `measurements`: returns the measurements of its tables and figures, in the paper's order, given the training runs
       of its experiments (--runs), and the rows of imagenet.json in the folder of the reports.
@@ -37,6 +38,7 @@ class Paper:
 
     title: str
     url: str
+    minutes: int
     experiments: Sequence[str]
     measurements: Callable[..., list[Measurement]]
 
@@ -57,6 +59,7 @@ PAPERS = {
     "inplace_abn": Paper(
         "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018)",
         "https://arxiv.org/abs/1712.02616",
+        8,
         (),
         lambda runs=(), scores=(): [
             Measurement("Abstract", inplace_abn_figures1and2.count_network_memory),
@@ -73,6 +76,7 @@ PAPERS = {
     "revnet": Paper(
         "The Reversible Residual Network (Gomez et al. 2017)",
         "https://arxiv.org/abs/1707.04585",
+        2,
         (
             *revnet_tables2to5.CIFAR_ERRORS,
             *revnet_tables2to5.IMAGENET_ERRORS,
@@ -98,6 +102,7 @@ PAPERS = {
     "revnext": Paper(
         "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023)",
         "https://doi.org/10.1186/s13640-022-00601-w",
+        41,
         (
             revnext_tables1and2.EXPERIMENT,
             *revnext_tables1and2.OTHER_EXPERIMENTS,

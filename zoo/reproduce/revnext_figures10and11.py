@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
@@ -16,6 +17,8 @@ from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.revnext_figures5and6 import signal_to_noise
 from zoo.run.plot_style import Line, Panel
+
+logger = logging.getLogger(__name__)
 
 SIZE = 32
 SEEDS = range(10)  # of the random networks and images
@@ -152,6 +155,7 @@ def measure_layers(batches: Mapping[bool, int] = BATCHES, seeds: Sequence[int] =
     lines = []
     for family, levels in (("flat", {"layers": (2, 3, 3)}), ("hybrid", {"blocks": (2, 3)})):
         for as_authors, batch in batches.items():
+            logger.info("%s, batches of %d", family, batch)
             label = _label(f"{family} 2-3" + "-3" * (family == "flat"), as_authors)
             networks = _of_seeds(seeds, family, SLOPE, as_authors, batch, **levels)
             in_order = [_finite(network.in_order()) for network in networks]
@@ -219,6 +223,7 @@ def measure_depths(
         unit, lines = UNITS[family], []
         for as_authors, batch in batches.items():
             for slope in slopes:
+                logger.info("%s, slope %g, batches of %d", family, slope, batch)
                 ends = _published_ends(family, slope, networks)
                 smallest = {
                     depth: _smallest(seeds, family, slope, as_authors, batch, options)
@@ -264,6 +269,7 @@ def _over_slopes(section: Section, slopes: Sequence[float], batches: Mapping[boo
     levels: Mapping[str, dict[str, Any]] = {"flat": {"layers": [1, 1, 1]}, "hybrid": {"blocks": [1, 1], "units": 2}}
     for family, options in levels.items():
         for as_authors, batch in batches.items():
+            logger.info("%s over slopes, batches of %d", family, batch)
             label = f"{family} 1-1" + "-1" * (family == "flat")
             smallest = {
                 slope: _smallest(seeds, family, slope, as_authors, batch, options)

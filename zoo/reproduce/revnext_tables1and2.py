@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -21,6 +22,8 @@ from zoo.reproduce.paper_networks import build_revnext, count_parameters, forwar
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.training_runs import TrainingRun
 from zoo.run.plot_style import Line, Panel
+
+logger = logging.getLogger(__name__)
 
 SIZES = (144, 192, 240)  # side of the images in pixels; for smaller batches, the peak is at another moment of the step
 BATCH = 8
@@ -69,6 +72,7 @@ def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] 
     pixels = [batch * size**2 for size in sizes]
     lines = []
     for name in names:
+        logger.info("%s", name)
         model = build_revnext(name)
         memories = _measure(model, sizes, batch)
         peaks = [memory.peak_without_gradients for memory in memories]
