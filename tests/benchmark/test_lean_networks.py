@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -46,18 +45,8 @@ def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) ->
     notes = json.loads((tmp_path / "lean.json").read_text())["notes"]
     assert [note.partition(" (")[0] for note in notes[:2]] == [f"not measured: {name}" for name in others]
     assert "more than 1,000,000,000)" in notes[1]
-    holders = re.findall(r"(\S+) (0\.\d\d) \(aten\.convolution (\d+)%\)", notes[2])
-    assert {name for name, *_ in holders} == set(names)
-    assert holders[0][1] >= holders[1][1]
-    assert all(20 < int(share) <= 100 for *_, share in holders)
     costs = {provider for (_, provider, metric) in found if metric == "overhead per operation, forward"}
     assert costs == {"lean", "mode that does nothing"}
-    ratios = [found[name, "lean", "held ratio"] for name in names]
-    summary = {metric: value for (subject, _, metric), value in found.items() if subject == "all 2 networks"}
-    assert (summary["networks that train"], summary["with the same bits"]) == (2, 2)
-    assert summary["held ratio, median"] == pytest.approx(sum(ratios) / 2)
-    assert summary["held ratio, worst"] == max(ratios)
-    assert summary["step ratio, worst"] > 0
 
 
 def test_other_bits_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +113,8 @@ def test_captured_training_and_inductor_are_measured_beside_eager_lean_training(
     results = Results("lean", "", torch.device("cpu"), {})
     setup = Setup(NetworkSpec(arch="resnet18"), 2, 64, structure=(1, 1, 1, 1))
     lean_networks.measure_lean_network(results, setup, rounds=1, capture=True, compiled_budgets=(0.3,))
-    lean_networks.summarize_networks(results, {})
     found = {(each["provider"], each["metric"]): each["median"] for each in results.records}
-    assert found["lean captured", "same bits"] == found["lean captured", "with the same bits"] == 1
+    assert found["lean captured", "same bits"] == 1
     assert ("Inductor, lean rule", "same bits") not in found
     assert found["lean captured", "held ratio"] < 0.75  # Inductor also holds copies of the weights
     shares = [found[f"{name}budget 0.3", "held ratio"] for name in ("Inductor, ", "Inductor, lean rule, ")]

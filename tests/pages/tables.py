@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -300,28 +299,28 @@ LEAN_METRICS = ("held ratio", "peak without gradients ratio", "step ratio")
 
 def lean_networks() -> str:
     """Memory and time of a step relative to plain training, for each network and each way in which it was measured."""
-    notes = " ".join(result("lean_networks")["notes"])
-    holders = dict(re.findall(r"(\S+) [\d.]+ \((?:aten\.)?(\w+ \d+%)\)", notes))  # "NETWORK RATIO (OPERATION SHARE)"
     rows = []
     for subject, title in LEAN_NETWORKS.items():
         for way, (file, provider) in LEAN_WAYS.items():
             about = {"subject": subject, "provider": provider}
             found = {r["metric"]: r for r in result(file)["records"] if about.items() <= r.items()}
             if found.keys() >= {*LEAN_METRICS}:
-                holder = holders.get(subject, "") if file == "lean_networks" else ""
-                rows.append([title, way, *(_with_spread(found[metric]) for metric in LEAN_METRICS), holder])
-    return table(["", "", "bytes held", "peak bytes", "time of a step", "most of the bytes held"], rows, text_columns=2)
+                rows.append([title, way, *(_with_spread(found[metric]) for metric in LEAN_METRICS)])
+    return table(["", "", "bytes held", "peak bytes", "time of a step"], rows, text_columns=2)
 
 
 def lean_sweep() -> str:
     """The smallest network of each family of timm and torchvision, trained lean for a step."""
     rows = []
     for package, file in (("timm", "lean_sweep"), ("torchvision", "lean_sweep_torchvision")):
-        found = {r["metric"]: r["median"] for r in result(file)["records"] if r["subject"].startswith("all ")}
+        counts = [
+            sum(r["median"] for r in records(file, metric, provider="lean")) for metric in ("trains", "same bits")
+        ]
         left_out = sum(note.startswith("not measured") for note in result(file)["notes"])
-        counts = [f"{found[metric]:.0f}" for metric in ("networks that train", "with the same bits")]
-        ratios = [f"{found[f'held ratio, {which}']:.2f}" for which in ("median", "90th percentile", "worst")]
-        rows.append([package, *counts, str(left_out), *ratios, *_median_step_ratios(file)])
+        ratios = sorted(r["median"] for r in records(file, "held ratio", provider="lean"))
+        shown = [statistics.median(ratios), statistics.quantiles(ratios, n=10, method="inclusive")[-1], ratios[-1]]
+        texts = [*(f"{count:.0f}" for count in counts), str(left_out), *(f"{ratio:.2f}" for ratio in shown)]
+        rows.append([package, *texts, *_median_step_ratios(file)])
     headers = ["", "trained lean", "with the same bits", "not trainable in plain training either"]
     headers += ["bytes held: median", "90th percentile", "worst"]
     return table([*headers, "time of a step: median", "of the half with longer steps"], rows)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import torch
@@ -22,14 +21,12 @@ from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.strategies import EAGER, compile_with_budget
 from zoo.models.external import iter_tensors
 from zoo.remat import Rematerializer, inductor_options
-from zoo.remat.budget import Decision
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import clear_gradients, measure_memory
 from zoo.torch_internals import TorchDispatchMode
 
 PLAIN, LEAN, CAPTURED, INDUCTOR = "plain", "lean", "lean captured", "Inductor, lean rule"
 SEED = 0
-WORST = 20
 OVERHEAD_ROUNDS = 51
 
 
@@ -42,8 +39,8 @@ def measure_lean_network(
     max_bytes: int | None = None,
     capture: bool = False,
     compiled_budgets: Sequence[float] = (),
-) -> str | None:
-    """Add held memory, peak memory and step time of a network, lean and plain; return what holds most when it is lean.
+) -> None:
+    """Add held memory, peak memory and step time of a network, lean and plain.
 
     A network that cannot be built or trained plainly is noted and skipped. If outputs, gradients or buffers are not
     bitwise equal, "same bits" is 0 and a note says whether plain training is deterministic. On a GPU, bits are compared
@@ -63,14 +60,14 @@ def measure_lean_network(
     try:
         if max_bytes is not None and (needed := _predicted_bytes(setup)) > max_bytes:
             results.note(f"not measured: {name} (training takes {needed:,} bytes, more than {max_bytes:,})")
-            return None
+            return
         plain, images = _new(setup)
         with _deterministic(images.device):
             first = step_of(plain, images)
         plain, _ = _new(setup)
     except Exception as error:  # other packages may raise anything
         results.note(f"not measured: {name} ({describe_error(error)})")
-        return None
+        return
     case = replace(setup.case, shape=tuple(images.shape))
     models: dict[str, Any] = {PLAIN: plain, LEAN: lean(copy.deepcopy(plain), budget)}
     if capture:
@@ -82,7 +79,7 @@ def measure_lean_network(
             options = inductor_options(share)
             models[f"{INDUCTOR}, budget {share:g}"] = torch.compile(copy.deepcopy(plain), options=options)
     with room_for_compilations():
-        return _measure(results, case, models, images, first, rounds, budget)
+        _measure(results, case, models, images, first, rounds)
 
 
 def _measure(
@@ -92,8 +89,7 @@ def _measure(
     images: Tensor,
     first: Sequence[Tensor],
     rounds: int,
-    budget: Any,
-) -> str | None:
+) -> None:
     """Add bits, memory and time of a network; ``first`` is the first step of plain training."""
     name, plain = case.subject, models[PLAIN]
     for provider in [*models][1:]:
@@ -121,73 +117,11 @@ def _measure(
                 why = f"plain training is {'' if repeats else 'not '}deterministic"
                 results.note(f"{name}, {provider}: the bits differ; {why}")
     if len(models) == 1:
-        return None
+        return
     try:
         _add_costs(results, case, models, images, rounds)
-        return _largest_holder(plain, images, budget)
     except Exception as error:
         results.note(f"{name}: bytes and times not measured ({describe_error(error)})")
-        return None
-
-
-def _largest_holder(model: nn.Module, images: Tensor, budget: Any) -> str | None:
-    """Return the operation whose outputs are most of the bytes that lean training holds, with its share of them."""
-    decisions: list[Decision] = []
-    with Rematerializer(budget, parameters=[*model.parameters(), *model.buffers()], log=decisions):
-        outputs = model(images)
-    del outputs
-    held: Counter[str] = Counter()
-    for decision in decisions:
-        held[decision.made_by] += decision.lean_bytes
-    if not held.total():
-        return None
-    operation, most = held.most_common(1)[0]
-    return f"{operation or 'inputs'} {most / held.total():.0%}"
-
-
-def summarize_networks(results: Results, holders: Mapping[str, str | None]) -> None:
-    """Add the numbers of networks that train lean and with the same bits, and quantiles of their memory and time.
-
-    A note names the `WORST` networks, which hold most of plain training's bytes, with their ``holders``, which
-    `measure_lean_network` returned.
-    """
-    for provider in (LEAN, CAPTURED, INDUCTOR):
-        _summarize(results, provider)
-    ratios = {
-        each["subject"]: each["median"]
-        for each in results.records
-        if (each["provider"], each["metric"]) == (LEAN, "held ratio") and each["subject"] in holders
-    }
-    worst = sorted(ratios, key=ratios.__getitem__, reverse=True)[:WORST]
-    if len(ratios) > 1:
-        told = ", ".join(f"{name} {ratios[name]:.2f} ({holders[name]})" for name in worst)
-        results.note(
-            f"held ratio of the {len(worst)} that hold most, and the operation whose outputs are most of it: {told}"
-        )
-
-
-def _summarize(results: Results, provider: str) -> None:
-    def values(metric: str) -> list[float]:
-        wanted = provider, metric
-        return [each["median"] for each in results.records if (each["provider"], each["metric"]) == wanted]
-
-    trained, is_same = values("trains"), values("same bits")
-    if not trained:
-        return
-    case = Case(f"all {len(trained)} networks", (), "float32", "contiguous")
-    results.add(case, provider, "networks that train", "1", [int(sum(trained))])
-    if provider != INDUCTOR:
-        results.add(case, provider, "with the same bits", "1", [int(sum(is_same))])
-    for metric, wanted in (
-        ("held ratio", ("median", "90th percentile", "worst")),
-        ("peak without gradients ratio", ("median", "worst")),
-        ("step ratio", ("median", "worst")),
-    ):
-        if ratios := values(metric):
-            ninth_tenth = quantiles(ratios, n=10, method="inclusive")[-1] if len(ratios) > 1 else ratios[0]
-            found = {"median": median(ratios), "90th percentile": ninth_tenth, "worst": max(ratios)}
-            for which in wanted:
-                results.add(case, provider, f"{metric}, {which}", "1", [found[which]])
 
 
 def _predicted_bytes(setup: Setup) -> int:

@@ -241,7 +241,7 @@ class BenchmarkLean(Benchmark):
     """Interleaved timings of each step; 0 measures memory only."""
 
     def measure(self, results: Results) -> None:
-        from zoo.benchmark.lean_networks import measure_lean_network, measure_overhead, summarize_networks
+        from zoo.benchmark.lean_networks import measure_lean_network, measure_overhead
         from zoo.benchmark.network_setup import Setup
         from zoo.models.external import list_networks, smallest_of_each_family, split_name
         from zoo.remat.budget import Budget, parse_bytes
@@ -255,16 +255,14 @@ class BenchmarkLean(Benchmark):
         budget = None if self.budget is None else _number_or_text(self.budget)
         Budget.parse(budget)  # raises for a bad value before anything is measured
         max_bytes = None if self.max_memory is None else parse_bytes(self.max_memory)
-        holders = {}
         for index, name in enumerate(names):
             print(f"{name} ({index + 1} of {len(names)})", file=sys.stderr, flush=True)
             setup = Setup(NetworkSpec(arch=name), self.batch, self.size, device=results.device)
-            holders[name] = measure_lean_network(
+            measure_lean_network(
                 results, setup, rounds=self.rounds, budget=budget, max_bytes=max_bytes, capture=self.capture,
                 compiled_budgets=self.compiled_budgets,
             )  # fmt: skip
             results.write(self.stem)  # keep what was measured if the next network fails
-        summarize_networks(results, holders)
         if self.rounds > 0:
             measure_overhead(results)
 
