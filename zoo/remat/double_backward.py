@@ -49,7 +49,7 @@ class Repetition:
 
     def inspect_saved(self, forward: fx.Graph) -> None:
         """Find the running statistics of norms that the forward graph updates and does not save for backward."""
-        (saved,) = forward.output_node().args
+        saved: Any = forward.output_node().args[0]
         inputs: list[Node] = list(forward.find_nodes(op="placeholder"))
         self._of_norms = [
             index
