@@ -49,7 +49,8 @@ class Repetition:
 
     def inspect_saved(self, forward: fx.Graph) -> None:
         """Find the running statistics of norms that the forward graph updates and does not save for backward."""
-        saved: Any = forward.output_node().args[0]
+        (saved,) = forward.output_node().args
+        assert isinstance(saved, (list, tuple))
         inputs: list[Node] = list(forward.find_nodes(op="placeholder"))
         self._of_norms = [
             index
@@ -99,7 +100,8 @@ class Repetition:
 
         def prepare(given: Sequence[Any]) -> None:
             if torch.is_grad_enabled():  # a hook that is registered earlier would keep what is given alive
-                handle: Any = live().register_hook(lambda *args: (handle.remove(), replace(*args))[1])
+                current: Any = live()
+                handle: Any = current.register_hook(lambda *args: (handle.remove(), replace(*args))[1])
 
         node.register_prehook(prepare)
 
