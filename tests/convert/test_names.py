@@ -45,7 +45,7 @@ def test_networks_of_other_packages_are_refused_with_the_name_to_give() -> None:
         relu_to_leaky_relu({}, "torchvision:resnet50")
     with pytest.raises(ConversionError, match="zoo convert export"):
         relu_to_leaky_relu({}, "torchvision:vgg11")
-    with pytest.raises(ConfigError, match=r"unknown network 'resnet19'.*resnet18"):
+    with pytest.raises(ConfigError, match=r"called resnet19.*resnet18"):
         relu_to_leaky_relu({}, "resnet19")
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from zoo.architectures import ARCHITECTURES, is_external
-from zoo.config.published import published, published_spec
 from zoo.errors import ConfigError, ConversionError, VerificationError
 from zoo.models.build import build_on_meta
 from zoo.models.external import iter_tensors
-from zoo.spec import NetworkSpec, parse_spec
+from zoo.names import resolve
+from zoo.spec import NetworkSpec
 from zoo.weights import load_state_dict
 from zoo.weights.load import check_fits, num_outputs
 
@@ -99,10 +99,9 @@ def _counted(names: tuple[str, ...]) -> str:
 def source_spec(state_dict: StateDict, network: str | NetworkSpec | None, conversion: str) -> NetworkSpec:
     """Return the spec of a conversion's source, with the number of classes of its state dict.
 
-    ``network`` is a spec, the name of published weights, or an architecture, which has the norms and the activation
-    that the conversion is for. The memory strategy becomes the default one, because it may not support the norms of the
-    result. Raises ConfigError for an unknown architecture and for None, and ConversionError if the conversion is not
-    for this network.
+    ``network`` is a spec, or a name: an architecture has the norms and the activation that the conversion is for. The
+    memory strategy becomes the default one, because it may not support the norms of the result. Raises ConfigError for
+    an unknown name and for None, and ConversionError if the conversion is not for this network.
     """
     if isinstance(network, NetworkSpec):
         spec = network
@@ -110,11 +109,10 @@ def source_spec(state_dict: StateDict, network: str | NetworkSpec | None, conver
         what = "the spec is None" if network is None else f"the spec is of type {type(network).__name__}"
         remedy = 'give the name of an architecture, such as "resnet50", or a zoo.spec.NetworkSpec'
         raise ConfigError(f"{what}, so that nothing says which network the state dict belongs to", conversion, remedy)
-    elif network in published():
-        spec = published_spec(network)
     else:
-        check_own(network, conversion)
-        spec = parse_spec({"arch": network, **REQUIRED[conversion]}, network)
+        found = resolve(network)
+        check_own(found.network.arch, conversion)
+        spec = found.network if found.experiment is not None else found.network.changed(**REQUIRED[conversion])
     check_own(spec.arch, conversion)
     for key, value in REQUIRED.get(conversion, {}).items():
         found = getattr(spec, key)
