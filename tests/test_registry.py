@@ -15,7 +15,7 @@ from zoo import config
 from zoo.architectures import ARCHITECTURES
 from zoo.config.published import published
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
-from zoo.layers.stages import CheckpointedSequential
+from zoo.layers.checkpointing import CheckpointedSequential
 from zoo.registry import build_from_config
 from zoo.spec import NetworkSpec
 from zoo.weights import StoredWeights

@@ -12,8 +12,8 @@ from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
 from tests.step import step
 from zoo.layers import InPlaceABN, InPlaceABNSync, init_weights
+from zoo.layers.checkpointing import CheckpointedSequential
 from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
-from zoo.layers.stages import CheckpointedSequential
 
 
 def blocks(kind="pre-activation", norm=InPlaceABN) -> nn.Sequential:

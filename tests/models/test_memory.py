@@ -17,8 +17,7 @@ from tests.step import step
 from zoo.architectures import ARCHITECTURES, LEAN
 from zoo.convert.trace import Trace
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
-from zoo.layers.residual import IdentityResidualBlock
-from zoo.layers.stages import build_stage
+from zoo.layers.residual import IdentityResidualBlock, build_stage
 from zoo.models import wider_resnet
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt

@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from tests.formula import relative_error
 from zoo.layers import InPlaceABN, init_weights
+from zoo.layers.checkpointing import CheckpointedSequential
+from zoo.layers.conv import MaxPool2d
 from zoo.layers.dense import DenseModule
-from zoo.layers.ends import MaxPool2d
 from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
-from zoo.layers.stages import CheckpointedSequential
 from zoo.ops.context import in_selective_checkpoint
 
 POLICIES = {

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zoo.layers.ends import MaxPool2d
+from zoo.layers.conv import MaxPool2d
 from zoo.ops import pooling
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import forced

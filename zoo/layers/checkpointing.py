@@ -7,11 +7,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from zoo.layers.norm import ABN
-from zoo.ops.context import is_exporting
+from zoo.ops.context import is_exporting, is_fx_proxy
 from zoo.torch_internals import NormBase, are_transforms_active
 
 
@@ -60,3 +60,13 @@ def paused_statistics(module: nn.Module) -> Iterator[None]:
             other.momentum = momentum
             if count is not None:
                 other.get_buffer("num_batches_tracked").copy_(count)
+
+
+class CheckpointedSequential(nn.Sequential):
+    """Sequence of checkpointed modules: saves only their inputs and recomputes each in backward, see `checkpoint`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the last module's output."""
+        for module in self:
+            x = module(x) if is_fx_proxy(x) else checkpoint(module, x)
+        return x

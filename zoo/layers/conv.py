@@ -1,12 +1,19 @@
-"""Convolutions without bias and without torch's initialization, which `init_weights` would overwrite."""
+"""Convolutions without bias and torch's initialization, and the stem, max pooling and classifier of the networks."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+import torch.fx
+from torch import Tensor, nn
+
+from zoo.layers.norm import NormFactory
+from zoo.ops.pooling import max_pool2d
+
+torch.fx.wrap("max_pool2d")  # a leaf call in torch.fx graphs: proxies do not tell whether they require grad
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
@@ -40,3 +47,53 @@ def conv2d(
         dilation=dilation,
         bias=False,
     )
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """`torch.nn.MaxPool2d` that saves one byte per output for backward instead of its input and 64-bit indices."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the maximum of each window. With ``return_indices`` it is torch's own pooling, with its memory."""
+        if self.return_indices:
+            return super().forward(x)
+        return max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+
+
+def max_pool(memory: str = "auto") -> nn.MaxPool2d:
+    """Return the networks' 3x3 max pooling with stride 2; torch's own with ``memory="plain"``."""
+    return (nn.MaxPool2d if memory == "plain" else MaxPool2d)(3, stride=2, padding=1)
+
+
+def build_stem(channels: int, norm: NormFactory, input_3x3: bool, memory: str = "auto") -> nn.Sequential:
+    """Return the stem of pre-activation networks (ResNeXt, DenseNet), whose first block starts with a norm.
+
+    A 7x7 convolution with stride 2, or with ``input_3x3`` three 3x3 convolutions, the first with stride 2, and norms
+    between them. Max pooling follows: torch's own with ``memory="plain"``.
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    if input_3x3:
+        for index, in_channels in enumerate((3, channels, channels), start=1):
+            layers[f"conv{index}"] = conv2d(in_channels, channels, 3, stride=2 if index == 1 else 1)
+            if index < 3:
+                layers[f"bn{index}"] = norm(channels)
+    else:
+        layers["conv1"] = conv2d(3, channels, 7, stride=2)
+    layers["pool"] = max_pool(memory)
+    return nn.Sequential(layers)
+
+
+class GlobalAvgPool2d(nn.Module):
+    """Global average pooling: (N, C, H, W) -> (N, C)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the mean of each channel."""
+        return x.flatten(2).mean(-1)
+
+
+def build_classifier(channels: int, classes: int, drop_rate: float = 0.0) -> nn.Sequential:
+    """Return ``avg_pool``, ``drop`` if ``drop_rate`` is above 0, and the uninitialized linear layer ``fc``."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(avg_pool=GlobalAvgPool2d())
+    if drop_rate > 0:
+        layers["drop"] = nn.Dropout(drop_rate)
+    layers["fc"] = uninitialized(nn.Linear, channels, classes)
+    return nn.Sequential(layers)

@@ -1,4 +1,4 @@
-"""Residual blocks: post-activation (ResNet v1) and pre-activation (ResNeXt, WiderResNet)."""
+"""Residual blocks: post-activation (ResNet v1) and pre-activation (ResNeXt, WiderResNet), and their stages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zoo.layers.checkpointing import CheckpointedSequential
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import InPlaceABN, NormFactory, activate_, out_of_place
 from zoo.ops.context import can_work_in_place, is_fx_proxy
 
 FUSE_MODES = ("auto", "always", "never")
+# The option ``memory`` -> the argument ``fuse`` of `ResidualBlock`.
+FUSE_BY_MEMORY = {"plain": "never", "auto": "auto", "fused": "always", "checkpoint": "auto"}
 
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
@@ -187,3 +190,8 @@ def _without_activation(norm: Any) -> Any:
         )
     norm.activation = "identity"
     return norm
+
+
+def build_stage(blocks: OrderedDict[str, nn.Module], memory: str) -> nn.Sequential:
+    """Return the residual blocks as one module that runs them in order, checkpointed if ``memory`` says so."""
+    return CheckpointedSequential(blocks) if memory == "checkpoint" else nn.Sequential(blocks)

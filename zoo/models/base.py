@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.errors import ConfigError, join_names
 from zoo.layers.checkpointing import checkpoint
-from zoo.layers.ends import GlobalAvgPool2d, build_classifier
+from zoo.layers.conv import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
 from zoo.ops.context import is_fx_proxy
 from zoo.remat.lean import lean

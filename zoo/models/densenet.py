@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from zoo.errors import ConfigError
 from zoo.layers.checkpointing import checkpoint
-from zoo.layers.conv import conv2d
+from zoo.layers.conv import build_stem, conv2d
 from zoo.layers.dense import DenseModule, NormConv
-from zoo.layers.ends import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.models.base import Network, is_dilation
 from zoo.ops.abn.norm_act_conv import join

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from zoo.layers.conv import conv2d
-from zoo.layers.ends import max_pool
+from zoo.layers.conv import conv2d, max_pool
 from zoo.layers.norm import NormFactory
-from zoo.layers.residual import ResidualBlock
-from zoo.layers.stages import FUSE_BY_MEMORY, build_stage
+from zoo.layers.residual import FUSE_BY_MEMORY, ResidualBlock, build_stage
 from zoo.models.base import BlockDilation, Network, dilation_per_block
 
 

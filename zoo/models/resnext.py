@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from zoo.layers.ends import build_stem
+from zoo.layers.conv import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.residual import IdentityResidualBlock
-from zoo.layers.stages import build_stage
+from zoo.layers.residual import IdentityResidualBlock, build_stage
 from zoo.models.base import BlockDilation, Network, dilation_per_block
 
 GROUPS = 64

@@ -12,13 +12,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from zoo.layers.conv import conv2d
-from zoo.layers.ends import MaxPool2d
+from zoo.layers.conv import MaxPool2d, conv2d
 from zoo.layers.norm import NormFactory
-from zoo.layers.residual import ResidualBlock
+from zoo.layers.residual import FUSE_BY_MEMORY, ResidualBlock
 from zoo.layers.reversible import PairPool, ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import add_zero_channels
-from zoo.layers.stages import FUSE_BY_MEMORY
 from zoo.models.revnext import LargestValueNetwork
 
 

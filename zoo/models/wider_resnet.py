@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from zoo.errors import ConfigError
-from zoo.layers.conv import conv2d
-from zoo.layers.ends import max_pool
+from zoo.layers.conv import conv2d, max_pool
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.residual import IdentityResidualBlock
-from zoo.layers.stages import build_stage
+from zoo.layers.residual import IdentityResidualBlock, build_stage
 from zoo.models.base import Network
 
 
