@@ -26,6 +26,7 @@ from zoo.data.pixels import FloatPixels, PILPixels, open_pixels
 from zoo.data.seeding import random_of_torch
 from zoo.data.transforms import TrainTransform, ValTransform, random_box
 from zoo.errors import ConfigError, DataError
+from zoo.spec import Preprocessing
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 CFG = {"mean": MEAN, "std": STD, "scale": 12, "crop": 8, "interpolation": "bilinear", "source": None}
@@ -349,10 +350,10 @@ def test_transforms_travel_to_workers_that_are_not_forked(make: object) -> None:
 
 
 def test_a_checkpoint_of_the_trainer_gives_the_preprocessing_that_it_was_trained_with(tmp_path: Path) -> None:
-    network = {"arch": "resnet18", "activation": "leaky_relu", "classes": 2}
-    config = {"network": network, "input": {"scale_val": 12, "crop_val": 8, "mean": MEAN, "std": STD}}
-    weights = registry.get("resnet18", num_classes=2).state_dict()
-    torch.save({"state_dict": weights, "config": config}, tmp_path / "checkpoint.pth.tar")
+    model = registry.get("resnet18", num_classes=2)
+    network = model.built_as.described(Preprocessing(scale_val=12, crop_val=8, mean=MEAN, std=STD))
+    content = {"state_dict": model.state_dict(), "network": network.model_dump(mode="json")}
+    torch.save(content, tmp_path / "checkpoint.pth.tar")
     image = random_image(0, width=30, height=20)
     result = transforms(str(tmp_path / "checkpoint.pth.tar"))(image)
     assert torch.equal(result, ValTransform(12, 8, MEAN, STD)(image))
