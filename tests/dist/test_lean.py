@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.dist.spawn import run_distributed
 from tests.remat.programs import Recorded, network
 from zoo.layers import InPlaceABNSync
-from zoo.remat import cut
+from zoo.remat.graph import cut
 from zoo.remat.lean import lean
 from zoo.remat.recipes import RecipeError
 

@@ -33,7 +33,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import zoo
-from zoo.remat import Rematerializer, capture, cut
+from zoo.remat import Rematerializer
+from zoo.remat.graph import capture, cut
 from zoo.remat.recipes import RecipeError
 
 SHAPE = (2, 4, 4, 4)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from tests.remat.programs import FrozenBody, images, network
 from zoo.errors import ConfigError
-from zoo.remat import Rematerializer, capture, cut, inductor_options
-from zoo.remat.capture import NotCaptured
+from zoo.remat import Rematerializer, inductor_options
+from zoo.remat.graph import capture, cut
+from zoo.remat.graph.capture import NotCaptured
 from zoo.remat.lean import StepsAside, is_lean, lean
 from zoo.remat.memory_use import measure_memory
 

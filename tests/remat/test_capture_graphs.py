@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zoo.remat import capture, cut, inductor_options
+from zoo.remat import inductor_options
 from zoo.remat.budget import Budget
+from zoo.remat.graph import capture, cut
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import measure_memory
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import zoo
-from zoo.remat import capture, cudnn_norm
-from zoo.remat.capture import backend
+from zoo.remat.graph import capture, cudnn_norm
+from zoo.remat.graph.capture import backend
 from zoo.remat.memory_use import measure_memory
 
 aten = torch.ops.aten

@@ -19,8 +19,9 @@ from tests.remat.hunt import (
     shrink,
     write,
 )
-from zoo.remat import joint_graph, recording
-from zoo.remat.operations import RULES
+from zoo.remat.eager import recording
+from zoo.remat.graph import joint_graph
+from zoo.remat.rules import RULES
 
 #: Programs that failed, by what they exercise.
 FOUND: dict[str, Program] = {

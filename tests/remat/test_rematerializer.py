@@ -22,8 +22,9 @@ from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held,
 from tests.step import loss_of, step
 from zoo.remat import Rematerializer
 from zoo.remat.budget import INPUT, Decision
-from zoo.remat.deciding import Decider
-from zoo.remat.operations import (
+from zoo.remat.eager.deciding import Decider
+from zoo.remat.recipes import RecipeError
+from zoo.remat.rules import (
     ATTENTIONS,
     BATCH_NORMS,
     IN_PLACE,
@@ -33,7 +34,6 @@ from zoo.remat.operations import (
     flops_of,
     line_is_exact,
 )
-from zoo.remat.recipes import RecipeError
 from zoo.torch_internals import storage_id
 
 X, Y = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)

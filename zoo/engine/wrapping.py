@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from zoo.engine.process import Process
-from zoo.remat.capture import inductor_options
+from zoo.remat.graph.capture import inductor_options
 from zoo.remat.lean import is_lean, lean
 from zoo.torch_internals import ALL_GATHER, list_mode_options, uncompiled
 

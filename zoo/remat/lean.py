@@ -18,7 +18,7 @@ from torch import nn
 
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
-from zoo.remat.capture import CapturedForward
+from zoo.remat.graph.capture import CapturedForward
 from zoo.remat.planning import plan
 from zoo.torch_internals import (
     are_transforms_active,
@@ -69,7 +69,7 @@ def lean(
       FLOP per byte of output.
     - `capture`: True captures forward and backward as graphs with torch.compile, and runs them with the kernels of
       eager training, without a dispatch mode. The first step takes some seconds. A module whose forward is not one
-      graph runs in eager lean training, with a `NotCaptured` warning. See `zoo.remat.capture`.
+      graph runs in eager lean training, with a `NotCaptured` warning. See `zoo.remat.graph.capture`.
     - `enabled`: False undoes it.
 
     Raises ConfigError for an invalid budget, and TypeError for anything but a module. The first call raises ConfigError

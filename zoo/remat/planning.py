@@ -24,8 +24,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from zoo.errors import ConfigError
 from zoo.ops.context import restored_buffers
 from zoo.remat.budget import Budget, Decision, Planned
+from zoo.remat.eager.rematerializer import Rematerializer
 from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize
-from zoo.remat.rematerializer import Rematerializer
 from zoo.torch_internals import storage_id, tree_leaves, tree_map
 
 MARGIN = 0.02  # of the limit, for what a real step takes beyond a measured one

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import ZooError
-from zoo.remat.operations import IN_PLACE, Operation
+from zoo.remat.rules import IN_PLACE, Operation
 from zoo.torch_internals import (
     call_with_flags,
     detach,

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from zoo.remat.budget import INPUT, RECOMPUTED, Decision
-from zoo.remat.operations import CONCATENATE, RULES, Operation
+from zoo.remat.eager.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_plain
 from zoo.remat.recipes import Recipe, SavedHandle, TrackedTensor, detached
-from zoo.remat.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_plain
+from zoo.remat.rules import CONCATENATE, RULES, Operation
 from zoo.torch_internals import memory_id, storage_id
 
 NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save a tensor

@@ -16,7 +16,8 @@ from zoo.ops.abn import native
 from zoo.ops.abn.backend import kernels_for
 from zoo.remat import Rematerializer, recipes
 from zoo.remat.budget import Decision
-from zoo.remat.operations import (
+from zoo.remat.recipes import TrackedTensor
+from zoo.remat.rules import (
     IN_PLACE,
     OTHERS,
     PROMOTED,
@@ -29,7 +30,6 @@ from zoo.remat.operations import (
     batch_norm_is_exact,
     max_pool,
 )
-from zoo.remat.recipes import TrackedTensor
 
 X, Y = torch.randn(2, 2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 SCALES, ZEROS, ONE = torch.tensor([0.05, 0.1, 0.2, 0.3]), torch.zeros(4, dtype=torch.int32), torch.ones(1)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from zoo.errors import ConfigError
 from zoo.remat.budget import Budget, Decision
-from zoo.remat.deciding import Decider, DecisionLog
-from zoo.remat.frozen import FrozenLayers
-from zoo.remat.operations import CONVOLUTION, Operation, break_tie, first_tensor, flops_of, unread_input
+from zoo.remat.eager.deciding import Decider, DecisionLog
+from zoo.remat.eager.frozen import FrozenLayers
+from zoo.remat.eager.recording import Recorder, traits_of
+from zoo.remat.eager.tracking import KeptMemory, Tracker, is_plain
 from zoo.remat.recipes import unpack
-from zoo.remat.recording import Recorder, traits_of
-from zoo.remat.tracking import KeptMemory, Tracker, is_plain
+from zoo.remat.rules import CONVOLUTION, Operation, break_tie, first_tensor, flops_of, unread_input
 from zoo.torch_internals import (
     EagerDispatchMode,
     are_transforms_active,

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from zoo.remat import cudnn_norm, cut
-from zoo.remat.autocast import Casts
 from zoo.remat.budget import Budget
-from zoo.remat.cudnn_norm import CUDNN_BATCH_NORM
-from zoo.remat.nodes import (
+from zoo.remat.graph import cudnn_norm, cut
+from zoo.remat.graph.autocast import Casts
+from zoo.remat.graph.cudnn_norm import CUDNN_BATCH_NORM
+from zoo.remat.graph.nodes import (
     Node,
     are_alike,
     base_of,
@@ -37,7 +37,7 @@ from zoo.remat.nodes import (
     norm_of,
     prices_of,
 )
-from zoo.remat.operations import (
+from zoo.remat.rules import (
     ADD,
     MASKS,
     RELU,

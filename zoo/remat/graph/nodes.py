@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from zoo.remat.cudnn_norm import CUDNN_BATCH_NORM
-from zoo.remat.operations import (
+from zoo.remat.graph.cudnn_norm import CUDNN_BATCH_NORM
+from zoo.remat.rules import (
     ATTENTIONS,
     CONVOLUTION,
     PRODUCTS,

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from zoo.remat.budget import Budget
-from zoo.remat.cudnn_norm import CUDNN_BATCH_NORM
-from zoo.remat.nodes import (
+from zoo.remat.graph.cudnn_norm import CUDNN_BATCH_NORM
+from zoo.remat.graph.nodes import (
     Node,
     base_of,
     bytes_of,
@@ -23,7 +23,7 @@ from zoo.remat.nodes import (
     norm_of,
     prices_of,
 )
-from zoo.remat.operations import RULES, mask_of, rectified_of, signs_of
+from zoo.remat.rules import RULES, mask_of, rectified_of, signs_of
 from zoo.torch_internals import (
     BATCH_NORM,
     BATCH_NORM_OF_BATCH,

@@ -17,8 +17,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import Parameter
 
 from zoo.errors import ConfigError
-from zoo.remat.cudnn_norm import CUDNN_BATCH_NORM
-from zoo.remat.nodes import Node
+from zoo.remat.graph.cudnn_norm import CUDNN_BATCH_NORM
+from zoo.remat.graph.nodes import Node
 from zoo.torch_internals import BATCH_NORM, is_compiled_node, is_tangent_node, set_versions
 
 aten = torch.ops.aten

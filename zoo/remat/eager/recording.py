@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from zoo.remat.deciding import Decider
-from zoo.remat.operations import (
+from zoo.remat.eager.deciding import Decider
+from zoo.remat.eager.tracking import Tracker
+from zoo.remat.recipes import Recipe
+from zoo.remat.rules import (
     ADD,
     BATCH_NORMS,
     COPIES,
@@ -32,8 +34,6 @@ from zoo.remat.operations import (
     writes_inside,
     written_arguments,
 )
-from zoo.remat.recipes import Recipe
-from zoo.remat.tracking import Tracker
 from zoo.torch_internals import (
     FAKE_QUANTIZE,
     DisableTorchDispatch,

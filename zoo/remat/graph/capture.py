@@ -21,16 +21,16 @@ from zoo import torch_internals
 from zoo.errors import ConfigError
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import kernels_for
-from zoo.remat import cudnn_norm
-from zoo.remat.autocast import Casts
 from zoo.remat.budget import Budget
-from zoo.remat.double_backward import Repetition
-from zoo.remat.joint_graph import partition
-from zoo.remat.layouts import with_real_strides
-from zoo.remat.nodes import Node, are_alike, is_node
-from zoo.remat.operations import FASTER, IN_PLACE, LINE_DTYPES, batch_norm_is_exact, line_is_exact
+from zoo.remat.eager.rematerializer import Rematerializer
+from zoo.remat.graph import cudnn_norm
+from zoo.remat.graph.autocast import Casts
+from zoo.remat.graph.double_backward import Repetition
+from zoo.remat.graph.joint_graph import partition
+from zoo.remat.graph.layouts import with_real_strides
+from zoo.remat.graph.nodes import Node, are_alike, is_node
 from zoo.remat.planning import plan
-from zoo.remat.rematerializer import Rematerializer
+from zoo.remat.rules import FASTER, IN_PLACE, LINE_DTYPES, batch_norm_is_exact, line_is_exact
 from zoo.torch_internals import (
     OperatorOverload,
     aot_backend,
@@ -192,10 +192,10 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
     layout optimization is off: it would hold a copy of each convolution's weights from forward to backward.
 
     Args:
-    - `budget`: the budget of `zoo.lean`; a limit holds for each graph, see `zoo.remat.capture.backend`.
+    - `budget`: the budget of `zoo.lean`; a limit holds for each graph, see `zoo.remat.graph.capture.backend`.
     """
     rule = partial(partition, budget=Budget.parse(budget), is_eager=False)
-    sources = map(str, [*Path(__file__).parent.glob("*.py"), torch_internals.__file__])
+    sources = map(str, [*Path(__file__).parents[1].rglob("*.py"), torch_internals.__file__])
     options: dict[str, Any] = {"custom_partitioner_fn": inductor_partitioner(rule, *sources, key=repr(budget))}
     return options if torch.cuda.is_available() else {**options, "layout_optimization": False}
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from zoo.remat.budget import INPUT, RECOMPUTED, Decision
-from zoo.remat.deciding import Decider, DecisionLog
-from zoo.remat.operations import rectified_of, signs_of
+from zoo.remat.eager.deciding import Decider, DecisionLog
+from zoo.remat.eager.tracking import Tracker, is_plain
 from zoo.remat.recipes import SavedHandle, TrackedTensor, detached, unmodified, unpack
-from zoo.remat.tracking import Tracker, is_plain
+from zoo.remat.rules import rectified_of, signs_of
 from zoo.torch_internals import DisableTorchDispatch, saves_its_output, skip_autograd_and_autocast
 
 RELU_NODE = "ReluBackward0"  # autograd's name
