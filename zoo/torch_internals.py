@@ -8,6 +8,7 @@ cost at run time. The compiler takes a second to import, and is imported only by
 from __future__ import annotations
 
 import functools
+import heapq
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -230,12 +231,27 @@ def has_backward_hooks(tensor: Tensor) -> bool:
     return bool(hooks)
 
 
-def is_allocation(event: Any) -> bool:
-    """Return whether an event of the profiler's tree is an allocation or a free.
+def is_profiling() -> bool:
+    """Return whether a profiler is active in this thread."""
+    return bool(_C._autograd._profiler_enabled())
 
-    Its ``extra_fields`` then have ``ptr``, ``alloc_size`` (in bytes; negative for a free) and ``device``.
+
+def start_allocation_log() -> None:
+    """Log what this thread allocates and frees on the CPU.
+
+    This is the profiler of torch before Kineto. Kineto serves one trace per process, and prints.
     """
-    return event.tag == _C._profiler._EventType.Allocation
+    internals = _C._profiler
+    options = (False, True, False, False, False, internals._ExperimentalConfig())  # the second: report memory
+    _C._autograd._enable_profiler_legacy(internals.ProfilerConfig(internals.ProfilerState.CPU, *options))
+
+
+def stop_allocation_log() -> list[tuple[str, int]]:
+    """Return the log, in order: names of operations and `record_function`, and "" with bytes, negative for a free."""
+    threads = _C._autograd._disable_profiler_legacy()
+    events = heapq.merge(*threads, key=lambda event: event.start_us())
+    kinds = {"push": lambda event: (event.name(), 0), "memory_alloc": lambda event: ("", event.cpu_memory_usage())}
+    return [kinds[event.kind()](event) for event in events if event.kind() in kinds]
 
 
 def record_cuda_history(enabled: str | None) -> None:

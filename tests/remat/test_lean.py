@@ -211,6 +211,13 @@ def test_budgets_are_parsed() -> None:
     assert Budget.parse(0.5).is_observed
     assert Budget.parse(10**9).peak_bytes == Budget.parse("1GB").peak_bytes == Budget.parse(" 1000 MB").peak_bytes
     assert Budget.parse("8GiB").peak_bytes == 2**33
+    budgets = {"8G": 8 * 10**9, "1 TB": 10**12, "2e3 MB": 2 * 10**9, "0.5 gb": 5 * 10**8}
+    assert {text: Budget.parse(text).peak_bytes for text in budgets} == budgets
+    assert Budget.parse("1e6 FLOP/B").flops_per_byte == 10**6
+    assert Budget.parse("50%").held_limit(100) == Budget.parse(0.5).held_limit(100) == 50
+    assert Budget.parse(1.0).held_limit(100) == float("inf")
+    with pytest.raises(ConfigError, match='if you mean 8 GB, write "8GB"'):
+        Budget.parse(8)
 
 
 class Encoder(nn.Module):
@@ -282,7 +289,7 @@ def test_a_limit_in_bytes_holds_for_methods() -> None:
     model.forward_features(images(SIZE_PX)).sum().backward()
     assert vars(model)["_zoo_lean"].budget.planned is not None
     with pytest.raises(ConfigError, match="at least"):
-        lean(Encoder(), 1000).forward_features(images(SIZE_PX))
+        lean(Encoder(), 10_000).forward_features(images(SIZE_PX))
 
 
 def test_a_lean_network_is_scripted_as_the_plain_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -10,7 +11,14 @@ from typing import Any, NamedTuple
 
 from zoo.errors import ConfigError
 
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+UNITS = {
+    "": 1, "B": 1,
+    **{unit: 10 ** (3 * power) for power, unit in enumerate("KMGT", 1)},
+    **{f"{unit}B": 10 ** (3 * power) for power, unit in enumerate("KMGT", 1)},
+    **{f"{unit}IB": 2 ** (10 * power) for power, unit in enumerate("KMGT", 1)},
+}  # fmt: skip
+NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?"
+LEAST_BYTES = 10**4  # a smaller int is no limit in bytes: it may mean GB
 RECOMPUTED = "recomputed in backward"  # the reason to save a recipe
 INPUT = "input of a recipe"  # the reason to save a tensor that autograd itself does not need
 
@@ -45,16 +53,61 @@ class Decision(NamedTuple):
         return self.bytes if self.is_kept else 0
 
 
-class Planned(NamedTuple):
-    """A training step for which a limit on its peak was met.
+class Step(NamedTuple):
+    """The peak of a measured training step in bytes, without what existed before forward.
 
     Args:
-    - `step_bytes`: its peak, without what existed before forward.
-    - `input_bytes`: bytes of the inputs of forward.
+    - `peak`: if no parameter has a gradient before.
+    - `accumulating`: if gradients are added to those that exist.
     """
 
-    step_bytes: int
-    input_bytes: int
+    peak: int
+    accumulating: int
+
+
+class Planned:
+    """Measured training steps, from which a price is looked up for each amount of other memory.
+
+    Args:
+    - `input_bytes`: bytes of the inputs of forward.
+    - `sizes`: prices in FLOP per byte -> bytes of the outputs that are recomputed at this price.
+    - `steps`: prices up to which operations were recomputed -> the step.
+    - `keeps_outputs`: whether the outputs were alive in backward.
+
+    ``captured_extra`` is what a captured step takes beyond the same step of eager training.
+    """
+
+    def __init__(self, input_bytes: int, sizes: dict[float, int], least: Step, keeps_outputs: bool) -> None:
+        self.input_bytes, self.sizes, self.keeps_outputs = input_bytes, sizes, keeps_outputs
+        self.prices = [0.0, *sorted(sizes)]
+        self.steps = {self.prices[-1]: least}
+        self.captured_extra = 0
+        self._is_bound = True
+
+    def add(self, price: float, step: Step) -> None:
+        """Add a measured step."""
+        self._is_bound &= step.peak <= self.bytes_at(price, accumulates=False)
+        self.steps[price] = step
+
+    def bytes_at(self, price: float, *, accumulates: bool) -> int:
+        """Return a bound on the peak of a step.
+
+        Saving an output adds its bytes to the peak at most. Where a measurement has shown otherwise, the bound is the
+        next measured step that saves more.
+        """
+        peaks = {each: step.accumulating if accumulates else step.peak for each, step in self.steps.items()}
+        below = max((each for each in peaks if each <= price), default=None)
+        above = min(each for each in peaks if each >= price)
+        bounds = [] if below is None else [peaks[below]]
+        if self._is_bound or price == above:
+            saved = sum(size for each, size in self.sizes.items() if price < each <= above)
+            bounds.append(peaks[above] + saved)
+        return min(bounds, default=sys.maxsize)
+
+    def lowest_price(self, room: float, *, accumulates: bool) -> float | None:
+        """Return the lowest price whose step takes no more than ``room``; None if there is none."""
+        fitting = (each for each in self.prices if self.bytes_at(each, accumulates=accumulates) <= room)
+        return next(fitting, None)
 
 
 class Budget:
@@ -79,21 +132,35 @@ class Budget:
         if value is None or isinstance(value, cls):
             return value or cls()
         if isinstance(value, str):
-            found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*FLOP/B\s*", value)
-            if found:
-                return cls(float(found[1]))
-            if value.strip().upper().endswith("B"):  # a number alone might mean either
+            price = re.fullmatch(rf"\s*({NUMBER})\s*FLOPs?\s*/\s*B(?:yte)?\s*", value, re.IGNORECASE)
+            share = re.fullmatch(rf"\s*({NUMBER})\s*%\s*", value)
+            if price:
+                return cls(float(price[1]))
+            if share:
+                value = float(share[1]) / 100
+            elif value.strip()[-1:].isalpha():  # a number alone might mean either
                 with suppress(ConfigError):
                     value = parse_bytes(value)
-        if type(value) is int and value > 0:
+        if type(value) is int and value >= LEAST_BYTES:
             return cls(peak_bytes=value)
-        if isinstance(value, float) and 0 < value < 1:
-            return cls(held_share=value)
+        if isinstance(value, float) and 0 < value <= 1:
+            return cls(held_share=value if value < 1 else None)
+        is_small = type(value) is int and 0 < value < LEAST_BYTES
+        hint = f'; if you mean {value} GB, write "{value}GB"' if is_small else ""
         raise ConfigError(
-            f"budget {value!r} is invalid: pass a limit on the peak memory of a training step (a positive int or "
-            '"8GB"), a fraction of what plain training holds (float between 0 and 1), a cost limit such as '
+            f"budget {value!r} is invalid{hint}: pass a limit on the peak memory of a training step (bytes as an int, "
+            'or "8GB"), a fraction of what plain training holds (float up to 1, or "50%"), a cost limit such as '
             '"40 FLOP/B", or None to recompute no convolutions'
         )
+
+    def check_planned(self, place: str) -> None:
+        """Raise ConfigError if this is a limit in bytes for which no step was measured."""
+        if self.peak_bytes is not None and self.planned is None:
+            raise ConfigError(
+                "a limit on the peak memory is met by measuring steps of a module",
+                place,
+                'use zoo.lean(model, "8GB"), with capture=True for captured training, or pass a fraction',
+            )
 
     def held_limit(self, plain_bytes: int) -> float:
         """Return the limit on the bytes held, if plain training holds ``plain_bytes``; infinity without one."""
@@ -103,16 +170,6 @@ class Budget:
     def is_observed(self) -> bool:
         """Whether forward passes have to be observed to meet the limit."""
         return self._held_share is not None
-
-    def check_possible(self, least_bytes: int) -> None:
-        """Raise ConfigError if a step that recomputes all it can takes more than the limit."""
-        if self.peak_bytes is not None and least_bytes > self.peak_bytes:
-            raise ConfigError(
-                f"a training step takes at least {bytes_text(least_bytes)}, more than the limit of "
-                f"{bytes_text(self.peak_bytes)}",
-                "budget of zoo.lean",
-                "raise the limit, or train with smaller batches",
-            )
 
     def observe(self, decisions: Iterable[Decision]) -> None:
         """Raise ``flops_per_byte`` if the forward pass with these decisions held more than the limit."""
@@ -133,7 +190,7 @@ class Budget:
 
 def parse_bytes(text: str) -> int:
     """Return the bytes of a text such as "16GiB" or "500 MB"; raises ConfigError for any other text."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    match = re.fullmatch(rf"({NUMBER})\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in UNITS:
         raise ConfigError(f"{text!r} is not an amount of memory", remedy="write it as 16GiB or 500MB")
     return int(float(match[1]) * UNITS[match[2].upper()])
@@ -142,3 +199,12 @@ def parse_bytes(text: str) -> int:
 def bytes_text(count: float) -> str:
     """Return a number of bytes as in "8.59 GB" or "312.40 MB"."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
+
+
+def impossible(limit: int, least: float) -> ConfigError:
+    """Return the error that a step which recomputes all it can takes more than the limit."""
+    return ConfigError(
+        f"a training step takes at least {bytes_text(least)}, more than the limit of {bytes_text(limit)}",
+        "budget of zoo.lean",
+        "raise the limit, or train with smaller batches",
+    )

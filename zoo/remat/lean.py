@@ -19,7 +19,7 @@ from torch import nn
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
 from zoo.remat.graph.capture import CapturedForward
-from zoo.remat.planning import plan
+from zoo.remat.planning import plan, plan_captured
 from zoo.torch_internals import (
     are_transforms_active,
     has_compiled_part,
@@ -64,9 +64,9 @@ def lean(
     - `budget`: limit on recomputing convolutions and matrix products. None: never recompute them. "8GB" or an int:
       the peak memory of a training step, in bytes, with parameters, gradients and the state of the optimizer (see
       `zoo.remat.planning`). Forward and backward then run a few times before the first step, and again before a step
-      that would exceed the limit. A float below 1: the bytes held between forward and backward, as a fraction of plain
-      training; it is met from the second or third forward pass on. "40 FLOP/B": recompute those that cost up to 40
-      FLOP per byte of output.
+      with a larger batch. 0.4 or "40%": the bytes held between forward and backward, as a fraction of plain training;
+      it is met from the second or third forward pass on. "40 FLOP/B": recompute those that cost up to 40 FLOP per byte
+      of output.
     - `capture`: True captures forward and backward as graphs with torch.compile, and runs them with the kernels of
       eager training, without a dispatch mode. The first step takes some seconds. A module whose forward is not one
       graph runs in eager lean training, with a `NotCaptured` warning. See `zoo.remat.graph.capture`.
@@ -144,7 +144,10 @@ class _Lean:
                 return own(*args, **kwargs)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return captured(own, args, kwargs, budget, eager)
+            if budget.peak_bytes is not None and not has_compiled_part(self):
+                rematerializer = functools.partial(Rematerializer, parameters=[*self.parameters(), *self.buffers()])
+                plan_captured(budget, self, rematerializer, own, captured, args, kwargs)
+            return eager(*args, **kwargs) if captured.is_given_up else captured(own, args, kwargs, budget, eager)
 
         if not has_hooks(self):
             return forward(*args, **kwargs)

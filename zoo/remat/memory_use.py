@@ -11,24 +11,30 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
+from zoo.errors import ConfigError
 from zoo.remat.meta_attention import meta_attention
 from zoo.torch_internals import (
     TorchDispatchMode,
     cuda_history,
-    is_allocation,
+    is_profiling,
     record_cuda_history,
+    start_allocation_log,
+    stop_allocation_log,
     storage_id,
     tree_leaves,
 )
 
 END_OF_FORWARD = "zoo: end of forward"
+GRADIENT = "zoo: gradient of bytes "
 
 
 class Memory(NamedTuple):
@@ -73,8 +79,9 @@ def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], 
     with AllocatorLog(parameters[0].device) as log:
         loss = forward()
         log.mark_end_of_forward()
-        loss.backward()
-    addresses = _gradient_storages(parameters, lambda storage: storage.data_ptr())
+        with watched(parameters):
+            loss.backward()
+    addresses = log.addresses(each.grad.untyped_storage() for each in parameters if each.grad is not None)
     clear_gradients(parameters)
     return summarize(log.changes, log.end_of_forward, addresses)
 
@@ -96,7 +103,7 @@ def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor]) ->
             loss = forward()
         end_of_forward = len(log.changes)
         loss.backward()
-    storages = _gradient_storages(parameters, storage_id)
+    storages = log.addresses(each.grad.untyped_storage() for each in parameters if each.grad is not None)
     changes = list(log.changes)
     clear_gradients(parameters)
     return summarize(changes, end_of_forward, storages)
@@ -135,6 +142,10 @@ class StorageLog(TorchDispatchMode):
                 self._know(storage)
                 self.changes.append(Change(storage_id(storage), storage.nbytes()))
         return result
+
+    def addresses(self, gradients: Iterable[torch.UntypedStorage]) -> set[int]:
+        """Return the addresses in the log of gradients."""
+        return {storage_id(each) for each in gradients}
 
     def _know(self, storage: torch.UntypedStorage) -> None:
         address = storage_id(storage)  # unique while the storage lives
@@ -181,48 +192,52 @@ def _held_and_peak(changes: Sequence[Change], end_of_forward: int, left_out: set
     return (held if end_of_forward < len(changes) else total), peak
 
 
-def _gradient_storages(parameters: Iterable[Tensor], key: Callable[[torch.UntypedStorage], int]) -> set[int]:
-    """Return the ``key`` of the storage of each gradient that is not None."""
-    return {key(parameter.grad.untyped_storage()) for parameter in parameters if parameter.grad is not None}
-
-
 class AllocatorLog:
     """While active, logs in ``changes`` what the memory allocator of a device allocates and frees, in order.
 
-    On CUDA these are the requested bytes of the caching allocator's history, which is cleared. On other devices the
-    profiler reports them.
+    On CUDA these are the requested bytes of the caching allocator's history, which is cleared. On the CPU a profiler
+    reports sizes without addresses: what is freed is taken for the latest block of this size.
+
+    Raises ConfigError on the CPU if a profiler is active already.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._profiler: profile | None = None
-        if device.type != "cuda":
-            self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+        self._is_cuda = device.type == "cuda"
+        self._gradients: set[int] = set()
         self.changes: list[Change] = []
         self.end_of_forward = 0  # how many of them belong to the forward pass
 
     def __enter__(self) -> AllocatorLog:
-        if self._profiler is None:
+        if self._is_cuda:
             record_cuda_history("all")
+        elif is_profiling():
+            raise ConfigError(
+                "allocations cannot be measured while a profiler is active",
+                "zoo.measure_memory",
+                "measure outside of torch.profiler, or use zoo.count_memory",
+            )
         else:
-            self._profiler.__enter__()
+            start_allocation_log()
         return self
 
     def mark_end_of_forward(self) -> None:
         """Count everything logged from now on as part of the backward pass."""
-        if self._profiler is None:
+        if self._is_cuda:
             self.end_of_forward = len(self._history())
         else:
-            with record_function(END_OF_FORWARD):
-                pass
+            _mark(END_OF_FORWARD)
 
     def __exit__(self, *error: Any) -> None:
-        if self._profiler is None:
+        if self._is_cuda:
             self.changes = self._history()
             record_cuda_history(None)
         else:
-            self._profiler.__exit__(*error)
-            self._read(self._profiler)
+            self._read(stop_allocation_log())
+
+    def addresses(self, gradients: Iterable[torch.UntypedStorage]) -> set[int]:
+        """Return the addresses in the log of gradients, whose backward ran within `watched`."""
+        return {each.data_ptr() for each in gradients} if self._is_cuda else self._gradients
 
     def _history(self) -> list[Change]:
         sizes = ((entry["action"], entry["addr"], entry["size"]) for entry in cuda_history(self._device))
@@ -232,22 +247,38 @@ class AllocatorLog:
             if action in ("alloc", "free_requested")
         ]
 
-    def _read(self, profiler: profile) -> None:
-        assert profiler.profiler is not None
-        assert profiler.profiler.kineto_results is not None
-        events = list(_all_events(profiler.profiler.kineto_results.experimental_event_tree()))
-        end_ns = next((event.start_time_ns for event in events if event.name == END_OF_FORWARD), 0)
-        allocations = [event for event in events if is_allocation(event)]
-        reports = [report for report in allocations if report.extra_fields.device.type == self._device.type]
-        reports.sort(key=lambda report: report.start_time_ns)
-        self.changes = [Change(report.extra_fields.ptr, report.extra_fields.alloc_size) for report in reports]
-        self.end_of_forward = sum(report.start_time_ns < end_ns for report in reports)
+    def _read(self, events: Iterable[tuple[str, int]]) -> None:
+        live: defaultdict[int, list[int]] = defaultdict(list)  # size -> invented addresses
+        for name, size in events:
+            if name == END_OF_FORWARD:
+                self.end_of_forward = len(self.changes)
+            elif name.startswith(GRADIENT):
+                blocks = live[int(name.removeprefix(GRADIENT))]
+                if blocks:
+                    self._gradients.add(blocks.pop())
+            elif size > 0:
+                live[size].append(len(self.changes))
+                self.changes.append(Change(len(self.changes), size))
+            elif size < 0 and live[-size]:  # otherwise it existed before
+                self.changes.append(Change(live[-size].pop(), 0))
 
 
-def _all_events(roots: Iterable[Any]) -> Iterator[Any]:
-    """Yield the events of a profiler's tree, in no particular order."""
-    pending = list(roots)
-    while pending:
-        event = pending.pop()
-        yield event
-        pending += event.children
+@contextmanager
+def watched(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Return a context in which an active `AllocatorLog` learns when backward computes a gradient."""
+    handles = [each.register_hook(_mark_gradient) for each in parameters if each.requires_grad]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _mark_gradient(gradient: Tensor) -> None:
+    if gradient.layout is torch.strided:
+        _mark(f"{GRADIENT}{gradient.untyped_storage().nbytes()}")
+
+
+def _mark(name: str) -> None:
+    with record_function(name):
+        pass

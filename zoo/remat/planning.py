@@ -7,13 +7,16 @@ the expensive ones saved, as many as fit. No step that is likely to exceed the l
 from __future__ import annotations
 
 import gc
+import random
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,14 +26,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zoo.errors import ConfigError
 from zoo.ops.context import restored_buffers
-from zoo.remat.budget import Budget, Decision, Planned
+from zoo.remat.budget import Budget, Decision, Planned, Step, bytes_text, impossible
 from zoo.remat.eager.rematerializer import Rematerializer
-from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize
-from zoo.torch_internals import storage_id, tree_leaves, tree_map
+from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize, watched
+from zoo.torch_internals import is_profiling, storage_id, tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from zoo.remat.graph.capture import CapturedForward
 
 MARGIN = 0.02  # of the limit, for what a real step takes beyond a measured one
 CLOSE = 0.05  # of the limit: a peak that is so close below it is not improved
-MAX_STEPS = 10  # measured after the first one
+MAX_STEPS = 4  # measured after the first one, so that planning takes no more than ten steps' time
 
 
 class NoGradientsError(Exception):
@@ -38,6 +44,10 @@ class NoGradientsError(Exception):
 
 
 _optimizers: WeakSet[Optimizer] = WeakSet()
+
+
+class OutputsAreFreed(UserWarning):
+    """A limit in bytes is met only if the outputs of the network are freed before backward."""
 
 
 def plan(
@@ -52,8 +62,8 @@ def plan(
 
     The peak is that of all memory: parameters, buffers, gradients, the state of optimizers that have made a step,
     inputs, and everything from the start of forward to the end of backward. On CUDA, all that the process had
-    allocated before counts too. Returns immediately if the budget was planned for such a step before. Otherwise forward
-    and backward run several times. The random state, buffers and gradients are then as before.
+    allocated before counts too. Forward and backward run several times, unless they did for inputs of this size: then
+    the price is looked up. The random state, buffers and gradients are afterwards as before.
 
     A call without a backward pass, and the first call of lazy modules, recompute all they can, and the peak is 0. The
     next call is planned.
@@ -72,65 +82,140 @@ def plan(
     if any(map(is_lazy, own)) or not any(each.requires_grad for each in (*own, *inputs)):
         return _skip(budget)
     existing, input_bytes = _existing_bytes(module, inputs), sum(each.nbytes for each in inputs)
-    limit = (1 - MARGIN) * budget.peak_bytes
+    room = (1 - MARGIN) * budget.peak_bytes - existing
+    accumulates = _accumulates(module)
     planned = budget.planned
-    if planned is None or input_bytes > planned.input_bytes or existing + planned.step_bytes > limit:
+    if planned is not None and input_bytes <= planned.input_bytes:
+        room -= planned.captured_extra
+        if budget.flops_per_byte in planned.prices:
+            bound = planned.bytes_at(budget.flops_per_byte, accumulates=accumulates)
+            if bound <= room:
+                return existing + bound
+        price = planned.lowest_price(room, accumulates=accumulates)
+    else:
+        planned = price = None
 
-        def measure(price: float) -> tuple[int, list[Decision]]:
-            decisions: list[Decision] = []
-            versions = [each._version for each in module.parameters()]
-            with unchanged(module):
-                peak = _measure(module, rematerializer(Budget(price), log=decisions), call, args, kwargs)
-            if versions != [each._version for each in module.parameters()]:
-                raise ConfigError(
-                    "forward overwrites parameters, so that steps cannot be measured before training",
-                    "budget of zoo.lean",
-                    "start again with a fraction or a cost limit such as 40 FLOP/B",
-                )
-            return existing + peak, decisions
+    def measure(price: float, keeps_outputs: bool) -> tuple[Step, list[Decision]]:
+        decisions: list[Decision] = []
+        context = rematerializer(Budget(price), log=decisions)
+        return _measure(module, context, call, args, kwargs, keeps_outputs=keeps_outputs), decisions
 
+    if price is None:
+        keeps_outputs = planned is None or planned.keeps_outputs
+        captured_extra = 0 if planned is None else planned.captured_extra
         try:
-            peak, budget.flops_per_byte = _lowest_price(budget, limit, measure)
+            with _planning():
+                planned, price = _find_price(measure, input_bytes, room, accumulates, keeps_outputs)
         except NoGradientsError:
             return _skip(budget)
-        planned = budget.planned = Planned(peak - existing, input_bytes)
-    return existing + planned.step_bytes
+        if price is None:
+            missing = planned.bytes_at(planned.prices[-1], accumulates=accumulates) - room
+            raise impossible(budget.peak_bytes, budget.peak_bytes + missing / (1 - MARGIN))
+        planned.captured_extra = captured_extra
+        if not planned.keeps_outputs:
+            warnings.warn(
+                f"the limit of {bytes_text(budget.peak_bytes)} is met only if the outputs of the network are freed "
+                "before backward: compute the loss as criterion(model(x), target), without a name for the outputs",
+                OutputsAreFreed,
+                stacklevel=2,
+            )
+    assert planned is not None
+    budget.planned, budget.flops_per_byte = planned, price
+    return existing + planned.bytes_at(price, accumulates=accumulates)
 
 
 def _skip(budget: Budget) -> int:
     """Let a call recompute all it can, and the next one be planned; return 0."""
-    budget.flops_per_byte, budget.planned = float("inf"), Planned(0, 0)
+    budget.flops_per_byte, budget.planned = float("inf"), Planned(-1, {}, Step(0, 0), keeps_outputs=True)
     return 0
 
 
-def _lowest_price(
-    budget: Budget, limit: float, measure: Callable[[float], tuple[int, list[Decision]]]
-) -> tuple[int, float]:
-    """Return the peak of a step close to the limit, and up to which price it recomputes operations."""
-    peak, decisions = measure(float("inf"))
-    budget.check_possible(round(peak / (1 - MARGIN)))
+def plan_captured(
+    budget: Budget,
+    module: nn.Module,
+    rematerializer: Callable[..., Rematerializer],
+    forward: Callable[..., Any],
+    captured: CapturedForward,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Set ``budget.flops_per_byte`` as `plan` does, and capture graphs whose steps were measured to meet the limit.
+
+    If forward cannot be captured, the price is that of eager training.
+
+    Args:
+    - `forward`: computes the outputs of the module in eager mode.
+    - `captured`: the graphs of the module. They are discarded when the price changes.
+    """
+    assert budget.peak_bytes is not None
+
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        with rematerializer(budget):
+            return forward(*args, **kwargs)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return captured(forward, args, kwargs, budget, eager)
+
+    while True:
+        before, price = budget.planned, budget.flops_per_byte
+        expected = plan(budget, module, rematerializer, forward, args, kwargs)
+        if before is budget.planned and price == budget.flops_per_byte:
+            return
+        captured.discard()
+        assert budget.planned is not None
+        if expected == 0:  # not planned
+            return
+        with _planning():
+            for _ in range(2):  # the first compiles
+                step = _measure(module, nullcontext(), call, args, kwargs, keeps_outputs=budget.planned.keeps_outputs)
+                if captured.is_given_up:
+                    return
+        existing = _existing_bytes(module, _tensors((args, kwargs)))
+        peak = existing + (step.accumulating if _accumulates(module) else step.peak)
+        budget.planned.captured_extra = max(budget.planned.captured_extra, peak - expected)
+        if peak <= (1 - MARGIN) * budget.peak_bytes:
+            return
+        if budget.flops_per_byte == budget.planned.prices[-1]:
+            raise impossible(budget.peak_bytes, peak / (1 - MARGIN))
+
+
+def _find_price(
+    measure: Callable[[float, bool], tuple[Step, list[Decision]]],
+    input_bytes: int,
+    room: float,
+    accumulates: bool,
+    keeps_outputs: bool,
+) -> tuple[Planned, float | None]:
+    """Return measured steps, and up to which price operations are recomputed for a peak close to ``room``."""
+
+    def peak_of(step: Step) -> int:
+        return step.accumulating if accumulates else step.peak
+
+    least, decisions = measure(float("inf"), keeps_outputs)
+    if peak_of(least) > room and keeps_outputs:
+        keeps_outputs = False
+        least, decisions = measure(float("inf"), keeps_outputs)
     sizes: Counter[float] = Counter()
     for decision in decisions:
         if decision.flops_per_byte is not None and not decision.is_kept:
             sizes[decision.flops_per_byte] += decision.bytes
-    prices = [0.0, *sorted(sizes)]
-    low, high = 0, len(prices) - 1  # the peak at the price `high` is within the limit
-    is_bound = True
+    planned = Planned(input_bytes, sizes, least, keeps_outputs)
+    if peak_of(least) > room:
+        return planned, None
+    low, high = 0, len(planned.prices) - 1  # the peak at the price `high` is within the limit
     for _ in range(MAX_STEPS):
-        if low == high or peak > (1 - CLOSE) * limit:
+        if low == high or peak_of(planned.steps[planned.prices[high]]) > (1 - CLOSE) * room:
             break
-        # Saving an output adds its bytes to the peak at most. What was measured to be wrong is bisected.
-        middle, room = high, limit - peak
-        while is_bound and middle > low and sizes[prices[middle]] <= room:
-            room -= sizes[prices[middle]]
-            middle -= 1
-        middle = min(middle, high - 1) if is_bound else (low + high) // 2
-        found, _ = measure(prices[middle])
-        if found <= limit:
-            peak, high = found, middle
+        price = planned.lowest_price(room, accumulates=accumulates)
+        middle = high if price is None else planned.prices.index(price)
+        if not low <= middle < high:  # nothing more is known to fit
+            middle = (low + high) // 2
+        planned.add(planned.prices[middle], measure(planned.prices[middle], keeps_outputs)[0])
+        if peak_of(planned.steps[planned.prices[middle]]) <= room:
+            high = middle
         else:
-            low, is_bound = middle + 1, False
-    return peak, prices[high]
+            low = middle + 1
+    return planned, planned.prices[high]
 
 
 def count_peak(
@@ -141,7 +226,8 @@ def count_peak(
     Memory that existed before counts as in `plan`.
     """
     inputs = _tensors((args, kwargs))
-    return _existing_bytes(module, inputs) + _measure(module, context, module, args, kwargs, StorageLog())
+    step = _measure(module, context, module, args, kwargs, keeps_outputs=True, log=StorageLog())
+    return _existing_bytes(module, inputs) + (step.accumulating if _accumulates(module) else step.peak)
 
 
 def _measure(
@@ -150,28 +236,54 @@ def _measure(
     call: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    *,
+    keeps_outputs: bool,
     log: StorageLog | AllocatorLog | None = None,
-) -> int:
-    """Return the most bytes that forward and backward allocate at one time; no gradient is accumulated."""
+) -> Step:
+    """Return the most bytes that forward, in a context, and backward allocate; no gradient is accumulated."""
     inputs = tree_map(_leaf, (args, kwargs))
     args, kwargs = tree_map(_clone, inputs)  # forward may overwrite its inputs
     parameters = [each for each in module.parameters() if each.requires_grad]
     sources = [*parameters, *(each for each in _tensors(inputs) if each.requires_grad)]
+    versions = [each._version for each in module.parameters()]
     device = _device(module)
-    log = log or (StorageLog() if device.type == "meta" else AllocatorLog(device))
+    # A profiler of the user's is left alone: tensors are counted then, without the scratch memory of operations.
+    counts_tensors = device.type == "meta" or (device.type != "cuda" and is_profiling())
+    log = log or (StorageLog() if counts_tensors else AllocatorLog(device))
     gc.collect()
-    with log:
+    with unchanged(module), log:
         with context:
-            output = call(*args, **kwargs)
-        gradients = torch.autograd.grad(_loss(output), sources, allow_unused=True)
+            outputs = [call(*args, **kwargs)]
+        loss = _loss(outputs[0])
+        if not keeps_outputs:
+            outputs.clear()
+        with watched(parameters):
+            gradients = torch.autograd.grad(loss, sources, allow_unused=True)
+    if versions != [each._version for each in module.parameters()]:
+        raise ConfigError(
+            "forward overwrites parameters, so that steps cannot be measured before training",
+            "budget of zoo.lean",
+            "start again with a fraction or a cost limit such as 40 FLOP/B",
+        )
     dense = [each for each in gradients[: len(parameters)] if each is not None and each.layout is torch.strided]
-    storages = [each.untyped_storage() for each in dense]
-    addresses = {storage_id(each) if isinstance(log, StorageLog) else each.data_ptr() for each in storages}
+    addresses = log.addresses(each.untyped_storage() for each in dense)
     memory = summarize(log.changes, len(log.changes), addresses)
-    torch.clear_autocast_cache()  # it holds casts from graphs that are gone
-    if any(each.grad is not None for each in parameters):  # gradients are added to those and freed
-        return memory.peak_without_gradients + max((each.nbytes for each in dense), default=0)
-    return memory.peak
+    largest = max((each.nbytes for each in dense), default=0)
+    return Step(memory.peak, memory.peak_without_gradients + largest)
+
+
+@contextmanager
+def _planning() -> Iterator[None]:
+    """Return a context for measuring steps that leaves nothing behind."""
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()  # it holds casts from graphs that are gone
+        gc.collect()
+
+
+def _accumulates(module: nn.Module) -> bool:
+    return any(each.grad is not None for each in module.parameters())
 
 
 def _loss(output: Any) -> Tensor:
@@ -238,13 +350,24 @@ def _watch_optimizers() -> None:
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Return a context that restores buffers and random number generators at its end."""
+    """Return a context that restores buffers and random number generators at its end.
+
+    The generators are those of torch, numpy and Python's `random`, and every `torch.Generator` that is an attribute of
+    a submodule.
+    """
     devices = {each.device for each in module.parameters() if each.device.type == "cuda"}
     buffers = [(owner, name, each) for owner in module.modules() for name, each in owner.named_buffers(recurse=False)]
+    values = (leaf for owner in module.modules() for leaf in tree_leaves(vars(owner)))
+    generators = [(each, each.get_state()) for each in values if isinstance(each, torch.Generator)]
+    states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=list(devices)), restored_buffers(module):
         try:
             yield
         finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            for generator, state in generators:
+                generator.set_state(state)
             for owner, name, buffer in buffers:
                 if getattr(owner, name, None) is not buffer:  # replaced by another tensor
                     setattr(owner, name, buffer)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.errors import ConfigError
 from zoo.remat.budget import Budget, Decision
 from zoo.remat.eager.deciding import Decider, DecisionLog
 from zoo.remat.eager.frozen import FrozenLayers
@@ -62,10 +61,7 @@ class Rematerializer(EagerDispatchMode):
     ) -> None:
         super().__init__()
         self._budget = Budget.parse(budget)
-        if self._budget.peak_bytes is not None and self._budget.planned is None:
-            raise ConfigError(
-                "a limit on the peak memory is met by measuring steps of a module", "Rematerializer", "use zoo.lean"
-            )
+        self._budget.check_planned("Rematerializer")
         self._depth, self._smallest_bytes = depth, smallest_bytes
         self._parameters = cache(lambda: [each for each in parameters if is_plain(each)])
         self._log = log

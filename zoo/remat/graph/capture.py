@@ -29,7 +29,6 @@ from zoo.remat.graph.double_backward import Repetition
 from zoo.remat.graph.joint_graph import partition
 from zoo.remat.graph.layouts import with_real_strides
 from zoo.remat.graph.nodes import Node, are_alike, is_node
-from zoo.remat.planning import plan
 from zoo.remat.rules import FASTER, IN_PLACE, LINE_DTYPES, batch_norm_is_exact, line_is_exact
 from zoo.torch_internals import (
     OperatorOverload,
@@ -70,6 +69,10 @@ class CapturedForward:
     def __reduce__(self) -> Any:
         return CapturedForward, ()
 
+    def discard(self) -> None:
+        """Forget the graphs, so that the next call captures one with the present price of its budget."""
+        self._run = None
+
     def __call__(self, forward: Callable[..., Any], args: Any, kwargs: Any, budget: Budget, eager: Any) -> Any:
         """Return ``forward(*args, **kwargs)``, by a graph or by ``eager``, which takes the same arguments.
 
@@ -81,9 +84,6 @@ class CapturedForward:
         try:
             return self._run(forward, *args, **kwargs)
         except Exception as error:
-            cause = getattr(error, "inner_exception", error)
-            if isinstance(cause, ConfigError):  # an impossible budget
-                raise cause from None
             if not failed_to_compile(error):
                 raise
             reason = None if is_passing(error) else reason_of(error)
@@ -114,12 +114,11 @@ def backend(
     does not capture runs as in plain training; a graph that ends for this reason warns too.
 
     Args:
-    - `options`: of torch.compile; ``{"budget": 0.4}`` is the budget of `zoo.lean`. A limit holds for each graph, from
-      the first step on. One in bytes limits the inputs, outputs and tensors of a graph. It does not include the
-      state of an optimizer and the scratch memory of operations.
+    - `options`: of torch.compile; ``{"budget": 0.4}`` is the budget of `zoo.lean`. A fraction holds for each graph,
+      from the first step on. For a limit in bytes, use ``zoo.lean(model, "8GB", capture=True)``.
     - `mode`: of torch.compile.
 
-    Raises ConfigError for another option, a mode, or an invalid or impossible budget.
+    Raises ConfigError for another option, a mode, an invalid budget, or one in bytes.
     """
     place = 'torch.compile(backend="zoo_lean")'
     if mode is not None:
@@ -128,6 +127,7 @@ def backend(
         if name != "budget":
             raise ConfigError(f"option {name!r} is unknown", place, 'the only option is "budget"')
     budget = Budget.parse((options or {}).get("budget"))
+    budget.check_planned(place)
     breaks = graph_break(graph)
     if breaks is not None:
         warnings.warn(
@@ -138,8 +138,6 @@ def backend(
         )
     try:
         return _compile(graph, inputs, budget=budget)
-    except ConfigError:  # an impossible budget
-        raise
     except Exception as error:  # whatever AOTAutograd or the partitioner cannot handle
         if restarts_tracing(error):
             raise
@@ -192,9 +190,11 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
     layout optimization is off: it would hold a copy of each convolution's weights from forward to backward.
 
     Args:
-    - `budget`: the budget of `zoo.lean`; a limit holds for each graph, see `zoo.remat.graph.capture.backend`.
+    - `budget`: the budget of `zoo.lean`, but no limit in bytes; a fraction holds for each graph.
     """
-    rule = partial(partition, budget=Budget.parse(budget), is_eager=False)
+    limit = Budget.parse(budget)
+    limit.check_planned("zoo.remat.inductor_options")
+    rule = partial(partition, budget=limit, is_eager=False)
     sources = map(str, [*Path(__file__).parents[1].rglob("*.py"), torch_internals.__file__])
     options: dict[str, Any] = {"custom_partitioner_fn": inductor_partitioner(rule, *sources, key=repr(budget))}
     return options if torch.cuda.is_available() else {**options, "layout_optimization": False}
@@ -203,8 +203,6 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
 def _run_rematerialized(graph: fx.GraphModule, budget: Budget, *args: Any) -> Any:
     parameters = [arg for arg in args if isinstance(arg, Parameter)]
     rematerializer = partial(Rematerializer, parameters=[*parameters, *graph.parameters(), *graph.buffers()])
-    if budget.peak_bytes is not None:
-        plan(budget, graph, rematerializer, graph, args, {})
     with rematerializer(budget):
         return graph(*args)
 

@@ -7,10 +7,8 @@ of its first reader, and lets torch split the graph there.
 
 from __future__ import annotations
 
-import copy
 import operator
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +33,6 @@ from zoo.remat.graph.nodes import (
     is_tensor,
     norm_has_exact_line,
     norm_of,
-    prices_of,
 )
 from zoo.remat.rules import (
     ADD,
@@ -96,61 +93,11 @@ def partition(
         casts.share(graph, num_fwd_outputs)
     graph.eliminate_dead_code()
 
-    def rewrite(graph: Any, budget: Budget) -> Any:
-        _Rewriting(graph, num_fwd_outputs, budget, is_eager, parameters).run()
-        graph.eliminate_dead_code()
-        return graph
-
-    budget = budget or Budget()
-    if budget.peak_bytes is not None:
-        budget = _budget_within(budget, lambda tried: rewrite(copy.deepcopy(graph), tried))
-    rewrite(graph, budget).lint()
+    _Rewriting(graph, num_fwd_outputs, budget or Budget(), is_eager, parameters).run()
+    graph.eliminate_dead_code()
+    graph.lint()
     joint.recompile()
     return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
-
-
-def _budget_within(limited: Budget, rewritten: Callable[[Budget], Any]) -> Budget:
-    """Return the lowest budget in FLOP per byte with which the peak of a step stays within the limit.
-
-    Args:
-    - `rewritten`: returns a copy of the joint graph that is rewritten with a budget.
-
-    Raises ConfigError if the limit is impossible.
-    """
-    assert limited.peak_bytes is not None
-    budget = Budget()
-    graph = rewritten(budget)
-    if _peak_of(graph) <= limited.peak_bytes:
-        return budget
-    prices = sorted(prices_of(graph.nodes).values())
-    budgets = [budget, *map(Budget, prices)]
-    # Peaks fall as the price rises, so their negatives are sorted.
-    position = bisect_left(budgets, -limited.peak_bytes, key=lambda each: -_peak_of(rewritten(each)))
-    if position == len(budgets):
-        limited.check_possible(_peak_of(rewritten(budgets[-1])))
-    return budgets[min(position, len(budgets) - 1)]
-
-
-def _peak_of(graph: Any) -> int:
-    """Return the most bytes that the tensors of a rewritten joint graph take at one time.
-
-    Inputs and outputs, such as parameters and their gradients, stay alive. The scratch memory of operations is not
-    included.
-    """
-    last_use: dict[Node, int] = {}
-    for index, node in enumerate(graph.nodes):
-        for each in (node, *node.all_input_nodes):
-            last_use[base_of(each)] = index  # what an output or a view reads lives as long
-    dying: dict[int, list[Node]] = {}
-    for node, index in last_use.items():
-        dying.setdefault(index, []).append(node)
-    live = peak = sum(bytes_of(node) for node in graph.nodes if node.op == "placeholder")
-    for index, node in enumerate(graph.nodes):
-        if is_computed(node) and base_of(node) is node:
-            live += bytes_of(node)
-            peak = max(peak, live)
-        live -= sum(bytes_of(each) for each in dying.get(index, ()) if is_computed(each))
-    return peak
 
 
 class _Rewriting:
