@@ -358,7 +358,9 @@ def test_state_of_an_optimizer_counts_in_captured_training() -> None:
     x = torch.randn(768, 128)
     model = products()
     state = 2 * sum(each.nbytes for each in model.parameters())
-    limit = round(1.03 * peak(lean(products()), x))
+    least = peak(lean(products(), "1000000 FLOP/B", capture=True), x)
+    limit = round(1.05 * (least + state))
+    assert limit < peak(lean(products(), capture=True), x) + state
     lean(model, limit, capture=True)
     optimizer = torch.optim.AdamW(model.parameters())
     for extra in (0, state):
