@@ -9,7 +9,7 @@ from textwrap import fill as _fill
 
 import zoo as _zoo  # torch.hub lists the public callables of this file
 from zoo.architectures import ARCHITECTURES as _ARCHITECTURES
-from zoo.architectures import OPTIONS as _OPTIONS
+from zoo.config import describe_options as _describe_options
 from zoo.config.published import published as _published
 
 dependencies = ["torch", "torchvision", "numpy", "pydantic", "requests", "filelock", "PIL", "tqdm"]
@@ -24,10 +24,10 @@ def _help_of(name):
         lines += ["", "pretrained=True loads the published weights, which score, in percent:"]
         for protocol, score in published.scores.items():
             lines.append(f"- {protocol}: {', '.join(f'{name} {value}' for name, value in score.items())}")
-    options = {key: f"{_OPTIONS[key].meaning} (default {value})" for key, value in facts.options.items()}
-    options["memory"] += f": {', '.join(facts.memory)}"
     lines += ["", "Options of the network:"]
-    lines += [_fill(f"- {key}: {meaning}", 100, subsequent_indent="  ") for key, meaning in options.items()]
+    lines += [
+        _fill(f"- {key}: {meaning}", 100, subsequent_indent="  ") for key, meaning in _describe_options(facts).items()
+    ]
     return "\n".join([*lines, "", "Other arguments are those of zoo.get:", "", _cleandoc(_zoo.get.__doc__)])
 
 

@@ -63,7 +63,7 @@ def test_a_published_variant_fixes_norm_activation_and_stem_and_arguments_win():
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnext50", {"input_3x3": "no"}, "input_3x3 must be True or False, got 'no'"),
+        ("resnext50", {"input_3x3": "no"}, 'options.input_3x3 = "no": should be a valid boolean'),
         ("resnet18", {"norm": ABN, "activation": "elu"}, "a norm function includes the activation"),
         ("resnet18", {"pretrained": True, "weights": "x.pth"}, "two sources of weights"),
         ("resnet18", {"features_only": True, "num_classes": 10}, "builds no classifier"),
@@ -184,7 +184,7 @@ def test_a_checkpoint_of_the_trainer_names_its_own_network_and_preprocessing(tmp
 
 @pytest.mark.parametrize("options", [{"layers": 3}, {"layers": [1, "a", 1]}, {"eps_i": "x"}, {"channels": "a"}])
 def test_options_of_a_wrong_type_are_named(options):
-    with pytest.raises(zoo.ConfigError, match=f"revnext_flat: .*{next(iter(options))} must be"):
+    with pytest.raises(zoo.ConfigError, match=f"revnext_flat: .*options.{next(iter(options))}.* should be"):
         zoo.get("revnext_flat", **options)
 
 
@@ -242,7 +242,7 @@ def test_impossible_networks_of_experiments_name_the_json_path(network, message)
         ({"weight": None}, r"unexpected keyword argument 'weight' for resnet18.*the nearest argument is 'weights'"),
         (
             {"input_3x3": True},
-            r"'input_3x3' for resnet18, whose options are dilation, keep_outputs, drop_path_rate, memory",
+            r"'input_3x3' for resnet18, whose options are drop_path_rate, dilation, keep_outputs, memory",
         ),
     ],
 )

@@ -1,39 +1,36 @@
 """Static facts about each architecture; importable without torch.
 
-A new network is a row of `ARCHITECTURES`. A new family also needs a class in `zoo.models.build.FAMILIES`, and a new
-option an entry in `OPTIONS`.
+A new network is a row of `ARCHITECTURES`. A new family also needs a class in `zoo.models.build.FAMILIES`, and its
+options a section in `zoo.options`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from zoo.errors import ConfigError, nearest, shorten_repr
-from zoo.limits import (
-    MAX_BLOCKS,
-    MAX_CHANNELS,
-    MAX_DILATION,
-    MAX_LEVELS,
-    MAX_SIDE,
-    is_dilation,
-    is_list_of,
-    is_number,
-    is_whole,
+from zoo.errors import ConfigError, nearest
+from zoo.options import (
+    DeepLabOptions,
+    DeepLabStemOptions,
+    DenseNetOptions,
+    FlatRevNeXtOptions,
+    IRevNetOptions,
+    ResNetOptions,
+    ResNeXtOptions,
+    RevNeXtBaselineOptions,
+    RevNeXtOptions,
+    Stem,
+    StochasticDepth,
+    TwoBranchIRevNetOptions,
+    WiderResNetA2Options,
 )
-
-
-class Option(NamedTuple):
-    """An option: its meaning, a description of its values, and a predicate that accepts valid values."""
-
-    meaning: str
-    values: str
-    accepts: Callable[[Any], bool]
+from zoo.section import Section
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,8 @@ class Architecture:
     - `name`: the name in `zoo.get` and experiment files.
     - `family`: the class that builds the network, a key of `zoo.models.build.FAMILIES`.
     - `structure`: fixed arguments of that class, such as the blocks per stage.
-    - `options`: the arguments that a user may choose, with their defaults, in the order in which they are listed; see
-      `OPTIONS`. "memory" is always among them.
-    - `memory`: the values of the option "memory".
+    - `options`: the section of the arguments that a user may choose, see `zoo.options`.
+    - `memory`: the values of the argument "memory", which every network has.
     - `dilations`: maps the stride of the last feature map to the value of the option "dilation" that produces it; empty
       where the stride is fixed.
     - `input`: "imagenet" (224 pixels, 1000 classes) or "cifar" (32 pixels, 10 classes).
@@ -59,7 +55,7 @@ class Architecture:
     name: str
     family: str
     structure: Mapping[str, Any]
-    options: Mapping[str, Any]
+    options: type[Section]
     memory: tuple[str, ...]
     dilations: Mapping[int, Any]
     input: Literal["imagenet", "cifar"] = "imagenet"
@@ -118,13 +114,6 @@ def has_same_tensors(first: str, second: str) -> bool:
     )
 
 
-def check_option(name: str, value: Any) -> None:
-    """Raise ConfigError unless ``value`` is allowed for the option ``name``; unknown options are accepted."""
-    option = OPTIONS.get(name)
-    if option is not None and not option.accepts(value):
-        raise ConfigError(f"{name} must be {option.values}, got {shorten_repr(value)}")
-
-
 # The packages whose networks are known by names such as "torchvision:resnet50", see `zoo.models.external`.
 PACKAGES = ("timm", "torchvision")
 HUB_PREFIX = "hf-hub:"  # the beginning of the name of a repository on the Hugging Face Hub
@@ -134,113 +123,16 @@ LEAN = "lean"
 EXTERNAL_MEMORY = ("auto", "plain", LEAN)
 
 
-def _counts(low: int, high: int) -> tuple[str, Callable[[Any], bool]]:
-    """Return the ``values`` and ``accepts`` of an `Option` that is a list of integers, one per level."""
-    values = f"a list of 1 to {MAX_LEVELS} whole numbers from {low} to {high}"
-    return values, lambda value: is_list_of(value, lambda item: is_whole(item, low, high), MAX_LEVELS)
-
-
-_SWITCH: tuple[str, Callable[[Any], bool]] = ("True or False", lambda value: isinstance(value, bool))
-
-OPTIONS: dict[str, Option] = {
-    "input_3x3": Option("the stem is three 3x3 convolutions instead of one 7x7", *_SWITCH),
-    "dilation": Option(
-        "dilations of the convolutions of mod2 to mod5, which replace strides: 1 for none, or one number per module "
-        "([1, 1, 2, 4]: output stride 8); in ResNet and ResNeXt also a list per module with a number per block, in "
-        "DenseNet also one number for all modules, in WiderResNet-A2 True, or [1, 1, 2, 2] (mod4 to mod7) for output "
-        "stride 16; set by output_stride",
-        f"a whole number from 1 to {MAX_DILATION}, a list with one entry (or list) per module, or in wider_resnet*_a2 "
-        "True or False",
-        lambda value: isinstance(value, bool) or is_dilation(value),
-    ),
-    "output_stride": Option(
-        "ratio of the resolutions of the image and of the feature map that the head reads (default: 8); sets the "
-        "dilation of the body",
-        "8 or 16",
-        lambda value: type(value) is int and value in (8, 16),
-    ),
-    "head_dilations": Option(
-        "dilations of the head's three 3x3 convolutions (default: 12, 24, 36 with output_stride 8, and half of these "
-        "with 16)",
-        f"three whole numbers from 1 to {MAX_DILATION}",
-        lambda value: is_list_of(value, lambda item: is_whole(item, 1, MAX_DILATION), 3) and len(value) == 3,
-    ),
-    "pooling_size": Option(
-        "window of the average pooling in the head's pooled branch in evaluation, in cells of the feature map "
-        "(default: the whole map); in training, the branch averages over the whole crop",
-        f"a whole number from 1 to {MAX_SIDE}, or two (rows, columns)",
-        lambda value: (
-            is_whole(value, 1, MAX_SIDE)
-            or (is_list_of(value, lambda item: is_whole(item, 1, MAX_SIDE), 2) and len(value) == 2)
-        ),
-    ),
-    "keep_outputs": Option("forward returns the outputs of all modules, followed by the logits", *_SWITCH),
-    "memory": Option(
-        "strategy for saving activations; it changes neither weights nor results",
-        "one of the strategies of the network",
-        lambda value: isinstance(value, str),
-    ),
-    "blocks": Option(
-        "numbers of blocks, one per level (in revnext one per pool, for the level after it)", *_counts(0, MAX_BLOCKS)
-    ),
-    "widths": Option(
-        "channels of the half that a block changes, one per level, each four times the previous one",
-        *_counts(2, MAX_CHANNELS),
-    ),
-    "units": Option(
-        "number of units of convolution, norm and leaky ReLU in a branch",
-        f"a whole number from 1 to {MAX_BLOCKS}",
-        lambda value: is_whole(value, 1, MAX_BLOCKS),
-    ),
-    "layers": Option(
-        "numbers of invertible layers, one per level; the stem is the first layer of the first level",
-        *_counts(0, MAX_BLOCKS),
-    ),
-    "pools": Option(
-        'kinds of the pools between the levels: "channel" moves the pixels of a window to channels, "batch" to the '
-        "batch dimension",
-        'a list of "channel" and "batch"',
-        lambda value: is_list_of(value, lambda item: item in ("channel", "batch"), MAX_LEVELS - 1),
-    ),
-    "channels": Option(
-        "channels of the stem, an even number, because blocks halve them",
-        f"an even number from 2 to {MAX_CHANNELS}",
-        lambda value: is_whole(value, 2, MAX_CHANNELS) and value % 2 == 0,
-    ),
-    "keep_branch_input": Option(
-        "saves the exact input of a branch while the branch is inverted: 64 bytes per pixel for much smaller errors",
-        *_SWITCH,
-    ),
-    "eps_i": Option(
-        "added to the absolute scales of invertible norms, so that all of them can be inverted",
-        "a number from 0 to 1",
-        lambda value: is_number(value, 0, 1),
-    ),
-    "dropout": Option(
-        "dropout probability in blocks",
-        "a number from 0 to 0.99",
-        lambda value: is_number(value, 0, 0.99),
-    ),
-    "drop_path_rate": Option(
-        "stochastic depth: probability with which the last block drops its branch for an image in training; it rises "
-        "linearly from 0 in the first block",
-        "a number from 0 to 0.99",
-        lambda value: is_number(value, 0, 0.99),
-    ),
-}
-
-
 def _family(
     family: str,
     networks: Mapping[str, Mapping[str, Any]],
     *,
     memory: tuple[str, ...] = ("auto", "plain"),
-    options: Mapping[str, Any] | None = None,
+    options: type[Section] = Section,
     dilations: Mapping[int, Any] | None = None,
     **others: Any,
 ) -> dict[str, Architecture]:
     """Return the architectures of a family; ``networks`` maps names to structures."""
-    options = {**(options or {}), "memory": "auto"}
     return {
         name: Architecture(name, family, structure, options, (*memory, LEAN), dilations or {}, **others)
         for name, structure in networks.items()
@@ -252,7 +144,6 @@ _DILATIONS = {32: 1, 16: [1, 1, 1, 2], 8: [1, 1, 2, 4]}
 CHECKPOINTED = ("auto", "plain", "checkpoint")
 _WIDER = {"16": (1, 1, 1, 1, 1, 1), "20": (1, 1, 1, 3, 1, 1), "38": (3, 3, 6, 3, 1, 1)}
 _REVNET_WIDTHS = (128, 128, 256, 512, 832)
-_REVNEXT_OPTIONS = {"pools": ("channel", "channel"), "channels": 32, "eps_i": 1e-4}
 
 ARCHITECTURES: dict[str, Architecture] = {
     **_family(
@@ -264,7 +155,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "resnet101": {"structure": (3, 4, 23, 3), "bottleneck": True},
             "resnet152": {"structure": (3, 8, 36, 3), "bottleneck": True},
         },
-        options={"dilation": 1, "keep_outputs": False, "drop_path_rate": 0.0},
+        options=ResNetOptions,
         memory=("auto", "plain", "fused", "checkpoint"),
         dilations=_DILATIONS,
         ignores_input_3x3=True,
@@ -276,21 +167,21 @@ ARCHITECTURES: dict[str, Architecture] = {
             "resnext101": {"structure": (3, 4, 23, 3)},
             "resnext152": {"structure": (3, 8, 36, 3)},
         },
-        options={"input_3x3": False, "dilation": 1, "drop_path_rate": 0.0},
+        options=ResNeXtOptions,
         memory=CHECKPOINTED,
         dilations=_DILATIONS,
     ),
     **_family(
         "wider_resnet",
         {f"wider_resnet{depth}": {"structure": structure} for depth, structure in _WIDER.items()},
-        options={"drop_path_rate": 0.0},
+        options=StochasticDepth,
         memory=CHECKPOINTED,
         ignores_input_3x3=True,
     ),
     **_family(
         "wider_resnet_a2",
         {f"wider_resnet{depth}_a2": {"structure": structure} for depth, structure in _WIDER.items()},
-        options={"dilation": False, "drop_path_rate": 0.0},
+        options=WiderResNetA2Options,
         memory=CHECKPOINTED,
         dilations={32: False, 16: (1, 1, 2, 2), 8: True},
         ignores_input_3x3=True,
@@ -303,7 +194,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "densenet201": {"structure": (6, 12, 48, 32)},
             "densenet264": {"structure": (6, 12, 64, 48)},
         },
-        options={"input_3x3": False, "dilation": 1},
+        options=DenseNetOptions,
         memory=CHECKPOINTED,
         dilations=_DILATIONS,
     ),
@@ -314,14 +205,14 @@ ARCHITECTURES: dict[str, Architecture] = {
             "resnet110_cifar": {"structure": (18, 18, 18), "widths": (16, 16, 32, 64), "bottleneck": False},
             "resnet164_cifar": {"structure": (18, 18, 18), "widths": (16, 16, 32, 64), "bottleneck": True},
         },
-        options={"drop_path_rate": 0.0},
+        options=StochasticDepth,
         memory=("auto", "plain", "checkpoint"),
         input="cifar",
     ),
     **_family(
         "preact",
         {"resnet101_preact": {"structure": (3, 4, 23, 3), "widths": (64, 64, 128, 256, 512), "bottleneck": True}},
-        options={"drop_path_rate": 0.0},
+        options=StochasticDepth,
         memory=("auto", "plain", "checkpoint"),
     ),
     **_family(
@@ -344,26 +235,26 @@ ARCHITECTURES: dict[str, Architecture] = {
     **_family(
         "irevnet",
         {"irevnet_cifar": {}},
-        options={"blocks": (18, 18, 18), "widths": (16, 64, 256), "dropout": 0.1},
+        options=IRevNetOptions,
         input="cifar",
     ),
     **_family(
         "irevnet_two_branch",
         {"irevnet_revnext": {}},
-        options={"blocks": (2, 2, 2, 1), "channels": 32},
+        options=TwoBranchIRevNetOptions,
         input="cifar",
     ),
     **_family(
         "revnext",
         {"revnext": {}},
-        options={"blocks": (1, 2), "units": 2, **_REVNEXT_OPTIONS, "keep_branch_input": True},
+        options=RevNeXtOptions,
         input="cifar",
         leaky_relu_only=True,
     ),
     **_family(
         "revnext_flat",
         {"revnext_flat": {}},
-        options={"layers": (1, 1, 1), **_REVNEXT_OPTIONS},
+        options=FlatRevNeXtOptions,
         input="cifar",
         leaky_relu_only=True,
     ),
@@ -373,7 +264,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "revnext_resnet18": {"reversible": False, "blocks": (2, 2, 2, 2)},
             "revnext_revnet": {"reversible": True, "blocks": (4, 4, 4, 4)},
         },
-        options={"channels": 32},
+        options=RevNeXtBaselineOptions,
         input="cifar",
     ),
 }
@@ -381,20 +272,11 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 def _deeplab(body: Architecture) -> Architecture:
     """Return DeepLabV3 on ``body``, with the memory strategies and the stem of the body."""
-    stem = {option: body.options[option] for option in ("input_3x3",) if option in body.options}
-    options = {
-        **stem,
-        "output_stride": None,
-        "dilation": None,
-        "head_dilations": None,
-        "pooling_size": None,
-        "memory": "auto",
-    }
     return Architecture(
         f"deeplab_{body.name}",
         "deeplab",
         {"body": body.name},
-        options,
+        DeepLabStemOptions if issubclass(body.options, Stem) else DeepLabOptions,
         body.memory,
         dilations={},  # the option output_stride dilates the body
         task="segmentation",

@@ -143,12 +143,13 @@ def _sort_arguments(arch: str, arguments: dict[str, Any]) -> tuple[BuildOptions,
     """
     facts = ARCHITECTURES.get(arch)  # None for an external network, whose package checks its options
     if facts is not None:
-        known = [*SPEC_ARGUMENTS, *BuildOptions.model_fields, "output_stride", *facts.options]
+        options = [*facts.options.model_fields, "memory"]
+        known = [*SPEC_ARGUMENTS, *BuildOptions.model_fields, "output_stride", *options]
         if unknown := [argument for argument in arguments if argument not in known]:
             near = difflib.get_close_matches(unknown[0], [*known, "weights", "body_weights"], 1)
             raise TypeError(
                 f"get() got an unexpected keyword argument {unknown[0]!r} for {arch}, whose options are "
-                f"{join_names(facts.options)}" + "".join(f"; the nearest argument is {name!r}" for name in near)
+                f"{join_names(options)}" + "".join(f"; the nearest argument is {name!r}" for name in near)
             )
     changes = {key: value for key, value in arguments.items() if value is not None}
     how = {key: changes.pop(key) for key in BuildOptions.model_fields if key in changes}
@@ -157,7 +158,7 @@ def _sort_arguments(arch: str, arguments: dict[str, Any]) -> tuple[BuildOptions,
         raise ConfigError(f"{arch}: a norm function includes the activation", "activation", "omit the argument")
     if facts is not None and how.get("features_only") and changes.get("num_classes"):
         raise ConfigError(f"{arch}: features_only=True builds no classifier", "num_classes", "omit the argument")
-    if facts is not None and "output_stride" not in facts.options:
+    if facts is not None and "output_stride" not in facts.options.model_fields:
         dilation = choose_dilation(facts, changes.pop("output_stride", None), changes.get("dilation"))
         changes |= {} if dilation is None else {"dilation": dilation}
     return parse_section(BuildOptions, how, arch), changes, factory

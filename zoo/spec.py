@@ -10,7 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 from pydantic.json_schema import SkipJsonSchema
 
 from zoo.architectures import (
@@ -19,12 +27,11 @@ from zoo.architectures import (
     LEAN,
     Architecture,
     architecture,
-    check_option,
     is_external,
 )
 from zoo.errors import ConfigError, DataError, escape, join_names, shorten_repr
 from zoo.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE, CropMode, Interpolation
-from zoo.section import Section, parse_section
+from zoo.section import Conflicts, Problem, Section, parse_section
 
 THREE = Field(min_length=3, max_length=3)
 # File systems allow 255 characters, and `escape` may turn each into ten.
@@ -106,6 +113,18 @@ class Preprocessing(Section):
         return Preprocessing(**{key: getattr(self, key) for key in Preprocessing.model_fields})
 
 
+def _unknown_options(name: str, options: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the options that a network of this package does not have, each with a message."""
+    arch = ARCHITECTURES.get(name)
+    for option in options:
+        if option in NetworkSpec.model_fields:
+            yield option, "is a key of this section, not an option; set that key"
+        elif arch is not None and option not in arch.options.model_fields:
+            reason = "; stochastic depth drops branches of residual blocks whose activations are saved"
+            known = join_names(arch.options.model_fields) or "none"
+            yield option, f"{name} has no such option{reason * (option == 'drop_path_rate')}; its options are {known}"
+
+
 def _default_num_classes(settings: Mapping[str, Any]) -> int:
     arch = ARCHITECTURES.get(settings.get("arch", ""))
     return 1000 if arch is None else arch.num_classes
@@ -153,6 +172,19 @@ class NetworkSpec(Section):
     class_names: SkipJsonSchema[ClassNames | None] = None
     """Names of the outputs, in order, escaped by `escape`; None if unknown. May be fewer than the outputs."""
 
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Return the options that are given; those of an architecture as its section of options has them."""
+        name = info.data.get("arch", "")
+        if is_external(name):
+            return options
+        problems = [Problem((key,), options[key], message) for key, message in _unknown_options(name, options)]
+        if problems:
+            raise Conflicts(problems)
+        arch = ARCHITECTURES.get(name)  # None for a custom network
+        return options if arch is None else arch.options.model_validate(options).model_dump(exclude_unset=True)
+
     @model_serializer(mode="wrap")
     def _serialize_known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit unknown stored facts, and settings that do not apply to an external network."""
@@ -166,9 +198,6 @@ class NetworkSpec(Section):
         """Yield invalid combinations of settings."""
         if self.class_names is not None and len(self.class_names) > self.num_classes:
             yield "class_names", f"has {len(self.class_names):,} names for {self.num_classes:,} classes"
-        for option in self.options:
-            if option in NetworkSpec.model_fields and not is_external(self.arch):
-                yield "options", f"{option!r} is a key of this section, not an option; set that key"
         yield from self._external_conflicts() if is_external(self.arch) else self._own_conflicts()
 
     def _own_conflicts(self) -> Iterator[tuple[str, str]]:
@@ -181,18 +210,6 @@ class NetworkSpec(Section):
         if self.activation in WITH_PARAMETER and self.activation_param <= 0:
             yield "activation_param", f"should be greater than 0 for {self.activation}, which has no inverse otherwise"
         arch = ARCHITECTURES.get(self.arch)  # None for a custom network
-        for option, value in self.options.items():
-            if arch is not None and option not in arch.options:
-                reason = "; stochastic depth drops branches of residual blocks whose activations are saved"
-                yield (
-                    "options",
-                    f"{self.arch} has no option {option!r}{reason * (option == 'drop_path_rate')}; its options are "
-                    f"{join_names(arch.options)}",
-                )
-            try:
-                check_option(option, value)
-            except ConfigError as error:
-                yield "options", str(error)
         if arch is not None and self.memory not in arch.memory:
             yield "memory", f"{self.arch} has no such strategy; use one of {', '.join(arch.memory)}"
         elif self.memory == "fused" and self.norm == "standard":

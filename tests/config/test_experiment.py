@@ -101,8 +101,8 @@ def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> 
 @pytest.mark.parametrize(
     ("content", "path"),
     [
-        ({"network": {"arch": "revnet56", "input_3x3": True}}, "network.options"),
-        ({"network": {"arch": "wider_resnet38", "dilation": 2}}, "network.options"),
+        ({"network": {"arch": "revnet56", "input_3x3": True}}, "network.options.input_3x3"),
+        ({"network": {"arch": "wider_resnet38", "dilation": 2}}, "network.options.dilation"),
         ({"network": {"classes": 0}}, "network.num_classes"),
         ({"network": {"arch": "resnext50", "memory": "checkpoint_norms"}}, "network.memory"),
         ({"training": {"compile_mode": "reduce-overhead"}}, "training.compile_mode"),

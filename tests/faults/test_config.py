@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import zoo
-from zoo.architectures import ARCHITECTURES, OPTIONS
 from zoo.config import Experiment, load_experiment, parse_experiment
 from zoo.errors import ConfigError
 
@@ -117,12 +116,6 @@ def test_options_are_bounded_in_zoo_get_and_in_experiments(arch, options) -> Non
     if name not in ("dilation", "memory", "input_3x3"):  # which have keys of their own
         with pytest.raises(ConfigError, match=name):
             parse_experiment({"network": {"arch": arch, "activation": "leaky_relu", "options": options}}, "x.json")
-
-
-def test_every_option_of_every_network_is_explained_and_bounded() -> None:
-
-    named = {option for arch in ARCHITECTURES for option in list(ARCHITECTURES[arch].options)}
-    assert named == set(OPTIONS)
 
 
 @pytest.mark.parametrize(

@@ -275,9 +275,9 @@ def test_dilation_keeps_the_map_size_and_the_keys(name, dilation, reductions):
     ],
 )
 def test_impossible_dilations_are_refused_with_their_value(name, dilation):
-    with pytest.raises(zoo.ConfigError, match="dilation must be") as error:
+    with pytest.raises(zoo.ConfigError, match=r"dilation (must|= .*should) be") as error:
         build_meta(name, dilation=dilation)
-    assert repr(dilation) in str(error.value)
+    assert repr(dilation) in str(error.value) or f"options.dilation = {json.dumps(dilation)}:" in str(error.value)
 
 
 def test_strides_sit_on_the_3x3_of_v1_and_on_the_first_1x1_of_pre_activation_bottlenecks():

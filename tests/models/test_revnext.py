@@ -166,11 +166,11 @@ def test_batch_pooled_networks_see_each_image_alone():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("revnext", {"pools": ["channel", "mean"]}, 'pools must be a list of "channel" and "batch", got'),
+        ("revnext", {"pools": ["channel", "mean"]}, r'options.pools\[1\] = "mean": should be'),
         ("revnext", {"blocks": [1, 1, 1]}, r"each of the 2 pools, got \[1, 1, 1\]"),
         ("revnext_flat", {"layers": [1, 1]}, "2 pools need 3 depths"),
-        ("revnext_flat", {"eps_i": -1.0}, r"got -1\.0"),
-        ("revnext_flat", {"channels": 7}, "got 7"),
+        ("revnext_flat", {"eps_i": -1.0}, r"options.eps_i = -1\.0"),
+        ("revnext_flat", {"channels": 7}, "options.channels = 7: should be a multiple of 2"),
         ("revnext", {"memory": "checkpoint"}, "revnext has no such strategy; use one of auto, plain"),
         ("revnext", {"norm": torch.nn.BatchNorm2d}, "BatchNorm2d has no activation"),
         ("irevnet_cifar", {"blocks": [1, 1], "widths": [16, 32]}, r"got blocks \[1, 1\] and widths \[16, 32\]"),

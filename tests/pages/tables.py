@@ -18,8 +18,8 @@ from typing import Any
 
 from tests.pages.numbers import MARKERS
 from tests.pages.training_recipes import convnext_command, training_recipes
-from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS, network_sizes
-from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
+from zoo.architectures import ARCHITECTURES, REVERSIBLE_TWINS, network_sizes
+from zoo.config import Experiment, describe_options, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
 from zoo.config.published import published
 from zoo.reproduce.scoreboard import counts_by_evidence
@@ -105,14 +105,22 @@ def networks() -> str:
     rows = []
     for name in (case for case in cases if "+" not in case):
         stem = cases.get(f"{name}+input_3x3")
-        other = ", ".join(f"`{option}`" for option in ARCHITECTURES[name].options if option != "input_3x3")
+        other = ", ".join(f"`{option}`" for option in ARCHITECTURES[name].options.model_fields if option != "input_3x3")
         rows.append([f"`{name}`", other, f"{cases[name]['parameters']:,}", f"{stem['parameters']:,}" if stem else ""])
     return table(["network", "options", "parameters", "with `input_3x3`"], rows, text_columns=2)
 
 
 def options() -> str:
-    rows = [[f"`{name}`", _plain(option.meaning), _plain(option.values)] for name, option in OPTIONS.items()]
-    return table(["option", "what it does", "values"], rows, text_columns=3)
+    families: dict[tuple[str, str], dict[str, None]] = {}
+    for arch in ARCHITECTURES.values():
+        for option, meaning in describe_options(arch).items():
+            families.setdefault((option, meaning), {})[f"`{arch.family}`"] = None
+    rows = [
+        [f"`{option}`", ", ".join(names), _plain(meaning)]
+        for (option, meaning), names in families.items()
+        if option != "memory"
+    ]
+    return table(["option", "families", "what it does"], rows, text_columns=3)
 
 
 def published_scores() -> str:

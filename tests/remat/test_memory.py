@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import zoo
-from zoo.architectures import ARCHITECTURES
 from zoo.layers import InPlaceABN, norm_act
 from zoo.models import build_network
 from zoo.remat.memory_use import Change, Memory, count_memory, measure_memory, summarize
@@ -188,8 +187,6 @@ PUBLISHED = {"resnet18": (86.4, 0.712), "resnet50": (341.7, 0.808), "resnext101"
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "megabytes", "ratio"), [(arch, *row) for arch, row in PUBLISHED.items()])
 def test_the_held_bytes_of_whole_networks_are_those_known(arch: str, megabytes: float, ratio: float) -> None:
-    if "memory" not in list(ARCHITECTURES[arch].options):
-        pytest.skip("the networks have no memory option")
     held = []
     for norm in ("standard", "inplace"):
         model = zoo.get(arch, norm=norm, memory="plain").to("meta")

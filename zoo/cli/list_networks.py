@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from zoo.architectures import ARCHITECTURES, architecture, network_sizes
 from zoo.cli.options import Command, argument
 from zoo.errors import ConfigError, escape, nearest
 
@@ -61,6 +60,7 @@ class List(Command):
 
 def describe(name: str) -> dict[str, Any]:
     """Return the facts of a network that ``zoo list`` and ``zoo show`` print: name, sizes and published scores."""
+    from zoo.architectures import ARCHITECTURES
     from zoo.config.published import published
 
     about = published().get(name)
@@ -82,6 +82,7 @@ def describe(name: str) -> dict[str, Any]:
 
 def sizes_of(name: str) -> dict[str, Any]:
     """Return the entry of `network_sizes` for an architecture or a published name; ConfigError for another name."""
+    from zoo.architectures import architecture, network_sizes
     from zoo.config.published import published
 
     about = published().get(name)

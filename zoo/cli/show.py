@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from zoo.architectures import EXTERNAL_MEMORY, is_external
 from zoo.cli.list_networks import describe, sizes_of
 from zoo.cli.options import Command, argument
 from zoo.errors import ConfigError, escape, shorten_repr
@@ -51,6 +50,7 @@ class Show(Command):
 
 def _print_experiment(experiment: Experiment, as_json: bool) -> None:
     """Print all settings as an experiment file, followed by those that differ from the defaults."""
+    from zoo.architectures import is_external
     from zoo.config import differences
     from zoo.models.external import list_networks
 
@@ -69,15 +69,14 @@ def _print_experiment(experiment: Experiment, as_json: bool) -> None:
 
 def _facts_of_network(name: str) -> dict[str, Any]:
     """Return the structure of a network, its training settings and scores, and the source of its weights."""
-    from zoo.architectures import ARCHITECTURES, OPTIONS
+    from zoo.architectures import ARCHITECTURES
+    from zoo.config import describe_options
     from zoo.config.published import published
 
     entry, about = describe(name), published().get(name)
     arch = ARCHITECTURES[entry["arch"]]
-    options = {option: OPTIONS[option].meaning for option in arch.options}
-    options["memory"] += f": {', '.join(arch.memory)}"
     stages = [dict(zip(("num_chs", "reduction", "module"), stage, strict=True)) for stage in sizes_of(name)["stages"]]
-    facts = {**entry, "options": options, "stages": stages}
+    facts = {**entry, "options": describe_options(arch), "stages": stages}
     if about is None:
         return facts
     return {
@@ -96,6 +95,7 @@ def _facts_of_network(name: str) -> dict[str, Any]:
 
 def _facts_of_external(name: str) -> dict[str, Any]:
     """Return the size of a network of another package, which is built on the meta device."""
+    from zoo.architectures import EXTERNAL_MEMORY
     from zoo.models.build import build_on_meta
     from zoo.spec import NetworkSpec
 

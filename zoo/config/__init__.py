@@ -1,6 +1,6 @@
 """Experiment files: schema, strict parsing, and error messages that list all problems at once."""
 
-from zoo.config.describe import describe_settings, differences, leaves
+from zoo.config.describe import describe_options, describe_settings, differences, leaves
 from zoo.config.experiment import (
     CheckpointConfig,
     Decoder,
@@ -33,6 +33,7 @@ __all__ = [
     "Segmentation",
     "Training",
     "check_world_size",
+    "describe_options",
     "describe_settings",
     "differences",
     "experiment_names",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from zoo.architectures import Architecture
 from zoo.config.augmentation import AUGMENT_PARAMS
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import OPTIMIZER_PARAMS
@@ -72,6 +73,16 @@ def describe_settings(pattern: str = "*") -> list[SectionText]:
         for section in sections
     ]
     return [section for section in matching if section.settings]
+
+
+def describe_options(arch: Architecture) -> dict[str, str]:
+    """Return the meaning of each option of an architecture with its values and default, and its memory strategies."""
+    settings = _describe(arch.options, "").settings
+    meanings = {
+        setting.key: f"{setting.meaning.removesuffix('.')} ({'; '.join(setting.facts())})" for setting in settings
+    }
+    memory = f"What is saved for backward, which changes neither weights nor results: {', '.join(arch.memory)}"
+    return {**meanings, "memory": f'{memory} (default "auto")'}
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

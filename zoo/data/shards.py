@@ -29,7 +29,7 @@ from zoo.data.scan import check_filled
 from zoo.data.seeding import windowed_permutation
 from zoo.errors import DataError, ZooError, escape, join_names
 from zoo.files import open_regular
-from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_whole
+from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,9 @@ def _is_shard(fact: object) -> bool:
     if not (isinstance(fact, list) and len(fact) == 2 and isinstance(fact[0], str)):
         return False
     name, size = fact
-    return os.path.basename(name) == name and name.endswith(SUFFIX) and is_whole(size, 0, MAX_SHARD_BYTES)
+    return (
+        os.path.basename(name) == name and name.endswith(SUFFIX) and type(size) is int and 0 <= size <= MAX_SHARD_BYTES
+    )
 
 
 def _open_index(root: Path) -> Index:

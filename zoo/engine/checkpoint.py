@@ -20,7 +20,6 @@ from zoo.engine.snapshot import Snapshots
 from zoo.engine.state import TrainState, broadcast_buffers, rank_state, shared_state
 from zoo.errors import CheckpointError, escape, truncate
 from zoo.files import remove_leftovers, replacing
-from zoo.limits import is_number
 from zoo.weights.read import load_bounded
 from zoo.weights.stored_spec import is_described
 
@@ -268,9 +267,9 @@ def parse_progress(content: Mapping[Any, Any]) -> CheckpointProgress:
     """Return the progress of the run that wrote a weights file, from its content."""
     position, version = content.get("position"), content.get("torch_version")
     steps = position.get("step") if isinstance(position, dict) else None
+    numbers: tuple[Any, ...] = (content.get("epoch"), steps, content.get("best_prec1"))
     epochs, steps, best_score = (
-        value if is_number(value, -MAX_COUNT, MAX_COUNT) else None
-        for value in (content.get("epoch"), steps, content.get("best_prec1"))
+        value if type(value) in (int, float) and -MAX_COUNT <= value <= MAX_COUNT else None for value in numbers
     )
     return CheckpointProgress(
         epochs_done=epochs,

@@ -19,7 +19,6 @@ from zoo.engine.reporting import Log
 from zoo.engine.state import TrainState, build_state, load_rank_state, load_shared_state
 from zoo.engine.task import Task
 from zoo.errors import CheckpointError, escape, join_names, truncate
-from zoo.limits import is_whole
 from zoo.registry import build_from_config
 from zoo.spec import NetworkSpec
 from zoo.weights import load_weights
@@ -205,7 +204,8 @@ def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iter
     changes = [
         f"{key}: {before.get(key, ABSENT)!r} before and {now.get(key, ABSENT)!r} now"
         for key in differing_keys(before, now)
-        if not key.startswith(HARMLESS_KEYS) and not (key == EPOCHS and is_whole(before.get(key), 1, now[key]))
+        if not key.startswith(HARMLESS_KEYS)
+        and not (key == EPOCHS and type(before.get(key)) is int and 1 <= before[key] <= now[key])
     ]
     if changes:
         raise CheckpointError(

@@ -55,7 +55,7 @@ def _deeplab(
     if output_stride is None and dilation is None:
         output_stride = 8
     dilation = choose_dilation(arch, output_stride, dilation)
-    options = {key: value for key, value in arch.options.items() if key != "drop_path_rate"}
+    options = arch.options().model_dump(exclude={"drop_path_rate"})
     network = FAMILIES[arch.family](norm, 0, **arch.structure, **{**options, **of_body, "dilation": dilation})
     stride = network.feature_info.reduction()[-1]
     if stride not in HEAD_DILATIONS:
@@ -108,7 +108,7 @@ def build_network(
     """
     arch = architecture(spec.arch)
     memory = "auto" if spec.memory == LEAN else spec.memory
-    arguments = {**arch.structure, **arch.options, **spec.options, "memory": memory}
+    arguments = {**arch.structure, **arch.options(**spec.options).model_dump(), "memory": memory}
     drop_path_rate = arguments.pop("drop_path_rate", 0.0)
     if structure is not None:
         arguments["structure"] = _checked_structure(arch, structure)
@@ -181,7 +181,7 @@ def norm_kind(norm: NormFactory) -> str:
 
 def depth_of(arch: Architecture, options: Mapping[str, Any]) -> int:
     """Return the number of blocks or layers set by options, each of which has weights; 0 if no option sets it."""
-    options = {**arch.options, **options}
+    options = {**arch.options().model_dump(), **options}
     return int(sum(options.get("blocks", options.get("layers", ()))) * options.get("units", 1))
 
 

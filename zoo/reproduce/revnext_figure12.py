@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from zoo.architectures import ARCHITECTURES
+from zoo.options import RevNeXtOptions
 from zoo.reproduce.comparison import Comparison, Section, compare
 from zoo.reproduce.error_rates import SETTING, facts_of, image_counts, needs_training
 from zoo.reproduce.published_numbers import published, published_numbers
@@ -38,7 +38,7 @@ def experiment_of(key: str) -> str:
     *_, depths_or_slope = network.split("_")
     if network.startswith("hybrid"):
         blocks = _numbers(depths_or_slope)
-        is_default = blocks == list(ARCHITECTURES["revnext"].options["blocks"])
+        is_default = blocks == RevNeXtOptions().blocks
         return HYBRID if is_default else f"{HYBRID} {json.dumps({'network.options': {'blocks': blocks}})}"
     changes: dict[str, Any] = {"optimizer.schedule.epochs": FLAT_EPOCHS}
     if "_slope_" in network:

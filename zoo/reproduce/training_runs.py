@@ -194,7 +194,10 @@ def _settings(config: Experiment) -> str:
     """Return the settings that distinguish experiments, with the defaults of omitted network options, as text."""
     content = config.model_dump(mode="json", exclude=VARIABLE_SETTINGS)  # type: ignore[arg-type]
     record = ARCHITECTURES.get(config.network.arch)
-    content["network"]["options"] = {**(record.options if record else {}), **content["network"]["options"]}
+    content["network"]["options"] = {
+        **(record.options().model_dump() if record else {}),
+        **content["network"]["options"],
+    }
     return json.dumps(content, sort_keys=True)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.errors import ConfigError, DataError, WeightsError, join_names
-from zoo.limits import MAX_PIXELS, is_number
+from zoo.limits import MAX_PIXELS
 from zoo.ops.upsampling import upsample_strips
 
 Fusion = Literal["mean", "max", "voting"]
@@ -44,7 +44,7 @@ class TestTimeAugmentation:
 
     def __post_init__(self) -> None:
         scales = self.scales
-        if not scales or not all(is_number(scale, 0, MAX_SCALE) and scale > 0 for scale in scales):
+        if not scales or not all(type(scale) in (int, float) and 0 < scale <= MAX_SCALE for scale in scales):
             raise ConfigError(
                 f"scales = {join_names(scales)}: give one or more numbers above 0 and up to {MAX_SCALE:g}"
             )

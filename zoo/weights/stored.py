@@ -194,7 +194,7 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
 
 def _compared(spec: NetworkSpec) -> dict[str, Any]:
     """Return the settings of a built network, with all options of its architecture."""
-    return merge(ARCHITECTURES[spec.arch].options, spec.model_dump())
+    return merge(ARCHITECTURES[spec.arch].options().model_dump(), spec.model_dump())
 
 
 def _load_external(
@@ -248,7 +248,8 @@ def settings_of_body(settings: Mapping[str, Any], spec: NetworkSpec) -> dict[str
     """
     body = ARCHITECTURES[settings["arch"]].structure["body"]
     fits = not spec.is_external and has_same_tensors(spec.arch, body)
-    options = {key: value for key, value in settings["options"].items() if key in ARCHITECTURES[body].options}
+    known = ARCHITECTURES[body].options.model_fields
+    options = {key: value for key, value in settings["options"].items() if key in known}
     common = {key: settings[key] for key in ("norm", "activation", "activation_param") if key in settings}
     return {**common, "arch": spec.arch if fits else body, "options": options}
 

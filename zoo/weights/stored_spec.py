@@ -133,7 +133,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _default_options(arch: str) -> Mapping[str, Any]:
-    return {} if is_external(arch) else ARCHITECTURES[arch].options
+    return {} if is_external(arch) else ARCHITECTURES[arch].options().model_dump()
 
 
 def _agree(stored: Mapping[str, Any], key: str, value: Any) -> bool:
