@@ -17,12 +17,8 @@ import tomllib
 ROOT = Path(__file__).parents[1]
 ROOMS = [
     "errors",
-    "limits",
     "tables",
     "files",
-    "section",
-    "options",
-    "architectures",
     "spec",
     "config",
     "torch_internals",

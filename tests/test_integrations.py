@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import zoo
 from zoo.models.build import build_network, initialize
 from zoo.remat.lean import is_lean
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ from PIL import Image
 
 import zoo
 from zoo import config
-from zoo.architectures import ARCHITECTURES
 from zoo.config.published import published
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
 from zoo.layers.checkpointing import CheckpointedSequential
 from zoo.registry import build_from_config
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import ARCHITECTURES
+from zoo.spec.network import NetworkSpec
 from zoo.weights import StoredWeights
 
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zoo.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
 from zoo.config import Experiment, Input, experiment_names, find_experiment, load_experiment
 from zoo.config.published import published
 from zoo.errors import ConfigError, WeightsError, escape, nearest
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
+from zoo.spec.network import NetworkSpec
 
 if TYPE_CHECKING:
     from zoo.weights.stored import StoredWeights

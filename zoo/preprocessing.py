@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.architectures import is_external
 from zoo.config import parse_experiment
 from zoo.data.transforms import TrainTransform, Transform, ValTransform
 from zoo.errors import ConfigError, join_names
 from zoo.models.external import own_preprocessing
 from zoo.names import is_stored
 from zoo.registry import describe_images, get
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import is_external
+from zoo.spec.network import NetworkSpec
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
 

@@ -10,16 +10,16 @@ from typing import Annotated, Any
 from pydantic import Field
 from torch import nn
 
-from zoo.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
 from zoo.config.published import published
 from zoo.errors import ConfigError, escape, join_names
 from zoo.layers.norm import NormFactory
-from zoo.limits import MAX_CHANNELS
 from zoo.models import Network, build, build_network
 from zoo.models.external import build_external
 from zoo.names import is_weights_file, only_variant, resolve, with_preprocessing
-from zoo.section import Section, parse_section
-from zoo.spec import STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec
+from zoo.spec.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
+from zoo.spec.limits import MAX_CHANNELS
+from zoo.spec.network import STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec
+from zoo.spec.section import Section, parse_section
 from zoo.weights import StoredWeights, load_state_dict, load_stored, read_weights
 from zoo.weights.stored import load_body
 from zoo.weights.stored_spec import check_same_network

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.architectures import ARCHITECTURES
 from zoo.benchmark import layer, memory_prediction, pareto_plot, strategies
 from zoo.benchmark.model import measure_networks, measure_strategies
 from zoo.benchmark.network_setup import Setup, room_for_compilations
@@ -35,7 +34,8 @@ from zoo.ops.abn import backend, native
 from zoo.remat.budget import parse_bytes
 from zoo.remat.memory_use import count_memory, measure_memory
 from zoo.run import plot_style
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import ARCHITECTURES
+from zoo.spec.network import NetworkSpec
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from zoo.cli import main
 from zoo.remat import recipes
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import count_memory
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 
 def records(path: Path) -> dict[tuple[str, str, str], float]:

@@ -15,7 +15,7 @@ from zoo.config import (
 from zoo.config.describe import SCHEDULE_PARAMS
 from zoo.config.experiment import Score
 from zoo.errors import ConfigError
-from zoo.section import settings_of
+from zoo.spec.section import settings_of
 
 SETTINGS = [(section.path, setting) for section in describe_settings() for setting in section.settings]
 

@@ -14,7 +14,7 @@ from tests.convert.networks import IMAGES, outputs, scramble, scrambled, spec_of
 from zoo.convert import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.errors import ConversionError
 from zoo.layers import ABN, InPlaceABN
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 RESNET18 = NetworkSpec(arch="resnet18")
 CASES = [

@@ -11,7 +11,7 @@ from tests.convert.networks import IMAGES, outputs, scramble
 from zoo.convert import from_torchvision, to_torchvision
 from zoo.convert.torchvision import torchvision_key
 from zoo.errors import ConversionError
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 
 def relu(arch: str) -> NetworkSpec:

@@ -20,7 +20,7 @@ from zoo.data.loader import LoaderOptions, build_train_loader
 from zoo.data.pixels import Box, PILPixels, decode_jpeg, jpeg_frame, open_pixels
 from zoo.data.reading import Unreadable, read_bytes
 from zoo.data.transforms import TrainTransform, ValTransform, prepare, random_box
-from zoo.limits import MAX_PIXELS
+from zoo.spec.limits import MAX_PIXELS
 
 DECODERS: tuple[Decoder, ...] = ("pil", "torchvision")
 GOLDEN = Path(__file__).parents[1] / "golden" / "image.jpg"

@@ -26,7 +26,7 @@ from zoo.data.pixels import FloatPixels, PILPixels, open_pixels
 from zoo.data.seeding import random_of_torch
 from zoo.data.transforms import TrainTransform, ValTransform, random_box
 from zoo.errors import ConfigError, DataError
-from zoo.spec import Preprocessing
+from zoo.spec.network import Preprocessing
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 CFG = {"mean": MEAN, "std": STD, "scale": 12, "crop": 8, "interpolation": "bilinear", "source": None}

@@ -10,7 +10,7 @@ import torch
 from tests.engine.tiny import MemoryLog, make_config, make_images, run
 from zoo.engine.checkpoint import CHECKPOINT
 from zoo.errors import CheckpointError, DataError
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 from zoo.weights.stored_spec import parse_stored_spec
 
 

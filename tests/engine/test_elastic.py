@@ -22,7 +22,7 @@ from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.reporting import TrainMetrics
 from zoo.errors import TrainingInterrupted
 from zoo.layers import norm_act
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 pytestmark = pytest.mark.dist
 

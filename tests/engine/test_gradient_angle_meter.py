@@ -20,7 +20,7 @@ from zoo.engine.state import TrainState, rank_state, shared_state
 from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.errors import ConfigError
 from zoo.layers import InPlaceABN, ReversibleBlock, ReversibleSequential
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 from zoo.tasks import task_of
 
 pytestmark = pytest.mark.slow  # trains several times

@@ -21,7 +21,7 @@ from zoo.engine.reporting import TrainMetrics
 from zoo.engine.state import TrainState
 from zoo.engine.step import StepBatch
 from zoo.errors import ConfigError, TrainingInterrupted
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 TOLERANCE = 200 * torch.finfo(torch.float32).eps  # of some ten roundings in each step, and weights of about 1
 # torch warns of more workers than cores, which is no fault of the tests

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
 from zoo.engine.reconstruction import reconstruction_errors
 from zoo.layers import ReversibleBlock, ReversibleSequential
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 NUM_BLOCKS = 3
 

@@ -20,7 +20,7 @@ from zoo.engine.reporting import TrainMetrics
 from zoo.engine.state import all_finite
 from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 NUM_BATCHES, EPOCHS = 5, 3
 

@@ -24,7 +24,7 @@ from zoo.engine.state import TrainState
 from zoo.engine.task import Result
 from zoo.engine.trainer import Trainer
 from zoo.layers import DeeplabV3, norm_act
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 from zoo.tasks import task_of
 
 SIDE_PX = 12

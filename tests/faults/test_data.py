@@ -20,7 +20,7 @@ from zoo.data.reading import EXTENSIONS, read_image
 from zoo.data.scan import find_images, scan_folder
 from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import ConfigError, DataError
-from zoo.limits import MAX_PIXELS
+from zoo.spec.limits import MAX_PIXELS
 
 
 @pytest.mark.parametrize("denied", ["val", "val/bag"])

@@ -11,7 +11,6 @@ from torch import nn
 
 import zoo
 from tests.step import step
-from zoo.architectures import ARCHITECTURES
 from zoo.config import parse_experiment
 from zoo.errors import ConfigError
 from zoo.layers.norm import norm_act
@@ -20,6 +19,7 @@ from zoo.layers.revnet_blocks import PreactBlock
 from zoo.remat import Rematerializer
 from zoo.remat import lean as lean_module
 from zoo.remat.lean import lean
+from zoo.spec.architectures import ARCHITECTURES
 
 RATE = 0.4
 NETWORKS: list[tuple[str, dict[str, Any]]] = [

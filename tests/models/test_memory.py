@@ -14,7 +14,6 @@ import zoo
 from tests.formula import relative_error
 from tests.held import held_bytes
 from tests.step import step
-from zoo.architectures import ARCHITECTURES, LEAN
 from zoo.convert.trace import Trace
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.residual import IdentityResidualBlock, build_stage
@@ -23,6 +22,7 @@ from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
 from zoo.remat.lean import StepsAside, is_lean
+from zoo.spec.architectures import ARCHITECTURES, LEAN
 
 SMALL = {
     "resnet": [

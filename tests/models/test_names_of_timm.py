@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import zoo
-from zoo.architectures import ARCHITECTURES
 from zoo.convert import to_torchvision
 from zoo.engine.optim import layers_of
 from zoo.remat.lean import is_lean
+from zoo.spec.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,13 +14,13 @@ import zoo
 from tests.formula import relative_error
 from tests.held import held_bytes
 from tests.step import step
-from zoo.architectures import ARCHITECTURES
 from zoo.config import parse_experiment
 from zoo.layers import ABN, init_weights, norm_act
 from zoo.layers.revnet_blocks import PooledShortcut, PreactBlock
 from zoo.models.preact import PreactResNet
 from zoo.models.revnet import RevNet
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import ARCHITECTURES
+from zoo.spec.network import NetworkSpec
 
 # Table 2 of Gomez et al. 2017 has these, rounded; 45.2 M for RevNet-104, whose public code has 45.43 M
 COUNTS = {

@@ -9,9 +9,9 @@ from PIL import Image
 from torch import Tensor
 
 from zoo.errors import DataError
-from zoo.limits import MAX_PIXELS
 from zoo.ops.abn import native
 from zoo.ops.resample import resize_box
+from zoo.spec.limits import MAX_PIXELS
 
 compiled = pytest.mark.skipif(
     native.unavailable_reason() is not None, reason=f"compiled kernels: {native.unavailable_reason()}"

@@ -18,12 +18,12 @@ from typing import Any
 
 from tests.pages.numbers import MARKERS
 from tests.pages.training_recipes import convnext_command, training_recipes
-from zoo.architectures import ARCHITECTURES, REVERSIBLE_TWINS, network_sizes
 from zoo.config import Experiment, describe_options, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
 from zoo.config.published import published
 from zoo.reproduce.scoreboard import counts_by_evidence
 from zoo.reproduce.scoreboard_files import read_rows
+from zoo.spec.architectures import ARCHITECTURES, REVERSIBLE_TWINS, network_sizes
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"

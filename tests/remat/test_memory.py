@@ -15,7 +15,7 @@ import zoo
 from zoo.layers import InPlaceABN, norm_act
 from zoo.models import build_network
 from zoo.remat.memory_use import Change, Memory, count_memory, measure_memory, summarize
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 Counter = Callable[..., Memory]
 COUNTERS = [measure_memory, count_memory]

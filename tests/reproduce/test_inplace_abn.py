@@ -25,7 +25,7 @@ from zoo.reproduce.comparison import Comparison, Section, judge
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.run.plot_style import Line
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 
 def by_id(section: Section) -> dict[str, Comparison]:

@@ -20,7 +20,7 @@ from tests.dist.spawn import run_distributed
 from tests.engine.tiny import differences, make_images
 from zoo.engine.checkpoint import read
 from zoo.remat.lean import is_lean
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 SETTINGS: dict[str, Any] = {
     "optimizer": {"batch_size": 8, "learning_rate": 0.05, "schedule": {"type": "cosine", "mode": "step", "epochs": 2}},

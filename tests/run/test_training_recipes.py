@@ -25,7 +25,7 @@ from zoo.engine.state import TrainState
 from zoo.engine.step import StepBatch
 from zoo.models.build import build_on_meta
 from zoo.registry import build_from_config
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 NAMES = [recipe.name for recipe in RECIPES]
 # Millions of parameters according to torchvision's weights and to timm's results.

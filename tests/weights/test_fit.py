@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zoo.convert import from_torchvision
 from zoo.errors import ConversionError, WeightsError
 from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 from zoo.weights import LoadReport, load_state_dict, load_weights
 
 

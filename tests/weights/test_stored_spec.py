@@ -11,9 +11,9 @@ import torch
 import zoo
 from zoo.config import parse_experiment
 from zoo.errors import WeightsError
-from zoo.limits import MAX_CLASSES
 from zoo.registry import build_from_config
-from zoo.spec import NetworkSpec, Preprocessing
+from zoo.spec.limits import MAX_CLASSES
+from zoo.spec.network import NetworkSpec, Preprocessing
 from zoo.weights import load_weights, read_state_dict, read_weights
 from zoo.weights.stored_spec import parse_stored_spec
 

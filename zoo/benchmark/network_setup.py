@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.architectures import REVERSIBLE_TWINS, architecture
 from zoo.benchmark.block_checkpointing import checkpoint_blocks
 from zoo.benchmark.results import Case
 from zoo.benchmark.timing import Step
@@ -23,7 +22,8 @@ from zoo.models import build_network
 from zoo.models.external import build_external, image_shape, iter_tensors
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import clear_gradients
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import REVERSIBLE_TWINS, architecture
+from zoo.spec.network import NetworkSpec
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 from zoo.torch_internals import recompile_limit
 

@@ -127,7 +127,7 @@ class StepOptions:
     def setup(self, network: str, results: Results) -> Setup:
         """Return the network and the images to measure."""
         from zoo.benchmark.network_setup import Setup
-        from zoo.spec import parse_spec
+        from zoo.spec.network import parse_spec
 
         options = {"input_3x3": True} if self.input_3x3 else {}
         spec = parse_spec({"arch": network, "options": options}, network)
@@ -245,7 +245,7 @@ class BenchmarkLean(Benchmark):
         from zoo.benchmark.network_setup import Setup
         from zoo.models.external import list_networks, smallest_of_each_family, split_name
         from zoo.remat.budget import Budget, parse_bytes
-        from zoo.spec import NetworkSpec
+        from zoo.spec.network import NetworkSpec
 
         found = [each for name in self.models for each in ([name] if split_name(name) is None else list_networks(name))]
         if self.one_per_family:

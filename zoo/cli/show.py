@@ -50,9 +50,9 @@ class Show(Command):
 
 def _print_experiment(experiment: Experiment, as_json: bool) -> None:
     """Print all settings as an experiment file, followed by those that differ from the defaults."""
-    from zoo.architectures import is_external
     from zoo.config import differences
     from zoo.models.external import list_networks
+    from zoo.spec.architectures import is_external
 
     print(json.dumps(experiment.model_dump(mode="json"), indent=2))
     if as_json:
@@ -69,9 +69,9 @@ def _print_experiment(experiment: Experiment, as_json: bool) -> None:
 
 def _facts_of_network(name: str) -> dict[str, Any]:
     """Return the structure of a network, its training settings and scores, and the source of its weights."""
-    from zoo.architectures import ARCHITECTURES
     from zoo.config import describe_options
     from zoo.config.published import published
+    from zoo.spec.architectures import ARCHITECTURES
 
     entry, about = describe(name), published().get(name)
     arch = ARCHITECTURES[entry["arch"]]
@@ -95,9 +95,9 @@ def _facts_of_network(name: str) -> dict[str, Any]:
 
 def _facts_of_external(name: str) -> dict[str, Any]:
     """Return the size of a network of another package, which is built on the meta device."""
-    from zoo.architectures import EXTERNAL_MEMORY
     from zoo.models.build import build_on_meta
-    from zoo.spec import NetworkSpec
+    from zoo.spec.architectures import EXTERNAL_MEMORY
+    from zoo.spec.network import NetworkSpec
 
     model = build_on_meta(NetworkSpec(arch=name))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())

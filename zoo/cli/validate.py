@@ -21,7 +21,7 @@ from zoo.cli.options import (
 )
 from zoo.data.location import DataName, require_local
 from zoo.errors import ConfigError, join_names
-from zoo.limits import CropMode, Interpolation
+from zoo.spec.limits import CropMode, Interpolation
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_crop
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _with_colors(options: Validate, network: LoadedNetwork) -> LoadedNetwork:
     from dataclasses import replace
 
     from zoo.config import Input
-    from zoo.section import parse_section
+    from zoo.spec.section import parse_section
 
     colors = {name: list(value) for name in ("mean", "std") if (value := getattr(options, name)) is not None}
     if not colors:

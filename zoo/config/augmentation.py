@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zoo.limits import MAX_BLOCKS
-from zoo.section import Section
+from zoo.spec.limits import MAX_BLOCKS
+from zoo.spec.section import Section
 
 TIMM_POLICY = "timm:"  # the beginning of a policy of timm
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from zoo.architectures import Architecture
 from zoo.config.augmentation import AUGMENT_PARAMS
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import OPTIMIZER_PARAMS
 from zoo.config.schedule import SCHEDULE_PARAMS
 from zoo.errors import join_names
-from zoo.section import Section, inner_section, settings_of
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import Architecture
+from zoo.spec.network import NetworkSpec
+from zoo.spec.section import Section, inner_section, settings_of
 
 _TYPE_NAMES = {
     "integer": "whole number",

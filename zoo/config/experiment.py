@@ -9,15 +9,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from zoo.architectures import ARCHITECTURES, is_external
 from zoo.config.augmentation import AUGMENT_PARAMS, TIMM_POLICY
 from zoo.config.optimizer import Optimizer
 from zoo.config.regularization import Regularization
 from zoo.config.segmentation_section import Segmentation
 from zoo.errors import ConfigError
-from zoo.limits import MAX_BATCH, MAX_EPOCHS, MAX_SIDE, MAX_STEPS
-from zoo.section import Section
-from zoo.spec import STORED_ALONE, NetworkSpec, Preprocessing, Scale, Side
+from zoo.spec.architectures import ARCHITECTURES, is_external
+from zoo.spec.limits import MAX_BATCH, MAX_EPOCHS, MAX_SIDE, MAX_STEPS
+from zoo.spec.network import STORED_ALONE, NetworkSpec, Preprocessing, Scale, Side
+from zoo.spec.section import Section
 
 # "center" or "tencrop" and the side of the crop in px, as in center224. Segmentation: the whole image at one scale, or
 # the mean of its probabilities and those of its mirror image.

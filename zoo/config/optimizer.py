@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator
 
 from zoo.config.schedule import Schedule
-from zoo.limits import MAX_BATCH, MAX_RATE, MAX_STEPS
-from zoo.section import Section
+from zoo.spec.limits import MAX_BATCH, MAX_RATE, MAX_STEPS
+from zoo.spec.section import Section
 
 Rate = Annotated[float, Field(gt=0, le=MAX_RATE)]
 Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from zoo.config.experiment import Experiment, PublishedWeights
 from zoo.config.parse import experiments_dir, find_experiment, load_experiment
 from zoo.errors import ConfigError, escape, nearest, truncate
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 SUFFIX = ".pth.tar"
 CHECKSUM = re.compile(rf"(?P<md5>[0-9a-f]{{32}}) [ *](?P<name>\w[\w.-]*){re.escape(SUFFIX)}", re.ASCII)

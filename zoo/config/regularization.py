@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zoo.limits import MAX_EPOCHS
-from zoo.section import Section
+from zoo.spec.limits import MAX_EPOCHS
+from zoo.spec.section import Section
 
 Alpha = Annotated[float, Field(ge=0, le=1000)]
 Probability = Annotated[float, Field(ge=0, le=1)]

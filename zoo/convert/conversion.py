@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.architectures import ARCHITECTURES, is_external
 from zoo.errors import ConfigError, ConversionError, VerificationError
 from zoo.models.build import build_on_meta
 from zoo.models.external import iter_tensors
 from zoo.names import resolve
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import ARCHITECTURES, is_external
+from zoo.spec.network import NetworkSpec
 from zoo.weights import load_state_dict
 from zoo.weights.load import check_fits, num_outputs
 
@@ -107,7 +107,7 @@ def source_spec(state_dict: StateDict, network: str | NetworkSpec | None, conver
         spec = network
     elif not isinstance(network, str):
         what = "the spec is None" if network is None else f"the spec is of type {type(network).__name__}"
-        remedy = 'give the name of an architecture, such as "resnet50", or a zoo.spec.NetworkSpec'
+        remedy = 'give the name of an architecture, such as "resnet50", or a zoo.spec.network.NetworkSpec'
         raise ConfigError(f"{what}, so that nothing says which network the state dict belongs to", conversion, remedy)
     else:
         found = resolve(network)

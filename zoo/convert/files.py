@@ -14,7 +14,7 @@ from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 from zoo.errors import ConfigError, ConversionError, escape
 from zoo.files import replacing, write_bytes
-from zoo.spec import NetworkSpec, merge, parse_spec
+from zoo.spec.network import NetworkSpec, merge, parse_spec
 from zoo.weights import StoredWeights, md5_of, read_weights
 from zoo.weights.load import num_outputs
 from zoo.weights.safetensors_files import SUFFIX, safetensors_bytes

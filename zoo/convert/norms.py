@@ -17,7 +17,7 @@ from zoo.convert.conversion import (
 )
 from zoo.convert.norm_conversion import NormPlan, apply_plans, plan_norms
 from zoo.layers.norm import ABN
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 
 def convert_network(

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.architectures import ARCHITECTURES
 from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs, source_spec
 from zoo.errors import ConfigError, ConversionError, join_names
 from zoo.models.build import build_on_meta
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import ARCHITECTURES
+from zoo.spec.network import NetworkSpec
 from zoo.weights.load import COUNTER, MAX_KEYS
 
 TORCHVISION_LAYERS = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}

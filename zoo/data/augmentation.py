@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.errors import DataError
-from zoo.limits import MAX_PIXELS
+from zoo.spec.limits import MAX_PIXELS
 
 # The factors of saturation, brightness and contrast, and the red, green and blue to add.
 Colors = tuple[float, ...]

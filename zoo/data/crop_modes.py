@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvF
 
-from zoo.limits import CropMode, Interpolation
+from zoo.spec.limits import CropMode, Interpolation
 
 PlainImage = Image.Image | Tensor
 

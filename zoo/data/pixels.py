@@ -22,8 +22,8 @@ from torchvision.transforms import functional as tvF
 
 from zoo.config import Decoder
 from zoo.data.reading import check_size, decode_as, load_rgb, naming
-from zoo.limits import Interpolation
 from zoo.ops.resample import resize_box
+from zoo.spec.limits import Interpolation
 
 WHAT = "an image"
 # The operator behind torchvision.io.decode_jpeg, which is deprecated and warns. Without it, PIL decodes all files into

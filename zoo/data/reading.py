@@ -14,7 +14,7 @@ from PIL import Image, ImageFile
 
 from zoo.errors import DataError, escape
 from zoo.files import open_regular
-from zoo.limits import MAX_FILE_BYTES, MAX_PIXELS
+from zoo.spec.limits import MAX_FILE_BYTES, MAX_PIXELS
 
 # PIL's names of the accepted formats, and torchvision's image extensions. PIL supports more formats; one of them, EPS,
 # runs an external program.

@@ -20,7 +20,7 @@ from torchvision.transforms import functional as tvF
 from zoo.config import Input
 from zoo.data.augmentation import Normalization, draw_colors, finish
 from zoo.errors import DataError
-from zoo.limits import MAX_PIXELS
+from zoo.spec.limits import MAX_PIXELS
 
 
 class Pixel(NamedTuple):

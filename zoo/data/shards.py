@@ -29,7 +29,7 @@ from zoo.data.scan import check_filled
 from zoo.data.seeding import windowed_permutation
 from zoo.errors import DataError, ZooError, escape, join_names
 from zoo.files import open_regular
-from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES
+from zoo.spec.limits import MAX_CLASSES, MAX_FILE_BYTES
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from zoo.data.policies import Policy
 from zoo.data.reading import Unreadable, to_rgb
 from zoo.data.seeding import random_of_torch
 from zoo.errors import ConfigError, DataError
-from zoo.limits import MAX_PIXELS, MAX_SIDE, CropMode, Interpolation
+from zoo.spec.limits import MAX_PIXELS, MAX_SIDE, CropMode, Interpolation
 
 KEEP_SCALE = -1
 AREAS = (0.08, 1.0)  # area of a training crop, as a fraction of the image
@@ -170,7 +170,7 @@ class ValTransform(Transform):
     - `crop`: side of the center crop, px.
     - `mean`, `std`: of red, green and blue, for values from 0 to 1.
     - `ten_crops`: returns the four corners and the center, and their mirror images, in place of the center crop.
-    - `interpolation`, `crop_mode`: see `zoo.spec.Preprocessing`.
+    - `interpolation`, `crop_mode`: see `zoo.spec.network.Preprocessing`.
     """
 
     scale: int

@@ -20,7 +20,7 @@ from zoo.engine.state import TrainState, build_state, load_rank_state, load_shar
 from zoo.engine.task import Task
 from zoo.errors import CheckpointError, escape, join_names, truncate
 from zoo.registry import build_from_config
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 from zoo.weights import load_weights
 from zoo.weights.stored_spec import parse_network
 

@@ -26,7 +26,7 @@ from zoo.engine.stop import StopSignals
 from zoo.engine.task import Result
 from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, escape, join_names
-from zoo.spec import escape_names
+from zoo.spec.network import escape_names
 
 MIXES = -1  # with seed, epoch and batch the seed of a mix; keys of images have no negative number
 

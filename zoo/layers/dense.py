@@ -6,13 +6,13 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from zoo.architectures import CHECKPOINTED
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.norm_conv import norm_conv
 from zoo.ops.abn.norm_act_conv import join
 from zoo.ops.context import is_fx_proxy
+from zoo.spec.architectures import CHECKPOINTED
 
 
 class DenseModule(nn.Module):

@@ -14,8 +14,8 @@ from zoo.layers.conv import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
 from zoo.ops.context import is_fx_proxy
 from zoo.remat.lean import lean
-from zoo.section import parse_section
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
+from zoo.spec.section import parse_section
 
 BlockDilation = int | Sequence[int]
 BEFORE_POOL = "stem"  # in out_indices: the input of the stem's pool
@@ -96,7 +96,7 @@ class Network(nn.Module):
     """
 
     pretrained_cfg: dict[str, Any]
-    built_as: Any = None  # the `zoo.spec.NetworkSpec` of the network, None if unknown
+    built_as: Any = None  # the `zoo.spec.network.NetworkSpec` of the network, None if unknown
     classifier_name = "classifier"  # the module that computes logits from features
     poolings: tuple[str, ...] = ("avg", "")  # timm's names of what may come before the classifier, "" for nothing
     recomputed: tuple[str, ...] = ()  # modules of stages that are checkpointed: saved by their input

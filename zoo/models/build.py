@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.architectures import LEAN, Architecture, architecture
 from zoo.errors import ConfigError
 from zoo.layers.init import init_weights
 from zoo.layers.norm import InPlaceABN, NormFactory, norm_act
@@ -25,7 +24,8 @@ from zoo.models.revnext import FlatRevNeXt, RevNeXt
 from zoo.models.revnext_baselines import RevNeXtBaseline, TwoBranchIRevNet
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
 from zoo.remat.lean import lean
-from zoo.spec import NetworkSpec, choose_dilation
+from zoo.spec.architectures import LEAN, Architecture, architecture
+from zoo.spec.network import NetworkSpec, choose_dilation
 from zoo.torch_internals import NormBase
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.architectures import EXTERNAL_MEMORY, LEAN, PACKAGES
 from zoo.errors import ConfigError, join_names, nearest, truncate
 from zoo.remat.lean import lean
-from zoo.section import parse_section
-from zoo.spec import Preprocessing
+from zoo.spec.architectures import EXTERNAL_MEMORY, LEAN, PACKAGES
+from zoo.spec.network import Preprocessing
+from zoo.spec.section import parse_section
 
 
 def split_name(name: str) -> tuple[str, str] | None:

@@ -19,7 +19,7 @@ from zoo.remat.memory_use import StorageLog, count_memory
 from zoo.reproduce.comparison import Section, compare
 from zoo.reproduce.inplace_abn_table2 import GPUS, IN_PLACE, PLAIN_IABN
 from zoo.reproduce.published_numbers import published
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 
 WIDTH, SIDE = 128, 56  # of the bottlenecks in the first module of ResNeXt-101, for images of 224 pixels
 BATCH = 2

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from zoo.architectures import LEAN, architecture
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
@@ -14,7 +13,8 @@ from zoo.config import load_experiment
 from zoo.reproduce.comparison import Comparison, Section, compare
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.run.plot_style import Line, Panel
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import LEAN, architecture
+from zoo.spec.network import NetworkSpec
 
 logger = logging.getLogger(__name__)
 

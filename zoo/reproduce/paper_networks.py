@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zoo.layers.init import init_weights
 from zoo.models import build_network
 from zoo.remat.memory_use import count_memory
-from zoo.spec import merge, parse_spec
+from zoo.spec.network import merge, parse_spec
 
 
 def build_for_training(

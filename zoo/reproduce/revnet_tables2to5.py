@@ -18,7 +18,7 @@ from zoo.reproduce.error_rates import command_of, compare_errors, report_errors
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
-from zoo.spec import NetworkSpec
+from zoo.spec.network import NetworkSpec
 from zoo.torch_internals import NormBase
 
 

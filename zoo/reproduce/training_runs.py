@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, load_experiment, parse_experiment
 from zoo.errors import ConfigError, escape
 from zoo.files import write_bytes, write_json
@@ -24,6 +23,7 @@ from zoo.run.cost import total_cost
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE
 from zoo.run.plot_style import Line, Panel, draw_panels
+from zoo.spec.architectures import ARCHITECTURES
 
 # Number of evenly spaced records that are stored per run.
 NUM_RECONSTRUCTIONS, NUM_ANGLES = 12, 160

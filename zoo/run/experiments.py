@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.architectures import LEAN, architecture
 from zoo.config import (
     Experiment,
     Input,
@@ -28,8 +27,9 @@ from zoo.errors import ConfigError, DataError
 from zoo.models.build import build_on_meta
 from zoo.names import INPUTS, resolve
 from zoo.remat.lean import is_lean
-from zoo.section import parse_section
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import LEAN, architecture
+from zoo.spec.network import NetworkSpec
+from zoo.spec.section import parse_section
 
 logger = logging.getLogger(__name__)
 

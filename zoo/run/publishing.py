@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.architectures import HUB_PREFIX
 from zoo.config.published import Published, published
 from zoo.errors import ConfigError, WeightsError, escape, join_names, truncate
 from zoo.registry import describe_images
 from zoo.run.scoring import LoadedNetwork
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import HUB_PREFIX
+from zoo.spec.network import NetworkSpec
 from zoo.tables import markdown_list, markdown_page, markdown_table
 from zoo.weights.hub import CONFIG, WEIGHTS, check_hub_installed, is_repository, root_cause
 from zoo.weights.safetensors_files import check_installed, safetensors_bytes

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from zoo import registry
-from zoo.architectures import architecture, is_external
 from zoo.config import Experiment, Input
 from zoo.config.published import entry_of, published
 from zoo.data.classes import match_classes
@@ -30,6 +29,7 @@ from zoo.models.external import check_logits, own_preprocessing
 from zoo.names import INPUTS, Resolved, is_weights_file, only_variant, resolve
 from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
+from zoo.spec.architectures import architecture, is_external
 from zoo.tasks import task_of
 from zoo.tasks.protocols import CropProtocol
 from zoo.weights import StoredWeights, digests_of, load_stored

@@ -26,7 +26,6 @@ from zoo.engine.process import Process, open_process
 from zoo.engine.reporting import peak_memory_bytes
 from zoo.engine.validation import is_memory_full
 from zoo.errors import ConfigError, DataError, escape
-from zoo.limits import MAX_SIDE
 from zoo.run.console import Progress
 from zoo.run.label_images import (
     Palette,
@@ -39,6 +38,7 @@ from zoo.run.label_images import (
     write_probabilities,
 )
 from zoo.run.scoring import LoadedNetwork, load_network, single_process
+from zoo.spec.limits import MAX_SIDE
 from zoo.tasks.tta import Fusion, Segments, TestTimeAugmentation
 from zoo.tasks.tta import segment as segment_views
 

@@ -14,7 +14,6 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset
 
-from zoo.architectures import ARCHITECTURES, LEAN, is_external
 from zoo.config import Experiment, check_world_size
 from zoo.data.classes import check_same_classes
 from zoo.data.loader import Loader
@@ -38,7 +37,8 @@ from zoo.run.experiments import experiment_for
 from zoo.run.log_folder import log_folder
 from zoo.run.run_log import RunLog, buffered_records, read_validation
 from zoo.run.train_options import TrainOptions
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import ARCHITECTURES, LEAN, is_external
+from zoo.spec.network import NetworkSpec
 from zoo.tasks import task_of
 
 logger = logging.getLogger(__name__)

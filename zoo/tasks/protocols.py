@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from zoo.limits import CropMode, Interpolation
+from zoo.spec.limits import CropMode, Interpolation
 
 if TYPE_CHECKING:  # commands that only list protocols do not import torch
     from torch import Tensor
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # commands that only list protocols do not import torch
 class CropProtocol(NamedTuple):
     """Evaluation of a classifier: resizes the shorter side to ``scale`` px (-1: no resize), takes 1 or 10 crops.
 
-    For ``interpolation`` and ``crop_mode`` see `zoo.spec.Preprocessing`.
+    For ``interpolation`` and ``crop_mode`` see `zoo.spec.network.Preprocessing`.
     """
 
     scale: int

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.errors import ConfigError, DataError, WeightsError, join_names
-from zoo.limits import MAX_PIXELS
 from zoo.ops.upsampling import upsample_strips
+from zoo.spec.limits import MAX_PIXELS
 
 Fusion = Literal["mean", "max", "voting"]
 FUSIONS: tuple[Fusion, ...] = get_args(Fusion)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from zoo.architectures import ARCHITECTURES, is_external
 from zoo.config import Experiment, parse_experiment
 from zoo.errors import WeightsError, join_names, nearest, shorten_repr
-from zoo.section import check_extent, parse_section
-from zoo.spec import STORED_ALONE, WITH_PARAMETER, NetworkSpec
+from zoo.spec.architectures import ARCHITECTURES, is_external
+from zoo.spec.network import STORED_ALONE, WITH_PARAMETER, NetworkSpec
+from zoo.spec.section import check_extent, parse_section
 
 # Settings that change no weights, or only the classifier.
 FREE_SETTINGS = {

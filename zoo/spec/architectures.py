@@ -1,7 +1,7 @@
 """Static facts about each architecture; importable without torch.
 
 A new network is a row of `ARCHITECTURES`. A new family also needs a class in `zoo.models.build.FAMILIES`, and its
-options a section in `zoo.options`.
+options a section in `zoo.spec.options`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zoo.errors import ConfigError, nearest
-from zoo.options import (
+from zoo.spec.options import (
     DeepLabOptions,
     DeepLabStemOptions,
     DenseNetOptions,
@@ -30,7 +30,7 @@ from zoo.options import (
     TwoBranchIRevNetOptions,
     WiderResNetA2Options,
 )
-from zoo.section import Section
+from zoo.spec.section import Section
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Architecture:
     - `name`: the name in `zoo.get` and experiment files.
     - `family`: the class that builds the network, a key of `zoo.models.build.FAMILIES`.
     - `structure`: fixed arguments of that class, such as the blocks per stage.
-    - `options`: the section of the arguments that a user may choose, see `zoo.options`.
+    - `options`: the section of the arguments that a user may choose, see `zoo.spec.options`.
     - `memory`: the values of the argument "memory", which every network has.
     - `dilations`: maps the stride of the last feature map to the value of the option "dilation" that produces it; empty
       where the stride is fixed.

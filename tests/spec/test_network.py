@@ -14,11 +14,11 @@ import pytest
 import zoo
 from zoo.config import Experiment, parse_experiment
 from zoo.errors import ConfigError, DataError, WeightsError
-from zoo.limits import MAX_CLASSES
-from zoo.spec import NetworkSpec, Preprocessing, escape_names, merge, parse_spec
+from zoo.spec.limits import MAX_CLASSES
+from zoo.spec.network import NetworkSpec, Preprocessing, escape_names, merge, parse_spec
 from zoo.weights.stored_spec import parse_stored_spec
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STORED = {"arch": "resnet18", "norm": "standard", "activation": "relu", "activation_param": 0.01, "num_classes": 3,
           "options": {}, "class_names": ["cat", "dog", "ünicorn"]}  # fmt: skip
 
@@ -28,7 +28,7 @@ def stored_spec(network: dict[str, Any]) -> NetworkSpec | None:
 
 
 def test_a_description_needs_no_torch() -> None:
-    code = "import sys, zoo.spec, zoo.config; assert 'torch' not in sys.modules"
+    code = "import sys, zoo.spec.network, zoo.config; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
@@ -134,7 +134,7 @@ def test_what_a_network_of_another_package_lacks_is_refused(settings: dict[str, 
 def test_relu_without_an_inverse_stands_in_one_place() -> None:
     """The rule that relu does not go with in-place norms is a validator of `NetworkSpec`."""
     rule = "has no inverse, which norm"
-    assert [path.name for path in (ROOT / "zoo").rglob("*.py") if rule in path.read_text()] == ["spec.py"]
+    assert [path.name for path in (ROOT / "zoo").rglob("*.py") if rule in path.read_text()] == ["network.py"]
 
 
 def test_defaults_depend_on_the_architecture_and_are_the_same_in_python_and_json() -> None:

@@ -21,7 +21,8 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from zoo.architectures import (
+from zoo.errors import ConfigError, DataError, escape, join_names, shorten_repr
+from zoo.spec.architectures import (
     ARCHITECTURES,
     EXTERNAL_MEMORY,
     LEAN,
@@ -29,9 +30,8 @@ from zoo.architectures import (
     architecture,
     is_external,
 )
-from zoo.errors import ConfigError, DataError, escape, join_names, shorten_repr
-from zoo.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE, CropMode, Interpolation
-from zoo.section import Conflicts, Problem, Section, parse_section
+from zoo.spec.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE, CropMode, Interpolation
+from zoo.spec.section import Conflicts, Problem, Section, parse_section
 
 THREE = Field(min_length=3, max_length=3)
 # File systems allow 255 characters, and `escape` may turn each into ten.

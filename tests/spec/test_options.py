@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 import zoo
-from zoo.architectures import ARCHITECTURES, Architecture
 from zoo.config import describe_options
 from zoo.models.build import FAMILIES
-from zoo.spec import NetworkSpec
+from zoo.spec.architectures import ARCHITECTURES, Architecture
+from zoo.spec.network import NetworkSpec
 
 # What `build_network` passes to every family, and the option that it passes to `Network.set_drop_path_rate`.
 COMMON = {"memory", "features_only"}
