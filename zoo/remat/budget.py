@@ -1,4 +1,7 @@
-"""The budget: how much recomputation of convolutions and matrix products is allowed."""
+"""The budget: how much recomputation of convolutions and matrix products is allowed.
+
+Tested by tests/remat/test_rematerializer.py.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ compiled graph, a C++ operator or the closure of a recomputation hides, and the 
 `count_memory` adds up the tensors that the step's operations return. On the meta device nothing is computed and no
 memory is taken, but tensors inside compiled graphs and the scratch memory of operators are not seen. Attention is
 counted there as this machine's GPU computes it, or without a GPU as the CPU does.
+
+Tested by tests/remat/test_memory.py.
 """
 
 from __future__ import annotations

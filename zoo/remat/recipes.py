@@ -1,4 +1,7 @@
-"""Recipes: how backward recomputes a tensor that forward did not save."""
+"""Recipes: how backward recomputes a tensor that forward did not save.
+
+Tested by tests/remat/test_rules.py.
+"""
 
 from __future__ import annotations
 

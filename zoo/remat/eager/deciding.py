@@ -1,4 +1,7 @@
-"""Decides for each saved tensor whether autograd holds it or its recipe."""
+"""Decides for each saved tensor whether autograd holds it or its recipe.
+
+Tested by tests/remat/test_rematerializer.py.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Autograd saves the input of a frozen convolution, of which backward reads only the shape, and the output of a ReLU, of
 which it reads only the signs. A ReLU is decided for once nothing else can save its output any more.
+
+Tested by tests/remat/test_lean_training.py.
 """
 
 from __future__ import annotations

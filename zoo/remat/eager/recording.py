@@ -1,4 +1,7 @@
-"""Records how the outputs of operations were computed."""
+"""Records how the outputs of operations were computed.
+
+Tested by tests/remat/test_rematerializer.py.
+"""
 
 from __future__ import annotations
 

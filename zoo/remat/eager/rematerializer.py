@@ -1,4 +1,7 @@
-"""The dispatch mode that records a forward pass, and the hooks through which autograd saves recipes."""
+"""The dispatch mode that records a forward pass, and the hooks through which autograd saves recipes.
+
+Tested by tests/remat/test_rematerializer.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which contents the tensors of a forward pass have, and which memory stays alive until backward."""
+"""Which contents the tensors of a forward pass have, and which memory stays alive until backward.
+
+Tested by tests/remat/test_rematerializer.py.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Eager autocast caches the casts of parameters until its outermost context ends, and the gradients of all uses are summed
 in the lower precision. AOTAutograd traces a cast for each use, and sums in float32. `Casts` adds up the uses in a graph
 and in several calls of graphs as eager autocast does.
+
+Tested by tests/remat/test_capture.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Captured lean training: torch.compile captures graphs, which run as eager kernels and save what `zoo.lean` saves.
 
 A captured graph runs without a dispatch mode and without hooks for saved tensors, and has the bits of eager `zoo.lean`.
+
+Tested by tests/remat/test_capture.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Chooses the nodes of a joint graph that forward saves, by rules, bytes and prices."""
+"""Chooses the nodes of a joint graph that forward saves, by rules, bytes and prices.
+
+Tested by tests/remat/test_capture_graphs.py.
+"""
 
 from __future__ import annotations
 

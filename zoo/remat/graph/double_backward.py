@@ -2,6 +2,8 @@
 
 If autograd records the backward of a graph (``create_graph=True``), its gradients come from a second forward pass
 through the graph of Dynamo, which autograd records as well.
+
+Tested by tests/remat/test_capture.py.
 """
 
 from __future__ import annotations

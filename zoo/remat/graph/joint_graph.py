@@ -3,6 +3,8 @@
 AOTAutograd traces forward and backward of a network into one joint graph of functional operations. `partition` saves
 what is expensive, random or small, clones every other forward node that backward reads into the backward part, in front
 of its first reader, and lets torch split the graph there.
+
+Tested by tests/remat/test_capture_graphs.py.
 """
 
 from __future__ import annotations

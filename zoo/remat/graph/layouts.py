@@ -1,4 +1,7 @@
-"""Corrects the strides that torch predicts for outputs while it traces a graph."""
+"""Corrects the strides that torch predicts for outputs while it traces a graph.
+
+Tested by tests/remat/test_capture.py.
+"""
 
 from __future__ import annotations
 
