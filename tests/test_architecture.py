@@ -74,6 +74,21 @@ def test_every_module_belongs_to_a_room():
     assert MODULES.keys() - all_imports().keys() == {"zoo", "zoo.__main__"}
 
 
+def test_every_module_has_a_test_file_of_its_name_or_says_where_its_tests_are():
+    """tests/ mirrors zoo/; the docstring of a module without a mirror ends with "Tested by tests/....py."."""
+    unexplained = []
+    for path in MODULES.values():
+        mirror = Path("tests") / path.parent.relative_to(ROOT / "zoo") / f"test_{path.name}"
+        if path.name in ("__init__.py", "__main__.py") or (ROOT / mirror).exists():
+            continue
+        found = re.search(r"^Tested by (.+)\.$", ast.get_docstring(ast.parse(path.read_text())) or "", re.MULTILINE)
+        named = found[1].split(" and ") if found else []
+        if not named or not all((ROOT / name).is_file() for name in named):
+            says = f"its docstring names {' and '.join(named)}" if named else 'its docstring has no "Tested by FILE."'
+            unexplained.append(f"{path.relative_to(ROOT)}: there is no {mirror}, and {says}")
+    assert not unexplained, "\n".join(unexplained)
+
+
 def test_a_file_imports_only_from_its_own_room_or_an_earlier_one():
     upward = [
         f"{module} imports {name}"

@@ -1,4 +1,7 @@
-"""The errors that a user can cause and mend, the exit codes of the command lines, and text that is safe to show."""
+"""The errors that a user can cause and mend, the exit codes of the command lines, and text that is safe to show.
+
+Tested by tests/faults/test_messages.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a name stands for: `resolve` finds its network, its experiment and its weights. Imports no torch by itself."""
+"""What a name stands for: `resolve` finds its network, its experiment and its weights. Imports no torch by itself.
+
+Tested by tests/test_registry.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`zoo.transforms`: the preprocessing of a network, for images, arrays and tensors."""
+"""`zoo.transforms`: the preprocessing of a network, for images, arrays and tensors.
+
+Tested by tests/test_registry.py.
+"""
 
 from __future__ import annotations
 

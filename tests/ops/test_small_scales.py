@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.ops.abn.test_native import arrange
 from tests.ops.small_scales import (
     ACTIVATIONS,
     BIASES,
@@ -16,7 +17,6 @@ from tests.ops.small_scales import (
     measure_autograd,
     measure_kernels,
 )
-from tests.ops.test_native import arrange
 from zoo.ops.abn import inplace_abn, native, reference
 from zoo.ops.abn.backend import forced, kernels_for
 from zoo.ops.abn.norm_act_conv import norm_act_conv

@@ -1,4 +1,7 @@
-"""Time and memory of one norm with its activation, forward and backward, with every back end."""
+"""Time and memory of one norm with its activation, forward and backward, with every back end.
+
+Tested by tests/benchmark/test_benchmark.py.
+"""
 
 from __future__ import annotations
 

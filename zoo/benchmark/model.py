@@ -1,4 +1,7 @@
-"""Time and memory of a training step of whole networks, relative to std-BN."""
+"""Time and memory of a training step of whole networks, relative to std-BN.
+
+Tested by tests/benchmark/test_benchmark.py.
+"""
 
 from __future__ import annotations
 

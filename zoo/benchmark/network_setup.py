@@ -1,4 +1,7 @@
-"""The networks of a benchmark: built in training mode in a given variant, and fed with random images."""
+"""The networks of a benchmark: built in training mode in a given variant, and fed with random images.
+
+Tested by tests/benchmark/test_benchmark.py.
+"""
 
 from __future__ import annotations
 

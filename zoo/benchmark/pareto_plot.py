@@ -1,6 +1,8 @@
 """Plots of a pareto benchmark: memory against step time of each strategy, relative to std-BN.
 
 ``python -m zoo.benchmark.pareto_plot FILE.json`` redraws the plots from the results of an earlier run.
+
+Tested by tests/benchmark/test_benchmark.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The common format of benchmark results: a header with machine and settings, and a record per measurement."""
+"""The common format of benchmark results: a header with machine and settings, and a record per measurement.
+
+Tested by tests/benchmark/test_benchmark.py.
+"""
 
 from __future__ import annotations
 

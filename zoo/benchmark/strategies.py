@@ -1,4 +1,7 @@
-"""Memory strategies for training the same network, under their names in tables and plots."""
+"""Memory strategies for training the same network, under their names in tables and plots.
+
+Tested by tests/benchmark/test_benchmark.py.
+"""
 
 from __future__ import annotations
 

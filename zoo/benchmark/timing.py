@@ -1,4 +1,7 @@
-"""Interleaved timing of several steps, so that disturbances of the machine affect all of them equally."""
+"""Interleaved timing of several steps, so that disturbances of the machine affect all of them equally.
+
+Tested by tests/benchmark/test_benchmark.py.
+"""
 
 from __future__ import annotations
 

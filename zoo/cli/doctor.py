@@ -1,4 +1,7 @@
-"""``zoo doctor``: print versions, devices, folders, and the back ends in use with reasons for those that are not."""
+"""``zoo doctor``: print versions, devices, folders, and the back ends in use with reasons for those that are not.
+
+Tested by tests/cli/test_list_and_show.py.
+"""
 
 from __future__ import annotations
 

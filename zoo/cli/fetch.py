@@ -1,4 +1,7 @@
-"""``zoo fetch``: download published weights into the cache."""
+"""``zoo fetch``: download published weights into the cache.
+
+Tested by tests/weights/test_verify.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``zoo list``: a table of the networks, their sizes and their published scores."""
+"""``zoo list``: a table of the networks, their sizes and their published scores.
+
+Tested by tests/cli/test_list_and_show.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Parameters of the augmentations that ``input.augment_train`` names, those of torchvision.transforms.v2."""
+"""Parameters of the augmentations that ``input.augment_train`` names, those of torchvision.transforms.v2.
+
+Tested by tests/data/test_policies.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The ``optimizer`` section: optimizer, batch size and learning rates."""
+"""The ``optimizer`` section: optimizer, batch size and learning rates.
+
+Tested by tests/engine/test_optim.py.
+"""
 
 from __future__ import annotations
 

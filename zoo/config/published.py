@@ -1,6 +1,8 @@
 """The published weights: checksums.md5 names them, the experiment file of the same name says everything else.
 
 Nothing here imports torch.
+
+Tested by tests/test_experiments.py.
 """
 
 from __future__ import annotations

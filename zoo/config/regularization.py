@@ -1,4 +1,7 @@
-"""The ``regularization`` section: mixed images, and the loss of soft targets."""
+"""The ``regularization`` section: mixed images, and the loss of soft targets.
+
+Tested by tests/data/test_mixing.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The learning rate schedule: a pure function of the position in training, so that checkpoints do not need it."""
+"""The learning rate schedule: a pure function of the position in training, so that checkpoints do not need it.
+
+Tested by tests/engine/test_optim.py.
+"""
 
 from __future__ import annotations
 

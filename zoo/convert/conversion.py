@@ -1,4 +1,7 @@
-"""Common parts of all conversions: building a network from a state dict, comparing outputs, and the report."""
+"""Common parts of all conversions: building a network from a state dict, comparing outputs, and the report.
+
+Tested by tests/convert/test_names.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Converts weights files, by their own descriptions of their networks."""
+"""Converts weights files, by their own descriptions of their networks.
+
+Tested by tests/convert/test_names.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rewrites the forward method of a module to remove activations that its norms take over."""
+"""Rewrites the forward method of a module to remove activations that its norms take over.
+
+Tested by tests/convert/test_norm_conversion.py.
+"""
 
 from __future__ import annotations
 

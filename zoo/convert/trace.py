@@ -1,4 +1,7 @@
-"""Traces a module to find the convolution before each norm and all readers of the norms' inputs and outputs."""
+"""Traces a module to find the convolution before each norm and all readers of the norms' inputs and outputs.
+
+Tested by tests/convert/test_norm_conversion.py.
+"""
 
 from __future__ import annotations
 

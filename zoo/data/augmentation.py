@@ -2,6 +2,8 @@
 
 `finish` jitters the colors of a whole batch on the network's device and normalizes it. `PadCrop`, `Cutout` and
 `RandomErasing` work on normalized images.
+
+Tested by tests/data/test_transforms.py.
 """
 
 from __future__ import annotations

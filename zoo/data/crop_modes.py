@@ -1,4 +1,7 @@
-"""Resizing and cropping of validation images as timm and torchvision do it, besides bilinear center crops."""
+"""Resizing and cropping of validation images as timm and torchvision do it, besides bilinear center crops.
+
+Tested by tests/models/test_own_preprocessing.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The classes of ImageNet: their WordNet ids and names, in the order of a network's outputs."""
+"""The classes of ImageNet: their WordNet ids and names, in the order of a network's outputs.
+
+Tested by tests/data/test_classes.py.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The index of the folder DATA/train is the file DATA/train.index. It is memory-mapped, so all processes of a machine
 share one copy.
+
+Tested by tests/data/test_shards.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Where a data set is: a folder of this machine, the address of one on a server, or a name in another package."""
+"""Where a data set is: a folder of this machine, the address of one on a server, or a name in another package.
+
+Tested by tests/data/test_remote.py.
+"""
 
 from __future__ import annotations
 

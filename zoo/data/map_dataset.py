@@ -1,4 +1,7 @@
-"""Data sets in place of a folder: any map-style ``Dataset`` of (image, label) or {"image", "label"}."""
+"""Data sets in place of a folder: any map-style ``Dataset`` of (image, label) or {"image", "label"}.
+
+Tested by tests/run/test_own_data.py.
+"""
 
 from __future__ import annotations
 

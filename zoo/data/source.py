@@ -1,4 +1,7 @@
-"""Sources of classified images: the protocol, and class folders. `zoo.data.shards` has tar files."""
+"""Sources of classified images: the protocol, and class folders. `zoo.data.shards` has tar files.
+
+Tested by tests/data/test_shards.py.
+"""
 
 from __future__ import annotations
 

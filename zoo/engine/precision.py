@@ -1,4 +1,7 @@
-"""Dtypes by name, and autocast."""
+"""Dtypes by name, and autocast.
+
+Tested by tests/engine/test_step.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What reconstruction changes: errors of reconstructed activations, and the angle between gradients."""
+"""What reconstruction changes: errors of reconstructed activations, and the angle between gradients.
+
+Tested by tests/engine/test_reconstruction_meter.py and tests/engine/test_gradient_angle_meter.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Reports of the training loop: the metrics of a log interval, and the interface of the log that receives them.
 
 zoo/report implements the interface.
+
+Tested by tests/engine/test_trainer.py.
 """
 
 from __future__ import annotations

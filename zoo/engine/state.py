@@ -1,4 +1,7 @@
-"""The state of a training run: everything that a step updates, and that a resume restores."""
+"""The state of a training run: everything that a step updates, and that a resume restores.
+
+Tested by tests/engine/test_step.py.
+"""
 
 from __future__ import annotations
 

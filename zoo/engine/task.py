@@ -1,4 +1,7 @@
-"""Interface of a task: everything that differs between classification and segmentation."""
+"""Interface of a task: everything that differs between classification and segmentation.
+
+Tested by tests/engine/test_trainer.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Convolutions without bias and torch's initialization, and the stem, max pooling and classifier of the networks."""
+"""Convolutions without bias and torch's initialization, and the stem, max pooling and classifier of the networks.
+
+Tested by tests/models/test_networks.py.
+"""
 
 from __future__ import annotations
 

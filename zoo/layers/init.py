@@ -1,4 +1,7 @@
-"""The published weight initializations."""
+"""The published weight initializations.
+
+Tested by tests/models/test_networks.py.
+"""
 
 from __future__ import annotations
 

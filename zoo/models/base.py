@@ -1,4 +1,7 @@
-"""The base class of all networks: stages, a classifier, and feature lists for other heads."""
+"""The base class of all networks: stages, a classifier, and feature lists for other heads.
+
+Tested by tests/models/test_networks.py.
+"""
 
 from __future__ import annotations
 

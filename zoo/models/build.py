@@ -1,4 +1,7 @@
-"""Builds networks from their `NetworkSpec`."""
+"""Builds networks from their `NetworkSpec`.
+
+Tested by tests/test_registry.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DenseNet-BC (Huang et al. 2017) with growth 32 and compression 0.5."""
+"""DenseNet-BC (Huang et al. 2017) with growth 32 and compression 0.5.
+
+Tested by tests/models/test_networks.py.
+"""
 
 from __future__ import annotations
 

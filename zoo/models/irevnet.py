@@ -1,4 +1,7 @@
-"""i-RevNet (Jacobsen et al., ICLR 2018). Its pooling is invertible, so the whole body is one reversible chain."""
+"""i-RevNet (Jacobsen et al., ICLR 2018). Its pooling is invertible, so the whole body is one reversible chain.
+
+Tested by tests/models/test_revnext.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pre-activation ResNets, the counterparts of the RevNets (Gomez et al. 2017, Table 2)."""
+"""Pre-activation ResNets, the counterparts of the RevNets (Gomez et al. 2017, Table 2).
+
+Tested by tests/models/test_revnet.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ResNet v1 (He et al. 2016), stride on the 3x3 convolution of a bottleneck."""
+"""ResNet v1 (He et al. 2016), stride on the 3x3 convolution of a bottleneck.
+
+Tested by tests/models/test_networks.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""WiderResNet (Wu et al. 2016): few and wide pre-activation blocks; plain, and the ``_a2`` form for segmentation."""
+"""WiderResNet (Wu et al. 2016): few and wide pre-activation blocks; plain, and the ``_a2`` form for segmentation.
+
+Tested by tests/models/test_networks.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Convolutions that backward recomputes: their geometry, compute dtype and gradients."""
+"""Convolutions that backward recomputes: their geometry, compute dtype and gradients.
+
+Tested by tests/ops/abn/test_norm_act_conv.py.
+"""
 
 from __future__ import annotations
 

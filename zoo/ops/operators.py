@@ -1,4 +1,7 @@
-"""Registers Python functions as torch operators, which torch.compile does not trace into."""
+"""Registers Python functions as torch operators, which torch.compile does not trace into.
+
+Tested by tests/ops/abn/test_native.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Test errors of trained networks, compared with the published ones; untrained networks get the training command."""
+"""Test errors of trained networks, compared with the published ones; untrained networks get the training command.
+
+Tested by tests/reproduce/test_revnet.py.
+"""
 
 from __future__ import annotations
 

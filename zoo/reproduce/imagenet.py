@@ -1,4 +1,7 @@
-"""`zoo reproduce imagenet`: the published ImageNet scores beside those that `zoo.score` measures."""
+"""`zoo reproduce imagenet`: the published ImageNet scores beside those that `zoo.score` measures.
+
+Tested by tests/cli/test_reproduce.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Table 2 of Rota Bulo et al. 2018: the pixels that in-place norms train with in the memory of standard norms."""
+"""Table 2 of Rota Bulo et al. 2018: the pixels that in-place norms train with in the memory of standard norms.
+
+Tested by tests/reproduce/test_inplace_abn.py.
+"""
 
 from __future__ import annotations
 

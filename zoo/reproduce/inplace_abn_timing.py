@@ -1,4 +1,7 @@
-"""Section 4.3 and the right half of Table 1 of Rota Bulo et al. 2018: the overhead of saving memory in a block."""
+"""Section 4.3 and the right half of Table 1 of Rota Bulo et al. 2018: the overhead of saving memory in a block.
+
+Tested by tests/reproduce/test_inplace_abn.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The multiplications and additions of training steps and of whole trainings, counted on the meta device."""
+"""The multiplications and additions of training steps and of whole trainings, counted on the meta device.
+
+Tested by tests/reproduce/test_revnet.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Options of the reproductions: the fields are options of ``zoo reproduce``, their docstrings its help texts."""
+"""Options of the reproductions: the fields are options of ``zoo reproduce``, their docstrings its help texts.
+
+Tested by tests/cli/test_reproduce_papers.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Networks of the papers, built for measurements, and the loss of one batch."""
+"""Networks of the papers, built for measurements, and the loss of one batch.
+
+Tested by tests/reproduce/test_revnet.py.
+"""
 
 from __future__ import annotations
 

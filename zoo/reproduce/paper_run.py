@@ -1,4 +1,7 @@
-"""`zoo reproduce PAPER` and `all`: measure the papers' items and write the reports and the scoreboard."""
+"""`zoo reproduce PAPER` and `all`: measure the papers' items and write the reports and the scoreboard.
+
+Tested by tests/cli/test_reproduce_papers.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The papers and their measured tables and figures, in the order of the reports."""
+"""The papers and their measured tables and figures, in the order of the reports.
+
+Tested by tests/cli/test_reproduce_papers.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Table 1 and sections 3.2, 4, 5.1 and 5.2 of Gomez et al. 2017: memory, computation and time of a step."""
+"""Table 1 and sections 3.2, 4, 5.1 and 5.2 of Gomez et al. 2017: memory, computation and time of a step.
+
+Tested by tests/reproduce/test_revnet.py.
+"""
 
 from __future__ import annotations
 

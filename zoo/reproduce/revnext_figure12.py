@@ -1,4 +1,7 @@
-"""Figure 12 of Hascoet et al. 2023: accuracy with reconstructed and with stored activations."""
+"""Figure 12 of Hascoet et al. 2023: accuracy with reconstructed and with stored activations.
+
+Tested by tests/reproduce/test_revnext.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Figures 10 and 11 of Hascoet et al. 2023: accuracy of reconstructed activations in untrained networks."""
+"""Figures 10 and 11 of Hascoet et al. 2023: accuracy of reconstructed activations in untrained networks.
+
+Tested by tests/reproduce/test_revnext.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tables 1 and 2 of Hascoet et al. 2023: memory per input pixel, test errors and training time of their networks."""
+"""Tables 1 and 2 of Hascoet et al. 2023: memory per input pixel, test errors and training time of their networks.
+
+Tested by tests/reproduce/test_revnext.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""TensorBoard log of a run."""
+"""TensorBoard log of a run.
+
+Tested by tests/run/test_run_log.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Wall-clock and GPU seconds of a run."""
+"""Wall-clock and GPU seconds of a run.
+
+Tested by tests/reproduce/test_training_runs.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The experiment of a run: a named one, or the default for a network, with the changes of a command or a call."""
+"""The experiment of a run: a named one, or the default for a network, with the changes of a command or a call.
+
+Tested by tests/cli/test_train_architecture.py.
+"""
 
 from __future__ import annotations
 

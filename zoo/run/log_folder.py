@@ -1,4 +1,7 @@
-"""Log folder of a training run: locked for other runs, and never overwritten by accident."""
+"""Log folder of a training run: locked for other runs, and never overwritten by accident.
+
+Tested by tests/faults/test_log_folder.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Plots with matplotlib: the shared style, and figures of panels with curves."""
+"""Plots with matplotlib: the shared style, and figures of panels with curves.
+
+Tested by tests/reproduce/test_paper_report.py.
+"""
 
 from __future__ import annotations
 

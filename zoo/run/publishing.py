@@ -1,4 +1,7 @@
-"""Publishes a network on the Hugging Face Hub: weights, config.json and a model card, in one commit."""
+"""Publishes a network on the Hugging Face Hub: weights, config.json and a model card, in one commit.
+
+Tested by tests/cli/test_push.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Loads a network with its weights and scores it on a folder of images: `load_network` and `score`."""
+"""Loads a network with its weights and scores it on a folder of images: `load_network` and `score`.
+
+Tested by tests/cli/test_validate.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Scores of runs that differ only in their seed, with mean and spread."""
+"""Scores of runs that differ only in their seed, with mean and spread.
+
+Tested by tests/reproduce/test_comparison.py.
+"""
 
 from __future__ import annotations
 

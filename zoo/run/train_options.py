@@ -1,4 +1,7 @@
-"""Options of a training run, in addition to the settings of its experiment."""
+"""Options of a training run, in addition to the settings of its experiment.
+
+Tested by tests/cli/test_options.py.
+"""
 
 from __future__ import annotations
 

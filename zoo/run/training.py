@@ -1,4 +1,7 @@
-"""Training of an experiment on a folder of images, from the settings to the checkpoints: `train`."""
+"""Training of an experiment on a folder of images, from the settings to the checkpoints: `train`.
+
+Tested by tests/run/test_public_runs.py.
+"""
 
 from __future__ import annotations
 

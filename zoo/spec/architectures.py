@@ -2,6 +2,8 @@
 
 A new network is a row of `ARCHITECTURES`. A new family also needs a class in `zoo.models.build.FAMILIES`, and its
 options a section in `zoo.spec.options`.
+
+Tested by tests/spec/test_network.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Upper limits and choices of values from files and callers.
 
 The limits are far beyond any use and below what would overflow or hang.
+
+Tested by tests/spec/test_network.py.
 """
 
 from __future__ import annotations

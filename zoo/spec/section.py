@@ -1,4 +1,7 @@
-"""The base class of everything that is read from JSON: sections of experiment files and descriptions of networks."""
+"""The base class of everything that is read from JSON: sections of experiment files and descriptions of networks.
+
+Tested by tests/config/test_describe.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Evaluation protocols: which views of an image the network sees, and how their logits are combined."""
+"""Evaluation protocols: which views of an image the network sees, and how their logits are combined.
+
+Tested by tests/engine/test_validation.py.
+"""
 
 from __future__ import annotations
 

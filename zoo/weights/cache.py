@@ -1,4 +1,7 @@
-"""The cache of published weights: files are downloaded into it, and their md5 is verified whenever they are opened."""
+"""The cache of published weights: files are downloaded into it, and their md5 is verified whenever they are opened.
+
+Tested by tests/weights/test_fetch.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Downloads one file over HTTP: resumes a partial file, retries, and answers Google Drive's confirmation form."""
+"""Downloads one file over HTTP: resumes a partial file, retries, and answers Google Drive's confirmation form.
+
+Tested by tests/weights/test_fetch.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Weights files: their tensors with the description of the network."""
+"""Weights files: their tensors with the description of the network.
+
+Tested by tests/weights/test_read.py.
+"""
 
 from __future__ import annotations
 

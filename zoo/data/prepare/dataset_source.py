@@ -1,4 +1,7 @@
-"""Map-style data sets of (image, label) as a source of encoded images, for ``zoo data shard``."""
+"""Map-style data sets of (image, label) as a source of encoded images, for ``zoo data shard``.
+
+Tested by tests/data/test_named.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Output folders of commands and of the cache, which are renamed into place when they are complete."""
+"""Output folders of commands and of the cache, which are renamed into place when they are complete.
+
+Tested by tests/data/prepare/test_check.py.
+"""
 
 from __future__ import annotations
 

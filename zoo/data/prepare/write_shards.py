@@ -1,4 +1,7 @@
-"""Writing shards: tar files in webdataset's format, and an index with a checksum of each image."""
+"""Writing shards: tar files in webdataset's format, and an index with a checksum of each image.
+
+Tested by tests/data/test_shards.py.
+"""
 
 from __future__ import annotations
 

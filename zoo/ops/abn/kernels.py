@@ -10,6 +10,8 @@ g = 1, without bias b = 0. csrc/README.md derives the backward formulas.
 
 A back end is a module with these functions: reference.py (plain torch), native.py (C++, CPU), triton.py (CUDA) and
 meta.py (shapes only). Kernels neither record autograd nor communicate between processes.
+
+Tested by tests/ops/abn/test_native.py.
 """
 
 from __future__ import annotations

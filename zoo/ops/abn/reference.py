@@ -1,6 +1,8 @@
 """The kernels in plain torch, for any device, layout and dtype. Compiled kernels are tested against them.
 
 kernels.py defines the interface and the notation. Half precision is computed in float32, float64 in float64.
+
+Tested by tests/ops/abn/test_functional.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The statistics of a norm: of the batch, in one process or synchronized over a group, or the running statistics."""
+"""The statistics of a norm: of the batch, in one process or synchronized over a group, or the running statistics.
+
+Tested by tests/dist/test_sync_norm.py.
+"""
 
 from __future__ import annotations
 

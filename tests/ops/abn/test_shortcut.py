@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.formula import activated_batch_norm, relative_error
-from tests.ops.test_abn import ACTIVATIONS, make, run, run_formula
+from tests.ops.abn.test_functional import ACTIVATIONS, make, run, run_formula
 from zoo.ops.abn import inplace_abn
 
 SHAPE = (3, 4, 6, 5)
