@@ -10,12 +10,16 @@ import torch
 from tests.remat.hunt import (
     RIGHT,
     WRONG,
+    Captured,
     Program,
+    Runner,
     Verdict,
     captured_programs,
+    differs,
     judge,
     program,
     programs,
+    same,
     shrink,
     write,
 )
@@ -187,6 +191,24 @@ def test_twenty_thousand_random_programs_train_rightly() -> None:
 def test_random_captured_programs_train_rightly() -> None:
     for each, verdict in captured_programs(15, seed=0):
         assert not verdict.is_failure, f"{verdict.verdict}: {verdict.detail}\n{each}"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_captured_gradients_of_outputs_computed_from_each_other_have_the_bits_of_aot_eager() -> None:
+    found = program("""
+        d = norm(y)
+        c = data(y)
+        h = add(d, c, 1)
+        c = expand_as(h, f)
+        b = sum(h, c, 2)
+        h = addcmul(b)
+    """, returns="dchb", loss="dch", backward="parts", is_early=False, smallest_bytes=300, seed=784)  # fmt: skip
+    plain = Runner(found, "plain").run()
+    captured, torchs = (Captured(found, way).run() for way in ("lean", "aot_eager"))
+    assert same(captured, plain)
+    assert not differs(captured, plain, 1e-5)
+    assert not differs(captured, torchs, 0.0)
 
 
 @pytest.mark.exhaustive
