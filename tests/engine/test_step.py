@@ -148,9 +148,10 @@ def test_half_precision_steps_come_close_to_full_precision_with_float32_weights(
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # inductor of torch 2.11
-def test_channels_last_and_torch_compile_make_the_same_step() -> None:
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_channels_last_and_torch_compile_make_the_same_step(compiled: bool) -> None:
     images, targets = _batch(10)
-    states = [_state(), _state({"channels_last": True, "compile": True})]
+    states = [_state(), _state({"channels_last": True, "compile": compiled})]
     for state in states:
         train_step(state, StepBatch(images, targets, global_size=10))
     torch.testing.assert_close(_weights(states[1]), _weights(states[0]))
