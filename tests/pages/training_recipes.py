@@ -458,22 +458,19 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def section(recipe: Recipe) -> str:
-    """Return the heading, the score and the table of a recipe, with the values of its experiment."""
-    settings, expected = settings_of(recipe.name), load_experiment(recipe.name).expected
+    """Return the heading, the score and the sources of a recipe, and what differs from them."""
+    experiment = load_experiment(recipe.name)
+    expected, schedule = experiment.expected, experiment.optimizer.schedule
     assert expected is not None
     score = expected.scores["center224"]
+    places = ", ".join(f"[{place}]({SOURCES[place]})" for place in dict.fromkeys(row.place for row in recipe.rows))
     lines = [
         f"### {recipe.title}",
         "",
         f"[`{recipe.name}`](../experiments/{recipe.name}.json): {score.top1} % top-1, {score.top5} % top-5 "
-        f"({expected.source}).",
-        "",
-        "| setting | value | source | place |",
-        "| --- | --- | --- | --- |",
+        f"({expected.source}), {schedule.epochs} epochs of batches of {experiment.optimizer.batch_size:,} images. "
+        f"Settings from {places}.",
     ]
-    for row in recipe.rows:
-        value = json.dumps(settings[row.key])
-        lines.append(f"| `{row.key}` | `{value}` | {row.stated} | [{row.place}]({SOURCES[row.place]}) |")
     if recipe.differences:
         lines += ["", "What differs:", "", *(f"- {difference}" for difference in recipe.differences)]
     return "\n".join(lines)
