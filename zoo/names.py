@@ -40,12 +40,14 @@ class Resolved:
     - `spec`: the network; None if the name is a weights file that does not describe its network.
     - `experiment`: the settings that the network is trained with; None if the name has none.
     - `stored`: the content of the weights file, if it was read.
+    - `is_experiment`: whether the name is the name or the file of an experiment.
     """
 
     title: str
     spec: NetworkSpec | None
     experiment: Experiment | None = None
     stored: StoredWeights | None = None
+    is_experiment: bool = False
 
     @property
     def network(self) -> NetworkSpec:
@@ -97,7 +99,8 @@ def _experiment_of(name: str) -> Resolved | None:
         name, experiment = file.stem, load_experiment(file)
     else:
         return None
-    return Resolved(escape(name), experiment.network.described(experiment.input), experiment)
+    spec = experiment.network.described(experiment.input)
+    return Resolved(escape(name), spec, experiment, is_experiment=True)
 
 
 def _network_of(name: str) -> Resolved | None:

@@ -35,7 +35,7 @@ class Show(Command):
         from zoo.names import resolve
 
         found = resolve(self.name)
-        if found.experiment is not None and found.stored is None and self.name not in published():
+        if found.experiment is not None and found.is_experiment and self.name not in published():
             _print_experiment(found.experiment, self.json)
             return 0
         if found.stored is not None:

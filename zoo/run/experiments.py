@@ -165,12 +165,12 @@ def experiment_for(
 def _load_if_named(name: str) -> Experiment | str:
     """Return the experiment that a name stands for, or the name of a network; ConfigError for another name."""
     found = resolve(name)
-    if found.experiment is None and found.stored is None:
-        return name
-    if found.experiment is None or found.stored is not None:
+    if found.is_experiment and found.experiment is not None:
+        return found.experiment
+    if found.stored is not None:
         what = "this is a weights file, not an experiment"
         raise ConfigError(what, name, "name an experiment or an architecture, and give the file as --weights")
-    return found.experiment
+    return name
 
 
 def with_changes(

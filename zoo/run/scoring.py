@@ -29,7 +29,7 @@ from zoo.engine.validation import validate
 from zoo.errors import ConfigError, WeightsError, escape, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits, own_preprocessing
-from zoo.names import INPUTS, Resolved, is_weights_file, only_variant, resolve
+from zoo.names import INPUTS, Resolved, only_variant, resolve
 from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
 from zoo.spec.architectures import architecture, is_external
@@ -106,7 +106,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     assert stored is not None
     network = experiment.network.without_pretrained()
     model = registry.build_from_config(network)
-    report = load_stored(model, stored, "the checkpoint" if is_weights_file(name) else "the experiment")
+    report = load_stored(model, stored, "the experiment" if found.is_experiment else "the checkpoint")
     if report.initial:
         raise WeightsError(
             f"the file has weights for the body only, and {' and '.join(report.initial)} would be random",
