@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ _C: Any = torch._C
 _module_hooks: Any = module_hooks
 _checkpoint: Any = torch.utils.checkpoint
 _workers: Any = signal_handling
+_numbers = itertools.count()
 _cuda_memory: Any = torch.cuda.memory
 
 # Dispatch
@@ -517,7 +519,7 @@ def default_partition(joint: Any, joint_inputs: Any, **options: Any) -> tuple[An
             first.meta = {**node.meta, "val": node.meta["val"][0]}
     forward, backward = default_partition(joint, joint_inputs, **options)
     for node in reversed(backward.graph.nodes):
-        if is_random(node.target) and is_forward_node(node) and not node.users:
+        if is_forward_node(node) and node.op == "call_function" and not node.users:
             backward.graph.erase_node(node)
     backward.recompile()
     return forward, backward
@@ -627,7 +629,8 @@ def compile_whole(backend: Callable[..., Any]) -> Callable[..., Any]:
 
     Nothing has run if it raises an error for which `failed_to_compile` is true. The function is of another package than
     torch, since torch 2.11 skips the frames of `nn.Sequential`, for example, if no other frame is around them. It has a
-    code object of its own, by which Dynamo counts recompilations.
+    code object of its own, by which Dynamo counts recompilations, and a name of its own, by which Dynamo remembers the
+    shapes of inputs that changed: another function's would make the shapes of this one symbolic.
     """
 
     def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -635,7 +638,7 @@ def compile_whole(backend: Callable[..., Any]) -> Callable[..., Any]:
             raise Uncompiled
         return function(*args, **kwargs)
 
-    run.__code__ = run.__code__.replace()
+    run.__code__ = run.__code__.replace(co_name=f"run_{next(_numbers)}")
     return torch.compile(run, backend=backend, fullgraph=True)
 
 

@@ -13,13 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from tests.remat.programs import FrozenBody, images, network
 from zoo.errors import ConfigError
 from zoo.remat import Rematerializer, inductor_options
 from zoo.remat.graph import capture, cut
 from zoo.remat.graph.capture import NotCaptured
+from zoo.remat.graph.joint_graph import partition
 from zoo.remat.lean import StepsAside, is_lean, lean
 from zoo.remat.memory_use import measure_memory
 
@@ -230,6 +231,58 @@ def test_a_resnet_holds_what_it_holds_in_eager_lean_training() -> None:
         assert held(captured, x) < 0.5 * held(plain, x)
         for each in models:
             each.eval()
+
+
+class WithMasks(nn.Module):
+    """A network that saves dropout masks and the signs of a frozen ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1)) for _ in range(3)))
+        self.frozen = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(self.layers(x))
+
+
+def test_a_graph_of_dynamic_shape_holds_what_it_holds_in_eager_lean_training() -> None:
+    plain, eager, captured = WithMasks(), lean(WithMasks()), lean(WithMasks(), capture=True)
+    expected, found = [], []
+    for size in (512, 1024, 1536):  # the second is captured with a symbolic size
+        x = torch.randn(size, 64, generator=torch.Generator().manual_seed(size))
+        assert held(captured, x) < 1.015 * held(eager, x)
+        for model, gradients in ((plain, expected), (captured, found)):
+            torch.manual_seed(size)
+            model.zero_grad()
+            model(x).square().sum().backward()
+            gradients += [each.grad.clone() for each in model.parameters() if each.requires_grad]
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("budget", [None, 0.3, "1000000 FLOP/B"])
+def test_backward_draws_no_random_numbers(budget: float | str | None) -> None:
+    model, x = lean(WithMasks(), budget, capture=True), torch.randn(512, 64)
+    for _ in range(2):
+        loss = model(x).sum()
+        state = torch.get_rng_state()
+        loss.backward()
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_shapes_of_one_network_are_static_though_another_was_captured_before() -> None:
+    for size in (8, 16):
+        lean(nn.Linear(4, 4), capture=True)(torch.ones(size, 4)).sum().backward()
+    shapes = []
+
+    def see(graph: fx.GraphModule, *args: Any, **options: Any) -> Any:
+        shapes.extend(node.meta["val"].shape for node in graph.graph.find_nodes(op="placeholder"))
+        return partition(graph, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capture, "partition", see)
+        lean(nn.Linear(4, 4), capture=True)(torch.ones(24, 4)).sum().backward()
+    assert torch.Size((24, 4)) in shapes
 
 
 @pytest.mark.parametrize("has_frozen_norms", [True, False])

@@ -354,6 +354,14 @@ def test_a_limit_means_the_same_for_captured_training(share: float) -> None:
 
 
 @pytest.mark.slow
+def test_the_least_peak_of_captured_training_is_the_least_of_eager_training() -> None:
+    x = torch.randn(768, 128)
+    eager, captured = (lean(products(), "1000000 FLOP/B", capture=capture) for capture in (False, True))
+    peak(captured, x)  # compiles
+    assert peak(captured, x) <= 1.01 * peak(eager, x)
+
+
+@pytest.mark.slow
 def test_state_of_an_optimizer_counts_in_captured_training() -> None:
     x = torch.randn(768, 128)
     model = products()

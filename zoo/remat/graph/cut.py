@@ -139,6 +139,10 @@ class Cut:
         nodes = node.all_input_nodes if norm is None else [arg for arg in norm.args[:3] if is_node(arg)]
         return [self._unpacked.get(each, each) for each in nodes if each in self._is_forward and not is_symbol(each)]
 
+    def is_priced(self, node: Node) -> bool:
+        """Return whether a node is a convolution, a matrix product or attention."""
+        return node in self._prices
+
     def is_cheap(self, node: Node) -> bool:
         """Return whether a node may be recomputed: it is cheap, deterministic and has no side effects."""
         operation = node.target
@@ -150,7 +154,7 @@ class Cut:
             return False
         if schema_of(operation).name in OF_INDUCTOR:
             return not (schema_of(operation).name == INDUCTOR_RANDOM and node.meta["val"].is_cuda)
-        if node in self._prices:
+        if self.is_priced(node):
             return 0 < self._prices[node] <= min(self._flops_per_byte, sys.float_info.max)
         if is_random(operation):
             return False

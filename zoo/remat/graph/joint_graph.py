@@ -27,7 +27,6 @@ from zoo.remat.graph.nodes import (
     are_alike,
     base_of,
     bytes_of,
-    has_static_shape,
     insert_in_backward,
     is_computed,
     is_node,
@@ -120,6 +119,11 @@ class _Rewriting:
         returned = {node for node in outputs[num_fwd_outputs:] if is_node(node)} & self._is_forward
         self._replace_unread()
         self._unpacked = dict(self._pack_masks()) if is_eager else {}
+        self._of_masks = set(self._unpacked.values())  # and what is computed from them alone
+        for node in self._forward:
+            sources = {self._unpacked.get(each, each) for each in node.all_input_nodes}
+            if sources and sources <= self._of_masks:
+                self._of_masks.add(node)
         self._needed = {
             self._unpacked.get(source, source)
             for node in self._backward
@@ -152,11 +156,12 @@ class _Rewriting:
             position = DRAWN_MASKS[drawn.target]
             outputs = {0: drawn} if position is None else {node.args[1]: node for node in drawn.users}
             mask = outputs.get(position or 0)
-            if mask is None or bytes_of(mask) < cut.MIN_BYTES or not has_static_shape(mask):
+            if mask is None or bytes_of(mask) < cut.MIN_BYTES:
                 continue
             value = mask.meta["val"]
             bits = self._insert(mask, bits_of, (mask,), {}, _bits_like(value))
-            unpacked = self._insert(bits, mask_of, (bits, value.shape, value.dtype), {}, value)
+            shape, _ = self._layout(mask)
+            unpacked = self._insert(bits, mask_of, (bits, shape, value.dtype), {}, value)
             yield mask, unpacked
 
     def _replace_unread(self) -> None:
@@ -167,21 +172,33 @@ class _Rewriting:
         for node in self._backward:
             read: Any = node.args[1] if len(node.args) > 1 else None
             source: Any = base_of(read) if is_node(read) else None
-            if source not in self._is_forward or not has_static_shape(read):
+            if source not in self._is_forward:
                 continue
             value = read.meta["val"]
-            layout = list(value.shape), list(value.stride())
+            read = source if are_alike(source, read) else read
+            if read not in self._is_forward:
+                continue
             if reads_only_shape(node.target, node.args):
                 options = {"dtype": value.dtype, "device": value.device}
-                node.update_arg(1, self._call(node, aten.empty_strided.default, layout, options, value))
+                node.update_arg(1, self._call(node, aten.empty_strided.default, self._layout(read), options, value))
             elif self._is_eager and reads_only_signs(node.target, node.args) and source.target is RELU:
-                bits = self._insert(source, signs_of, (source,), {}, _bits_like(value))
-                args = bits, *layout, value.dtype, value.device
+                bits = self._insert(read, signs_of, (source,), {}, _bits_like(value))
+                args = bits, *self._layout(read), value.dtype, value.device
                 node.update_arg(1, self._insert(bits, rectified_of, args, {}, value))
         self._graph.eliminate_dead_code()  # views of what was replaced
         self._forward = [node for node in self._forward if node.users or not is_computed(node)]
         self._backward = [node for node in self._backward if node.users]
         self._is_forward = set(self._forward)
+
+    def _layout(self, node: Node) -> tuple[list[Any], list[Any]]:
+        """Return the shape and the strides of a tensor of forward; a symbolic size is a node that is inserted."""
+
+        def argument(operation: Any, dim: int, size: Any) -> Any:
+            return size if isinstance(size, int) else self._insert(node, operation, (node, dim), {}, size)
+
+        value = node.meta["val"]
+        shape = [argument(aten.sym_size.int, dim, size) for dim, size in enumerate(value.shape)]
+        return shape, [argument(aten.sym_stride.int, dim, size) for dim, size in enumerate(value.stride())]
 
     def _insert(self, after: Node, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
         """Insert a node of forward."""
@@ -221,6 +238,8 @@ class _Rewriting:
         args = map_arg(source.args, lambda each: self._at(each, user, is_recipe))
         kwargs = map_arg(source.kwargs, lambda each: self._at(each, user, is_recipe))
         rule = RULES.get(source.target) if self._is_eager else None
+        if self._cut.is_priced(source):  # later readers unpack masks again, and not hold them until then
+            self._clones = {key: clone for key, clone in self._clones.items() if key[0] not in self._of_masks}
         return self._call(user, source.target if rule is None else rule.repeat, args, kwargs, source.meta["val"])
 
     def _norm(self, source: Node, user: Node) -> Node | None:

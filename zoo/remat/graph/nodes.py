@@ -53,12 +53,6 @@ def is_symbol(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def has_static_shape(node: Node) -> bool:
-    """Return whether a node is a tensor whose sizes and strides are no symbols, so that they may be arguments."""
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and all(type(each) is int for each in (*value.shape, *value.stride()))
-
-
 def are_alike(a: Node, b: Node) -> bool:
     """Return whether two nodes are tensors of the same dtype, shape and strides."""
     first, second = a.meta.get("val"), b.meta.get("val")
