@@ -19,7 +19,6 @@ from tests.remat.hunt import (
     judge,
     program,
     programs,
-    same,
     shrink,
     write,
 )
@@ -193,21 +192,35 @@ def test_random_captured_programs_train_rightly() -> None:
         assert not verdict.is_failure, f"{verdict.verdict}: {verdict.detail}\n{each}"
 
 
+NORM_THAT_IS_READ_TWICE = """
+    d = norm(y)
+    c = data(y)
+    h = add(d, c, 1)
+    c = expand_as(h, f)
+    b = sum(h, c, 2)
+    h = addcmul(b)
+"""
+INFINITE_DERIVATIVE = """
+    l = shift(x)
+    g = pow(x)
+    h = product(x, u)
+    l = index_put_(g, h)
+    g = logit(g, y)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_captured_gradients_of_outputs_computed_from_each_other_have_the_bits_of_aot_eager() -> None:
-    found = program("""
-        d = norm(y)
-        c = data(y)
-        h = add(d, c, 1)
-        c = expand_as(h, f)
-        b = sum(h, c, 2)
-        h = addcmul(b)
-    """, returns="dchb", loss="dch", backward="parts", is_early=False, smallest_bytes=300, seed=784)  # fmt: skip
-    plain = Runner(found, "plain").run()
+@pytest.mark.parametrize(
+    "found",
+    [
+        program(NORM_THAT_IS_READ_TWICE, returns="dchb", loss="dch", backward="parts", smallest_bytes=300, seed=784),
+        program(INFINITE_DERIVATIVE, returns="lg", loss="l"),
+    ],
+)
+def test_captured_gradients_of_some_outputs_have_the_bits_of_aot_eager(found: Program) -> None:
     captured, torchs = (Captured(found, way).run() for way in ("lean", "aot_eager"))
-    assert same(captured, plain)
-    assert not differs(captured, plain, 1e-5)
+    assert differs(captured, Runner(found, "plain").run(), 0.0)
     assert not differs(captured, torchs, 0.0)
 
 
