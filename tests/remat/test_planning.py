@@ -340,6 +340,19 @@ def test_planning_prints_nothing() -> None:
     assert (finished.stdout, finished.stderr) == ("", "")
 
 
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_products_count_that_only_recipes_read(share: float) -> None:
+    def network() -> nn.Module:  # autograd saves the outputs of the ReLUs
+        return nn.Sequential(*chain.from_iterable((nn.Linear(128, 128), nn.ReLU()) for _ in range(8)))
+
+    x = torch.randn(768, 128)
+    most, least = (peak(lean(network(), budget), x) for budget in (None, "1000000 FLOP/B"))
+    limit = round(1.03 * (least + share * (most - least)))
+    model = lean(network(), limit)
+    assert 0.8 * limit < peak(model, x) <= limit
+    assert price(model) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 0.7])
 def test_a_limit_means_the_same_for_captured_training(share: float) -> None:

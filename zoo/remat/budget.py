@@ -24,10 +24,11 @@ NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?"
 LEAST_BYTES = 10**4  # a smaller int is no limit in bytes: it may mean GB
 RECOMPUTED = "recomputed in backward"  # the reason to save a recipe
 INPUT = "input of a recipe"  # the reason to save a tensor that autograd itself does not need
+INTERMEDIATE = "recomputed for other tensors"  # a product that autograd does not save
 
 
 class Decision(NamedTuple):
-    """The decision about a tensor that autograd saves, or that is an input of a recipe.
+    """The decision about a tensor that autograd saves, or that is an input or an expensive intermediate of a recipe.
 
     Args:
     - `made_by`: name of the operation that computed it, such as "aten.convolution"; "" if it existed before forward.
@@ -48,7 +49,7 @@ class Decision(NamedTuple):
     @property
     def plain_bytes(self) -> int:
         """Bytes held in plain training."""
-        return 0 if self.reason == INPUT else self.bytes
+        return 0 if self.reason in (INPUT, INTERMEDIATE) else self.bytes
 
     @property
     def lean_bytes(self) -> int:

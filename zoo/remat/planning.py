@@ -198,7 +198,8 @@ def _find_price(
     sizes: Counter[float] = Counter()
     for decision in decisions:
         if decision.flops_per_byte is not None and not decision.is_kept:
-            sizes[decision.flops_per_byte] += decision.bytes
+            # Views of an output have its price and its memory.
+            sizes[decision.flops_per_byte] = max(sizes[decision.flops_per_byte], decision.bytes)
     planned = Planned(input_bytes, sizes, least, keeps_outputs)
     if peak_of(least) > room:
         return planned, None

@@ -6,13 +6,13 @@ Tested by tests/remat/test_rematerializer.py.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import Parameter
 
-from zoo.remat.budget import INPUT, RECOMPUTED, Decision
+from zoo.remat.budget import INPUT, INTERMEDIATE, RECOMPUTED, Decision
 from zoo.remat.eager.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_plain
 from zoo.remat.recipes import Recipe, SavedHandle, TrackedTensor, detached
 from zoo.remat.rules import CONCATENATE, RULES, Operation
@@ -65,6 +65,15 @@ class DecisionLog:
         self.decisions: list[Decision] = []
         self._place = place
         self._makers: dict[int, tuple[weakref.ref[Tensor], str, float | None]] = {}
+        self._products: dict[TrackedTensor, Decision] = {}
+
+    def note_product(self, value: TrackedTensor, tensor: Tensor) -> None:
+        """Record that the output of a convolution or a matrix product can be recomputed."""
+        self._products[value] = self.decision(tensor, tensor.nbytes, False, INTERMEDIATE)
+
+    def note_intermediates(self, values: Sequence[TrackedTensor]) -> None:
+        """Record the products that are recomputed for other tensors."""
+        self.decisions += [self._products.pop(each) for each in values if each in self._products]
 
     def note(self, operation: Operation, args: tuple[Any, ...], out: Any, price: float | None = None) -> None:
         """Record the outputs of an operation, which costs ``price`` FLOP per byte of output."""
@@ -228,6 +237,8 @@ class Decider:
     def _adopt(self, value: TrackedTensor, inputs: Inputs) -> None:
         """Save the recipe of a tensor, and the inputs of the recipe."""
         value.adopt(inputs.depth, inputs.through)
+        if self._log is not None:
+            self._log.note_intermediates(inputs.through)
         for source, start in inputs.starts:
             self._start_from(source, start)
 

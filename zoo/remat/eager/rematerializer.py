@@ -139,6 +139,9 @@ class Rematerializer(EagerDispatchMode):
                     recorder.record(traits, args, kwargs, out)
             if self._decisions is not None:
                 self._decisions.note(operation, args, out, price)
+                value = None if price is None else self._tracker.find(first_tensor(out))
+                if value is not None:
+                    self._decisions.note_product(value, first_tensor(out))
         return out
 
     @contextmanager
