@@ -811,9 +811,14 @@ class Captured(Runner):
 
     @property
     def is_unusual(self) -> bool:
-        """Whether forward does what torch.compile itself gets wrong: it returns views, or writes behind a history."""
-        kinds = {KIND_OF[step.name] for step in self.program.forward}
-        return self.has_aliases or not kinds.isdisjoint({"write through an alias", "operator"})
+        """Whether forward does what torch.compile itself gets wrong.
+
+        It returns views, writes behind a history, or passes a tensor twice to an operation that overwrites both.
+        """
+        steps = self.program.forward
+        kinds = {KIND_OF[step.name] for step in steps}
+        has_twice = any(step.name == "foreach_" and step.a == step.b for step in steps)
+        return self.has_aliases or has_twice or not kinds.isdisjoint({"write through an alias", "operator"})
 
     def _compile(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
@@ -942,8 +947,10 @@ def judge_captured(program: Program) -> Verdict:
     if not differs(lean, eager, run.tolerance):
         return Verdict(LIKE_EAGER, wrong)
     torchs = Captured(program, "aot_eager").run()
-    is_torchs = torchs.error is not None or not differs(lean, torchs, run.tolerance)
-    return Verdict(LIKE_AOT if is_torchs and (run.is_unusual or _starts_from_some(program)) else WRONG, wrong)
+    if torchs.error is None and differs(torchs, plain, run.tolerance) != wrong:
+        return Verdict(WRONG, wrong)
+    has_its_bits = torchs.error is not None or not differs(lean, torchs, run.tolerance)
+    return Verdict(LIKE_AOT if run.is_unusual or (has_its_bits and _starts_from_some(program)) else WRONG, wrong)
 
 
 def _starts_from_some(program: Program) -> bool:
