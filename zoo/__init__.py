@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zoo import convert, layers, remat, weights
+    from zoo.benchmark.check import check
     from zoo.errors import (
         CheckpointError,
         ConfigError,
@@ -44,6 +45,7 @@ __all__ = [
     "VerificationError",
     "WeightsError",
     "ZooError",
+    "check",
     "convert",
     "count_memory",
     "create_model",
@@ -66,6 +68,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "check": "zoo.benchmark.check",
     "count_memory": "zoo.remat.memory_use",
     "create_model": "zoo.registry",
     "get": "zoo.registry",

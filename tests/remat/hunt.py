@@ -991,7 +991,10 @@ def _numbered(result: Result) -> list[tuple[str, int]]:
 
 
 def _is_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    return a.shape == b.shape and bool((a - b).abs().max() <= tolerance * b.abs().max())
+    if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
+        return False
+    a, b = a.nan_to_num(), b.nan_to_num()
+    return bool((a - b).abs().max() <= tolerance * b.abs().max())
 
 
 def _told(result: Result) -> str:
