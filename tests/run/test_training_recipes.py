@@ -1,7 +1,9 @@
-"""Two steps of each published recipe, plain and lean, and one step beside timm's or torchvision's own code."""
+"""Published recipes have the settings of their sources, and a step is the step of timm's or torchvision's own code."""
 
 from __future__ import annotations
 
+import csv
+import json
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
@@ -16,8 +18,7 @@ from torchvision import models
 from torchvision.transforms import v2
 
 from tests.engine.tiny import MemoryLog, differences, make_images, run
-from tests.pages.training_recipes import RECIPES
-from zoo.config import Experiment, load_experiment, parse_experiment
+from zoo.config import Experiment, experiment_names, leaves, load_experiment, parse_experiment
 from zoo.data.mixing import draw_mix
 from zoo.data.seeding import random_of
 from zoo.engine import trainer
@@ -27,7 +28,8 @@ from zoo.models.build import build_on_meta
 from zoo.registry import build_from_config
 from zoo.spec.network import NetworkSpec
 
-NAMES = [recipe.name for recipe in RECIPES]
+NAMES = [name for name in experiment_names() if name.startswith("imagenet_")]
+TABLE = Path(__file__).parents[1] / "golden" / "training_recipes.csv"
 # Millions of parameters according to torchvision's weights and to timm's results.
 PARAMETERS = {
     "imagenet_resnet50_torchvision_v1": 25.557,
@@ -42,9 +44,21 @@ PARAMETERS = {
     "imagenet_swin_tiny": 28.288,
 }
 BATCH, SIDE, NUM_CLASSES = 8, 32, 10
-STATED: dict[str, dict[str, Any]] = {recipe.name: {row.key: row.value for row in recipe.rows} for recipe in RECIPES}
 
 
+def _stated() -> dict[str, dict[str, Any]]:
+    """Return the settings of each recipe as its sources state them; an empty cell says nothing."""
+    stated: dict[str, dict[str, Any]] = {}
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            setting, _ = row.pop("setting"), row.pop("note")
+            for name, text in row.items():
+                is_word = text[:1].isalpha() and text not in ("true", "false")
+                stated.setdefault(name, {}).update({setting: text if is_word else json.loads(text)} if text else {})
+    return stated
+
+
+STATED = _stated()
 FIXED = {
     "warmup_epochs": 0,
     "warmup_start": None,
@@ -81,6 +95,18 @@ def tiny(name: str, *, warmup: bool = True, small: bool = True) -> Experiment:
     if not warmup:
         settings["optimizer"]["schedule"] |= FIXED
     return parse_experiment(settings, name)
+
+
+def test_the_settings_of_a_recipe_are_those_of_its_sources_and_no_others() -> None:
+    assert sorted(STATED) == sorted(NAMES)
+    for name, stated in STATED.items():
+        experiment = load_experiment(name)
+        settings = dict(leaves(experiment.model_dump(mode="json", exclude={"expected"})))
+        defaults = dict(leaves(experiment.defaults().model_dump(mode="json")))
+        for key, value in stated.items():
+            assert settings[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), (name, key)
+        own = {key for key, value in settings.items() if "params" not in key and value != defaults.get(key)}
+        assert own <= stated.keys() | {"network.num_classes"}, name
 
 
 class Step(NamedTuple):
