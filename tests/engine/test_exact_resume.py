@@ -9,8 +9,11 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -37,6 +40,7 @@ from zoo.registry import build_from_config
 pytestmark = pytest.mark.dist
 
 KILL_AT, EVERY_STEPS = 8, 3  # of 5 steps per epoch: in the second epoch, two steps after a checkpoint
+SMOKE = {"two ranks": pytest.mark.smoke}
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +92,66 @@ def _numbers_of_run(config: Experiment, data: Path, log_dir: Path, options: dict
     return log.numbers
 
 
-@pytest.mark.parametrize("workers", [(0, 0, 0), (0, 2, 1)], ids=["no-workers", "other-workers"])
-def test_a_killed_run_ends_as_the_straight_one(data: Path, tmp_path: Path, workers: tuple[int, int, int]) -> None:
-    config = make_config(checkpoint={"every_steps": EVERY_STEPS})
+class Case(NamedTuple):
+    """Settings of a run, its data, options of `run` before and after the kill, and the step to kill it at."""
+
+    config: Experiment
+    data: Path
+    kill_at: int = KILL_AT
+    world_size: int = 1
+    options: Mapping[str, Any] = MappingProxyType({})
+    options_after: Mapping[str, Any] = MappingProxyType({})
+
+
+def _classification(folder: Path, world_size: int = 1, parts: int = 1, workers: int = 0) -> Case:
+    optimizer = {"batch_size": 12 if world_size == 3 else 8, "accumulate_steps": parts}
+    config = make_config(checkpoint={"every_steps": EVERY_STEPS}, optimizer=optimizer)
+    return Case(config, make_images(folder), KILL_AT - (world_size > 1), world_size, {"workers": workers})
+
+
+def _lean(folder: Path) -> Case:
+    network = {"arch": "torchvision:resnet18", "classes": 2, "memory": "lean"}
+    sizes = {"crop_train": 32, "scale_val": 32, "crop_val": 32}
+    schedule = {"type": "linear", "mode": "step", "epochs": 2, "params": {"alpha": -0.1, "beta": 1.0}}
+    optimizer = {"batch_size": 16, "learning_rate": 0.01, "nesterov": True, "decay_norms": False, "schedule": schedule}
+    config = make_config(input=sizes, optimizer=optimizer, checkpoint={"every_steps": 2})
+    config = parse_experiment({**config.model_dump(mode="json"), "network": network}, "test")
+    return Case(config, make_images(folder, num_train=48, num_val=4), kill_at=5, options={"build": build_from_config})
+
+
+def _segmentation(folder: Path) -> Case:
+    """The sums of its epoch are a confusion matrix, and its crops are drawn class by class."""
+    config = make_segmentation_config(checkpoint={"every_steps": EVERY_STEPS})
+    data = make_labeled(folder, num_train=16, num_val=2)
+    return Case(config, data, kill_at=7, options={"build": build_segmenter})
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "classification": _classification,
+    "other workers": lambda folder: _classification(folder, workers=2)._replace(options_after={"workers": 1}),
+    "two ranks": partial(_classification, world_size=2),
+    "three ranks, two parts": partial(_classification, world_size=3, parts=2),
+    "lean": _lean,
+    "segmentation": _segmentation,
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SMOKE.get(name, ())) for name in CASES])
+def test_a_killed_run_ends_as_the_straight_one(name: str, tmp_path: Path) -> None:
+    case = CASES[name](tmp_path / "data")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    (numbers,) = run_distributed(_numbers_of_run, 1, config, data, straight, {"workers": workers[0]}, group=False)
-    _kill_at(KILL_AT, 1, config, data, killed, workers=workers[1])
-    assert read(killed / CHECKPOINT)["position"] == {"epoch": 1, "batch": 1, "step": 6, "num_images": 40}
-    options = {"workers": workers[2], "resume": "auto"}
-    (rest,) = run_distributed(_numbers_of_run, 1, config, data, killed, options, group=False)
-    assert rest == numbers[6:]
+    every = case.config.checkpoint.every_steps
+    saved = case.kill_at // every * every
+
+    def train(log_dir: Path, options: dict[str, Any]) -> list[list[tuple[float, ...]]]:
+        arguments = (case.config, case.data, log_dir, options)
+        return run_distributed(_numbers_of_run, case.world_size, *arguments, group=case.world_size > 1)
+
+    numbers = train(straight, {**case.options, "workers": 0})
+    _kill_at(case.kill_at, case.world_size, case.config, case.data, killed, **case.options)
+    assert read(killed / CHECKPOINT)["position"]["step"] == saved
+    assert train(killed, {**case.options, **case.options_after, "resume": "auto"}) == [each[saved:] for each in numbers]
+    assert len(numbers[0]) > case.kill_at
     assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
 
 
@@ -137,59 +191,4 @@ def test_a_run_that_is_killed_during_a_write_goes_on_from_the_checkpoint_before(
     assert list(killed.glob(f".{CHECKPOINT}.*.tmp"))
     assert read(killed / CHECKPOINT)["position"]["step"] == 5
     assert _numbers_of_run(config, data, killed, {"resume": "auto"})[0][0] == 6
-    assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
-
-
-@pytest.mark.parametrize(("world_size", "accumulate_steps"), [pytest.param(2, 1, marks=pytest.mark.smoke), (3, 2)])
-def test_killed_processes_end_as_the_straight_ones(
-    data: Path, tmp_path: Path, world_size: int, accumulate_steps: int
-) -> None:
-    optimizer = {"batch_size": 12 if world_size == 3 else 8, "accumulate_steps": accumulate_steps}
-    config = make_config(checkpoint={"every_steps": EVERY_STEPS}, optimizer=optimizer)
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    numbers = run_distributed(_numbers_of_run, world_size, config, data, straight, {})
-    _kill_at(KILL_AT - 1, world_size, config, data, killed)
-    rest = run_distributed(_numbers_of_run, world_size, config, data, killed, {"resume": "auto"})
-    assert rest == [each[6:] for each in numbers]
-    assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
-
-
-def test_a_killed_run_of_a_lean_network_ends_as_the_straight_one(tmp_path: Path) -> None:
-    network = {"arch": "torchvision:resnet18", "classes": 2, "memory": "lean"}
-    images = make_images(tmp_path / "data", num_train=48, num_val=4)
-    sizes = {"crop_train": 32, "scale_val": 32, "crop_val": 32}
-    schedule = {"type": "linear", "mode": "step", "epochs": 2, "params": {"alpha": -0.1, "beta": 1.0}}
-    optimizer = {"batch_size": 16, "learning_rate": 0.01, "nesterov": True, "decay_norms": False, "schedule": schedule}
-    config = make_config(input=sizes, optimizer=optimizer, checkpoint={"every_steps": 2})
-    config = parse_experiment({**config.model_dump(mode="json"), "network": network}, "test")
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    options = {"build": build_from_config}
-    (numbers,) = run_distributed(_numbers_of_run, 1, config, images, straight, options, group=False)
-    _kill_at(5, 1, config, images, killed, **options)
-    options["resume"] = "auto"
-    (rest,) = run_distributed(_numbers_of_run, 1, config, images, killed, options, group=False)
-    assert len(numbers) == 6
-    assert rest == numbers[4:]
-    assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
-
-
-def _numbers_of_both(config: Experiment, data: Path, straight: Path, killed: Path) -> tuple[list[Any], list[Any]]:
-    """Train without a break in one folder, and go on with the run in the other."""
-    options = {"build": build_segmenter}
-    return (
-        _numbers_of_run(config, data, straight, options),
-        _numbers_of_run(config, data, killed, {**options, "resume": "auto"}),
-    )
-
-
-def test_a_killed_segmentation_ends_as_the_straight_one(tmp_path: Path) -> None:
-    """The sums of its epoch are a confusion matrix, and its crops are drawn class by class."""
-    images = make_labeled(tmp_path / "data", num_train=16, num_val=2)
-    config = make_segmentation_config(checkpoint={"every_steps": EVERY_STEPS})
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    _kill_at(7, 1, config, images, killed, build=build_segmenter)
-    assert read(killed / CHECKPOINT)["position"] == {"epoch": 1, "batch": 2, "step": 6, "num_images": 16}
-    ((numbers, rest),) = run_distributed(_numbers_of_both, 1, config, images, straight, killed, group=False)
-    assert len(numbers) == 8
-    assert rest == numbers[6:]
     assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []

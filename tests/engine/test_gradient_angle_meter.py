@@ -89,24 +89,6 @@ def test_metered_steps_change_neither_weights_nor_statistics_nor_random_numbers(
     assert differences(*states) == []
 
 
-def test_a_resumed_run_has_the_angles_and_the_weights_of_the_straight_one(data: Path, tmp_path: Path) -> None:
-    config = make_config(training={"gradient_angle_meter": 2}, checkpoint={"every_steps": 3})
-
-    def stop(metrics: Any) -> None:
-        if metrics.step == 8:
-            raise InterruptedError
-
-    straight, resumed, begun = MemoryLog(), MemoryLog(), tmp_path / "begun"
-    ends = [run(config, data, tmp_path / "straight", straight, build=_net)]
-    with pytest.raises(InterruptedError):
-        run(config, data, begun, MemoryLog(stop), build=_net)
-    ends.append(run(config, data, begun, resumed, build=_net, resume="auto"))
-    first = resumed.angles[0][0]
-    assert 6 < first <= 8
-    assert resumed.angles == [(step, degrees) for step, degrees in straight.angles if step >= first]
-    assert differences(*map(_all_of, ends)) == []
-
-
 def _start(build: Any, folder: Path, **changes: Any) -> TrainState:
     return start(task_of(make_config(**changes)), Process(), folder, MemoryLog(), build=build)
 

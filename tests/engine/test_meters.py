@@ -90,17 +90,6 @@ def test_a_restored_meter_continues_where_the_saved_one_stopped() -> None:
     assert (reading.counts.tolist(), reading.count, reading.skipped, reading.first_bad_step) == ([1, 3], 4, 2, 4)
 
 
-def test_the_sums_of_a_checkpoint_lie_as_they_always_did() -> None:
-    """Of classification: top-1 hits, top-5 hits, images, images left out, first bad step."""
-    meter = Meter("cpu", 2)
-    _add(meter, math.nan, [3, 4], 5, step=6)
-    meter.skip(7)
-    assert {key: (value.dtype, value.tolist()) for key, value in meter.state().items() if key == "counts"} == {
-        "counts": (torch.int64, [3, 4, 5, 7, 6])
-    }
-    assert meter.state()["loss"].dtype == torch.float64
-
-
 @pytest.mark.dist
 @pytest.mark.parametrize("finite", [True, False])
 def test_three_ranks_agree_to_the_bit_after_a_single_all_reduce_even_if_one_saw_nothing(finite: bool) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import make_config, this_process
@@ -175,25 +173,6 @@ def test_uneven_processes_make_the_step_of_one_process_with_the_whole_batch(boun
     for result in results:
         torch.testing.assert_close(result, expected)
         assert torch.equal(result, results[0])
-
-
-def _num_delayed_exchanges(parts: int) -> int:
-    num_calls = 0
-    no_sync = DistributedDataParallel.no_sync
-
-    def counting(network: DistributedDataParallel) -> Any:
-        nonlocal num_calls
-        num_calls += 1
-        return no_sync(network)
-
-    with mock.patch.object(DistributedDataParallel, "no_sync", counting):
-        _step_of_rank([0, 6, 12], parts)
-    return num_calls
-
-
-@pytest.mark.dist
-def test_gradients_are_exchanged_once_per_step_not_once_per_part() -> None:
-    assert run_distributed(_num_delayed_exchanges, 2, 3) == [2, 2]
 
 
 def _gradient_of_step(steps_before: int) -> Tensor:

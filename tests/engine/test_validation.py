@@ -24,7 +24,7 @@ from zoo.engine.validation import validate
 from zoo.errors import VerificationError, ZooError
 from zoo.tasks import task_of
 from zoo.tasks.classification import ClassificationResult as Result
-from zoo.tasks.protocols import PROTOCOLS, CropProtocol
+from zoo.tasks.protocols import CropProtocol
 
 CPU = torch.device("cpu")
 CENTER, TEN_CROPS = CropProtocol(4, 4, False), CropProtocol(5, 4, True)
@@ -219,13 +219,3 @@ def test_the_json_of_a_result_has_the_agreed_keys_and_no_nan() -> None:
         "val": None,
         "environment": {"torch": "2"},
     }
-
-
-def test_published_protocols_have_their_sizes_and_names() -> None:
-    assert PROTOCOLS == {
-        "center224": (256, 224, False, "bilinear", "center"),
-        "tencrop224": (256, 224, True, "bilinear", "center"),
-        "center320": (320, 320, False, "bilinear", "center"),
-    }
-    assert [protocol.name for protocol in PROTOCOLS.values()] == list(PROTOCOLS)
-    assert CropProtocol(36, 32, True).name == "tencrop32-scale36"
