@@ -19,7 +19,7 @@ from zoo.reproduce import error_rates
 from zoo.reproduce import revnet_figure4 as figures
 from zoo.reproduce import revnet_table1 as table1
 from zoo.reproduce import revnet_tables2to5 as tables2to5
-from zoo.reproduce.comparison import Comparison, Section, judge
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.operations import OperationLog, count_operations
 from zoo.reproduce.paper_networks import build_for_training
 from zoo.reproduce.papers import PAPERS
@@ -28,10 +28,6 @@ from zoo.reproduce.training_runs import TrainingRun
 
 NUMBERS = published_numbers("revnet")
 WHOLE = {"num_training_images": 50_000, "num_validation_images": 10_000}
-
-
-def verdicts(section: Section) -> dict[str, str]:
-    return {comparison.what: str(comparison.verdict) for comparison in section.comparisons}
 
 
 def by_key(section: Section) -> dict[str, Comparison]:
@@ -96,17 +92,6 @@ def test_a_measurement_is_named_after_the_item_of_its_numbers() -> None:
     assert items == {number.item for number in NUMBERS.values()} - {"Section 7.1"}  # measured with section 7.2
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_chains_of_blocks_grow_with_depth_as_table_1_says() -> None:
-    section = table1.measure_complexity((4, 9))
-    naive, root, recursive, reversible = (line.y[1] / line.y[0] for line in section.panels[0].lines)
-    assert naive > root > recursive > reversible == 1
-    found = by_key(section)
-    exponents = [found[f"table1/{name}/computation"].measured for name in ("naive", "reversible")]
-    assert exponents == [pytest.approx(1), pytest.approx(1)]
-
-
 @pytest.mark.parametrize(
     ("strategy", "calls"),
     # Of 4 blocks, the first is run 3 times and the third twice; each G at the end of a checkpoint once less.
@@ -114,18 +99,6 @@ def test_chains_of_blocks_grow_with_depth_as_table_1_says() -> None:
 )
 def test_calls_of_f_and_g_are_counted(strategy: str, calls: float) -> None:
     assert table1.measure_cost(table1.STRATEGIES[strategy], 4).calls == calls
-
-
-@pytest.mark.parametrize(
-    ("words", "exponent", "verdict"),
-    [
-        ("O(√L)", 0.5, "reproduced"), ("O(√L)", 0.61, "off"), ("O(1)", 0.0, "reproduced"), ("O(L)", 1.09, "reproduced"),
-        ("O(log L)", 0.0, "better"), ("O(L log L)", 1.0, "off"),
-    ],
-)  # fmt: skip
-def test_a_growth_is_known_by_its_exponent(words: str, exponent: float, verdict: str) -> None:
-    number = next(number for number in NUMBERS.values() if number.value == words)
-    assert judge(number, exponent).state == verdict
 
 
 def test_operations_are_counted_as_by_hand() -> None:
@@ -194,16 +167,6 @@ def test_runs_that_do_not_say_their_images_are_underpowered() -> None:
     assert str(found.verdict).startswith("underpowered: the number of images trained on is not recorded; +0.26 points")
 
 
-def test_errors_have_the_numbers_of_images_and_a_standard_error() -> None:
-    name, counts = tables2to5.SHORT_EXPERIMENTS[0], {"num_training_images": 500, "num_validation_images": 10_000}
-    one, two = (run_of(name, top1, seed=seed, **counts) for seed, top1 in enumerate((49.0, 51.0)))
-    (both,) = error_rates.errors_of(name, None, [one, two])
-    assert both.what == f"{name} (500 training images, 10,000 validation images)"
-    assert (both.n, both.spread) == (2, 1.0)
-    (alone,) = error_rates.errors_of(name, None, [one])
-    assert alone.spread == pytest.approx(math.hypot(0.5, 0.5), rel=0.01), "sampling, and between runs"
-
-
 def test_what_was_not_trained_to_its_end_has_the_command_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(error_rates, "operations_of", lambda *_: 1e15)
     for comparison in tables2to5.report_cifar_errors([]).comparisons:
@@ -231,14 +194,6 @@ def test_revnets_are_compared_with_their_resnets() -> None:
     assert (second.measured, second.verdict.state) == (pytest.approx(-2.0), "reproduced")
 
 
-def test_pairs_are_those_of_the_same_data() -> None:
-    for revnet, resnet in tables2to5.PAIRS.items():
-        first, second = (load_experiment(experiments_dir() / f"{name}.json") for name in (revnet, resnet))
-        assert first.input == second.input
-        assert first.network.num_classes == second.network.num_classes
-        assert first.optimizer.schedule == second.optimizer.schedule
-
-
 def metered(run: TrainingRun, *degrees: float | None) -> TrainingRun:
     return replace(run, angles=[{"step": 10 * step, "degrees": value} for step, value in enumerate(degrees, start=1)])
 
@@ -250,20 +205,6 @@ def test_the_angles_are_drawn_and_the_largest_is_named() -> None:
     more = by_key(section)["figure4/more_epochs"]
     assert (largest, more.measured, more.verdict.state) == (9.0, 4, "reproduced")
     assert section.panels[0].lines[0].y == [0.5, 9.0, 3.0]
-
-
-def test_runs_that_store_and_that_reconstruct_share_their_panels() -> None:
-    runs = [*trained(figures.CIFAR_EXPERIMENT, 94.1), *trained(figures.CIFAR_EXPERIMENT, 94.0, memory="plain")]
-    runs = [replace(run, epochs=[{**epoch, "train_loss": 1.0} for epoch in run.epochs]) for run in runs]
-    section = figures.report_reconstruction(runs)
-    assert [panel.y_label for panel in section.panels] == ["training loss, mean of the epoch", "test error, %"]
-
-
-def test_an_angle_that_is_not_finite_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
-    (run,) = trained(figures.CIFAR_EXPERIMENT, 94.0)
-    section = figures.report_reconstruction([metered(run, 1.0, None)])
-    assert [c.measured for c in section.comparisons if c.what.endswith(": largest angle")] == [math.inf]
-    assert section.panels[0].lines[0].y == [1.0]
 
 
 def test_an_error_that_jumps_after_the_regular_training_is_unstable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,9 @@ from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.paper_report import spread_text
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published, published_numbers
-from zoo.reproduce.training_runs import load_changed, read_runs
-from zoo.run.plot_style import Line
+from zoo.reproduce.training_runs import read_runs
 
 NUMBERS = published_numbers("revnext")
-# Test accuracies in the authors' notebooks 4, cell 6, and 5, cell 6: first all stored runs, then all others.
-FLAT_LOG = [0.8708, 0.8997, 0.9196, 0.9254, 0.9303, 0.9339, 0.9334, 0.9363, 0.9406, 0.9379]
-FLAT_LOG += [0.886, 0.9105, 0.9265, 0.9302, 0.9259, 0.6229, 0.6389, 0.3636, 0.495, 0.3436]
-HYBRID_LOG = [0.9219, 0.927, 0.9255, 0.9266, 0.925, 0.9265, 0.9289, 0.9246]
-HYBRID_LOG += [0.9217, 0.9219, 0.9201, 0.9241, 0.9236, 0.9234, 0.9219, 0.9168]
-SLOPES_LOG = [0.9226, 0.9283, 0.9235, 0.9259, 0.9252, 0.9238]  # notebook 4, cell 10
 
 
 def states(section: Section) -> dict[str, str]:
@@ -47,43 +39,6 @@ def by_key(section: Section) -> dict[str, Comparison]:
         if comparison.published is not None:
             found.setdefault(comparison.published.id.removeprefix("revnext/"), comparison)
     return found
-
-
-def counted_up(start: list[int], times: int) -> list[list[int]]:
-    """Return the levels of the authors' networks: their notebooks add a layer to each level in turn."""
-    found = []
-    for index in range(times):
-        start[index % 3] += 1
-        found.append(list(start))
-    return found
-
-
-def test_accuracies_are_those_of_the_authors_logs() -> None:
-    ours = [(key.split("/"), number) for key, number in NUMBERS.items() if key.startswith("figure12/")]
-    for prefix, log in (("flat_", FLAT_LOG + SLOPES_LOG), ("hybrid_", HYBRID_LOG)):
-        values = {kind: [number.number for (_, network, this), number in ours
-                         if number.kind == "authors' log" and network.startswith(prefix) and this == kind]
-                  for kind in ("stored", "reconstructed")}  # fmt: skip
-        slopes = values["stored"][10:]
-        assert [*values["stored"][:10], *values["reconstructed"], *slopes] == pytest.approx([100 * x for x in log])
-
-
-def test_networks_of_the_figures_are_those_that_the_authors_notebooks_count_up_to() -> None:
-    flat, hybrid = (
-        list(dict.fromkeys(key.split("/")[1] for key in NUMBERS if key.startswith(f"figure12/{prefix}")))
-        for prefix in ("flat_", "hybrid_run")
-    )
-    assert flat[:10] == ["flat_" + "-".join(map(str, layers)) for layers in counted_up([0, 1, 1], 10)]
-    runs = enumerate(counted_up([0, 1, 1], 8), start=1)
-    assert hybrid == [f"hybrid_run{number}_{first}-{second}" for number, (first, second, _) in runs]
-    flat, hybrid = chains.DEPTHS.values()
-    assert [options["layers"] for options in flat.values()] == counted_up([1, 1, 1], 10)
-    assert [sum(options["layers"]) for options in flat.values()] == list(flat)
-    blocks = [options["blocks"] for options in hybrid.values()]
-    assert blocks == [list(pair) for pair in dict.fromkeys((a, b) for a, b, _ in counted_up([0, 1, 1], 10))]
-    assert [1 + sum(network) for network in blocks] == list(hybrid)
-    tenth = counted_up([0, 1, 1], 8)[-1]
-    assert hybrid[chains.LOWEST_DEPTH]["blocks"] == tenth[:2], "drawn at 3 to 12, lowest at 10"
 
 
 def test_hybrids_over_depth_have_one_unit_per_branch_and_over_slopes_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +95,6 @@ def test_plots_of_the_laws_have_their_curves_beside_them(monkeypatch: pytest.Mon
         assert all(panel.lines[-1].is_theory for panel in section.panels)
 
 
-def test_signal_to_noise_is_not_centred() -> None:
-    assert laws.signal_to_noise(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])) == 100
-
-
 def test_flat_networks_lose_far_more_of_the_ratio_than_hybrid_ones() -> None:
     flat = {n: min(chains.measure_ratios(chains.FLAT, 0.2, 4, layers=(n, n, n)).in_order()) for n in (1, 2)}
     hybrid = {n: min(chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(n, n)).in_order()) for n in (1, 2)}
@@ -193,10 +144,6 @@ def test_ratios_of_random_networks_are_a_median_with_its_range() -> None:
     assert spread_text(found.published, found.spread) == "range 200"
 
 
-def test_a_curve_has_no_points_that_are_not_finite() -> None:
-    assert chains.finite_line("a", [4.0, math.inf, math.nan]) == Line("a", [1], [4.0])
-
-
 def test_memory_per_pixel_is_a_slope_without_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     section = memory.measure_pixels(["revnext_flat"], sizes=(64, 96), batch=4)
     (line,) = section.panels[0].lines
@@ -204,14 +151,6 @@ def test_memory_per_pixel_is_a_slope_without_constants(monkeypatch: pytest.Monke
     assert isinstance(comparison.measured, float)
     assert comparison.measured == pytest.approx(1e3 * (line.y[1] - line.y[0]) / (line.x[1] - line.x[0]))
     assert comparison.measured < 1.1 * 320
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_flat_network_holds_one_map() -> None:
-    section = memory.measure_pixels(["revnext_flat"], sizes=(16, 24), batch=2)
-    measured = {comparison.what: comparison.measured for comparison in section.comparisons}
-    assert measured["revnext_flat: held after forward, bytes per pixel"] == 128, "one map of 32 float32 values"
 
 
 def test_the_papers_rule_gives_its_bytes_per_pixel() -> None:
@@ -247,18 +186,6 @@ def test_what_was_not_trained_has_the_command_for_it(monkeypatch: pytest.MonkeyP
         for comparison in missing:
             assert (comparison.verdict.state, comparison.operations) == ("not measured", 1e15)
             assert comparison.verdict.reason.startswith("`zoo train ")
-
-
-def test_networks_of_figure_12_are_those_of_the_authors() -> None:
-    wider = load_changed(figure12.EXPERIMENTS["figure12/flat_3-4-4/reconstructed"])
-    assert wider.network.options == {"layers": [3, 4, 4], "channels": 48}
-    assert wider.optimizer.schedule.epochs == 40
-    stored = load_changed(figure12.EXPERIMENTS["figure12/flat_3-4-4/stored"])
-    assert stored.network.options == {"layers": [3, 4, 4]}
-    slope = load_changed(figure12.EXPERIMENTS["figure12/flat_slope_0.05/stored"])
-    assert (slope.network.options, slope.network.activation_param) == ({"layers": [1, 2, 2]}, 0.05)
-    hybrid = load_changed(figure12.EXPERIMENTS["figure12/hybrid_run8_3-4/stored"])
-    assert (hybrid.network.options, hybrid.optimizer.schedule.epochs) == ({"blocks": [3, 4]}, 50)
 
 
 def test_a_run_of_a_network_of_figure_12_stands_beside_its_published_accuracy(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ PRINTED: list[tuple[str, str, dict[str, Any]]] = [
     ("cityscapes_*", "InPlace-ABN, section 4.2", {
         "optimizer.learning_rate": 2.5e-3, "optimizer.schedule.type": "polynomial", "optimizer.schedule.epochs": 360,
         "optimizer.schedule.params.power": 0.9, "optimizer.momentum": 0.9, "optimizer.weight_decay": 1e-4,
+        "optimizer.nesterov": False, "optimizer.clip": 0,
         "segmentation.scale_range": [0.7, 2.0], "segmentation.hard_pixels": 0.25,
     }),
     ("coco_stuff_*", "InPlace-ABN, section 4.2", {"optimizer.schedule.epochs": 30}),
@@ -39,18 +40,26 @@ PRINTED: list[tuple[str, str, dict[str, Any]]] = [
         "optimizer.batch_size": 100, "optimizer.learning_rate": 0.1, "optimizer.weight_decay": 2e-4,
         "optimizer.momentum": 0.9, "optimizer.schedule.type": "multistep", "optimizer.schedule.mode": "epoch",
         "optimizer.schedule.epochs": 80_000 // EPOCH, "optimizer.schedule.params.gamma": 0.1,
+        "optimizer.decay_norms": False, "optimizer.nesterov": False, "optimizer.clip": 0, "network.activation": "relu",
         "optimizer.schedule.params.milestones": [40_000 // EPOCH, 60_000 // EPOCH],
     }) for name in ("resnet32", "revnet38", "resnet110", "revnet110", "resnet164", "revnet164")
        for classes in (10, 100)),
     *((name, "RevNet, section 7.1 and Figure 3", {
         "optimizer.batch_size": 256, "optimizer.weight_decay": 1e-4, "optimizer.momentum": 0.9,
+        "optimizer.decay_norms": False, "optimizer.nesterov": False, "optimizer.clip": 0, "network.activation": "relu",
         "optimizer.schedule.type": "multistep", "optimizer.schedule.mode": "step", "optimizer.schedule.epochs": 120,
         "optimizer.schedule.params.milestones": [160_000, 320_000, 480_000],  # of 600K steps
         "optimizer.schedule.params.gamma": 0.1, "input.crop_train": 224,
         "input.mean": [0.5, 0.5, 0.5], "input.std": [0.5, 0.5, 0.5],  # [-1, 1] as in the code; the paper has [0, 1]
     }) for name in ("resnet101_preact", "revnet104")),
     ("resnet101_preact", "RevNet, section 7.1", {"optimizer.accumulate_steps": 2}),  # parts of 128 images
-    ("revnext_cifar10", "RevNeXt, section 5", {"optimizer.schedule.epochs": 50}),
+    *((f"{name}_cifar10", "RevNeXt, section 5", {
+        "optimizer.batch_size": 512, "optimizer.learning_rate": 0.4, "optimizer.weight_decay": 5e-4,
+        "optimizer.momentum": 0.9, "optimizer.nesterov": True, "optimizer.clip": 0, "optimizer.decay_norms": True,
+        "optimizer.schedule.type": "triangle", "optimizer.schedule.mode": "step", "optimizer.schedule.epochs": 50,
+        "optimizer.schedule.params.peak_epoch": 5, "network.activation_param": 0.2, "input.pad_train": 4,
+        "input.pad_mode_train": "reflect", "input.crop_train": 32, "input.cutout_train": 8,
+    }) for name in ("revnext", "revnext_flat", "irevnet_revnext", "revnext_resnet18", "revnext_revnet")),
 ]  # fmt: skip
 # Table 2 of the RevNet paper: bottleneck, units, channels. It leaves out the stem's channels of ImageNet networks.
 REVNET_TABLE_2 = {

@@ -104,14 +104,6 @@ def test_runs_of_a_changed_experiment_are_named_by_the_changes_of_its_network() 
     assert run.label == "revnext_flat_cifar10, stored, seed 1"
 
 
-def test_the_cost_of_a_file_of_runs_is_that_of_all_runs_if_all_are_known(tmp_path: Path) -> None:
-    run = replace(run_of(EXPERIMENT, 90.0), cost={"seconds": 60.0, "gpu_seconds": 60.0})
-    write_runs(tmp_path, "test", "zoo", [run, run])
-    assert json.loads((tmp_path / "test_runs.json").read_text())["cost"] == {"seconds": 120.0, "gpu_seconds": 120.0}
-    write_runs(tmp_path, "test", "zoo", [run, replace(run, cost=None)])
-    assert json.loads((tmp_path / "test_runs.json").read_text())["cost"] is None
-
-
 def test_reconstruction_errors_are_thinned_out_and_what_is_not_finite_stays_so(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [10.0])
     steps = [{"event": "reconstruction", "step": step, "errors": {"0": 0.5, "1": step / 100}} for step in range(100)]
@@ -191,13 +183,6 @@ def test_remarks_name_the_path_as_it_was_given(tmp_path: Path, monkeypatch: pyte
     assert read_runs([Path("a")], EXPERIMENTS)[1] == ["left out: a has no validation yet"]
 
 
-def test_runs_without_a_loss_have_an_accuracy_alone(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    runs, _ = read_runs([make_run(tmp_path / "a", [10.0])], EXPERIMENTS)
-    draw_runs(tmp_path, "x", runs)
-    assert (tmp_path / "x_runs.png").exists()
-
-
 def test_runs_are_told_by_their_settings_whatever_seed_and_memory(tmp_path: Path) -> None:
     first = make_run(tmp_path / "a", [10.0, 20.0])
     second = make_run(tmp_path / "b", [30.0], memory="plain", seed=7)
@@ -222,10 +207,3 @@ def test_runs_with_unknown_settings_or_without_scores_are_remarked_on(tmp_path: 
 def test_a_folder_that_is_no_run_is_a_users_fault(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--runs: the metrics of a training run cannot be read .*metrics\.jsonl"):
         read_runs([tmp_path], EXPERIMENTS)
-
-
-def test_an_epoch_that_was_run_again_counts_once(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", [10.0, 20.0])
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"event": "validation", "epoch": 1, "top1": 25.0}) + "\n")
-    assert read_runs([folder], EXPERIMENTS)[0][0].top1 == [10.0, 25.0]
