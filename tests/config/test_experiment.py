@@ -27,20 +27,6 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def test_an_empty_file_gives_the_published_defaults() -> None:
-    config = parse_experiment({}, "x.json")
-    assert (config.network.arch, config.network.activation, config.network.norm) == (
-        "resnet101",
-        "leaky_relu",
-        "standard",
-    )
-    assert (config.optimizer.batch_size, config.optimizer.clip, config.optimizer.classifier_lr) == (256, 1.0, -1)
-    assert (config.optimizer.weight_decay, config.optimizer.nesterov) == (1e-4, False)
-    assert (config.optimizer.schedule.type, config.optimizer.schedule.epochs) == ("constant", 10)
-    assert (config.input.scale_train, config.input.scale_val, config.input.crop_val) == (-1, 256, 224)
-    assert (config.training.amp, config.training.compile, config.optimizer.ema_decay) == ("off", False, None)
-
-
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -68,29 +54,6 @@ def test_an_empty_file_gives_the_published_defaults() -> None:
 def test_a_wrong_value_is_named_with_its_path_and_itself(path: str, value: Any) -> None:
     (problem,) = problems_of(nested(path, value))
     assert problem.startswith(f"{path} = {json.dumps(value)}: ")
-
-
-def test_a_wrong_element_of_a_list_is_named_by_its_index() -> None:
-    (problem,) = problems_of({"input": {"std": [0.2, 0.2, 57.4]}})
-    assert problem.startswith("input.std[2] = 57.4: ")
-
-
-@pytest.mark.parametrize(
-    ("path", "nearest"),
-    [
-        ("netwrok", "network"),
-        ("optimizer.schedule.warmup_epoch", "optimizer.schedule.warmup_epochs"),
-    ],
-)
-def test_an_unknown_key_is_named_with_the_nearest_known_one(path: str, nearest: str) -> None:
-    content = nested(path, "v")
-    if "expected" in content:
-        content["expected"] |= {"source": "a paper", "scores": {"center224": {"top1": 70, "top5": 90}}}
-    assert problems_of(content) == [f'{path} = "v": unknown key; the nearest is {nearest}']
-
-
-def test_lean_training_may_be_compiled() -> None:
-    assert not problems_of({"network": {"memory": "lean"}, "training": {"compile": True}})
 
 
 @pytest.mark.parametrize("activation", ["relu", "identity"])

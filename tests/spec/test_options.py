@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-import zoo
 from zoo.config import describe_options
 from zoo.models.build import FAMILIES
 from zoo.spec.architectures import ARCHITECTURES, Architecture
@@ -55,13 +54,3 @@ def test_tuples_and_lists_are_the_same_and_only_given_options_are_kept() -> None
 
 def test_a_custom_network_may_have_any_options() -> None:
     assert NetworkSpec(arch="mine", options={"dilation": "wide"}).options == {"dilation": "wide"}
-
-
-def test_a_wrong_option_is_named_with_its_key_and_value_once() -> None:
-    with pytest.raises(zoo.ConfigError) as caught:
-        zoo.get("densenet121", dilation=[1, 1, 0, 1])
-    (line,) = str(caught.value).splitlines()
-    assert line == (
-        "densenet121: options.dilation = [1, 1, 0, 1]: should be a whole number from 1 to 1024, or a list of four "
-        "(mod2 to mod5)"
-    )
