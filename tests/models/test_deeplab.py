@@ -125,11 +125,6 @@ def test_arguments_that_it_cannot_have_are_refused_with_what_to_do(arguments, me
         build_meta("deeplab_resnet18", **arguments)
 
 
-def test_it_has_the_stem_of_its_body() -> None:
-    with pytest.raises(TypeError, match="'input_3x3' for deeplab_resnet18"):
-        build_meta("deeplab_resnet18", input_3x3=True)
-
-
 def test_its_classifier_is_a_convolution_that_can_be_exchanged_and_left_out() -> None:
     model = zoo.get("deeplab_resnet18", num_classes=4).eval()
     assert (model.num_classes, model.num_features, zoo.get("deeplab_resnet18").num_classes) == (4, 256, 19)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -15,8 +14,7 @@ from tests.formula import relative_error
 from tests.held import held_bytes
 from tests.step import step
 from zoo.convert.trace import Trace
-from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
-from zoo.layers.residual import IdentityResidualBlock, build_stage
+from zoo.layers import ABN, init_weights, norm_act
 from zoo.models import wider_resnet
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
@@ -151,36 +149,6 @@ def test_every_family_names_its_strategies_in_the_error_for_another():
                 zoo.get(arch, norm="inplace", memory="none")
         with pytest.raises(zoo.ConfigError, match="no such strategy; use one of auto, plain, checkpoint, lean"):
             zoo.get("resnext50", norm="inplace", memory="fused")
-
-
-def test_fused_residual_sums_need_norms_in_place():
-    with torch.device("meta"):
-        with pytest.raises(zoo.ConfigError, match="needs norms that work in place"):
-            zoo.get("resnet18", memory="fused")
-        with pytest.raises(zoo.ConfigError, match="needs norms that work in place"):
-            zoo.get("resnet18", norm=lambda c: nn.Sequential(ABN(c)), memory="fused")
-        assert zoo.get("resnet18", norm="sync", memory="fused")
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_compiled_stages_have_the_gradients_of_eager_ones():
-    torch._dynamo.reset()
-
-    def stage():
-        torch.manual_seed(0)
-        blocks = OrderedDict()
-        for index, in_channels in enumerate((8, 16, 16)):
-            blocks[f"block{index}"] = IdentityResidualBlock(in_channels, (4, 4, 16), InPlaceABN)
-        stage = build_stage(blocks, "checkpoint").double()
-        init_weights(stage)
-        return stage
-
-    x = torch.randn(2, 8, 9, 9, dtype=torch.float64)
-    eager, compiled = stage(), stage()
-    expected = step(eager, x)
-    compiled.compile(fullgraph=True)
-    assert max(map(relative_error, step(compiled, x), expected)) < 1e-9
 
 
 @pytest.mark.parametrize(("family", "index", "memory"), CASES)

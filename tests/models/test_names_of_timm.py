@@ -19,10 +19,6 @@ from zoo.spec.architectures import ARCHITECTURES
 ROOT = Path(__file__).parents[2]
 
 
-def test_create_model_is_get() -> None:
-    assert zoo.create_model is zoo.get
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["forward", "forward_features", "forward_intermediates"])
 def test_grad_checkpointing_holds_less_and_gives_the_same_gradients(method: str) -> None:
@@ -168,18 +164,6 @@ def test_a_layer_is_a_block_and_coarsely_a_stage(arch: str, stages: int, blocks:
     assert len(pairs) == blocks + 1  # each layer belongs to one stage
     in_order = [stage for _, stage in pairs]
     assert in_order == sorted(in_order)
-
-
-def test_timm_decays_the_rates_of_layers_as_the_trainer_does() -> None:
-    optim = pytest.importorskip("timm.optim")
-    model = _on_meta("resnext50")
-    assert model.no_weight_decay() == set()
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    layers, last = layers_of(model), max(layers_of(model).values())
-    for group in optim.param_groups_layer_decay(model, 0.05, layer_decay=0.5):
-        for parameter in group["params"]:
-            assert group["lr_scale"] == pytest.approx(0.5 ** (last - layers[names[id(parameter)]]))
-            assert group["weight_decay"] == (0.05 if parameter.ndim > 1 else 0.0)
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnext", "revnext_resnet18"])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,15 +9,12 @@ from torch import nn
 
 import zoo
 from tests.formula import relative_error
-from tests.held import held_bytes
 from tests.step import step
-from zoo.config import parse_experiment
 from zoo.layers import ABN, init_weights, norm_act
 from zoo.layers.revnet_blocks import PooledShortcut, PreactBlock
 from zoo.models.preact import PreactResNet
 from zoo.models.revnet import RevNet
 from zoo.spec.architectures import ARCHITECTURES
-from zoo.spec.network import NetworkSpec
 
 # Table 2 of Gomez et al. 2017 has these, rounded; 45.2 M for RevNet-104, whose public code has 45.43 M
 COUNTS = {
@@ -42,8 +36,6 @@ COUNTS = {
 }
 RESNETS = [name for name, record in ARCHITECTURES.items() if record.family == "preact"]
 REVNETS = [name for name, record in ARCHITECTURES.items() if record.family == "revnet"]
-# Convolutions and the classifier, without the projections.
-DEPTHS = {"resnet32_cifar": 32, "revnet38_cifar": 38, "resnet101_preact": 101, "revnet104": 104, "revnet56": 56}
 SMALL = {  # both kinds of blocks, modules that keep the shape and modules that change it, both stems
     "basic": {"structure": (2, 3, 1), "widths": (8, 8, 12, 24), "bottleneck": False},
     "bottleneck": {"structure": (2, 1, 2), "widths": (8, 8, 8, 16), "bottleneck": True},
@@ -73,45 +65,6 @@ def test_parameters_are_as_many_as_in_the_papers_code(name, classes):
         model = zoo.get(name, num_classes=classes)
     assert sum(p.numel() for p in model.parameters()) == COUNTS[name, classes]
     assert {name for name, _ in COUNTS} == {*RESNETS, *REVNETS}
-
-
-@pytest.mark.parametrize("name", DEPTHS)
-def test_depths_are_those_that_name_the_networks(name):
-    with torch.device("meta"):
-        model = zoo.get(name)
-    layers = [key for key, m in model.named_modules() if isinstance(m, nn.Conv2d) and "shortcut" not in key]
-    assert len(layers) + 1 == DEPTHS[name]
-
-
-def branch_grammar(prefix: str, bottleneck: bool, leading_norm: bool) -> Iterator[str]:
-    for index in range(1, 4 if bottleneck else 3):
-        if index > 1 or leading_norm:
-            yield from (f"{prefix}.bn{index}.{entry}" for entry in ABN(1).state_dict())
-        yield f"{prefix}.conv{index}.weight"
-
-
-def block_grammar(prefix: str, names: str, bottleneck: bool, projects: bool, is_first: bool) -> Iterator[str]:
-    for name in names:
-        yield from branch_grammar(f"{prefix}.{name}", bottleneck, leading_norm=not (is_first and name == names[0]))
-    if bottleneck and projects:
-        yield from (f"{prefix}.shortcut{i}.weight" for i in range(1, len(names) + 1))
-
-
-@pytest.mark.parametrize("name", REVNETS)
-def test_only_the_first_function_of_a_network_lacks_its_leading_norm_and_bottlenecks_project_both_halves(name):
-    settings = ARCHITECTURES[name].structure
-    bottleneck = settings["bottleneck"]
-    with torch.device("meta"):
-        keys = list(zoo.get(name).state_dict())
-    expected: list[str] = []
-    for module, blocks in enumerate(settings["structure"], start=2):
-        has_first = bottleneck or module > 2
-        if has_first:
-            expected += block_grammar(f"mod{module}.first", "fg", bottleneck, True, is_first=module == 2)
-        for block in range(blocks - has_first):
-            is_first = module == 2 and block == 0 and not has_first
-            expected += block_grammar(f"mod{module}.chain.{block}", "fg", bottleneck, False, is_first)
-    assert [key for key in keys if key.startswith("mod") and not key.startswith("mod1.")] == expected
 
 
 def test_strides_sit_on_the_first_convolution_of_f_and_on_the_shortcuts():
@@ -228,31 +181,6 @@ def test_gradients_statistics_and_outputs_are_those_of_stored_activations(kind, 
         assert relative_error(ours, truth) < 1e-10
 
 
-@functools.cache
-def held(network, blocks, bottleneck, norm="standard", memory="auto") -> int:
-    """Return the bytes of a step with 8 images of 32 x 32, with so many blocks per module."""
-    widths = (32, 32, 64, 112)
-    with torch.device("meta"):
-        factory = norm_act(norm, NORMS[norm])
-        model = network(factory, 10, structure=(blocks,) * 3, widths=widths, bottleneck=bottleneck, memory=memory)
-        x = torch.empty(8, 3, 32, 32)
-    return held_bytes(lambda: model(x).sum())
-
-
-@pytest.mark.slow
-def test_revnet_104_holds_less_than_its_twin_by_the_papers_factor():
-    def held(name, norm, memory):
-        with torch.device("meta"):
-            model = zoo.get(name, norm=norm, memory=memory)
-            x = torch.empty(2, 3, 224, 224)
-        return held_bytes(lambda: model(x).sum()) / 2e6
-
-    twin = held("resnet101_preact", "standard", "plain")
-    assert twin == pytest.approx(116, abs=1)  # MB per image
-    assert held("revnet104", "standard", "auto") <= twin / 7.9
-    assert held("revnet104", "inplace", "auto") <= twin / 7.9
-
-
 @pytest.mark.parametrize("kind", SMALL)
 def test_images_that_are_overwritten_before_backward_are_noticed(kind):
     """The stem is run on them again."""
@@ -261,26 +189,3 @@ def test_images_that_are_overwritten_before_backward_are_noticed(kind):
     x.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def network_section(**settings) -> NetworkSpec:
-    section = {"arch": "revnet38_cifar", "classes": 10, "weight_init": "truncated_normal", **settings}
-    return parse_experiment({"network": section}, source="test").network
-
-
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
-    [
-        ({"memory": "checkpoint"}, r"network.memory .* revnet38_cifar has no such strategy; use one of auto, plain"),
-        (
-            {"input_3x3": True},
-            r"network.options.input_3x3 = true: revnet38_cifar has no such option; its options are none",
-        ),
-        ({"options": {"layers": [1, 2]}}, r"network.options.layers = \[1, 2\]: revnet38_cifar has no such option"),
-        ({"options": {"memory": "plain"}}, r'network.options.memory = "plain": is a key of this section'),
-        ({"options": {"norm": "inplace"}}, r'network.options.norm = "inplace": is a key of this section'),
-    ],
-)
-def test_experiments_that_no_revnet_fits_are_refused(settings, complaint):
-    with pytest.raises(zoo.ConfigError, match=complaint):
-        network_section(**settings)

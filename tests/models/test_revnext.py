@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 import zoo
 from tests.formula import relative_error
-from zoo.layers import init_weights
 from zoo.remat.memory_use import count_memory, measure_memory
 
 NAMES = ["revnext", "revnext_flat", "irevnet_cifar", "irevnet_revnext", "revnext_resnet18", "revnext_revnet"]
@@ -209,37 +208,3 @@ def test_neither_the_stem_nor_the_output_of_two_branch_blocks_is_kept_while_the_
     # In float32 values: the map and its gradient 64, a branch 48, the gradients in it 32. An output and a gradient that
     # are kept would be 64 more, and so would the stem's convolution and output.
     assert peak == pytest.approx(4 * (64 + 48 + 32) * 8 * 64**2, rel=0.02)
-
-
-def smallest_ratio(name, slope, skipped=0, **options):
-    """Return the smallest signal-to-noise ratio of reconstructed inputs of layers in an untrained network."""
-    torch.manual_seed(0)
-    model = zoo.get(name, num_classes=10, activation_param=slope, eps_i=0.0, **options)
-    init_weights(model, "torch")
-    errors = {}
-    model.meter = errors.__setitem__
-    model(torch.randn(16, 3, 32, 32)).sum().backward()
-    kept = [errors[index] for index in sorted(errors)][1:-1]  # the images and the last map are not reconstructed
-    return min(error**-2 for error in kept[skipped:] if error)
-
-
-# Measured before with a script of its own, batch 64. How the smallest ratio rounds depends on the processor.
-@pytest.mark.parametrize(
-    ("slope", "expected"), [(0.4, (5.0e12, 2.4e10, 1.0e8)), (0.2, (5.7e11, 6.0e7, 5.4e3)), (0.1, (4.4e10, 8.5e4, 0.22))]
-)
-def test_flat_networks_lose_precision_exponentially_with_depth_and_smaller_slope(slope, expected):
-    for depth, ratio in zip((1, 2, 3), expected, strict=True):
-        found = smallest_ratio("revnext_flat", slope, layers=[depth] * 3)
-        assert ratio / 6 < found < 6 * ratio
-
-
-def smallest_of_blocks(slope, **options):
-    """Return the smallest ratio without the stem's norm and activation, which are undone like layers of a flat one."""
-    return smallest_ratio("revnext", slope, skipped=2, **options)
-
-
-@pytest.mark.slow
-def test_hybrid_networks_that_find_branch_inputs_again_lose_precision_with_the_slope():
-    steep, flat = (smallest_of_blocks(slope, blocks=[4, 4], keep_branch_input=False) for slope in (0.4, 0.05))
-    assert steep / flat > 10
-    assert flat > 1e7
