@@ -92,15 +92,6 @@ def test_odd_content_is_a_checkpoint_error_that_names_the_file(
     assert len(str(error.value)) < 2000
 
 
-def test_a_message_about_other_settings_is_cut_to_a_length_that_somebody_reads(folder: Path, tmp_path: Path) -> None:
-    content = read(folder / CHECKPOINT)
-    content["config"] |= {f"key{index}\x1b[31m": index for index in range(5000)}
-    write(content, tmp_path, is_best=False)
-    with pytest.raises(CheckpointError, match="and 4,990 more") as error:
-        start(task_of(make_config()), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
-    assert "\x1b" not in str(error.value)
-
-
 def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / CHECKPOINT
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,11 +43,3 @@ def test_a_run_whose_clock_jumps_has_the_bits_and_the_log_of_one_whose_clock_doe
         (record["event"], record.get("step")) for record in expected
     ]
     assert main([*command, "--resume", "auto"]) == 0
-
-
-def test_images_and_checkpoints_of_the_future_are_read(finished: Run, tmp_path: Path) -> None:
-    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
-    weights = Path(shutil.copy(finished.checkpoint, tmp_path / "weights.pth.tar"))
-    for path in [*data.rglob("*"), weights]:
-        os.utime(path, (NOW_S + CENTURY_S, NOW_S + CENTURY_S))
-    assert main(["validate", str(finished.config), str(data), "--weights", str(weights), "-j", "0"]) == 0

@@ -132,19 +132,6 @@ def test_the_leftovers_of_a_killed_save_are_removed_when_the_run_is_continued(fi
     assert list(log_dir.glob(".*.tmp")) == []
 
 
-def test_a_log_without_room_costs_its_lines_and_not_the_run(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*args: Any, **fields: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("zoo.run.run_log.JsonLines.write", fail)
-    assert _train(finished, tmp_path / "log", "-p", "1") == 0
-    assert read(tmp_path / "log" / "checkpoint.pth.tar")["position"]["epoch"] == 2
-    printed = capsys.readouterr().err
-    assert printed.count("No space left on device") == 1
-
-
 def test_a_disk_that_is_full_for_a_while_leaves_whole_records_and_no_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
