@@ -80,16 +80,6 @@ def test_a_classifier_for_other_classes_is_left_out(
     assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 5)
 
 
-def test_no_classifier_where_the_package_builds_none(trained: tuple[str, Path, Path]) -> None:
-    arch, checkpoint, _ = trained
-    if arch == SMALL:
-        with pytest.raises(zoo.ConfigError, match="torchvision cannot build shufflenet_v2_x0_5 without"):
-            zoo.get(checkpoint, num_classes=0)
-        return
-    with torch.no_grad():
-        assert zoo.get(checkpoint, num_classes=0).eval()(torch.randn(2, 3, 32, 32)).shape == (2, 512)
-
-
 def test_commands_take_it(trained: tuple[str, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arch, checkpoint, data = trained
     path = str(checkpoint)
@@ -166,23 +156,3 @@ def test_impossible_records_are_refused(
     _arch, checkpoint, _ = trained
     with pytest.raises(zoo.WeightsError, match=words.replace("resnet.*", ".*")):
         zoo.get(_changed(checkpoint, tmp_path / "x.pth", **changes))
-
-
-def test_networks_of_other_packages_are_built_without_weights_too() -> None:
-    model = zoo.get(SMALL, num_classes=3, memory="lean")
-    assert model.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
-    assert is_lean(model)
-    for arguments, words in (
-        ({"norm": "inplace"}, "norm.*is not for torchvision:shufflenet_v2_x0_5"),
-        (
-            {"memory": "fused"},
-            "memory.*use one of auto, plain, lean",
-        ),
-        ({"in_chans": 1}, "torchvision:shufflenet_v2_x0_5 cannot be built: .*'in_chans'"),
-    ):
-        with pytest.raises(zoo.ConfigError, match=words):
-            zoo.get(SMALL, **arguments)
-    with pytest.raises(zoo.ConfigError, match="torchvision has no network called 'resnet19'; the nearest names are"):
-        zoo.get("torchvision:resnet19")
-    with pytest.raises(zoo.ConfigError, match="ShuffleNetV2 has no pretrained_cfg"):
-        zoo.transforms(model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -60,14 +59,6 @@ def test_doctor_names_versions_kernels_and_folders(
         assert fact in out
 
 
-def test_facts_are_shown_beside_their_names(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("resnet50_ipabn-sync_lr_512", "torchvision:resnet18"):
-        assert main(["show", name]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^ *weight_gain_multiplier 1\.0$", out, re.MULTILINE)
-    assert re.search(r"^memory +auto, plain, lean$", out, re.MULTILINE)
-
-
 def test_a_network_is_shown_as_json_with_its_options_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "resnext101_ipabn_lr_512", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -96,15 +87,3 @@ def test_an_experiment_that_there_is_not_names_the_nearest(capsys: pytest.Captur
     assert "revnet38_cifar10" in capsys.readouterr().err
     assert main(["show", "no/such/file.json"]) == 2
     assert "no/such/file.json: cannot be read" in capsys.readouterr().err
-
-
-def test_the_schema_tells_every_key_with_type_default_bounds_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["settings"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "network: The network and its initial weights." in lines
-    index = next(i for i, line in enumerate(lines) if line.startswith("  learning_rate "))
-    assert lines[index].split(maxsplit=1)[1] == "number; more than 0, at most 1,000,000; default 0.1"
-    assert lines[index + 1].strip() == "Base learning rate, multiplied by the schedule."
-    assert 'optimizer.schedule.params with type "step": ' in "\n".join(lines)
-    assert main(["settings", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["$defs"]["NetworkSpec"]["properties"]["norm"]["default"] == "standard"

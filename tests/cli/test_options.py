@@ -62,25 +62,12 @@ def test_help_and_mistakes_are_answered_without_importing_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("command", [[], ["no-such-command"], ["train"], ["train", "a", "b", "-j", "-1"]])
-def test_wrong_arguments_exit_with_code_2(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(command)
-    assert error.value.code == 2
-    assert "usage: zoo" in capsys.readouterr().err
-
-
 def test_a_users_fault_is_one_message_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "no-such-file.json", "data"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("zoo train: ")
     assert "no-such-file.json" in error
     assert "Traceback" not in error
-
-
-def test_debug_shows_where_a_users_fault_was_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "no-such-file.json", "data", "--debug"]) == 2
-    assert "Traceback" in capsys.readouterr().err
 
 
 def test_our_own_faults_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

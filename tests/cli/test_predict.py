@@ -17,8 +17,6 @@ from tests.data.sample_images import random_image
 from zoo.cli import main
 from zoo.data.reading import read_image
 
-PNG_MAGIC = b"\x89PNG\r\n"
-
 
 def _predict(capsys: pytest.CaptureFixture[str], *command: object) -> list[dict[str, Any]]:
     assert main(["predict", *map(str, command), "--json"]) == 0
@@ -114,9 +112,3 @@ def test_a_image_predicted_alone_is_what_validation_scored(
     lines = [line.split(",") for line in file.read_text().splitlines()[1:]]
     found = _predict(capsys, finished.checkpoint, *(finished.data / line[0] for line in lines))
     assert [str(entry["predictions"][0]["class"]) for entry in found] == [line[2] for line in lines]
-
-
-def test_the_table_has_a_line_per_class(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    images = sorted(map(str, finished.data.glob("val/*/*.png")))
-    assert main(["predict", str(finished.checkpoint), *images]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2 + 2 * len(images)

@@ -71,17 +71,6 @@ def test_evaluate_needs_exactly_one_source_of_weights(
     assert f"--evaluate with {len(sources) // 2} sources of weights" in capsys.readouterr().err
 
 
-def test_training_begins_with_given_weights(finished: Run, tmp_path: Path) -> None:
-    config = tmp_path / "frozen.json"
-    config.write_text(json.dumps({**SETTINGS, "optimizer": {**SETTINGS["optimizer"], "learning_rate": 1e-12}}))
-    command = ["train", str(config), str(finished.data), "--log-dir", str(tmp_path / "log"), "-j", "0"]
-    assert main([*command, "--weights", str(finished.checkpoint)]) == 0
-    old, new = (
-        read_checkpoint(path)["state_dict"] for path in (finished.checkpoint, tmp_path / "log/checkpoint.pth.tar")
-    )
-    assert (old["classifier.fc.weight"] - new["classifier.fc.weight"]).abs().max() < 1e-4
-
-
 def test_a_batch_that_cannot_be_shared_out_is_refused_before_anything_is_written(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,9 +168,3 @@ def test_a_finished_run_is_prolonged_by_its_own_command_and_more_epochs(
     assert [event["epoch"] for event in new if event["event"] == "validation"] == [2]
     assert main([*command, "auto"]) == 2
     assert "optimizer.schedule.epochs: 3 before and 2 now" in capsys.readouterr().err
-
-
-def test_the_seed_is_that_of_the_command(finished: Run, tmp_path: Path) -> None:
-    command = ["train", str(finished.config), str(finished.data), "-j", "0", "--log-dir", str(tmp_path / "log")]
-    assert main([*command, "--epochs", "1", "--seed", "3"]) == 0
-    assert json.loads((tmp_path / "log" / "experiment.json").read_text())["seed"] == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.engine.tiny import differences, make_images
 from zoo.cli import main
-from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read
+from zoo.engine.checkpoint import read
 from zoo.remat.lean import is_lean
 from zoo.run.scoring import load_network
 
@@ -57,14 +56,6 @@ def test_a_lean_run_is_the_plain_one_to_the_last_bit(runs: dict[str, Run]) -> No
     assert {key for key in plain if differences(plain[key], lean[key])} == {"config_digest"}
 
 
-def test_a_run_goes_on_where_its_checkpoint_is(runs: dict[str, Run], tmp_path: Path) -> None:
-    run = runs["lean"]
-    log_dir = Path(shutil.copytree(run.log_dir, tmp_path / "log"))
-    (log_dir / PREVIOUS).rename(log_dir / CHECKPOINT)
-    assert _train(run.config, run.data, log_dir, "--resume", "auto") == 0
-    assert differences(read(log_dir / CHECKPOINT), read(run.checkpoint)) == []
-
-
 def test_a_checkpoint_is_scored_used_and_shown(
     runs: dict[str, Run], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -98,8 +89,3 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(
     assert _train(tmp_path / "x.json", runs["plain"].data, tmp_path / "log") == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "log").exists()
-
-
-def test_a_network_without_weights_is_not_scored(runs: dict[str, Run], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", NETWORK["arch"], str(runs["plain"].data)]) == 2
-    assert "no published weights of torchvision:shufflenet_v2_x0_5; give the weights" in capsys.readouterr().err

@@ -78,11 +78,6 @@ def test_crop_scale_and_ten_crops_make_a_protocol_of_their_own(finished: Run, tm
     assert (result["protocol"], result["count"]) == ("tencrop8-scaleoriginal", 3)
 
 
-def test_published_protocols_go_by_name(finished: Run, tmp_path: Path) -> None:
-    command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0", "--limit", "1"]
-    assert _result([*command, "--protocol", "center224"], tmp_path)["protocol"] == "center224"
-
-
 @pytest.mark.parametrize("option", [["--crop", "8"], ["--scale", "8"], ["--ten-crops"]])
 def test_a_protocol_leaves_nothing_to_choose(
     finished: Run, option: list[str], capsys: pytest.CaptureFixture[str]
@@ -194,24 +189,6 @@ def test_the_numbered_folders_of_imagenet_v2_are_scored_as_the_classes_of_their_
     assert _targets(tmp_path / "p.csv") == {"2": "2", "100": "100", "207": "207"}
 
 
-def test_other_folders_are_refused_by_a_network_of_imagenet(
-    golden_retrievers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_folder(tmp_path / "data" / "val", {"cat": 1, "dog": 1})
-    assert main(["validate", "resnet18", str(tmp_path / "data"), "--weights", str(golden_retrievers), "-j", "0"]) == 2
-    assert "2 class folders but the network has 1000 outputs" in capsys.readouterr().err
-
-
-def test_evaluation_by_the_trainer_matches_names_too(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
-    (data / "val" / "class0").rename(data / "val" / "klass0")
-    command = ["train", "-e", str(finished.config), str(data), "--weights", str(finished.checkpoint), "-j", "0"]
-    assert main(command) == 2
-    assert "not classes of the network: klass0" in capsys.readouterr().err
-
-
 def test_an_experiment_that_contradicts_its_weights_gets_no_score(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,22 +237,3 @@ def test_launched_processes_score_every_image_once(finished: Run, tmp_path: Path
     assert done.stdout.count("| center10-scale12") == 1
     classes = [[line.rsplit(",", 2)[0] for line in file.read_text().splitlines()] for file in files]
     assert classes[0] == classes[1]
-
-
-def test_a_contradiction_says_who_asks_and_what_can_be_done(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "standard.json"
-    config.write_text(json.dumps({**SETTINGS, "network": {**SETTINGS["network"], "bn_mode": "standard"}}))
-    assert main(["validate", str(config), str(finished.data), "--weights", str(finished.checkpoint)]) == 2
-    message = capsys.readouterr().err
-    assert "norm='standard' is asked for by the experiment" in message
-    assert "convert the file (zoo convert)" in message
-    assert "leave these out" not in message
-    other = zoo.get("resnet18", num_classes=2)
-    torch.save(
-        {"state_dict": other.state_dict(), "network": other.built_as.model_dump(mode="json")}, tmp_path / "other.pth"
-    )
-    command = ["validate", str(finished.checkpoint), str(finished.data), "--weights", str(tmp_path / "other.pth")]
-    assert main(command) == 2
-    assert "is asked for by the checkpoint" in capsys.readouterr().err
