@@ -51,13 +51,6 @@ def test_train_refuses_unknown_options_and_names(tmp_path: Path) -> None:
         zoo.train("resnet19", tmp_path, log_dir=tmp_path / "log")
 
 
-def test_a_loss_that_is_not_finite_raises_a_public_error(tmp_path: Path) -> None:
-    data = make_images(tmp_path / "data", num_train=4, num_val=3)
-    settings = {**SETTINGS, "optimizer": {**SETTINGS["optimizer"], "learning_rate": 1e6, "schedule": {"epochs": 9}}}
-    with pytest.raises(zoo.NonFiniteLossError):
-        zoo.train(parse_experiment(settings, "test"), data, log_dir=tmp_path / "log")
-
-
 def test_segment_writes_files_for_a_folder(tmp_path: Path) -> None:
     settings = {
         "network": {"arch": "deeplab_resnet18", "classes": 5},

@@ -7,7 +7,6 @@ import io
 import os
 import pickle
 import struct
-import tarfile
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -227,17 +226,6 @@ def test_a_file_that_was_cut_short_is_named_as_such(tmp_path: Path, zipped: bool
     assert "damaged or truncated" in message_of(path)
 
 
-def write_tar(path: Path, mode: str) -> None:
-    """Write a tar archive with a real weights file in it."""
-    inner = io.BytesIO()
-    torch.save(weights(), inner)
-    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
-        entry = tarfile.TarInfo("w.pth")
-        entry.size = inner.tell()
-        inner.seek(0)
-        archive.addfile(entry, inner)
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -359,11 +347,6 @@ def test_a_moving_average_that_is_no_state_dict_is_an_error(ema: Any, tmp_path: 
 def test_a_state_dict_is_found_where_other_trainers_put_it(key: str, tmp_path: Path) -> None:
     torch.save({"epoch": 3, key: {"module.a": torch.ones(2)}, "args": "x"}, tmp_path / "w.pth")
     assert torch.equal(read_state_dict(tmp_path / "w.pth")["a"], torch.ones(2))
-
-
-def test_a_cut_archive_is_named_as_such(tmp_path: Path) -> None:
-    (tmp_path / "cut.pth").write_bytes(b"PK\x03\x04" + bytes(100))
-    assert "damaged or truncated" in message_of(tmp_path / "cut.pth")
 
 
 MANY = b"J" + (2**31 - 1).to_bytes(4, "little") + b"\x85R"  # called with this number

@@ -15,9 +15,6 @@ from zoo.weights.cache import weights_path
 OTHER = "resnet50_ipabn-sync_lr_512"
 
 
-ROOT = Path(__file__).parents[2]
-
-
 def put(cache: Path, **files: bytes) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
@@ -42,12 +39,6 @@ def test_fetch_without_names_lists_all_and_downloads_nothing(
     assert server.requests == []
 
 
-def test_a_download_that_fails_exits_with_2(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.usual = fails(404)
-    assert main(["fetch", NAME]) == 2
-    assert f"zoo fetch: {NAME}: the server answered 404 Not Found" in capsys.readouterr().err
-
-
 def test_a_download_that_fails_does_not_keep_the_others_from_being_fetched(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,6 +49,3 @@ def test_a_download_that_fails_does_not_keep_the_others_from_being_fetched(
     assert printed.out == f"{weights_path(OTHER)}\n"
     assert f"{NAME}: the server answered 404 Not Found" in printed.err
     assert f"1 of 2 files were not fetched: {NAME}; run the same command again" in printed.err
-
-
-"""``zoo fetch`` lists and fetches the published weights."""
