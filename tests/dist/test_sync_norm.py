@@ -123,67 +123,6 @@ def test_one_gather_in_forward_one_all_reduce_in_backward_none_in_evaluation():
         assert seen["evaluation"] == Counter()
 
 
-def _against_torch() -> list[float]:
-    """Compare with torch's SyncBatchNorm semantics: its formulas over the gathered batch, weights positive."""
-    rank = dist.get_rank()
-    torch.manual_seed(rank)
-    x = torch.randn(rank + 2, 4, 3, 3, dtype=torch.float64)
-    ours = InPlaceABNSync(4, activation="identity").double()
-    sizes = [torch.zeros((), dtype=torch.long) for _ in range(2)]
-    dist.all_gather(sizes, torch.tensor(len(x)))
-    gathered: list = [None, None]
-    dist.all_gather_object(gathered, x)
-    theirs = nn.BatchNorm2d(4).double()
-    batch = torch.cat(gathered).requires_grad_()
-    whole = theirs(batch)
-    start = sum(int(size) for size in sizes[:rank])
-    rows = slice(start, start + len(x))
-    with torch.no_grad():
-        ours.weight.sub_(ours.eps)  # |weight| + eps against weight
-    leaf = x.clone().requires_grad_()
-    z = ours(leaf * 1)
-    z.pow(3).sum().backward()
-    whole.pow(3).sum().backward()
-    dist.all_reduce(ours.weight.grad)
-    return [
-        relative_error(z, whole[rows]),
-        relative_error(leaf.grad, batch.grad[rows]),
-        relative_error(ours.weight.grad, theirs.weight.grad),
-        relative_error(ours.running_mean, theirs.running_mean),
-        relative_error(ours.running_var, theirs.running_var),
-    ]
-
-
-def test_statistics_are_those_of_torchs_batch_norm_over_the_gathered_batch():
-    for errors in run_distributed(_against_torch, 2):
-        assert max(errors) < 1e-12
-
-
-def _train_with_ddp(sizes: tuple[int, ...]) -> list[torch.Tensor]:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), InPlaceABNSync(4), nn.Conv2d(4, 2, 3)).double()
-    x = torch.randn(sum(sizes), 3, 8, 8, dtype=torch.float64)
-    rank, world = dist.get_rank(), dist.get_world_size()
-    rows = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-    wrapped = nn.parallel.DistributedDataParallel(net)
-    # DDP averages over the ranks: weighted so that the result is the mean over all images
-    loss = wrapped(x[rows]).square().mean((1, 2, 3)).sum() * world / sum(sizes)
-    loss.backward()
-    return [p.grad for p in net.parameters()]
-
-
-def test_gradients_through_ddp_equal_those_of_the_whole_batch():
-    sizes = (3, 2)
-    results = run_distributed(_train_with_ddp, 2, sizes)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), InPlaceABNSync(4), nn.Conv2d(4, 2, 3)).double()
-    x = torch.randn(sum(sizes), 3, 8, 8, dtype=torch.float64)
-    net(x).square().mean((1, 2, 3)).mean().backward()
-    for gradients in results:
-        for ours, parameter in zip(gradients, net.parameters(), strict=True):
-            assert relative_error(ours, parameter.grad) < 1e-9
-
-
 def _subgroup() -> tuple[bool, bool, float]:
     rank = dist.get_rank()
     group = active_group(rank > 0)

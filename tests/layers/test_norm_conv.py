@@ -78,14 +78,6 @@ def test_a_single_input_is_left_as_it_is(inplace):
     assert torch.equal(x, before)
 
 
-def test_the_batch_is_counted_once_per_step_and_not_in_evaluation():
-    layer, conv = pair()
-    norm_conv(layer, conv, *parts()).sum().backward()
-    layer.eval()
-    norm_conv(layer, conv, *parts()).sum().backward()
-    assert layer.num_batches_tracked == 1
-
-
 def test_a_training_batch_between_evaluation_and_its_backward_is_allowed():
     layer, conv = pair()
     inputs = parts()
