@@ -83,34 +83,6 @@ def test_the_json_file_has_all_of_a_record_and_of_the_header(tmp_path: Path) -> 
     assert (tmp_path / "some.name.md").read_text() == text == markdown(content)
 
 
-def test_the_table_has_a_row_per_case_and_provider_and_a_column_per_metric() -> None:
-    results, case = new_results(), Case("net", (2, 3), "float32", "contiguous")
-    results.add(case, "std", "held", "MB", [12.5])
-    results.add(case, "ours", "held", "MB", [6.25])
-    results.add(case, "ours", "ratio", "1", [0.4, 0.5, 0.8])
-    lines = markdown(results.content()).splitlines()
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    assert table[0] == ["subject", "shape", "dtype", "layout", "provider", "held, MB", "ratio"]
-    assert table[2:] == [
-        ["net", "2x3", "float32", "contiguous", "std", "12.5", ""],
-        ["net", "2x3", "float32", "contiguous", "ours", "6.25", "0.5 (0.2)"],
-    ]
-
-
-def test_rows_that_share_no_metric_stand_in_tables_of_their_own() -> None:
-    results, case = new_results(), Case("net", (2, 3), "float32", "contiguous")
-    results.add(case, "ours", "largest batch", "images", [3])
-    results.add(case, "std", "predicted", "MB", [1.0])
-    results.add(case, "std", "taken", "MB", [1.5])
-    results.add(case, "std", "largest batch", "images", [2])
-    lines = markdown(results.content()).splitlines()
-    assert len([line for line in lines if line.startswith("| subject")]) == 1  # "std" has all metrics
-    results.records = results.records[:3]
-    tables = "\n".join(markdown(results.content()).splitlines()).split("\n\n")[-2:]
-    heads = [[cell.strip() for cell in table.splitlines()[0].strip("|").split("|")][5:] for table in tables]
-    assert heads == [["largest batch, images"], ["predicted, MB", "taken, MB"]]
-
-
 # --- timing ---
 
 
@@ -292,14 +264,6 @@ def test_one_image_more_than_the_largest_batch_does_not_fit() -> None:
     assert prediction.largest_batch(1000) == (0, prediction.bytes_for(2))
 
 
-def test_eight_pixels_more_than_the_largest_side_do_not_fit() -> None:
-    prediction = memory_prediction.MemoryPrediction(TINY, EAGER[0])
-    limit = prediction.bytes_for(2, 72).total
-    assert prediction.largest_size(limit, 8) == (72, prediction.bytes_for(2, 72))
-    assert prediction.largest_size(limit - 1, 8)[0] == 64
-    assert prediction.largest_size(1000, 8) == (0, prediction.bytes_for(2, 16))
-
-
 TOLERANCE = 0.05  # of a prediction
 
 
@@ -315,11 +279,6 @@ def test_a_network_that_segments_is_measured_with_label_maps_and_a_loss_for_each
     assert setup.forward_of(lambda images: images.new_zeros(2, 5, 32, 32))().item() == pytest.approx(2 * math.log(5))
     predicted, taken = predict_and_count(replace(setup, batch=4), EAGER[0])
     assert predicted == pytest.approx(taken, rel=TOLERANCE)
-
-
-def test_the_note_on_a_reversible_network_names_its_ordinary_twin() -> None:
-    with pytest.raises(ConfigError, match="is the reversible twin of resnet32_cifar; benchmark resnet32_cifar"):
-        Setup(NetworkSpec(arch="revnet38_cifar"), batch=2, size=32).reversible_twin()
 
 
 @pytest.mark.parametrize(

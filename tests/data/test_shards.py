@@ -21,10 +21,9 @@ from tests.data.sample_images import CLASSES, make_folder, make_splits, small_ex
 from zoo.cli import main
 from zoo.data.folder import open_source
 from zoo.data.index import Index, index_path, write_index
-from zoo.data.loader import LoaderOptions, build_train_loader, build_val_loader
+from zoo.data.loader import LoaderOptions, build_train_loader
 from zoo.data.shards import Shards, write_shard_index
 from zoo.data.source import FolderSource
-from zoo.data.transforms import ValTransform
 from zoo.errors import DataError
 
 CPU = torch.device("cpu")
@@ -102,27 +101,6 @@ def test_training_sees_every_image_once_in_the_same_order_however_many_read(
             assert list(batch.paths) == paths[rank::world]
             assert torch.equal(batch.on(CPU), images[rank::world])
             assert torch.equal(batch.targets, targets[rank::world])
-
-
-def test_an_epoch_goes_on_in_the_middle(shards: Path) -> None:
-    config = small_experiment(shuffle_shards=2)
-    loader = build_train_loader(shards, config)
-    loader.batch_sampler.set_epoch(3)
-    expected = [batch.paths for batch in loader]
-    again = build_train_loader(shards, config)
-    again.batch_sampler.set_epoch(3)
-    again.batch_sampler.skip_to(2)
-    assert [batch.paths for batch in again] == expected[2:]
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_validation_scores_every_image_of_the_shards_once(shards: Path, world: int) -> None:
-    transform = ValTransform(12, 8, [0.5] * 3, [0.5] * 3)
-    loaders = [build_val_loader(shards, transform, 2, LoaderOptions(rank, world)) for rank in range(world)]
-    paths = [path for loader in loaders for batch in loader for path in batch.paths]
-    assert sorted(paths) == sorted(
-        str(shards / "val" / os.fsdecode(name)) for name in open_source(shards / "val").names
-    )
 
 
 def test_a_window_shuffles_shards_and_the_images_of_a_few_of_them(shards: Path) -> None:

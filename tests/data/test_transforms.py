@@ -19,24 +19,18 @@ from torchvision import transforms as tv
 from torchvision.transforms import functional as tvF
 
 from tests.data.sample_images import random_image
-from zoo import registry, transforms
+from zoo import transforms
 from zoo.config import Input
 from zoo.data.augmentation import Normalization, RandomErasing, draw_colors, finish
 from zoo.data.pixels import FloatPixels, PILPixels, open_pixels
 from zoo.data.seeding import random_of_torch
 from zoo.data.transforms import TrainTransform, ValTransform, random_box
 from zoo.errors import ConfigError, DataError
-from zoo.spec.network import Preprocessing
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 CFG = {"mean": MEAN, "std": STD, "scale": 12, "crop": 8, "interpolation": "bilinear", "source": None}
 GRAY = np.array([0.299, 0.587, 0.114])
 TO_TENSOR = tv.ToTensor()
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
 
 
 @pytest.fixture
@@ -347,16 +341,6 @@ def test_transforms_travel_to_workers_that_are_not_forked(make: object) -> None:
     expected = transform(image)
     torch.manual_seed(0)
     assert torch.equal(copy(image), expected)
-
-
-def test_a_checkpoint_of_the_trainer_gives_the_preprocessing_that_it_was_trained_with(tmp_path: Path) -> None:
-    model = registry.get("resnet18", num_classes=2)
-    network = model.built_as.described(Preprocessing(scale_val=12, crop_val=8, mean=MEAN, std=STD))
-    content = {"state_dict": model.state_dict(), "network": network.model_dump(mode="json")}
-    torch.save(content, tmp_path / "checkpoint.pth.tar")
-    image = random_image(0, width=30, height=20)
-    result = transforms(str(tmp_path / "checkpoint.pth.tar"))(image)
-    assert torch.equal(result, ValTransform(12, 8, MEAN, STD)(image))
 
 
 def _as_tensor(image: Image.Image) -> Tensor:

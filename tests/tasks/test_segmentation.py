@@ -14,7 +14,6 @@ import zoo
 from tests.dist.spawn import run_distributed
 from zoo.config import parse_experiment
 from zoo.data.folder import Batch
-from zoo.engine.meters import Meter
 from zoo.engine.validation import validate
 from zoo.errors import DataError
 from zoo.remat.memory_use import count_memory
@@ -193,17 +192,6 @@ def test_three_processes_have_the_confusion_matrix_of_one() -> None:
     for result in run_distributed(_score_on_rank, 3):
         assert (result.confusion, result.miou) == (alone.confusion, alone.miou)
         assert result.loss == pytest.approx(alone.loss, rel=1e-12)
-
-
-def test_scores_of_an_interval_are_those_of_its_own_pixels() -> None:
-    task, meter = _task(), Meter(CPU, CLASSES**2)
-    first, second = _batch(2, seed=1), _batch(3, seed=2)
-    meter.update(torch.tensor(1.0), task.counts(*first), 2, step=1)
-    before = meter.read()
-    meter.update(torch.tensor(1.0), task.counts(*second), 3, step=2)
-    alone = Meter(CPU, CLASSES**2)
-    alone.update(torch.tensor(1.0), task.counts(*second), 3, step=2)
-    assert task.scores(meter.read().since(before)) == task.scores(alone.read())
 
 
 def test_a_validation_without_any_label_is_an_error_of_the_data() -> None:

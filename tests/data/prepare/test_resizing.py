@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from tests.data.sample_images import random_image, small_experiment
+from tests.data.sample_images import random_image
 from zoo.cli import main
 from zoo.data.folder import open_source
 from zoo.data.index import Index, index_path
-from zoo.data.loader import LoaderOptions, build_train_loader
 
 SIDE = 24
 SIZES = ((60, 30), (31, 47), (24, 80), (20, 90), (25, 25), (100, 24), (24, 24), (33, 70))  # width, height
@@ -75,19 +73,6 @@ def test_any_number_of_threads_writes_the_same_bytes(data: Path, tmp_path: Path)
     first, second = ({path.name: path.read_bytes() for path in root.iterdir()} for root in roots)
     assert first == second
     assert len(first) == math.ceil(len(SIZES) / 3) + 1
-
-
-def test_training_resumes_within_an_epoch_with_the_same_batches(data: Path, tmp_path: Path) -> None:
-    out = _shard(data, tmp_path / "small", "--resize", str(SIDE)).parent
-    config = small_experiment(decoder="pil")
-    loader = build_train_loader(out, config)
-    whole = [batch.images for batch in loader]
-    for workers in (0, 2):
-        again = build_train_loader(out, config, LoaderOptions(workers=workers))
-        again.batch_sampler.skip_to(1)
-        for expected, batch in zip(whole[1:], again, strict=True):
-            assert torch.equal(expected, batch.images)
-        again.stop_workers()
 
 
 def test_a_file_that_is_no_image_is_named_and_nothing_is_left(
