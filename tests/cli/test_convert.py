@@ -43,6 +43,13 @@ def test_there_and_back_through_files_gives_the_same_weights(files, tmp_path, ca
     assert "to-torchvision resnet18: exact" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["standard-to-inplace", "inplace-to-standard", "export"])
+def test_each_kind_writes_a_file_that_torch_loads(kind, files, tmp_path):
+    assert convert(kind, files / "zoo.pth", tmp_path / "new.pth", "--no-compare") == 0
+    assert "classifier.fc.bias" in read_state_dict(tmp_path / "new.pth")
+    assert "classifier.fc.bias" in torch.load(tmp_path / "new.pth", weights_only=True)["state_dict"]
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [

@@ -70,6 +70,11 @@ def test_a_users_fault_is_one_message_without_traceback(capsys: pytest.CaptureFi
     assert "Traceback" not in error
 
 
+def test_debug_shows_where_a_users_fault_was_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "no-such-file.json", "data", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_our_own_faults_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str, pretrained: bool) -> None:
         raise KeyError("broken")

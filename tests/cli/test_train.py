@@ -168,3 +168,9 @@ def test_a_finished_run_is_prolonged_by_its_own_command_and_more_epochs(
     assert [event["epoch"] for event in new if event["event"] == "validation"] == [2]
     assert main([*command, "auto"]) == 2
     assert "optimizer.schedule.epochs: 3 before and 2 now" in capsys.readouterr().err
+
+
+def test_the_seed_is_that_of_the_command(finished: Run, tmp_path: Path) -> None:
+    command = ["train", str(finished.config), str(finished.data), "-j", "0", "--log-dir", str(tmp_path / "log")]
+    assert main([*command, "--epochs", "1", "--seed", "3"]) == 0
+    assert json.loads((tmp_path / "log" / "experiment.json").read_text())["seed"] == 3

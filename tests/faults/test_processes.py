@@ -79,6 +79,13 @@ def test_a_setting_that_differs_between_ranks_is_refused_by_its_key_on_every_ran
     assert not (tmp_path / "log").exists()
 
 
+def test_an_option_that_the_ranks_have_to_share_is_refused_by_its_name(tmp_path: Path, data: Path) -> None:
+    command = ["train", _write_settings(tmp_path / "a.json"), str(data), "-j", "0", "--log-dir", "log"]
+    for code, printed, _ in _run([command, [*command, "-p", "3"]], tmp_path):
+        assert code == 2
+        assert "rank 1: --log-every = " in printed
+
+
 def _copy_with_an_image_less(data: Path, target: Path) -> Path:
     shutil.copytree(data, target)
     (target / "val/class0/2.png").unlink()

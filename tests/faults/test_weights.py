@@ -15,6 +15,11 @@ from zoo.errors import WeightsError
 from zoo.weights import read_weights
 
 
+def test_a_path_with_a_zero_byte_is_an_error() -> None:
+    with pytest.raises(WeightsError, match="cannot be read"):
+        zoo.get("resnet18", weights="a\0b")
+
+
 def lying_files() -> dict[str, Any]:
     """Checkpoints with the tensors of a small network, beside a claim that they belong to one of 3,000 blocks."""
     small = zoo.get("resnet32_cifar")

@@ -207,6 +207,20 @@ def test_the_angles_are_drawn_and_the_largest_is_named() -> None:
     assert section.panels[0].lines[0].y == [0.5, 9.0, 3.0]
 
 
+def test_runs_that_store_and_that_reconstruct_share_their_panels() -> None:
+    runs = [*trained(figures.CIFAR_EXPERIMENT, 94.1), *trained(figures.CIFAR_EXPERIMENT, 94.0, memory="plain")]
+    runs = [replace(run, epochs=[{**epoch, "train_loss": 1.0} for epoch in run.epochs]) for run in runs]
+    section = figures.report_reconstruction(runs)
+    assert [panel.y_label for panel in section.panels] == ["training loss, mean of the epoch", "test error, %"]
+
+
+def test_an_angle_that_is_not_finite_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    (run,) = trained(figures.CIFAR_EXPERIMENT, 94.0)
+    section = figures.report_reconstruction([metered(run, 1.0, None)])
+    assert [c.measured for c in section.comparisons if c.what.endswith(": largest angle")] == [math.inf]
+    assert section.panels[0].lines[0].y == [1.0]
+
+
 def test_an_error_that_jumps_after_the_regular_training_is_unstable(monkeypatch: pytest.MonkeyPatch) -> None:
     (run,) = trained(figures.LONG_CIFAR_EXPERIMENT, 94.0)
     jumped = replace(run, epochs=[*run.epochs[:-1], {"epoch": 164, "val_top1": 90.0}])

@@ -39,6 +39,12 @@ def test_fetch_without_names_lists_all_and_downloads_nothing(
     assert server.requests == []
 
 
+def test_a_download_that_fails_exits_with_2(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.usual = fails(404)
+    assert main(["fetch", NAME]) == 2
+    assert f"zoo fetch: {NAME}: the server answered 404 Not Found" in capsys.readouterr().err
+
+
 def test_a_download_that_fails_does_not_keep_the_others_from_being_fetched(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
