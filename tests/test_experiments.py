@@ -13,7 +13,7 @@ from zoo.registry import build_from_config
 
 CLASSIFIERS = [entry for entry in published().values() if entry.experiment.task == "classification"]
 
-# name, architecture, bn_mode, 3x3 stem, batch, learning rate, centre 224, ten crops 224, centre 320, md5:
+# name, architecture, bn_mode, 3x3 stem, batch, learning rate, center 224, ten crops 224, center 320, md5:
 # section "ImageNet results" of the original project's README, and its experiment files.
 ORIGINAL = """
 resnext101_stdbn_lr_256 resnext101 standard True 256 0.1 77.04/93.50 78.72/94.47 77.92/94.28 448438885986d14db5e870b95f814f91
@@ -65,7 +65,7 @@ def test_each_published_network_has_one_experiment_and_the_reverse() -> None:
     assert len(CLASSIFIERS) == 9
 
 
-def test_there_are_ten_different_published_files_with_licences() -> None:
+def test_there_are_ten_different_published_files_with_licenses() -> None:
     entries = published().values()
     assert len({entry.name for entry in entries}) == len({entry.md5 for entry in entries}) == 10
     assert len({entry.weights.drive_id for entry in entries}) == 10

@@ -91,7 +91,7 @@ def test_pretrained_refuses_arguments_that_contradict_the_weights(arguments):
 
 
 @pytest.mark.parametrize(("option", "value"), [("memory", "nonsense"), ("memory", "fused")])
-def test_a_wrong_option_is_told_before_weights_are_downloaded(monkeypatch, option, value):
+def test_a_wrong_option_is_refused_before_weights_are_downloaded(monkeypatch, option, value):
     monkeypatch.setattr("zoo.registry.read_weights", lambda name: pytest.fail("the weights were asked for"))
     with pytest.raises(zoo.ConfigError, match=option):
         zoo.get("resnext101_stdbn_lr_256", pretrained=True, **{option: value})
@@ -107,7 +107,7 @@ def test_pretrained_networks_may_be_built_with_any_memory(monkeypatch):
         assert zoo.get("resnext101_ipabn_lr_512", memory="checkpoint")
 
 
-def test_weights_load_strictly_from_a_path_whatever_the_name(tmp_path):
+def test_weights_load_strictly_from_any_path(tmp_path):
     source = zoo.get("resnet18", norm="inplace", num_classes=10)
     torch.save({"state_dict": {f"module.{k}": v for k, v in source.state_dict().items()}}, tmp_path / "w.pth.tar")
     model = zoo.get("resnet18", norm="inplace", num_classes=10, weights=tmp_path / "w.pth.tar")

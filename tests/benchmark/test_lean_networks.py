@@ -49,7 +49,7 @@ def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) ->
     assert costs == {"lean", "mode that does nothing"}
 
 
-def test_other_bits_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_bits_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = recipes.compute
 
     def wrong(value: recipes.Value) -> Tensor:

@@ -88,7 +88,7 @@ def torchvision_network(files):
     return model.eval()
 
 
-def test_what_was_torchvisions_is_built_with_relu_without_being_told(files, relu_file):
+def test_what_was_torchvisions_is_built_with_relu_by_itself(files, relu_file):
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         expected = torchvision_network(files)(images)

@@ -30,7 +30,7 @@ def test_a_pattern_without_match_names_the_nearest(capsys: pytest.CaptureFixture
     assert "resnet18" in capsys.readouterr().err
 
 
-def test_a_published_network_is_shown_with_origin_and_licence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_published_network_is_shown_with_origin_and_license(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "resnext101_ipabn_lr_512"]) == 0
     out = capsys.readouterr().out
     for fact in ("42,902,312", "three 3x3", "3b7a221cbc076410eb12c8dd361b7e4e", "ImageNet terms", "79.52", "mod5"):

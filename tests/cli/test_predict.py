@@ -92,7 +92,7 @@ def test_names_are_exact_in_json_and_printable_elsewhere(
     command = ["predict", str(finished.checkpoint), str(path), "--classes", str(names)]
     assert main([*command, "--json"]) == 0
     output = capsys.readouterr().out
-    assert output.isascii()  # whatever the terminal's encoding is
+    assert output.isascii()  # for every encoding of the terminal
     (found,) = json.loads(output)
     assert os.fsencode(found["path"]) == os.fsencode(path)
     assert {entry["name"] for entry in found["predictions"]} == {"one\x1b[0m", "two"}
@@ -103,7 +103,7 @@ def test_names_are_exact_in_json_and_printable_elsewhere(
     assert r"\x1b[31mé\n\|\udcff.png" in lines[2]
 
 
-def test_a_image_predicted_alone_is_what_validation_scored(
+def test_an_image_predicted_alone_is_what_validation_scored(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "predictions.csv"

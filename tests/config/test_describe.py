@@ -81,7 +81,7 @@ def test_a_copy_of_the_differences_is_the_same_network(network) -> None:
         ({"qqq": 1}, "qqq = 1: unknown key; zoo settings lists all"),
     ],
 )
-def test_an_unknown_key_is_told_where_what_it_may_mean_stands(content, hint) -> None:
+def test_an_unknown_key_is_named_with_where_it_may_belong(content, hint) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_experiment(content, "x.json")
     assert hint in str(caught.value)

@@ -98,7 +98,7 @@ UNSAFE = {
 
 
 @pytest.mark.parametrize("case", UNSAFE)
-def test_unsafe_neighbours_are_refused_by_name_and_nothing_is_converted(case):
+def test_unsafe_neighbors_are_refused_by_name_and_nothing_is_converted(case):
     rest, message = UNSAFE[case]
     model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.LeakyReLU(), Tail(rest))
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -360,7 +360,7 @@ def test_norms_of_series_and_volumes_are_converted_with_negative_scales(dims):
     assert_same_training(model, twin, images)
 
 
-def test_synchronised_norms_become_synchronised_ones_only():
+def test_synchronized_norms_become_synchronized_ones_only():
     torch.manual_seed(0)
     model = scramble(nn.Sequential(nn.Conv2d(3, 4, 3), nn.SyncBatchNorm(4, process_group="group"), nn.ELU())).double()
     with pytest.raises(ConversionError, match=r'it uses the statistics of all processes(.|\n)*"sync"'):

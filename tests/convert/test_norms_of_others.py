@@ -51,14 +51,14 @@ def standard_twin(model):
 
 def check_training(name, model: nn.Module, images) -> str:
     """Compare a step of the network with that of its converted twins; return how far off they are."""
-    told = []
+    differences = []
     exact = converted(model, relu=None)
     if exact is not None:
-        told.append(difference(model, exact, images))
+        differences.append(difference(model, exact, images))
     leaky = converted(model, relu="leaky_relu")
-    told.append(difference(standard_twin(leaky), leaky, images))
-    assert max(told) < 1e-5, f"{name}: {told}"
-    return ", ".join(f"{each:.1e}" for each in told)
+    differences.append(difference(standard_twin(leaky), leaky, images))
+    assert max(differences) < 1e-5, f"{name}: {differences}"
+    return ", ".join(f"{each:.1e}" for each in differences)
 
 
 @pytest.mark.exhaustive
@@ -83,19 +83,19 @@ def test_nine_tenths_of_the_families_are_accepted_and_train_as_before():
         accepted.append(name)
         norms.update(all=num_norms, converted=len(plans))
         why.update(reason.partition(",")[0].partition(" (")[0] for reason in left.values())
-        told = "not trained, for its size"
+        outcome = "not trained, for its size"
         if sum(p.numel() for p in model.parameters()) <= MAX_PARAMETERS:
             model, images = model.double(), images.double()
             try:
                 step_of(copy.deepcopy(model), images)
-            except Exception as error:  # whatever another package raises: its inputs are no plain batch of this size
-                told = f"not trained, as the network itself raises {type(error).__name__}"
+            except Exception as error:  # any error of another package: its inputs are no plain batch of this size
+                outcome = f"not trained, as the network itself raises {type(error).__name__}"
             else:
                 try:
-                    told = check_training(name, model, images)
+                    outcome = check_training(name, model, images)
                 except Exception as error:
-                    told = failed[name] = f"{type(error).__name__}: {error}"
-        print(f"{name}: {len(plans)} of {num_norms} norms; {told}", flush=True)
+                    outcome = failed[name] = f"{type(error).__name__}: {error}"
+        print(f"{name}: {len(plans)} of {num_norms} norms; {outcome}", flush=True)
     print(f"{len(accepted)} accepted, {len(refused)} refused ({refused}); norms: {dict(norms)}; failed: {failed}")
     print("\n".join(f"{count:5} {reason}" for reason, count in why.most_common(20)))
     assert not failed

@@ -48,7 +48,7 @@ def test_samples_have_image_target_and_file(root: Path) -> None:
         assert torch.equal(_image(images, 0, index), PLAIN(Image.open(sample.path)))
 
 
-def test_augmentation_repeats_whatever_was_drawn_in_between(root: Path) -> None:
+def test_augmentation_repeats_after_any_draws_in_between(root: Path) -> None:
     keys = [(epoch, index) for epoch in range(3) for index in range(5)]
     first = ImageFolder(root, AUGMENT, seed=4)
     images = {key: _image(first, *key) for key in keys}
@@ -78,7 +78,7 @@ def test_a_batch_without_any_readable_image_is_empty(root: Path) -> None:
     assert (batch.images.shape, batch.targets.shape, len(batch.skipped)) == ((0, *SHAPE), (0,), 5)
 
 
-def test_a_image_that_the_transform_cannot_use_is_like_one_that_cannot_be_read(root: Path) -> None:
+def test_an_image_that_the_transform_cannot_use_is_like_one_that_cannot_be_read(root: Path) -> None:
     random_image(0, 40, 30).save(root / "a" / "001.png")
     transform = ValTransform(-1, 11, [0.5] * 3, [0.5] * 3)
     with pytest.raises(DataError, match=f"^{root}/a/000.png: a crop of 11 px does not fit .* --on-bad-image skip"):

@@ -43,7 +43,7 @@ def fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, np.nda
     return images
 
 
-def test_names_addresses_and_paths_are_told_apart() -> None:
+def test_names_addresses_and_paths_are_distinguished() -> None:
     assert parse_data_path("torchvision:CIFAR10") == DataName("torchvision", "CIFAR10")
     assert parse_data_path("hf:owner/name") == DataName("hf", "owner/name")
     assert parse_data_path("https://host/hf:a") == RemoteFolder("https://host/hf:a")

@@ -1,4 +1,4 @@
-"""Shards on a server are read as those of a folder, through a cache of bounded size, whatever the server does."""
+"""Shards on a server are read as those of a folder, through a cache of bounded size, with every fault of a server."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_images_and_classes_have_the_order_of_torchvision(tmp_path: Path) -> Non
     assert list(zip(paths, found.targets, strict=True)) == expected.samples
 
 
-def test_what_is_not_a_image_is_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_image_is_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = make_folder(tmp_path / "train", {"a": 1, "b": 1})
     for name in ("readme.txt", "a/notes.TXT", "b/._000.png", "b/Thumbs.db", "a/COPYING"):
         (root / name).write_text("text")

@@ -154,7 +154,7 @@ def test_classes_can_be_numbered_as_a_networks_outputs(data: Path) -> None:
         assert torch.equal(batch.targets, renumbered[targets])
 
 
-def test_missing_files_and_another_number_of_classes_are_told_before_the_first_batch(data: Path) -> None:
+def test_missing_files_and_another_number_of_classes_are_refused_before_the_first_batch(data: Path) -> None:
     (data / "classes.txt").write_text("a\nb\nc\n")
     with pytest.raises(ConfigError, match=r"network\.num_classes = 4"):
         build_segmentation_train_loader(data, experiment(num_classes=4))

@@ -1,4 +1,4 @@
-"""Shards and indices behave as the folders that they were made of, and whatever is damaged is named."""
+"""Shards and indices behave as the folders that they were made of, and damaged files are named."""
 
 from __future__ import annotations
 

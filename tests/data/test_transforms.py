@@ -252,7 +252,7 @@ def test_cutout_blanks_one_square_to_the_mean_color_and_reaches_every_corner() -
         ({"crop_train": 8, "pad_train": 10, "pad_mode_train": "reflect"}, "cannot be reflected by 10 px"),
     ],
 )
-def test_a_image_too_small_for_its_padded_crop_is_an_error(settings: dict, message: str) -> None:
+def test_an_image_too_small_for_its_padded_crop_is_an_error(settings: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
         TrainTransform(Input(**settings))(random_image(0, width=20, height=10))
 
@@ -357,7 +357,7 @@ def test_arrays_are_treated_as_the_image_that_they_hold(options: dict) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
-def test_a_tensor_that_is_not_resized_gives_the_same_bits_as_a_image(options: dict, dtype: torch.dtype) -> None:
+def test_a_tensor_that_is_not_resized_gives_the_same_bits_as_an_image(options: dict, dtype: torch.dtype) -> None:
     image = random_image(0, width=30, height=20)
     tensor = _as_tensor(image)
     if dtype != torch.uint8:

@@ -1,4 +1,4 @@
-"""A snapshot makes the same file as the state it was taken of, whatever becomes of the state."""
+"""A snapshot makes the same file as the state it was taken of, even if the state changes later."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def build_segmenter(network: NetworkSpec) -> nn.Module:
 
 
 class MemoryLog:
-    """A log that keeps what it is told; ``on_metrics`` is called with each report."""
+    """A log that keeps all reports; ``on_metrics`` is called with each report."""
 
     def __init__(self, on_metrics: Callable[[TrainMetrics], object] | None = None) -> None:
         self.messages: list[str] = []

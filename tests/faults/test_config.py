@@ -1,4 +1,4 @@
-"""Settings and arguments that nobody means are refused by one sentence that names them, whatever they are."""
+"""Impossible settings and arguments are refused by one sentence that names them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def numbers(section: Any = Experiment, path: str = "") -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("path", [path for path, _ in numbers()])
 @pytest.mark.parametrize("value", [10**12, 10**24, -(10**12), 1e308, -1e308])
 def test_no_number_is_too_large_for_tensors_powers_and_loops(path, value) -> None:
-    """Nothing that an experiment can say overflows later, whatever reads it."""
+    """No number of an experiment overflows later."""
     content: Any = value
     for key in reversed(path.split(".")):
         content = {key: content}

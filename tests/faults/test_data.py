@@ -80,7 +80,7 @@ def _png(path: Path, width: int, height: int) -> Path:
 def test_an_image_with_too_many_pixels_is_refused_before_they_take_memory(
     tmp_path: Path, size: tuple[int, int]
 ) -> None:
-    """PIL warns of the second, refuses the third, and takes each at its word when it is told not to look."""
+    """PIL warns of the second, refuses the third, and reads each if its check is switched off."""
     path = _png(tmp_path / "x.png", *size)
     with pytest.raises(DataError, match=rf"has {size[0]} x {size[1]} px, not between 1 and 89,478,485; .*x\.png"):
         read_image(path)

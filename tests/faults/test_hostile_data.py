@@ -1,4 +1,4 @@
-"""Images, shards and indices from anyone: whatever is in them, there is success or one message.
+"""Images, shards and indices with any content: success or one message.
 
 As in tests/faults/test_hostile_input.py, each test goes through ten thousand cases in `make faults`.
 """
@@ -163,7 +163,7 @@ def _tar(tar_format: int) -> bytes:
 
 
 def _with_right_sums(content: bytes) -> bytes:
-    """Return a tar file whose headers have the sum of their bytes, so that they are read, whatever they say."""
+    """Return a tar file whose headers have the sum of their bytes, so that they are read."""
     blocks = bytearray(content)
     for start in range(0, len(blocks) - 511, 512):
         if blocks[start + 257 : start + 262] == b"ustar":

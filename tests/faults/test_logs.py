@@ -1,4 +1,4 @@
-"""Names and settings from outside reach logs and terminals, whatever characters they have."""
+"""Names and settings from outside reach logs and terminals with any characters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _console() -> None:
     set_up_console(0)
 
 
-def test_no_name_can_forge_a_line_of_the_log_or_colour_the_terminal(
+def test_no_name_can_forge_a_line_of_the_log_or_color_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_up_console(0)

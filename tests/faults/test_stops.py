@@ -1,4 +1,4 @@
-"""A run ends when it is told to, whatever its parts are doing."""
+"""A run ends on a signal, even if its workers hang."""
 
 from __future__ import annotations
 

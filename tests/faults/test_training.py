@@ -18,7 +18,7 @@ from zoo.engine.checkpoint import BEST, CHECKPOINT, read
 from zoo.errors import TrainingInterrupted
 
 
-class SignallingLog(MemoryLog):
+class SignalingLog(MemoryLog):
     """A log that sends this process a signal in a validation, after so many of its batches."""
 
     def __init__(self, after: int, number: int = signal.SIGTERM) -> None:
@@ -44,7 +44,7 @@ def _content(path: Path) -> Any:
 def test_a_signal_in_a_validation_stops_it_and_loses_nothing_of_the_epoch(tmp_path: Path) -> None:
     data = make_images(tmp_path / "data", num_val=16)  # four batches
     run(make_config(), data, tmp_path / "straight", MemoryLog())
-    log = SignallingLog(after=2)
+    log = SignalingLog(after=2)
     with pytest.raises(TrainingInterrupted, match=r"SIGTERM at step 5 \(epoch 1, batch 5 of 5\)"):
         run(make_config(), data, tmp_path / "stopped", log)
     assert log.validated == 2
@@ -59,8 +59,8 @@ def test_a_signal_in_a_validation_stops_it_and_loses_nothing_of_the_epoch(tmp_pa
         assert differences(_content(tmp_path / "straight" / name), _content(stopped / name)) == []
 
 
-def _stopped_in_a_validation(data: str, log_dir: str, signalled_rank: int, after: int) -> tuple[str, int]:
-    log = SignallingLog(after if torch.distributed.get_rank() == signalled_rank else -1)
+def _stopped_in_a_validation(data: str, log_dir: str, signaled_rank: int, after: int) -> tuple[str, int]:
+    log = SignalingLog(after if torch.distributed.get_rank() == signaled_rank else -1)
     try:
         run(make_config(), Path(data), Path(log_dir), log)
     except TrainingInterrupted as error:
@@ -73,14 +73,14 @@ def _train(data: str, log_dir: str) -> None:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("signalled_rank", "after"), [(1, 1), (0, 6)])
+@pytest.mark.parametrize(("signaled_rank", "after"), [(1, 1), (0, 6)])
 def test_ranks_with_unequal_shares_leave_a_validation_together_whoever_gets_the_signal(
-    tmp_path: Path, signalled_rank: int, after: int
+    tmp_path: Path, signaled_rank: int, after: int
 ) -> None:
     data = make_images(tmp_path / "data", num_val=41)  # six batches on rank 0, five on rank 1
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     run_distributed(_train, 2, str(data), str(straight))
-    ends = run_distributed(_stopped_in_a_validation, 2, str(data), str(stopped), signalled_rank, after)
+    ends = run_distributed(_stopped_in_a_validation, 2, str(data), str(stopped), signaled_rank, after)
     assert ends[0][0] == ends[1][0]
     assert "SIGTERM at step 5" in ends[0][0]
     if after < 5:

@@ -83,7 +83,7 @@ def test_running_statistics_move_as_those_of_torch_batch_norm(cls, momentum):
 
 
 @pytest.mark.parametrize("cls", [InPlaceABN, InPlaceABNSync])
-def test_in_place_layers_overwrite_their_input_unless_told_not_to(cls):
+def test_in_place_layers_overwrite_their_input_unless_switched_off(cls):
     layer, x = cls(3), torch.randn(4, 3, 5, 5)
     assert layer(x).data_ptr() == x.data_ptr()
     layer.inplace = False
@@ -197,7 +197,7 @@ def test_under_autocast_activations_are_half_and_parameters_and_statistics_float
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_frozen_norms_use_and_keep_their_statistics_whatever_train_says(cls):
+def test_frozen_norms_use_and_keep_their_statistics_in_training_too(cls):
     net = nn.Sequential(nn.Conv2d(3, 4, 1), scrambled(cls(4)).float())
     assert freeze_norms(net) == 1
     net.train()

@@ -86,7 +86,7 @@ def test_inductor_with_fullgraph_equals_eager():
         (InPlaceABNSync, "identity"),
     ],
 )
-def test_functionalised_graphs_equal_eager(norm, activation):
+def test_functionalized_graphs_equal_eager(norm, activation):
     compare(
         lambda: chain(norm, activation), lambda network: torch.compile(network, fullgraph=True, backend="aot_eager")
     )
@@ -107,7 +107,7 @@ def compare_dynamic(norm, activation: str, momentum: float | None, backend: str)
 
     Returns the number of graphs in training.
     """
-    layers = 2 if backend == "eager" else LAYERS  # what six layers show are faults of functionalised graphs
+    layers = 2 if backend == "eager" else LAYERS  # what six layers show are faults of functionalized graphs
     eager = chain(lambda c, activation: norm(c, momentum=momentum, activation=activation), activation, layers)
     network = copy.deepcopy(eager)
     counter = CompileCounterWithBackend(backend)
@@ -144,7 +144,7 @@ def test_one_graph_serves_all_shapes_where_shapes_are_dynamic(norm, activation, 
         pytest.param(InPlaceABN, "elu", "inductor", marks=pytest.mark.exhaustive),
     ],
 )
-def test_functionalised_and_inductor_graphs_of_dynamic_shape_equal_eager(norm, activation, backend):
+def test_functionalized_and_inductor_graphs_of_dynamic_shape_equal_eager(norm, activation, backend):
     compare_dynamic(norm, activation, 0.1, backend)
 
 

@@ -37,7 +37,7 @@ def test_images_may_have_any_number_of_channels(arch, in_chans) -> None:
     assert (model.in_chans, zoo.get(arch, in_chans=3).in_chans) == (in_chans, 3)
 
 
-def test_filters_of_colors_are_made_fit_for_other_images_and_that_is_told(tmp_path, caplog) -> None:
+def test_filters_of_colors_are_adapted_to_other_channels_and_the_log_says_so(tmp_path, caplog) -> None:
     source = zoo.get("resnet18", norm="inplace", num_classes=3).eval()
     path = tmp_path / "w.pth"
     torch.save(source.state_dict(), path)

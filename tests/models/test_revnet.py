@@ -77,7 +77,7 @@ def test_strides_sit_on_the_first_convolution_of_f_and_on_the_shortcuts():
     assert {key for key, stride in pooled.items() if stride in (2, (2, 2))} == expected
 
 
-def test_norms_have_the_papers_eps_and_momentum_whatever_their_kind():
+def test_norms_of_every_kind_have_the_papers_eps_and_momentum():
     for norm in ("standard", "inplace", "sync", lambda channels: nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())):
         for name in ("resnet32_cifar", "revnet38_cifar"):
             with torch.device("meta"):

@@ -65,7 +65,7 @@ def gradients(network, x, run):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_gradients_are_those_without_a_checkpoint_whatever_is_saved(name, policy):
+def test_gradients_with_any_policy_are_those_without_a_checkpoint(name, policy):
     torch.manual_seed(0)
     network = NETWORKS[name]().double()
     init_weights(network)

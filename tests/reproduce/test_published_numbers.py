@@ -1,4 +1,4 @@
-"""The published numbers are as printed, each is told apart, and the experiments expect the same."""
+"""The published numbers are as printed, each has its own key, and the experiments expect the same."""
 
 from __future__ import annotations
 

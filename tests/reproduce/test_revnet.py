@@ -156,9 +156,7 @@ def test_errors_are_judged_by_the_spread_of_the_runs() -> None:
     assert state(92.0)[0] == "underpowered"
     assert state(91.0)[0] == "off"
     assert state(92.5, 92.7, num_validation_images=2_000)[0] == "underpowered"
-    assert state(80.0, 80.1, num_training_images=10_000)[0] == "underpowered", (
-        "a part of the images, whatever the score"
-    )
+    assert state(80.0, 80.1, num_training_images=10_000)[0] == "underpowered", "a part of the images, with any score"
 
 
 def test_runs_that_do_not_say_their_images_are_underpowered() -> None:

@@ -183,7 +183,7 @@ def test_remarks_name_the_path_as_it_was_given(tmp_path: Path, monkeypatch: pyte
     assert read_runs([Path("a")], EXPERIMENTS)[1] == ["left out: a has no validation yet"]
 
 
-def test_runs_are_told_by_their_settings_whatever_seed_and_memory(tmp_path: Path) -> None:
+def test_runs_are_recognized_by_their_settings_with_any_seed_and_memory(tmp_path: Path) -> None:
     first = make_run(tmp_path / "a", [10.0, 20.0])
     second = make_run(tmp_path / "b", [30.0], memory="plain", seed=7)
     found, remarks = read_runs([first, second, first], EXPERIMENTS)

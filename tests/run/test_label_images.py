@@ -1,4 +1,4 @@
-"""Files of segmented images hold the classes as they are, in the colours of their palette, and legends can be read."""
+"""Files of segmented images hold the classes as they are, in the colors of their palette, and legends can be read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLASSES = np.array([[0, 1, 2], [64, 2, 2]])
 THREE = Palette(np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255]], dtype=np.uint8), ["red", "green", "blue"])
 
 
-def test_a_palette_png_has_the_classes_as_values_and_shows_the_published_colours(tmp_path: Path) -> None:
+def test_a_palette_png_has_the_classes_as_values_and_shows_the_published_colors(tmp_path: Path) -> None:
     write_png(tmp_path / "new" / "a.png", palette_image(CLASSES, palette_for(65, layout="vistas")))
     with Image.open(tmp_path / "new" / "a.png") as image:
         assert image.mode == "P"

@@ -1,6 +1,6 @@
 """A run's numbers reach the text log, the JSON lines and TensorBoard, at the right step and only once.
 
-The metrics file holds whole JSON lines only, whatever happened to the process before.
+The metrics file holds whole JSON lines only, even after a crash.
 """
 
 from __future__ import annotations
@@ -150,10 +150,10 @@ def test_the_text_log_has_a_time_values_and_averages(tmp_path: Path, config: Exp
     )
 
 
-def test_input_images_are_shown_without_their_normalisation(tmp_path: Path, config: Experiment) -> None:
-    colour = torch.tensor([0.2, 0.4, 0.8]).view(3, 1, 1).expand(3, 6, 6)
+def test_input_images_are_shown_without_their_normalization(tmp_path: Path, config: Experiment) -> None:
+    color = torch.tensor([0.2, 0.4, 0.8]).view(3, 1, 1).expand(3, 6, 6)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (config.input.mean, config.input.std))
-    batch = ((colour - mean) / std).expand(20, 3, 6, 6)
+    batch = ((color - mean) / std).expand(20, 3, 6, 6)
     with RunLog(tmp_path, 0, config) as log:
         log.begin(0, CPU, world_size=1, images={})
         log.images(0, batch)

@@ -31,7 +31,7 @@ def _counted(labels: Tensor, predictions: Tensor, num_classes: int) -> np.ndarra
 
 
 @pytest.mark.parametrize(("num_classes", "shape"), [(1, (1, 1)), (4, (2, 7, 5)), (19, (3, 16, 9)), (200, (40, 41))])
-def test_every_labelled_pixel_is_counted_once(num_classes: int, shape: tuple[int, ...]) -> None:
+def test_every_labeled_pixel_is_counted_once(num_classes: int, shape: tuple[int, ...]) -> None:
     labels, predictions = _pixels(num_classes, *shape)
     before = labels.clone()
     counts = confusion_counts(labels, predictions, num_classes, IGNORE)
@@ -56,8 +56,8 @@ def test_scores_are_those_of_a_hand_count() -> None:
 def test_scores_are_those_of_scikit_learn(num_classes: int) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     labels, predictions = _pixels(num_classes, 60, 50)
-    is_labelled = labels != IGNORE
-    truth, guess = labels[is_labelled].numpy(), predictions[is_labelled].numpy()
+    is_labeled = labels != IGNORE
+    truth, guess = labels[is_labeled].numpy(), predictions[is_labeled].numpy()
     matrix = ConfusionMatrix(confusion_counts(labels, predictions, num_classes, IGNORE))
     assert np.array_equal(matrix.counts.numpy(), metrics.confusion_matrix(truth, guess))
     assert matrix.miou == pytest.approx(100 * metrics.jaccard_score(truth, guess, average="macro"))

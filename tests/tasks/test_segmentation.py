@@ -127,7 +127,7 @@ def test_a_step_of_a_lean_network_holds_less() -> None:
 
 
 class Segments(nn.Module):
-    """Each pixel's logits are fixed linear functions of its colour, and differ between a pixel and its mirror image."""
+    """Each pixel's logits are fixed linear functions of its color, and differ between a pixel and its mirror image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,8 +168,8 @@ def test_scores_are_of_all_pixels_together_and_not_means_of_images(protocol: str
             probabilities = net(images).softmax(1)
             if protocol == "whole-flip":
                 probabilities = (probabilities + net(images.flip(3)).softmax(1).flip(3)) / 2
-        labelled = batch.targets[0] != IGNORE
-        labels, own = batch.targets[0][labelled], probabilities[0][:, labelled]
+        labeled = batch.targets[0] != IGNORE
+        labels, own = batch.targets[0][labeled], probabilities[0][:, labeled]
         np.add.at(counts, (labels.numpy(), own.argmax(0).numpy()), 1)
         losses.append(-own.gather(0, labels[None]).log().mean().item())
     hits, union = counts.diagonal(), counts.sum(0) + counts.sum(1) - counts.diagonal()

@@ -111,8 +111,8 @@ def test_the_body_takes_the_weights_of_a_classification_network_and_the_log_says
     assert torch.equal(model.body.mod5.block2.convs.conv2.weight, source.mod5.block2.convs.conv2.weight)
     assert "the classifier was not loaded" in caplog.text
     assert "120 tensors were loaded into the body; head and cls keep their initial values" in caplog.text
-    synchronised = zoo.get("deeplab_resnet18", num_classes=5, body_weights=body_file, norm="sync", activation_param=0.2)
-    assert isinstance(synchronised.body.mod1.bn1, InPlaceABNSync)
+    synchronized = zoo.get("deeplab_resnet18", num_classes=5, body_weights=body_file, norm="sync", activation_param=0.2)
+    assert isinstance(synchronized.body.mod1.bn1, InPlaceABNSync)
 
 
 def test_load_weights_puts_a_classification_network_into_the_body(body_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fetching published weights: from the cache, a mirror or Google Drive, whatever the server does."""
+"""Fetching published weights: from the cache, a mirror or Google Drive, with every fault of a server."""
 
 from __future__ import annotations
 

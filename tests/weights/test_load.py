@@ -1,4 +1,4 @@
-"""Loading weights into a network: all or nothing, with every difference and every exception told."""
+"""Loading weights into a network: all or nothing, with every difference and every exception reported."""
 
 import logging
 from collections import OrderedDict

@@ -357,7 +357,7 @@ MANY = b"J" + (2**31 - 1).to_bytes(4, "little") + b"\x85R"  # called with this n
 def test_a_pickle_that_asks_for_memory_by_a_number_is_refused_before_it_gets_any(
     called: str, zipped: bool, tmp_path: Path
 ) -> None:
-    """A kilobyte took two gigabytes, or was loaded as a tensor of whatever the memory held."""
+    """A kilobyte took two gigabytes, or was loaded as a tensor of uninitialized memory."""
     module, _, name = called.rpartition(".")
     pickled = b"\x80\x02}X\x01\x00\x00\x00ac" + f"{module}\n{name}\n".encode() + MANY + b"s."
     path = tmp_path / "weights.pth"
@@ -418,7 +418,7 @@ def test_a_numpy_number_that_points_elsewhere_is_refused_and_does_not_end_the_pr
         read_checkpoint(path)
 
 
-def test_an_entry_that_says_it_is_a_directory_is_refused_and_not_read_as_whatever_the_memory_held(
+def test_an_entry_that_says_it_is_a_directory_is_refused_and_not_read_as_uninitialized_memory(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "w.pth"

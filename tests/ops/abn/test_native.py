@@ -193,7 +193,7 @@ def test_stored_numbers_are_those_that_torch_rounds_to(dtype, layout):
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_halves_at_odd_addresses_have_the_same_bits_and_leave_their_neighbors(dtype, layout):
-    """They are read and written in pairs or more, whatever the place and the number of elements."""
+    """They are read and written in pairs or more, at any address and for any number of elements."""
     for shape in ((3, 5, 7, 7), (5, 17), (3, 1, 1, 1), (3, 1, 4, 1), (2, 3, 71, 67)):
         x, dz, shortcut, weight, bias = make(shape, dtype, layout)
         settings = NormSettings(weight, bias, 1e-5, "leaky_relu", 0.01)
