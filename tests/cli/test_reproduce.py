@@ -169,6 +169,16 @@ def test_nothing_is_loaded_for_other_data_and_other_networks(
     assert loads.names == []
 
 
+@pytest.mark.parametrize("text", ["[]", '{"benchmark": "imagenet", "rows": [{}]}'])
+def test_a_foreign_file_is_not_overwritten(
+    loads: Loads, data: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "imagenet.json").write_text(text)
+    assert main(["reproduce", "imagenet", "--data", str(data), "--out", str(tmp_path)]) == 2
+    assert "is not a report of zoo reproduce" in capsys.readouterr().err
+    assert (tmp_path / "imagenet.json").read_text() == text
+
+
 def test_verified_weights_from_the_cache_are_what_gets_scored(
     monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
 ) -> None:

@@ -195,7 +195,7 @@ def test_an_experiment_that_contradicts_its_weights_gets_no_score(
     config = tmp_path / "standard.json"
     config.write_text(json.dumps({**SETTINGS, "network": {**SETTINGS["network"], "bn_mode": "standard"}}))
     assert run_script(ScoreImageNet, [str(config), str(finished.checkpoint), str(finished.data)]) == 2
-    assert "norm='inplace' in the file, but norm='standard' is asked for" in capsys.readouterr().err
+    assert "norm='inplace' in the file, but norm='standard' is asked for by the experiment" in capsys.readouterr().err
     assert main(["validate", "resnet34", str(finished.data), "--weights", str(finished.checkpoint)]) == 2
     assert "arch='resnet18' in the file, but arch='resnet34' is asked for" in capsys.readouterr().err
 

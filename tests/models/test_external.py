@@ -51,6 +51,8 @@ def test_unknown_names_are_refused(name: str, words: str) -> None:
 def test_a_network_is_built_with_its_number_of_classes() -> None:
     model = build_external("torchvision:shufflenet_v2_x0_5", num_classes=7)
     assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
+    with pytest.raises(ConfigError, match="torchvision cannot build shufflenet_v2_x0_5 without classifier"):
+        build_external("torchvision:shufflenet_v2_x0_5", num_classes=0)
 
 
 def test_options_are_handed_to_the_builder_and_unknown_ones_refused() -> None:
