@@ -136,6 +136,7 @@ def test_rows_of_the_segmentation_table_have_their_crops(name: str) -> None:
         assert (network.norm, network.num_classes, network.options["pooling_size"]) == (norm, classes, side // 8)
 
 
+@pytest.mark.slow
 def test_the_network_of_each_experiment_can_be_built() -> None:
     """Each network once: many experiments differ in other settings alone. Those of timm only where it is installed."""
     paths = experiments_dir().glob("*.json")

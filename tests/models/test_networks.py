@@ -107,7 +107,10 @@ def side_of(name: str) -> int:
     return 32 if name.startswith("wider") or name.endswith("cifar") else 64
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnext50", "wider_resnet16_a2", "densenet121", "revnet38_cifar"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("resnext50", "wider_resnet16_a2", "densenet121")]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "revnet38_cifar", *SLOW])
 def test_in_place_and_standard_norms_compute_the_same_network(name):
     torch.manual_seed(0)
     standard = zoo.get(name, num_classes=5).double()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.reproduce.conftest import OPERATIONS
 from tests.reproduce.runs import run_of
 from zoo.benchmark.memory_prediction import TrainingBytes
 from zoo.config import experiments_dir, load_experiment
@@ -51,7 +52,6 @@ def test_every_number_of_the_paper_has_a_row(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tables2to5, "held_bytes", lambda *_, **__: 1)
     monkeypatch.setattr(tables2to5, "sum_of_outputs", lambda *_: 1)
     monkeypatch.setattr(table1, "count_operations", lambda *_: (1, 2))
-    monkeypatch.setattr(error_rates, "operations_of", lambda *_: 1.0)
     monkeypatch.setattr(table1, "time_interleaved", lambda *_, **__: {"auto": [1.0], "plain": [1.0]})
     monkeypatch.setattr(tables2to5, "MemoryPrediction", lambda *_, **__: PredictionByHand(1))
     rows = {key for measurement in PAPERS["revnet"].measurements() for key in by_key(measurement.measure())}
@@ -165,13 +165,12 @@ def test_runs_that_do_not_say_their_images_are_underpowered() -> None:
     assert str(found.verdict).startswith("underpowered: the number of images trained on is not recorded; +0.26 points")
 
 
-def test_what_was_not_trained_to_its_end_has_the_command_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(error_rates, "operations_of", lambda *_: 1e15)
+def test_what_was_not_trained_to_its_end_has_the_command_for_it() -> None:
     for comparison in tables2to5.report_cifar_errors([]).comparisons:
         assert comparison.measured is None
         assert comparison.published is not None
         assert str(comparison.verdict) == f"not measured: `zoo train {comparison.published.network} DATA`"
-        assert comparison.operations == 1e15
+        assert comparison.operations == OPERATIONS
     begun = run_of("revnet38_cifar10", 10.0, num_epochs=3)
     found = by_key(tables2to5.report_cifar_errors([begun]))["table3/revnet38_cifar10"]
     assert found.verdict.reason.endswith("; a run has 3 of 160 epochs")

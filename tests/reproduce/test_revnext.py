@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.reproduce.conftest import OPERATIONS
 from tests.reproduce.runs import make_run, run_of
 from zoo.config import experiments_dir, load_experiment
 from zoo.layers.invertible import InvertibleNorm
 from zoo.remat.memory_use import Memory
-from zoo.reproduce import error_rates
 from zoo.reproduce import revnext_figure12 as figure12
 from zoo.reproduce import revnext_figures5and6 as laws
 from zoo.reproduce import revnext_figures10and11 as chains
@@ -63,7 +63,6 @@ def test_every_published_number_has_a_row_without_data_and_runs(monkeypatch: pyt
     """What takes time is replaced: the networks of Figures 10 and 11, and the steps that are measured or counted."""
     ratios = chains.LayerRatios([1.0, 2.0, 3.0], [[], [1.0], []])
     monkeypatch.setattr(chains, "measure_ratios", lambda *_, **__: ratios)
-    monkeypatch.setattr(error_rates, "operations_of", lambda *_: 1e15)
     monkeypatch.setattr(memory, "_measure", lambda _, sizes, batch: [Memory(1, s * s, s * s, 0) for s in sizes])
     monkeypatch.setattr(memory, "count_memory", lambda *_: Memory(1, 1, 1, 0))
     on_meta = lambda name, memory="auto", **_: build_revnext(name, device="meta", memory=memory)  # noqa: E731
@@ -178,13 +177,12 @@ def test_training_of_table_2_fits_into_the_gpu() -> None:
     assert rows["abstract/minutes"].verdict.state == "not measured"
 
 
-def test_what_was_not_trained_has_the_command_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(error_rates, "operations_of", lambda *_: 1e15)
+def test_what_was_not_trained_has_the_command_for_it() -> None:
     for section in (memory.report_cifar10_errors([]), figure12.report_reconstruction([])):
         missing = [comparison for comparison in section.comparisons if comparison.measured is None]
         assert missing
         for comparison in missing:
-            assert (comparison.verdict.state, comparison.operations) == ("not measured", 1e15)
+            assert (comparison.verdict.state, comparison.operations) == ("not measured", OPERATIONS)
             assert comparison.verdict.reason.startswith("`zoo train ")
 
 
