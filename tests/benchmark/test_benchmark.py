@@ -281,6 +281,11 @@ def test_a_network_that_segments_is_measured_with_label_maps_and_a_loss_for_each
     assert predicted == pytest.approx(taken, rel=TOLERANCE)
 
 
+def test_the_note_on_a_reversible_network_names_its_ordinary_twin() -> None:
+    with pytest.raises(ConfigError, match="is the reversible twin of resnet32_cifar; benchmark resnet32_cifar"):
+        Setup(NetworkSpec(arch="revnet38_cifar"), batch=2, size=32).reversible_twin()
+
+
 @pytest.mark.parametrize(
     ("arch", "kernels"),
     [

@@ -77,6 +77,21 @@ def test_pareto_draws_its_plots_anew_from_the_json_alone_too(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model", "resnet19"], "resnet18"),
+        (["pareto", "resnet18", "--no-plot", "--strategies", "magic"], "std-BN checkpointed"),
+    ],
+)
+def test_faults_are_one_message(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["benchmark", *words, "--out", str(tmp_path / "x")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("zoo benchmark ")
+    assert message in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     "words",
     [["layer", "--shapes", "2"], ["layer", "--rounds", "0"], ["pareto", "resnet18", "--budgets", "2"]],
 )

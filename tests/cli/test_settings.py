@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from zoo.cli import main
@@ -10,6 +12,9 @@ from zoo.cli import main
 def test_all_settings_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["settings"]) == 0
     assert capsys.readouterr().out.startswith("the top level: ")
+    assert main(["settings", "--json"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["$defs"]["NetworkSpec"]["properties"]["norm"]["default"] == "standard"
 
 
 @pytest.mark.parametrize(
