@@ -10,13 +10,23 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from zoo.benchmark.lean_networks import SEED, step_of
+from zoo.benchmark.network_setup import loss_of_any
 from zoo.convert.norm_conversion import apply_plans, plan_norms
 from zoo.errors import ConversionError
-from zoo.models.external import build_external, image_shape, list_networks, smallest_of_each_family
+from zoo.models.external import build_external, image_shape, iter_tensors, list_networks, smallest_of_each_family
 
 MAX_PARAMETERS = 10e6  # of the networks that are trained here
-SIZE = 64
+SIZE, SEED = 64, 0
+
+
+def step_of(model, images):
+    """Return outputs, gradients and buffers of a step, whose random numbers are the same at each call."""
+    torch.manual_seed(SEED)
+    images = images.clone().requires_grad_()
+    outputs = list(iter_tensors(model(images)))
+    loss_of_any(outputs).backward()
+    gradients = [each.grad for each in (images, *model.parameters()) if each.grad is not None]
+    return [*(output.detach() for output in outputs), *gradients, *model.buffers()]
 
 
 def difference(model, twin, images):

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zoo.benchmark.check import compare
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup, loss_of_any, room_for_compilations
@@ -22,7 +24,7 @@ from zoo.benchmark.strategies import EAGER, compile_with_budget
 from zoo.models.external import iter_tensors
 from zoo.remat import Rematerializer, inductor_options
 from zoo.remat.lean import lean
-from zoo.remat.memory_use import clear_gradients, measure_memory
+from zoo.remat.memory_use import measure_memory
 from zoo.torch_internals import TorchDispatchMode
 
 PLAIN, LEAN, CAPTURED, INDUCTOR = "plain", "lean", "lean captured", "Inductor, lean rule"
@@ -62,9 +64,7 @@ def measure_lean_network(
             results.note(f"not measured: {name} (training takes {needed:,} bytes, more than {max_bytes:,})")
             return
         plain, images = _new(setup)
-        with _deterministic(images.device):
-            first = step_of(plain, images)
-        plain, _ = _new(setup)
+        _forward(copy.deepcopy(plain), images)().backward()
     except Exception as error:  # other packages may raise anything
         results.note(f"not measured: {name} ({describe_error(error)})")
         return
@@ -79,7 +79,7 @@ def measure_lean_network(
             options = inductor_options(share)
             models[f"{INDUCTOR}, budget {share:g}"] = torch.compile(copy.deepcopy(plain), options=options)
     with room_for_compilations():
-        _measure(results, case, models, images, first, rounds)
+        _measure(results, case, models, images, rounds)
 
 
 def _measure(
@@ -87,18 +87,18 @@ def _measure(
     case: Case,
     models: dict[str, Any],
     images: Tensor,
-    first: Sequence[Tensor],
     rounds: int,
 ) -> None:
-    """Add bits, memory and time of a network; ``first`` is the first step of plain training."""
-    name, plain = case.subject, models[PLAIN]
+    """Add bits, memory and time of a network."""
+    name = case.subject
     for provider in [*models][1:]:
         try:
             begin = time.process_time()
             is_exact = provider in (LEAN, CAPTURED)  # the kernels of Inductor are others
             if is_exact:
+                twin = copy.deepcopy(models[PLAIN])
                 with _deterministic(images.device):
-                    is_same = _are_equal(first, step_of(models[provider], images))
+                    found = compare(twin, images.clone().requires_grad_(), variant=partial(_replace, models[provider]))
             else:
                 _forward(models[provider], images)().backward()
         except Exception as error:
@@ -110,12 +110,9 @@ def _measure(
         if provider != LEAN:
             results.add(case, provider, "first step", "s of CPU time", [time.process_time() - begin])
         if is_exact:
-            results.add(case, provider, "same bits", "1", [float(is_same)])
-            if not is_same:
-                with _deterministic(images.device):
-                    repeats = _are_equal(first, step_of(copy.deepcopy(plain), images))
-                why = f"plain training is {'' if repeats else 'not '}deterministic"
-                results.note(f"{name}, {provider}: the bits differ; {why}")
+            results.add(case, provider, "same bits", "1", [float(found.same is True)])
+            if found.same is not True:
+                results.note(f"{name}, {found.verdict}: {found.difference}")
     if len(models) == 1:
         return
     try:
@@ -193,31 +190,14 @@ def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], image
         add_times(results, case, forwards, models, PLAIN, rounds)
 
 
+def _replace(twin: nn.Module, _: nn.Module) -> nn.Module:
+    return twin
+
+
 def _new(setup: Setup) -> tuple[nn.Module, Tensor]:
     """Return the network in training mode and random images, the same at each call."""
     torch.manual_seed(SEED)
     return EAGER[0].build(setup), setup.random_images()
-
-
-def step_of(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """Return outputs, gradients and buffers of a step, whose random numbers are the same at each call."""
-    torch.manual_seed(SEED)
-    images = images.clone().requires_grad_()
-    outputs = list(iter_tensors(model(images)))
-    values = [output.detach().clone() for output in outputs]
-    loss_of_any(outputs).backward()
-    gradients = [each.grad.clone() for each in (images, *model.parameters()) if each.grad is not None]
-    clear_gradients(list(model.parameters()))
-    return [*values, *gradients, *(buffer.clone() for buffer in model.buffers())]
-
-
-def _are_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    same_length = len(first) == len(second)
-    return same_length and all(torch.equal(_bits(a), _bits(b)) for a, b in zip(first, second, strict=True))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 @contextmanager
