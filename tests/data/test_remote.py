@@ -26,7 +26,7 @@ from zoo.cli import main
 from zoo.config import Segmentation
 from zoo.data import remote
 from zoo.data.folder import open_source
-from zoo.data.index import MAGIC, Index, write_index
+from zoo.data.index import Index, write_index
 from zoo.data.loader import LoaderOptions, build_train_loader, build_val_loader
 from zoo.data.location import parse_data_path
 from zoo.data.remote import RemoteShards, Unreachable
@@ -301,8 +301,8 @@ def _refusal(root: Any, read: int | None = None) -> str:
         (_fails(403), "the server answered 403 .*; .*train.index: check the address"),
         (_fails(500), "500 Server Error: .*; .*train.index"),
         (_stalls, "the file cannot be fetched: .*timed out"),
-        (_sends(b"<html>"), "it is not an index of this version; .*train.index: check the address"),
-        (_sends(MAGIC + bytes(100)), "it is damaged: its sha256 differs"),
+        (_sends(b"<html>"), "it is damaged, or is not an index: its sha256 differs; .*train.index: check the address"),
+        (_sends(bytes(100)), "it is damaged, or is not an index: its sha256 differs"),
         (_sends(b"x" * 10, 100), "the file cannot be fetched: .*IncompleteRead"),
     ],
 )

@@ -299,7 +299,7 @@ def test_an_indexed_folder_is_not_searched_and_is_the_same(data: Path, monkeypat
     assert indexed.classes == scanned.classes
     assert indexed.names.tolist() == scanned.names.tolist()
     assert indexed.targets.tolist() == scanned.targets.tolist()
-    assert isinstance(indexed.names.base, np.memmap)
+    assert isinstance(indexed._index.arrays["names"].base.obj, np.memmap)
 
 
 @pytest.mark.parametrize("change", ["add", "remove", "rename", "class"])

@@ -9,25 +9,20 @@ Tested by tests/data/test_shards.py.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from tokenize import TokenError
+from typing import IO, Any
 
 import numpy as np
 
 from zoo.errors import DataError, truncate
 from zoo.files import open_regular, replacing
 
-MAGIC = b"zoo index 1\n"
 DIGEST_BYTES = 32
-START = len(MAGIC) + DIGEST_BYTES
-LENGTH_BYTES = 8  # size of the field with the length of the header
-ALIGNMENT = 64
-DTYPE = re.compile(r"[<>|][iu][1248]|\|S[1-9]\d{0,6}", re.ASCII)  # numpy's integers and bytes
 MAX_HEADER_BYTES = 2**25  # a million shards take less
 REINDEX_HINT = "create it again with zoo data index"
 
@@ -49,7 +44,7 @@ class Index:
             self.header, self.arrays = _read(path, check)
         except OSError as error:
             raise self.unusable(error.strerror or str(error)) from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SyntaxError, TokenError) as error:
             raise self.unusable(str(error)) from error
 
     def unusable(self, reason: str) -> DataError:
@@ -95,24 +90,18 @@ def index_path(root: Path) -> Path:
 
 
 def write_index(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an index with a JSON ``header`` and arrays of integers or bytes; DataError if it cannot be written.
+    """Write an index with a JSON ``header`` and one-dimensional arrays; DataError if it cannot be written.
 
-    The file is `MAGIC`, the sha256 of the rest, the length of the header, the header, and the arrays, each aligned to
-    64 bytes.
+    The file is the sha256 of the rest, a line of JSON with the header and the names of the arrays, and the arrays in
+    numpy's .npy format.
     """
-    about = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
-    text = json.dumps({"arrays": about, "header": header}).encode()
-    pieces: list[Any] = [len(text).to_bytes(LENGTH_BYTES, "little"), text]
-    end = START + LENGTH_BYTES + len(text)
+    content = io.BytesIO()
+    content.write(json.dumps({"arrays": list(arrays), "header": header}).encode() + b"\n")
     for array in arrays.values():
-        pieces += [bytes(-end % ALIGNMENT), array.tobytes()]
-        end += sum(map(len, pieces[-2:]))
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
+        np.save(content, array, allow_pickle=False)
     try:
         with replacing(path) as temporary, temporary.open("wb") as file:
-            file.writelines([MAGIC, digest.digest(), *pieces])
+            file.writelines([hashlib.sha256(content.getbuffer()).digest(), content.getbuffer()])
     except OSError as error:
         remedy = "make the folder writable, or run zoo data index where it is writable"
         raise DataError(f"the index cannot be written: {error.strerror}", path, remedy) from error
@@ -133,30 +122,25 @@ def facts_of(files: Sequence[Path]) -> dict[str, list[Any]]:
 
 def _read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     with os.fdopen(open_regular(path), "rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            raise ValueError("it is not an index of this version")
         expected = file.read(DIGEST_BYTES)
-        mapped = np.memmap(file, dtype=np.uint8, mode="r")
-    if check and hashlib.sha256(mapped[START:].data).digest() != expected:
-        raise ValueError("it is damaged: its sha256 differs")
-    place = START + LENGTH_BYTES
-    length = int.from_bytes(mapped[START:place].tobytes(), "little")
-    if length > MAX_HEADER_BYTES:
-        raise ValueError(f"its header has {length:,} bytes")
-    content = json.loads(mapped[place : place + length].tobytes())
-    place += length
-    arrays = {}
-    for name, (dtype_name, shape) in content["arrays"].items():
-        if not DTYPE.fullmatch(dtype_name) or not all(type(side) is int and side >= 0 for side in shape):
-            raise ValueError("an array has an invalid type or shape")
-        dtype = np.dtype(dtype_name)
-        place += -place % ALIGNMENT
-        end = place + dtype.itemsize * math.prod(shape)
-        if end > len(mapped):
-            raise ValueError("it is truncated")
-        arrays[name] = mapped[place:end].view(dtype).reshape(shape)
-        place = end
-    header = content["header"]
-    if not isinstance(header, dict):
-        raise ValueError("it has no header")
-    return header, arrays
+        if check and hashlib.file_digest(file, "sha256").digest() != expected:
+            raise ValueError("it is damaged, or is not an index: its sha256 differs")
+        mapped = np.memmap(file, mode="r")
+        file.seek(DIGEST_BYTES)
+        content = json.loads(file.readline(MAX_HEADER_BYTES))
+        header = content["header"]
+        if not isinstance(header, dict):
+            raise ValueError("it has no header")
+        return header, {name: _map_array(file, mapped) for name in content["arrays"]}
+
+
+def _map_array(file: IO[bytes], mapped: np.memmap) -> np.ndarray:
+    """Return the array in .npy format at the position of ``file``, which moves behind it, from the ``mapped`` file."""
+    np.lib.format.read_magic(file)
+    (length,), _, dtype = np.lib.format.read_array_header_1_0(file)
+    start = file.tell()
+    array = np.frombuffer(mapped[start : start + length * dtype.itemsize].data, dtype)
+    if len(array) != length:
+        raise ValueError("it is truncated")
+    file.seek(array.nbytes, os.SEEK_CUR)
+    return array

@@ -28,7 +28,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from zoo.data.index import START, Index
+from zoo.data.index import DIGEST_BYTES, Index
 from zoo.data.location import RemoteFolder
 from zoo.data.reading import Unreadable
 from zoo.data.shards import COLUMNS, SHARDS, UNKNOWN, Shards, check_positions
@@ -216,14 +216,14 @@ def _fetch_index(root: RemoteFolder) -> Index:
 
     def fetch() -> Path:
         with _open(address.url) as source:
-            head = source.read(START)  # which has the digest of the rest
-            path = _cache() / hashlib.sha256(f"{address.url}\0".encode() + head).hexdigest()[:32] / "index"
+            digest = source.read(DIGEST_BYTES)
+            path = _cache() / hashlib.sha256(f"{address.url}\0".encode() + digest).hexdigest()[:32] / "index"
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_suffix(".lock")):
                 if not _is_sound(path):
                     part = path.with_suffix(".part")
-                    part.write_bytes(head)
-                    _write(source, part, path, lambda: _check_index(part), len(head))
+                    part.write_bytes(digest)
+                    _write(source, part, path, lambda: _check_index(part), len(digest))
         return path
 
     return Index(_retry(fetch, address), check=False)
