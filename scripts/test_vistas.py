@@ -15,11 +15,12 @@ from PIL import Image
 
 from zoo.cli import run_script
 from zoo.cli.options import Command, Positive, WholeNumber, argument, check_writable, option
-from zoo.cli.segment import Scales, ViewOptions, print_summary
+from zoo.cli.segment import Scales, ViewOptions, print_result
 from zoo.errors import ConfigError
 
 if TYPE_CHECKING:
     from zoo.run.label_images import Palette
+    from zoo.run.segmenting import Outputs
     from zoo.tasks.tta import Segments
 
 NETWORK = "wider_resnet38_deeplab_vistas"
@@ -79,17 +80,18 @@ class SegmentVistas(Command, ViewOptions):
             network = load_network(NETWORK, self.snapshot)
             section = network.experiment.segmentation
             assert section is not None
-            summary = segment_images(
+            result = segment_images(
                 network,
                 self.source,
-                OriginalFiles(self.out, self.output_mode, palette_of(network.experiment, network.class_names)),
+                original_files(self.out, self.output_mode, palette_of(network.experiment, network.class_names)),
                 views,
                 process=process,
                 longest_side=section.longest_side_val,
                 overwrite=True,
+                at_image_size=False,
             )
         if process.is_main or self.rank is not None:
-            print_summary(summary)
+            print_result(result)
         return 0
 
     def _start_processes(self, num_processes: int) -> int:
@@ -104,9 +106,8 @@ class SegmentVistas(Command, ViewOptions):
                 process.terminate()  # does nothing if it has ended
 
 
-@dataclass(frozen=True)
-class OriginalFiles:
-    """The files of Inplace-ABN's test script: OUT/NAME.png, with the subfolders of the images.
+def original_files(out: Path, mode: str, palette: Palette) -> Outputs:
+    """Return the outputs of Inplace-ABN's test script: OUT/NAME.png, with the subfolders of the images.
 
     Classes are chosen at the size that the network saw. Each pixel of the image takes the nearest one.
 
@@ -116,26 +117,19 @@ class OriginalFiles:
       probability times 255, truncated.
     - `palette`: colors and names of at most 256 classes.
     """
+    from zoo.run.label_images import id_image, palette_image, write_png
 
-    out: Path
-    mode: str
-    palette: Palette
-    at_image_size = False
+    def write(path: Path, image: Image.Image, picture: Image.Image) -> None:
+        write_png(path, picture.resize(image.size, Image.Resampling.NEAREST))
 
-    def paths(self, name: str) -> list[Path]:
-        """Return OUT/NAME.png, and with "prob" OUT/NAME_prob.png."""
-        return [self.out / f"{name}{end}.png" for end in (("", "_prob") if self.mode == "prob" else ("",))]
-
-    def write(self, name: str, image: Image.Image, segments: Segments) -> None:
-        """Write the files."""
-        from zoo.run.label_images import id_image, palette_image, write_png
-
+    def write_classes(path: Path, image: Image.Image, segments: Segments) -> None:
         classes = segments.classes.numpy()
-        written = [palette_image(classes, self.palette) if self.mode == "palette" else id_image(classes, 256)]
-        if self.mode == "prob":
-            written.append(Image.fromarray((segments.probabilities.numpy() * 255).astype(np.uint8)))
-        for path, picture in zip(self.paths(name), written, strict=True):
-            write_png(path, picture.resize(image.size, Image.Resampling.NEAREST))
+        write(path, image, palette_image(classes, palette) if mode == "palette" else id_image(classes, 256))
+
+    def write_probabilities(path: Path, image: Image.Image, segments: Segments) -> None:
+        write(path, image, Image.fromarray((segments.probabilities.numpy() * 255).astype(np.uint8)))
+
+    return {(out, ".png"): write_classes} | ({(out, "_prob.png"): write_probabilities} if mode == "prob" else {})
 
 
 if __name__ == "__main__":

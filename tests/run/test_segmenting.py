@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import ToTensor
 
-from scripts.test_vistas import OriginalFiles
+from scripts.test_vistas import original_files
 from tests.data.sample_images import random_image
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import this_process
@@ -20,7 +20,7 @@ from zoo.config import parse_experiment
 from zoo.errors import ConfigError, DataError
 from zoo.run.label_images import palette_for
 from zoo.run.scoring import LoadedNetwork
-from zoo.run.segmenting import Folders, segment_images
+from zoo.run.segmenting import Outputs, output_folders, segment_images
 from zoo.tasks.tta import TestTimeAugmentation as Augmentation
 from zoo.tasks.tta import segment
 
@@ -59,8 +59,8 @@ def _images(folder: Path) -> Path:
     return folder
 
 
-def _folders(out: Path, kinds: tuple[str, ...] = ("ids",)) -> Folders:
-    return Folders(out, kinds, palette_for(CLASSES))
+def _folders(out: Path, kinds: tuple[str, ...] = ("ids",)) -> Outputs:
+    return output_folders(out, kinds, palette_for(CLASSES))
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -72,7 +72,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 def test_all_kinds_are_those_of_the_views_at_the_images_own_size(tmp_path: Path) -> None:
     images, network, views = _images(tmp_path / "in"), _network(), Augmentation((0.5, 1.0), True)
     summary = segment_images(network, images, _folders(tmp_path / "out", KINDS), views, longest_side=64)
-    assert (summary.written, summary.skipped, summary.faults) == (5, 0, ())
+    assert (summary.written, summary.skipped, summary.faults) == (5, 0, [])
     names = {"a", "b", "sub/a", "sub/deep/c", "sub/z"}
     endings = {"palette": ".png", "ids": ".png", "prob": ".npz", "overlay": ".png"}
     assert set(_files(tmp_path / "out")) == {f"{kind}/{name}{endings[kind]}" for kind in KINDS for name in names}
@@ -166,7 +166,7 @@ def test_clashing_names_are_refused_before_anything_is_computed(
     images, network = _images(tmp_path / "in"), _network()
     if extra is not None:
         random_image(9).save(images / extra)
-    output = _folders(tmp_path / out) if mode is None else OriginalFiles(tmp_path / out, mode, palette_for(CLASSES))
+    output = _folders(tmp_path / out) if mode is None else original_files(tmp_path / out, mode, palette_for(CLASSES))
     before = _files(tmp_path)
     with pytest.raises(DataError, match=message):
         segment_images(network, images, output)
@@ -178,7 +178,7 @@ def test_a_network_of_another_task_and_too_many_classes_are_refused(tmp_path: Pa
     with pytest.raises(ConfigError, match="tiny classifies whole images"):
         segment_images(_network("resnet18"), tmp_path, _folders(tmp_path))
     with pytest.raises(ConfigError, match="300 classes"):
-        Folders(tmp_path, ("palette",), palette_for(300))
+        output_folders(tmp_path, ("palette",), palette_for(300))
 
 
 @pytest.mark.parametrize("mode", ["palette", "raw", "prob"])
@@ -187,7 +187,9 @@ def test_the_originals_files_are_classes_of_the_networks_size_resized_by_nearest
     (tmp_path / "in").mkdir()
     image.save(tmp_path / "in" / "a.png")
     network, palette = _network(), palette_for(CLASSES)
-    segment_images(network, tmp_path / "in", OriginalFiles(tmp_path / "out", mode, palette), longest_side=18)
+    segment_images(
+        network, tmp_path / "in", original_files(tmp_path / "out", mode, palette), longest_side=18, at_image_size=False
+    )
     settings = network.experiment.input
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (settings.mean, settings.std))
     small = image.resize((12, 18), Image.Resampling.BILINEAR)

@@ -12,12 +12,11 @@ from zoo.cli.options import Command, Positive, ProcessOptions, argument, check_w
 from zoo.errors import DataError
 
 if TYPE_CHECKING:
-    from zoo.run.segmenting import Summary
+    from zoo.run.segmenting import Segmented
 
 OUTPUT_KINDS = ("palette", "ids", "prob")
 OVERLAY = "overlay"
 NUMBER_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
-MIB = 2**20
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -89,7 +88,7 @@ class Segment(Command, ViewOptions):
 
         with open_process(self.local_rank, self.dist_backend) as process:
             process.on_main(lambda: check_writable(self.out / "NAME.png"))
-            summary = segment(
+            result = segment(
                 self.name,
                 self.source,
                 self.out,
@@ -103,24 +102,18 @@ class Segment(Command, ViewOptions):
                 process=process,
             )
         if process.is_main:
-            print_summary(summary)
+            print_result(result)
         return 0
 
 
-def print_summary(summary: Summary) -> None:
-    """Print the number of images, the speed and the peak memory; DataError if some could not be segmented."""
-    from zoo.run.console import format_duration
-
-    num_images = summary.written + len(summary.faults)
-    speed = f"{summary.written / summary.elapsed_s:.2f} images/s, " if summary.written else ""
-    print(
-        f"{summary.written} of {num_images} images segmented in {format_duration(summary.elapsed_s)} ({speed}"
-        f"peak memory {summary.peak_memory_bytes / MIB:,.0f} MiB)"
-        + (f", {summary.skipped} already had files" if summary.skipped else "")
-    )
-    if summary.faults:
+def print_result(result: Segmented) -> None:
+    """Print the number of images; DataError if some could not be segmented."""
+    num_images = result.written + len(result.faults)
+    skipped = f", {result.skipped} already had files" if result.skipped else ""
+    print(f"{result.written} of {num_images} images segmented{skipped}")
+    if result.faults:
         raise DataError(
-            f"{len(summary.faults)} of {num_images} images could not be segmented and are listed above, the others "
+            f"{len(result.faults)} of {num_images} images could not be segmented and are listed above, the others "
             "have their files",
             remedy="repair or remove them, and run the same command again",
         )

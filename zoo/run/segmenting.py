@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -23,7 +22,6 @@ from zoo.data.segmentation_transforms import scale_to_longest_side
 from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, environment_fingerprint, weights_digest
 from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process, open_process
-from zoo.engine.reporting import peak_memory_bytes
 from zoo.engine.validation import is_memory_full
 from zoo.errors import ConfigError, DataError, escape
 from zoo.run.console import Progress
@@ -44,78 +42,40 @@ from zoo.tasks.tta import segment as segment_views
 
 logger = logging.getLogger(__name__)
 
-SUFFIXES = {"palette": ".png", "ids": ".png", "prob": ".npz", "overlay": ".png"}
+FileWriter = Callable[[Path, Image.Image, Segments], None]
+# The files of an image NAME, its path without suffix: of the folder OUT and the ending END, OUT/NAMEEND.
+Outputs = Mapping[tuple[Path, str], FileWriter]
 
 
-class Output(Protocol):
-    """The files that are written for an image."""
-
-    at_image_size: bool
-    """Whether files have the size of the image, or of the network's input."""
-
-    def paths(self, name: str) -> list[Path]:
-        """Return the files of the image ``name``: its path relative to the folder of the images, without suffix."""
-
-    def write(self, name: str, image: Image.Image, segments: Segments) -> None:
-        """Write the files, each atomically."""
-
-
-@dataclass(frozen=True)
-class Folders:
-    """A folder OUT/KIND for each kind of file, with the subfolders of the images.
-
-    Args:
-    - `out`: the folder OUT.
-    - `kinds`: kinds of files: "palette", "ids", "prob", "overlay".
-    - `palette`: colors and names of the classes.
-
-    Raises ConfigError if a kind cannot hold that many classes.
-    """
-
-    out: Path
-    kinds: Sequence[str]
-    palette: Palette
-    at_image_size = True
-
-    def __post_init__(self) -> None:
-        for kind in self.kinds:
-            check_kind(kind, len(self.palette))
-
-    def paths(self, name: str) -> list[Path]:
-        """Return OUT/KIND/NAME with the suffix of each kind."""
-        return [self.out / kind / f"{name}{SUFFIXES[kind]}" for kind in self.kinds]
-
-    def write(self, name: str, image: Image.Image, segments: Segments) -> None:
-        """Write the files."""
-        classes = segments.classes.numpy()
-        for kind, path in zip(self.kinds, self.paths(name), strict=True):
-            if kind == "palette":
-                write_png(path, palette_image(classes, self.palette))
-            elif kind == "ids":
-                write_png(path, id_image(classes, len(self.palette)))
-            elif kind == "overlay":
-                write_png(path, overlay(image, classes, self.palette))
-            else:
-                write_probabilities(path, classes, segments.probabilities.numpy(), len(self.palette))
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Summary of `segment_images` over all processes.
+class Segmented(NamedTuple):
+    """Result of `segment`, over all processes.
 
     Args:
     - `written`: number of images whose files were written.
     - `skipped`: number of images whose files existed.
     - `faults`: an error message for each image without files.
-    - `elapsed_s`: seconds from the first image to the last.
-    - `peak_memory_bytes`: largest peak memory of a process: of tensors on CUDA, of the whole process on CPU.
     """
 
     written: int
     skipped: int
-    faults: tuple[str, ...]
-    elapsed_s: float
-    peak_memory_bytes: int
+    faults: list[str]
+
+
+def output_folders(out: Path, kinds: Sequence[str], palette: Palette) -> Outputs:
+    """Return the outputs in a folder OUT/KIND for each kind, see `segment`.
+
+    Raises ConfigError if a kind cannot hold as many classes as ``palette`` has.
+    """
+    for kind in kinds:
+        check_kind(kind, len(palette))
+    count = len(palette)
+    writers: dict[str, tuple[str, FileWriter]] = {
+        "palette": (".png", lambda path, _, found: write_png(path, palette_image(found.classes.numpy(), palette))),
+        "ids": (".png", lambda path, _, found: write_png(path, id_image(found.classes.numpy(), count))),
+        "prob": (".npz", lambda path, _, found: write_probabilities(path, *(x.numpy() for x in found), count)),
+        "overlay": (".png", lambda path, image, found: write_png(path, overlay(image, found.classes.numpy(), palette))),
+    }
+    return {(out / kind, writers[kind][0]): writers[kind][1] for kind in kinds}
 
 
 def segment(
@@ -131,12 +91,12 @@ def segment(
     longest_side: int | None = None,
     overwrite: bool = False,
     process: Process | None = None,
-) -> Summary:
-    """Write the class of each pixel of images to ``out``/KIND/NAME, and return a summary.
+) -> Segmented:
+    """Write the class of each pixel of images to ``out``/KIND/NAME, and return how many there are.
 
     Logits are resized to the size of the image before the argmax. An image is skipped if its files exist.
-    Unreadable images are logged and listed in the summary, and the others continue. Under torchrun each process calls
-    this function, takes its share of the images, and gets the summary of all.
+    Unreadable images are logged and listed in the result, and the others continue. Under torchrun each process calls
+    this function, takes its share of the images, and gets the result of all.
 
     Args:
     - `network`: result of `zoo.load_network`, or its ``name`` argument.
@@ -163,14 +123,14 @@ def segment(
     with open_process() if process is None else nullcontext(process) as process:
         if not isinstance(network, LoadedNetwork):
             network = load_network(network, weights)
-        check_segments(network)  # before `Folders` checks the number of classes
+        check_segments(network)  # before `output_folders` checks the number of classes
         section = network.experiment.segmentation
         assert section is not None
         palette = palette_of(network.experiment, network.class_names)
         return segment_images(
             network,
             Path(source),
-            Folders(Path(out), output, palette),
+            output_folders(Path(out), output, palette),
             views,
             process=process,
             longest_side=longest_side or section.longest_side_val,
@@ -181,24 +141,27 @@ def segment(
 def segment_images(
     network: LoadedNetwork,
     source: Path,
-    output: Output,
+    outputs: Outputs,
     views: TestTimeAugmentation | None = None,
     *,
     process: Process | None = None,
     longest_side: int | None = None,
     overwrite: bool = False,
-) -> Summary:
-    """Write the files of ``output`` for an image or the images of a folder, and return a summary, like `segment`.
+    at_image_size: bool = True,
+) -> Segmented:
+    """Write the files of an image or of the images of a folder, like `segment`.
 
     Rank r of W segments the images r, r + W and so on. Images that do not fit into memory are treated like unreadable
     ones. A process with a rank and world size but without ``control`` group takes its share without communication;
-    its summary covers that share.
+    its result covers that share.
 
     Args:
     - `network`: result of `zoo.load_network`; its model is moved to the device of ``process``.
+    - `outputs`: the files of an image, and the function that writes each atomically.
     - `views`: scales and mirror images.
     - `process`: default: a single process, on a CUDA device if available.
     - `longest_side`: longer side in px that images are scaled to before the network; None: not scaled.
+    - `at_image_size`: whether logits are resized to the size of the image, or left at the size of the network's input.
     """
     process = process or single_process()
     views = views or TestTimeAugmentation()
@@ -206,34 +169,32 @@ def segment_images(
     settings = {**asdict(views), "scales": list(views.scales), "longest_side": longest_side}
     settings["experiment"] = network.experiment.digest()[:SHOWN_DIGITS]
     _check_processes(process, network, settings)
-    images = process.on_main(lambda: _plan(source, output))
+    images = process.on_main(lambda: _plan(source, outputs))
     forward = _forward(network, process.device)
     own = images[process.rank :: process.world_size]
-    skipped, faults, begin = 0, [], time.perf_counter()
+    skipped, faults = 0, []
     with Progress("segment", len(own), show=process.is_main, unit="images") as progress:
         for path, name in own:
-            if not overwrite and all(map(os.path.isfile, output.paths(name))):  # each was written atomically
+            if not overwrite and all(map(os.path.isfile, _files(outputs, name))):  # each was written atomically
                 skipped += 1
                 progress.advance(1)
                 continue
             try:
                 with _naming_full_memory(process.device):
                     image = read_image(path)
-                    segments = _segment(forward, image, network.experiment, views, process.device, longest_side, output)
-                    _write(output, name, image, segments)
+                    size = (image.height, image.width) if at_image_size else None
+                    inputs = _input(image, network.experiment, longest_side).to(process.device)
+                    _write(_files(outputs, name), image, segment_views(forward, inputs, views, size))
             except DataError as error:
                 faults.append(f"{error}" if escape(path) in str(error) else f"{error}; {escape(path)}")
                 logger.warning("%s", faults[-1])
             progress.advance(1)
     written = len(own) - skipped - len(faults)
-    share = written, skipped, faults, time.perf_counter() - begin, peak_memory_bytes(process.device)
-    shares = process.broadcast(process.gather(share))
-    return Summary(
-        written=sum(part[0] for part in shares),
-        skipped=sum(part[1] for part in shares),
-        faults=tuple(fault for part in shares for fault in part[2]),
-        elapsed_s=max(part[3] for part in shares),
-        peak_memory_bytes=max(part[4] for part in shares),
+    shares = process.broadcast(process.gather((written, skipped, faults)))
+    return Segmented(
+        written=sum(share[0] for share in shares),
+        skipped=sum(share[1] for share in shares),
+        faults=[fault for share in shares for fault in share[2]],
     )
 
 
@@ -247,7 +208,7 @@ def check_segments(network: LoadedNetwork) -> None:
         )
 
 
-def _plan(source: Path, output: Output) -> list[tuple[Path, str]]:
+def _plan(source: Path, outputs: Outputs) -> list[tuple[Path, str]]:
     """Return (file, name) of all images. Raises DataError if files would collide with each other or with images."""
     if not os.path.exists(source):
         raise DataError(f"there is no image or folder {escape(source)}", "IN", "give an image or a folder")
@@ -257,7 +218,7 @@ def _plan(source: Path, output: Output) -> list[tuple[Path, str]]:
     owners: dict[Path, Path] = {}
     inputs = {os.path.realpath(path) for path in paths}
     for path, name in images:
-        for file in output.paths(name):
+        for file in _files(outputs, name):
             if (other := owners.setdefault(file, path)) != path:
                 raise DataError(
                     f"the files of {escape(other)} and of {escape(path)} would have the same name, {escape(file)}",
@@ -304,28 +265,23 @@ def _forward(network: LoadedNetwork, device: torch.device) -> Callable[[Tensor],
     return forward
 
 
-def _segment(
-    forward: Callable[[Tensor], Tensor],
-    image: Image.Image,
-    experiment: Experiment,
-    views: TestTimeAugmentation,
-    device: torch.device,
-    longest_side: int | None,
-    output: Output,
-) -> Segments:
+def _input(image: Image.Image, experiment: Experiment, longest_side: int | None) -> Tensor:
     scaled = image if longest_side is None else scale_to_longest_side(image, longest_side)
-    tensor = tvF.normalize(tvF.to_tensor(scaled), list(experiment.input.mean), list(experiment.input.std))
-    size = (image.height, image.width) if output.at_image_size else None
-    return segment_views(forward, tensor.to(device), views, size)
+    return tvF.normalize(tvF.to_tensor(scaled), list(experiment.input.mean), list(experiment.input.std))
 
 
-def _write(output: Output, name: str, image: Image.Image, segments: Segments) -> None:
+def _files(outputs: Outputs, name: str) -> dict[Path, FileWriter]:
+    return {folder / f"{name}{end}": write for (folder, end), write in outputs.items()}
+
+
+def _write(files: Mapping[Path, FileWriter], image: Image.Image, segments: Segments) -> None:
     try:
-        output.write(name, image, segments)
+        for path, write in files.items():
+            write(path, image, segments)
     except OSError as error:
         raise ConfigError(
             f"a file cannot be written: {error.strerror}",
-            error.filename or output.paths(name)[0],
+            error.filename or next(iter(files)),
             "free disk space or make the folder writable, and repeat the command; complete files are kept",
         ) from error
 
