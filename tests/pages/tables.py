@@ -584,37 +584,6 @@ def segmentation_pixels() -> str:
     return table(["", "published, iABN", *SEGMENTATION_STRATEGIES], rows)
 
 
-PIPELINES = {
-    "train": "training, as published",
-    "train_pil": 'training, decoder "pil"',
-    "center": 'center crop, decoder "torchvision"',
-    "center_pil": "center crop",
-    "tencrop": 'ten crops, decoder "torchvision"',
-    "tencrop_pil": "ten crops",
-}
-
-
-def input_pipeline() -> str:
-    names = ("input_pipeline", "input_pipeline_large")
-    files = [result(name) for name in names]
-    sizes = [file["settings"]["mean bytes, train/"] / 1000 for file in files]
-    rows = [
-        [
-            "bare decoder, images/s",
-            *(f"{file['images_per_s']['train']['bare decode_jpeg']:.0f}" for file in files),
-        ],
-        *([text, *(f"{file['ratios'][key]:.2f}" for file in files)] for key, text in PIPELINES.items()),
-        ["training, without what no pipeline can avoid", *(f"{_share_of_work(file):.2f}" for file in files)],
-    ]
-    return table(["", *(f"{size:.0f} KB" for size in sizes)], rows)
-
-
-def _share_of_work(file: dict[str, Any]) -> float:
-    """The time of the bare decoder and of cropping and resizing alone, relative to that of the training pipeline."""
-    rates = file["images_per_s"]["train"]
-    return (1 / rates["bare decode_jpeg"] + 1 / rates["crop and resize"]) * rates["read to collate"]
-
-
 LOADERS = {
     "zoo-shards": "zoo, shards",
     "dali": "DALI, on the CPU",
@@ -680,7 +649,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "lean_networks": lean_networks,
     "lean_beside": lean_beside,
     "segmentation_pixels": segmentation_pixels,
-    "input_pipeline": input_pipeline,
     "loaders": loaders,
     "experiments": experiments,
     "settings": settings,

@@ -1,4 +1,4 @@
-"""``zoo benchmark``: time and memory of layers, networks and the input pipeline."""
+"""``zoo benchmark``: time and memory of layers and networks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from zoo.cli.options import Command, DataFolder, Group, Positive, WholeNumber, argument, option, positive
-from zoo.data.location import require_folder
+from zoo.cli.options import Command, Group, Positive, WholeNumber, argument, option, positive
 from zoo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Benchmark(Command):
 
     kind: ClassVar[str]
     out: Path | None = option(metavar="STEM")
-    """Output files: STEM.json and STEM.md, for input also STEM.png, for pareto STEM.png and STEM_both.png (default:
+    """Output files: STEM.json and STEM.md, for pareto also STEM.png and STEM_both.png (default:
     runs/benchmark/KIND)."""
     device: Literal["cpu", "cuda"] | None = None
     """Device (default: cuda if available)."""
@@ -267,48 +266,6 @@ class BenchmarkLean(Benchmark):
             measure_overhead(results)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkInput(Benchmark):
-    """Measure images per second and core of the input pipeline, relative to torchvision's bare decoder.
-
-    Reads, decodes and augments JPEG files of DATA/train as the experiment does, and files of DATA/val as the published
-    networks were scored, with each decoder, on one core.
-    """
-
-    kind = "input"
-    config: str = argument("CONFIG")
-    """Experiment file or name whose input section is measured."""
-    data: DataFolder = argument("DATA")
-    """Data set, as for zoo train."""
-    images: Positive = 64
-    """Number of files per split, evenly spaced."""
-    json: Path | None = None
-    """Also write the JSON to FILE."""
-    no_plot: bool = False
-    """Do not draw the plot, which needs matplotlib."""
-    threads: Positive = 1
-    """CPU threads; the rates are per core."""
-    rounds: Positive = 9
-    """Interleaved timings of each step."""
-
-    def measure(self, results: Results) -> None:
-        from zoo.benchmark.input_pipeline import draw_plot, measure_input_pipeline
-        from zoo.config import load_experiment
-        from zoo.files import write_json
-        from zoo.run.plot_style import check_matplotlib
-
-        if not self.no_plot:
-            check_matplotlib()
-        results.settings["clock"] = "CPU time of the process"
-        measure_input_pipeline(
-            results, load_experiment(self.config), require_folder(self.data), num_images=self.images, rounds=self.rounds
-        )
-        if self.json is not None:
-            write_json(self.json, results.content())
-        if not self.no_plot:
-            draw_plot(self.stem.with_name(self.stem.name + ".png"), results.summary)
-
-
 BENCHMARK = Group(
     "Measure time and memory of norms, networks and strategies",
     {
@@ -316,7 +273,6 @@ BENCHMARK = Group(
         "model": BenchmarkModel,
         "pareto": BenchmarkPareto,
         "lean": BenchmarkLean,
-        "input": BenchmarkInput,
     },
 )
 
