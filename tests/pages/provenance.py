@@ -9,7 +9,6 @@ from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from zoo.benchmark.results import markdown
 from zoo.reproduce.comparison import Comparison, Section
@@ -158,11 +157,10 @@ def _runs_beside(folder: Path, paper: str) -> list[TrainingRun]:
 
 def _measured_again(paper: str, runs: tuple[TrainingRun, ...]) -> list[Section]:
     """Return the sections that follow from training runs, and those that take no time to measure."""
-    with patch("zoo.reproduce.error_rates.operations_of", lambda *_: 0.0):
-        exact = list(_exact_sections(paper))
-        measurements = PAPERS[paper].measurements(runs)
-        of_runs = [each for each in measurements if isinstance(each.measure, partial) and runs in each.measure.args]
-        return exact + [each.measure() for each in of_runs if runs]
+    exact = list(_exact_sections(paper))
+    measurements = PAPERS[paper].measurements(runs)
+    of_runs = [each for each in measurements if isinstance(each.measure, partial) and runs in each.measure.args]
+    return exact + [each.measure() for each in of_runs if runs]
 
 
 @cache

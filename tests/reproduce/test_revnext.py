@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.reproduce.conftest import OPERATIONS
 from tests.reproduce.runs import make_run, run_of
 from zoo.config import experiments_dir, load_experiment
 from zoo.layers.invertible import InvertibleNorm
@@ -182,7 +181,7 @@ def test_what_was_not_trained_has_the_command_for_it() -> None:
         missing = [comparison for comparison in section.comparisons if comparison.measured is None]
         assert missing
         for comparison in missing:
-            assert (comparison.verdict.state, comparison.operations) == ("not measured", OPERATIONS)
+            assert comparison.verdict.state == "not measured"
             assert comparison.verdict.reason.startswith("`zoo train ")
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.reproduce.scoreboards import found, number, publish, rows, section, waiting
-from zoo.reproduce.scoreboard import RATES, counts_by_evidence, verdict_lines
+from zoo.reproduce.scoreboard import counts_by_evidence, verdict_lines
 
 ONE = number("table3/one")
 TWO = number("table5/two", 100, unit="MB", evidence="memory predicted", finding="It is less.")
@@ -64,10 +62,3 @@ def test_numbers_are_counted_by_evidence_and_those_that_are_off_are_named() -> N
         "Of 3 published numbers: 1 reproduced, 0 better, 1 off, 0 underpowered, 1 not measured.",
         "revnet, Table 3: error: 200 %, published 100 MB",
     ]
-
-
-def test_a_missing_training_has_its_hours() -> None:
-    row = rows(section(waiting(ONE)))[ONE.id]
-    assert row.cost == ""
-    costly = replace(waiting(ONE), operations=RATES[""]["core"][0] * 7200)
-    assert rows(section(costly))[ONE.id].cost.partition(": ")[2].startswith("about 2 hours on one core, ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from decimal import Decimal
 from html.parser import HTMLParser
@@ -13,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.reproduce.scoreboards import found, number, publish, rows, section, waiting
-from zoo.reproduce.operations import TRAINING_IMAGES, operations_of
 from zoo.reproduce.paper_report import read_report
 from zoo.reproduce.papers import PAPERS
-from zoo.reproduce.scoreboard import RATES, Row
+from zoo.reproduce.scoreboard import Row
 from zoo.reproduce.scoreboard_files import csv_text, forms_of, html_page, read_rows, summary
-from zoo.reproduce.training_runs import load_changed
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 HOSTILE = """<script>alert("&")</script> | `a` {{rows}}"""
@@ -126,23 +123,3 @@ def test_every_row_of_the_committed_page_has_its_measurement_or_the_reason_for_n
 def test_the_minutes_that_a_paper_takes_are_those_of_its_report(paper: str) -> None:
     seconds = sum(section.seconds for section in read_report(RESULTS, paper))
     assert PAPERS[paper].minutes == pytest.approx(seconds / 60, abs=1)
-
-
-@pytest.mark.parametrize(
-    ("part", "network", "experiment", "memory"),
-    [("", "resnet50", "resnet50_ipabn-sync_lr_512", "auto"), ("cifar", "resnet32_cifar", "resnet32_cifar10", "auto"),
-     ("revnext", "revnext", "revnext_cifar10", "plain")],
-)  # fmt: skip
-def test_rates_are_those_of_the_result_files(part: str, network: str, experiment: str, memory: str) -> None:
-    """Images per second times operations per image, within the factor that hours are good for."""
-    config = load_changed(experiment)
-    images = TRAINING_IMAGES[config.network.num_classes] * config.optimizer.schedule.epochs
-    for machine, (rate, file) in RATES[part].items():
-        records = json.loads((RESULTS / f"{file}.json").read_text())["records"]
-        (step,) = (
-            each
-            for each in records
-            if (each["subject"], each["provider"], each["metric"]) == (network, "std-BN", "step")
-        )
-        measured = step["shape"][0] * operations_of(experiment, memory) / images / step["median"] * 1000
-        assert measured / 1.5 <= rate <= 1.5 * measured, machine

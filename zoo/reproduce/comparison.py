@@ -113,7 +113,6 @@ class Comparison:
     - `weakness`: the reason why the measurement is too weak for a verdict, if it is.
     - `note`: further facts of the measurement.
     - `pending`: why nothing was measured, such as the command that measures it.
-    - `operations`: multiplications of the training that measures it; None if unknown or if none is needed.
     - `weights_md5`: digest of the weights that were scored, if any.
     - `data`: fingerprint of the images that were scored, if any.
     - `environment`: environment of the training runs or the report that the number was read from; None if it was
@@ -130,7 +129,6 @@ class Comparison:
     weakness: str = ""
     note: str = ""
     pending: str = ""
-    operations: float | None = None
     weights_md5: str = ""
     data: str = ""
     environment: Mapping[str, Any] | None = None

@@ -11,7 +11,6 @@ from statistics import mean
 from typing import Any
 
 from zoo.reproduce.comparison import Comparison, Section, compare, not_measured
-from zoo.reproduce.operations import TRAINING_IMAGES, operations_of
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import TrainingRun, data_of, environment_of
 from zoo.run.plot_style import Panel
@@ -19,7 +18,9 @@ from zoo.run.seeds import spread_of
 from zoo.tasks import significance
 
 BETWEEN_RUNS = 0.5  # points: difference between single runs with the same settings (README of memcnn)
-VALIDATION_IMAGES = {10: 10_000, 100: 10_000, 1000: 50_000}  # of the whole data sets, as in `TRAINING_IMAGES`
+# Images of the whole data sets by the number of classes: CIFAR-10, CIFAR-100, ImageNet.
+TRAINING_IMAGES = {10: 50_000, 100: 50_000, 1000: 1_281_167}
+VALIDATION_IMAGES = {10: 10_000, 100: 10_000, 1000: 50_000}
 SETTING = (
     "Test error in percent after the last epoch, mean of n finished runs. Its standard error is estimated from the "
     "differences between the runs. For a single run it is the sampling error for the number of scored images, and "
@@ -112,7 +113,7 @@ def needs_training(
     unit: str = "%",
     memory: str = "auto",
 ) -> Comparison:
-    """Return the comparison of a number that needs a training of an experiment, with its command and its operations.
+    """Return the comparison of a number that needs a training of an experiment, with its command.
 
     ``runs`` are its unfinished runs. An experiment with changed settings, or with stored activations (``memory``
     "plain"), is named as the FILE to write.
@@ -122,8 +123,7 @@ def needs_training(
     started = max(runs, key=lambda run: len(run.epochs), default=None)
     done = "" if started is None else f"; a run has {len(started.epochs)} of {started.num_epochs} epochs"
     command = f"`{command_of('FILE' if is_changed else experiment)}`{file}{done}"
-    operations = operations_of(experiment, memory)
-    return not_measured(what, published, unit, command, operations=operations)
+    return not_measured(what, published, unit, command)
 
 
 def command_of(experiment: str) -> str:

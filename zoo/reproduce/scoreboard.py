@@ -18,13 +18,6 @@ STATES: tuple[State, ...] = get_args(State)
 WORST_FIRST: tuple[State, ...] = ("off", "underpowered", "better", "reproduced", "not measured")
 EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
 DATE_LENGTH = len("2018-06-18")
-# Operations per second of a training step, good for hours within a factor of 1.5, and the result file with its
-# time, by a part of the name of the network.
-RATES: Mapping[str, Mapping[str, tuple[float, str]]] = {
-    "revnext": {"core": (9.2e10, "model_cifar")},
-    "cifar": {"core": (5.4e10, "model_cifar")},
-    "": {"core": (5.9e10, "model_cpu"), "H100": (9.7e13, "model_h100")},  # ResNet-50
-}
 
 
 @dataclass(frozen=True)
@@ -81,19 +74,6 @@ class Row:
         """What n counts and n, such as "25 rounds"; "deterministic" if every repetition gives the same value."""
         repeats = RULES[self.number.evidence].repeats
         return repeats if repeats == "deterministic" else f"{self.comparisons[0].n} {repeats}"
-
-    @property
-    def cost(self) -> str:
-        """What the missing training takes, from its operations; "" if none is missing or they are unknown."""
-        operations = self.comparisons[0].operations
-        if self.is_measured or operations is None:
-            return ""
-        rates = next(rates for part, rates in RATES.items() if part in self.number.network)
-        hours = ", ".join(
-            f"{number_text(float(f'{operations / rate / 3600:.2g}'))} hours on one {machine}"
-            for machine, (rate, _) in rates.items()
-        )
-        return f"{operations:.1e} operations: about {hours}"
 
 
 def rows_of(sections: Mapping[str, Iterable[Section]]) -> list[Row]:

@@ -22,7 +22,7 @@ from zoo.files import write_text
 from zoo.reproduce.comparison import RULES, Comparison
 from zoo.reproduce.paper_report import plot_name, read_report, spread_text
 from zoo.reproduce.papers import PAPERS
-from zoo.reproduce.scoreboard import EVIDENCE, RATES, STATES, Row, by_item, counts_by_evidence, rows_of, verdict_lines
+from zoo.reproduce.scoreboard import EVIDENCE, STATES, Row, by_item, counts_by_evidence, rows_of, verdict_lines
 from zoo.tables import Cell, key_value_text, markdown_list, markdown_page, markdown_table, number_text
 
 SUMMARY, HTML, CSV = "REPRODUCTION.md", "reproduction.html", "reproduction.csv"
@@ -98,7 +98,6 @@ def _fields_of(row: Row, each: Comparison) -> Mapping[str, Any]:
         "reason": verdict.reason,
         "note": each.note,
         **{key: getattr(number, key) for key in ("finding", "place", "quotation", "network", "settings")},
-        "operations": each.operations,
         "command": row.command,
         "commit": row.environment.get("commit"),
         "date": row.date,
@@ -184,7 +183,6 @@ def html_page(rows: Sequence[Row]) -> str:
         counts=counts,
         meanings=STATE_MEANINGS,
         rules=RULES,
-        rates=RATES,
         measured_with=_measured_with(rows),
         choices={"paper": list(PAPERS), "evidence": EVIDENCE, "state": STATES},
         papers={paper: by_item(of_paper) for paper, of_paper in groupby(rows, key=lambda row: row.number.paper)},
