@@ -27,16 +27,6 @@ SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
 Decoder = Literal["pil", "torchvision"]
 TWO = Field(min_length=2, max_length=2)
 SizeFrom = Annotated[list[Annotated[int, Field(ge=0, le=MAX_EPOCHS)]], TWO]  # epoch, side
-# By section, the settings that segmentation does not use.
-UNUSED_IN_SEGMENTATION = {
-    "input": (
-        *("scale_train", "pad_train", "crop_scale_train", "crop_ratio_train", "interpolation_train", "augment_train"),
-        *("random_erasing_train", "repeats_train", "sizes_train", "cutout_train", "shuffle_shards", "decoder"),
-        *("scale_val", "crop_val", "interpolation_val", "crop_mode_val"),
-    ),
-    "optimizer": ("classifier_lr",),
-    "regularization": ("mixup", "cutmix", "loss"),
-}
 
 
 def _check_jitter(value: Any) -> Any:
@@ -50,6 +40,12 @@ ColorJitter = Annotated[bool | Annotated[float, Field(ge=0, le=1)], BeforeValida
 
 class Input(Preprocessing):
     """Sizes of images in px, and their preprocessing."""
+
+    classification_only = (
+        *("scale_train", "pad_train", "crop_scale_train", "crop_ratio_train", "interpolation_train", "augment_train"),
+        *("random_erasing_train", "repeats_train", "sizes_train", "cutout_train", "shuffle_shards", "decoder"),
+        *("scale_val", "crop_val", "interpolation_val", "crop_mode_val"),
+    )
 
     shuffle_shards: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
     """Number of consecutive shards whose images are shuffled together, and which are read at a time; null: all."""
@@ -260,9 +256,6 @@ class Expected(Section):
                 yield "scores", f"{protocol} should have {needed}, the score of its task"
 
 
-_DEFAULTS: dict[str, Section] = {"input": Input(), "optimizer": Optimizer(), "regularization": Regularization()}
-
-
 class Experiment(Section):
     """All settings of a run; omitted sections and keys have their defaults."""
 
@@ -315,37 +308,39 @@ class Experiment(Section):
                     yield "expected.scores", f"{protocol} is not a protocol of {self.task}"
         if self.regularization.mixes and self.optimizer.batch_size % 2:
             yield "optimizer.batch_size", "should be even with mixup or cutmix, which mix the images of its halves"
-        of_other_package = is_external(self.network.arch)
-        if of_other_package and self.optimizer.classifier_lr != -1:
+        if is_external(self.network.arch) and self.optimizer.classifier_lr != -1:
             yield (
                 "optimizer.classifier_lr",
                 f'applies to parameters named "fc", which {self.network.arch} names differently; remove the key',
             )
-        if self.segmentation is None:
-            return
-        if of_other_package:
+        if self.segmentation is not None:
+            yield from self._segmentation_conflicts(self.segmentation)
+
+    def _segmentation_conflicts(self, segmentation: Segmentation) -> Iterator[tuple[str, str]]:
+        """Yield the problem of a network that does not segment, or settings that do not fit segmentation."""
+        arch, num_classes = self.network.arch, self.network.num_classes
+        if is_external(arch):
             yield (
                 "segmentation",
                 "networks of other packages are trained as classifiers; remove the section, or use a deeplab_* network",
             )
             return
-        known = ARCHITECTURES.get(self.network.arch)
-        if known is not None and known.task != "segmentation":
-            yield "segmentation", f"{known.name} is a classifier; remove the section, or use a deeplab_* network"
+        if arch in ARCHITECTURES and ARCHITECTURES[arch].task != "segmentation":
+            yield "segmentation", f"{arch} is a classifier; remove the section, or use a deeplab_* network"
             return
-        if self.segmentation.ignore_label < self.network.num_classes:
+        if segmentation.ignore_label < num_classes:
             yield (
                 "network.num_classes",
-                f"the outputs are the labels 0 to {self.network.num_classes - 1}, which include "
-                f"segmentation.ignore_label = {self.segmentation.ignore_label}; set the number of classes of the data, "
-                "or another ignore_label",
+                f"the outputs are the labels 0 to {num_classes - 1}, which include segmentation.ignore_label = "
+                f"{segmentation.ignore_label}; set the number of classes of the data, or another ignore_label",
             )
         if not isinstance(self.input.color_jitter_train, bool):
             yield "input.color_jitter_train", "should be true or false in segmentation"
-        for section, keys in UNUSED_IN_SEGMENTATION.items():
-            for key in keys:
-                if getattr(getattr(self, section), key) != getattr(_DEFAULTS[section], key):
-                    yield f"{section}.{key}", "is not used in segmentation; remove the key"
+        for name in ("input", "optimizer", "regularization"):
+            section: Section = getattr(self, name)
+            for key in section.classification_only:
+                if getattr(section, key) != type(section).model_fields[key].default:
+                    yield f"{name}.{key}", "is not used in segmentation; remove the key"
 
     def defaults(self) -> Experiment:
         """Return the default experiment, with a ``segmentation`` section if this one has it."""

@@ -77,6 +77,8 @@ TIMM = "timm:"  # the beginning of the name of an optimizer of timm
 class Optimizer(Section):
     """Optimizer, batch size and learning rate."""
 
+    classification_only = ("classifier_lr",)
+
     type: str = "SGD"
     """Type of optimizer: SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Adagrad or Adafactor of torch.optim, or an optimizer
     of timm, if that is installed, such as timm:lamb."""

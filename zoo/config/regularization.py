@@ -20,6 +20,8 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 class Regularization(Section):
     """Mixed images and the loss, for classification. Label smoothing is optimizer.label_smoothing."""
 
+    classification_only = ("mixup", "cutmix", "loss")
+
     mixup: Alpha = 0.0
     """Mixup (Zhang et al. 2018): the weight of each of two images is drawn from Beta(mixup, mixup); 0: none."""
     cutmix: Alpha = 0.0

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -102,6 +102,9 @@ class Section(BaseModel, metaclass=_SectionType):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    classification_only: ClassVar[tuple[str, ...]] = ()
+    """Settings that segmentation does not use."""
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield ``(key, message)`` for each impossible combination; keys of inner sections are dotted."""
