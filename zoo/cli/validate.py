@@ -27,9 +27,9 @@ from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_cr
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zoo.run.scoring import LoadedNetwork
-    from zoo.tasks.prediction import Prediction
-    from zoo.tasks.segmentation import SegmentationResult
+    from zoo.engine.process import Process
+    from zoo.run.scoring import LoadedNetwork, Scores
+    from zoo.tasks.prediction import Prediction, Recorder
 
 SetName = Literal["imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch", "imagenet-real"]
 # Options of one task only, by field.
@@ -95,56 +95,57 @@ class Validate(Command, ScoreOptions):
     imagenet-real with val/ and real.json. Its classes are matched to the network's."""
 
     def run(self) -> int:
+        from zoo.engine.process import open_process
+        from zoo.files import write_json
+        from zoo.run.scoring import load_network
+        from zoo.tasks.prediction import Recorder
+
+        self._check_protocol()
+        with open_process(self.local_rank, self.dist_backend) as process:
+            process.on_main(lambda: check_writable(self.json, self.predictions))
+            network = _with_colors(self, load_network(self.name, self.weights))
+            self._check_task(network)
+            # The items of a data set by name have no folder.
+            recorder = Recorder(Path() if isinstance(self.data, DataName) else self.data) if self.predictions else None
+            scores = self._score(network, process, recorder)
+            shares = process.gather(recorder.predictions) if recorder else []
+            if process.is_main:
+                print(scores.table)
+                if self.json is not None:
+                    write_json(self.json, scores.content)
+                if self.predictions is not None:
+                    _write_predictions(self.predictions, [line for share in shares for line in share])
+        return 0
+
+    def _check_protocol(self) -> None:
         given = [CLASSIFICATION_OPTIONS[name] for name in PROTOCOL_OPTIONS if getattr(self, name)]
         if self.protocol and given:
             what = f"--protocol {self.protocol} fixes how images are resized and cropped"
             raise ConfigError(what, "command line", f"leave out {join_names(given)}, or --protocol")
-        from zoo.engine.process import open_process
-        from zoo.files import write_json
-        from zoo.run.results_table import results_table
-        from zoo.run.robustness import score_set
-        from zoo.run.scoring import load_network, score
-        from zoo.tasks.prediction import Recorder
-        from zoo.tasks.segmentation import SegmentationResult
 
-        with open_process(self.local_rank, self.dist_backend) as process:
-            process.on_main(lambda: check_writable(self.json, self.predictions))
-            network = _with_colors(self, load_network(self.name, self.weights))
-            given = [option for name, option in CLASSIFICATION_OPTIONS.items() if getattr(self, name)]
-            if given and network.experiment.task == "segmentation":
-                what = f"{network.title} segments images, which are scored whole and one at a time"
-                raise ConfigError(what, "command line", f"leave out {join_names(given)}")
-            # The items of a data set by name have no folder.
-            root = Path() if isinstance(self.data, DataName) else self.data
-            recorder = Recorder(root) if self.predictions else None
-            options: dict[str, Any] = {
-                "process": process,
-                "workers": self.workers,
-                "batch_size": self.batch_size,
-                "limit": self.limit,
-                "on_bad_image": self.on_bad_image,
-                "log_every": self.log_every,
-                "record": recorder,
-            }
-            protocol, content = _protocol(self, network), {}
-            if self.set_name is not None:
-                scores = score_set(network, require_local(self.data), self.set_name, protocol, **options)
-                table, content = scores.table, dict(scores.content)
-            else:
-                result = score(network, self.data, protocol, **options)
-                table = results_table(network.title, network.task.shown_labels, [result], network.experiment.expected)
-            shares = process.gather(recorder.predictions) if recorder else []
-            if process.is_main:
-                print(table)
-                if self.set_name is None:
-                    content = network.result_json(result, process)
-                    if isinstance(result, SegmentationResult):
-                        content |= _report_classes(network, result)
-                if self.json is not None:
-                    write_json(self.json, content)
-                if self.predictions is not None:
-                    _write_predictions(self.predictions, [line for share in shares for line in share])
-        return 0
+    def _check_task(self, network: LoadedNetwork) -> None:
+        given = [option for name, option in CLASSIFICATION_OPTIONS.items() if getattr(self, name)]
+        if given and network.experiment.task == "segmentation":
+            what = f"{network.title} segments images, which are scored whole and one at a time"
+            raise ConfigError(what, "command line", f"leave out {join_names(given)}")
+
+    def _score(self, network: LoadedNetwork, process: Process, record: Recorder | None) -> Scores:
+        from zoo.run.robustness import score_set
+        from zoo.run.scoring import score_data
+
+        options: dict[str, Any] = {
+            "process": process,
+            "workers": self.workers,
+            "batch_size": self.batch_size,
+            "limit": self.limit,
+            "on_bad_image": self.on_bad_image,
+            "log_every": self.log_every,
+            "record": record,
+        }
+        protocol = _protocol(self, network)
+        if self.set_name is None:
+            return score_data(network, self.data, protocol, **options)
+        return score_set(network, require_local(self.data), self.set_name, protocol, **options)
 
 
 def _with_colors(options: Validate, network: LoadedNetwork) -> LoadedNetwork:
@@ -160,16 +161,6 @@ def _with_colors(options: Validate, network: LoadedNetwork) -> LoadedNetwork:
     experiment = network.experiment
     images = parse_section(Input, {**experiment.input.model_dump(), **colors}, "the command line", ("input",))
     return replace(network, experiment=experiment.model_copy(update={"input": images}))
-
-
-def _report_classes(network: LoadedNetwork, result: SegmentationResult) -> dict[str, Sequence[str]]:
-    """Print a table of the classes, and return the class names for the result file."""
-    from zoo.run.label_images import palette_of
-    from zoo.run.results_table import class_table
-
-    names = palette_of(network.experiment, network.class_names).names
-    print(f"\n{class_table(result, names)}")
-    return {"classes": list(names)}
 
 
 def _write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from zoo.engine.process import Process
 from zoo.engine.task import EvalProtocol, Result
 from zoo.errors import ConfigError, DataError, escape
 from zoo.run.results_table import results_table
-from zoo.run.scoring import LoadedNetwork, score, single_process
+from zoo.run.scoring import LoadedNetwork, Scores, score, single_process
 from zoo.tables import Cell, markdown_table
 from zoo.tasks.classification import LABELS, TOPS
 from zoo.tasks.prediction import Recorder
@@ -58,14 +58,6 @@ VARIANTS = {
 }
 
 
-@dataclass(frozen=True)
-class SetScores:
-    """The scores of a network on a robustness set: a Markdown table, and the content of a result file."""
-
-    table: str
-    content: Mapping[str, Any]
-
-
 def score_set(
     network: LoadedNetwork,
     folder: Path,
@@ -75,7 +67,7 @@ def score_set(
     process: Process | None = None,
     record: Recorder | None = None,
     **options: Any,
-) -> SetScores:
+) -> Scores:
     """Return the scores of a network with ImageNet's classes on the robustness set ``name`` in ``folder``.
 
     Args:
@@ -99,7 +91,7 @@ def score_set(
         return _score_real(network, folder, protocol, settings)
     result = _score_variant(network, folder, name, protocol, settings)
     table = results_table(f"{network.title}, {name}", network.task.shown_labels, [result], None)
-    return SetScores(table, {"set": name, **network.result_json(result, process)})
+    return Scores(table, {"set": name, **network.result_json(result, process)})
 
 
 def _score_variant(
@@ -144,14 +136,14 @@ class Restricted(nn.Module):
 
 def _score_real(
     network: LoadedNetwork, folder: Path, protocol: EvalProtocol | str | None, settings: Mapping[str, Any]
-) -> SetScores:
+) -> Scores:
     labels = read_real_labels(folder / REAL_LABELS)
     process: Process = settings["process"]
     recorder = settings["record"] or Recorder(folder)
     result = score(network, folder, protocol, **{**settings, "record": recorder})
     shares = process.gather(recorder.predictions)
     if not process.is_main:
-        return SetScores("", {})
+        return Scores("", {})
     predictions = [each for share in shares for each in share]
     truths = real_labels_of({each.path: each.target for each in predictions}, labels)
     labeled = [each for each in predictions if truths[each.path]]
@@ -176,4 +168,4 @@ def _score_real(
     content = network.result_json(result, process)
     del content["loss"]  # of the single labels
     of_real = {**scores, "standard_errors": errors, "count": len(labeled), "without_label": num_without}
-    return SetScores(table, {"set": "imagenet-real", **content, **of_real})
+    return Scores(table, {"set": "imagenet-real", **content, **of_real})

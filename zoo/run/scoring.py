@@ -6,7 +6,7 @@ Tested by tests/cli/test_validate.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,12 @@ from zoo.models.external import check_logits, own_preprocessing
 from zoo.names import INPUTS, Resolved, only_variant, resolve
 from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
+from zoo.run.label_images import palette_of
+from zoo.run.results_table import class_table, results_table
 from zoo.spec.architectures import architecture, is_external
 from zoo.tasks import task_of
 from zoo.tasks.protocols import CropProtocol
+from zoo.tasks.segmentation import SegmentationResult
 from zoo.weights import StoredWeights, digests_of, load_stored
 from zoo.weights.cache import published_name
 
@@ -245,6 +248,32 @@ def score(
             record=record,
         )
     return replace(result, val=dataset_fingerprint(loader.dataset, len(loader.dataset)))  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of a network: a Markdown table, and the content of a result file."""
+
+    table: str
+    content: Mapping[str, Any]
+
+
+def score_data(
+    network: LoadedNetwork,
+    data: str | os.PathLike[str] | DataName,
+    protocol: EvalProtocol | str | None = None,
+    *,
+    process: Process,
+    **options: Any,
+) -> Scores:
+    """Return table and result file of `score`, for a segmentation with a table of the classes."""
+    result = score(network, data, protocol, process=process, **options)
+    table = results_table(network.title, network.task.shown_labels, [result], network.experiment.expected)
+    content = network.result_json(result, process)
+    if isinstance(result, SegmentationResult):
+        names = list(palette_of(network.experiment, network.class_names).names)
+        table, content = f"{table}\n\n{class_table(result, names)}", {**content, "classes": names}
+    return Scores(table, content)
 
 
 def single_process() -> Process:
