@@ -27,7 +27,7 @@ from zoo.data.index import DIGEST_BYTES, index_path, write_index
 from zoo.data.pixels import Box, open_pixels
 from zoo.data.prepare.write_shards import write_shards
 from zoo.data.shards import write_shard_index
-from zoo.data.source import FolderSource, Source, write_folder_index
+from zoo.data.source import FolderSource, Source
 from zoo.run.console import Progress
 
 EDGES = [0, -1, 1, 2, 7, 2**15, 2**31 - 1, -(2**31), 2**62, -(2**63), 2**63 - 1]
@@ -41,32 +41,23 @@ def _use(source: Source) -> None:
     assert targets.shape == (num_images,)
     assert int(targets.min()) >= 0
     assert int(targets.max()) < len(source.classes)
-    for window in (None,) if isinstance(source, FolderSource) else (None, 2):
+    for window in (None, 2):
         assert sorted(source.order(torch.Generator().manual_seed(0), window).tolist()) == list(range(num_images))
     for index in range(min(num_images, 8)):
         assert len(source.read(index)) < 2**20
 
 
-KINDS = pytest.mark.parametrize("kind", ["folder", "shards"])
-
-
-def _make(kind: str, root: Path) -> None:
-    """Make the folder ``root`` with images, in folders or shards, and its index."""
-    make_folder(root.parent / "folder" / root.name, {"ant": 2, "bee": 3})
-    source = FolderSource(root.parent / "folder" / root.name)
-    if kind == "shards":
-        write_shards(source, root, per_shard=2, seed=0, show_progress=Progress)
-    else:
-        (root.parent / "folder" / root.name).rename(root)
-        write_folder_index(root)
+def _make(root: Path) -> None:
+    """Make the folder ``root`` with images in shards, and its index."""
+    make_folder(root.parent / "folder", {"ant": 2, "bee": 3})
+    write_shards(FolderSource(root.parent / "folder"), root, per_shard=2, seed=0, show_progress=Progress)
 
 
 @EXAMPLES
-@KINDS
-def test_any_bytes_of_an_index_are_images_or_a_message(kind: str, count: int, tmp_path: Path) -> None:
+def test_any_bytes_of_an_index_are_images_or_a_message(count: int, tmp_path: Path) -> None:
     """The digest is right in most cases, as whoever makes an index can compute it."""
     root = tmp_path / "train"
-    _make(kind, root)
+    _make(root)
     whole = index_path(root).read_bytes()
 
     def load(content: bytes) -> None:
@@ -78,10 +69,9 @@ def test_any_bytes_of_an_index_are_images_or_a_message(kind: str, count: int, tm
 
 
 @EXAMPLES
-@KINDS
-def test_any_header_of_an_index_is_that_of_images_or_a_message(kind: str, count: int, tmp_path: Path) -> None:
+def test_any_header_of_an_index_is_that_of_images_or_a_message(count: int, tmp_path: Path) -> None:
     root = tmp_path / "train"
-    _make(kind, root)
+    _make(root)
     text, _, arrays = index_path(root).read_bytes()[DIGEST_BYTES:].partition(b"\n")
 
     def load(changed: Any) -> None:
@@ -93,11 +83,10 @@ def test_any_header_of_an_index_is_that_of_images_or_a_message(kind: str, count:
 
 
 @EXAMPLES
-@KINDS
-def test_any_values_in_an_index_are_those_of_images_or_a_message(kind: str, count: int, tmp_path: Path) -> None:
+def test_any_values_in_an_index_are_those_of_images_or_a_message(count: int, tmp_path: Path) -> None:
     """The file is a sound one, of arrays that are too short, of other kinds, or hold impossible numbers and names."""
     root = tmp_path / "train"
-    _make(kind, root)
+    _make(root)
     source = open_source(root)
     index = source._index
     header, arrays = index.header, {name: np.array(array) for name, array in index.arrays.items()}
@@ -202,7 +191,7 @@ def test_any_bytes_of_a_shard_are_images_or_a_message(count: int, tmp_path: Path
 @EXAMPLES
 def test_any_changes_of_a_shard_after_its_index_was_made_are_noticed(count: int, tmp_path: Path) -> None:
     root = tmp_path / "train"
-    _make("shards", root)
+    _make(root)
     expected = [open_source(root).read(index) for index in range(5)]
     path = root / "000000.tar"
     whole = path.read_bytes()

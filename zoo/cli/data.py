@@ -86,17 +86,19 @@ class DataImageNetVal(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class DataIndex(Command):
-    """Write DATA/train.index and DATA/val.index, which save later runs the scan for images."""
+    """Write DATA/train.index and DATA/val.index, which have the position of each image in shards of other tools."""
 
     data: DataFolder = argument("DATA")
-    """Folder of images or of shards."""
+    """Folder of shards."""
 
     def run(self) -> int:
-        from zoo.data.folder import write_source_index
         from zoo.data.index import index_path
+        from zoo.data.shards import has_shards, write_shard_index
 
         for root in _splits(require_local(self.data)):
-            count = write_source_index(root)
+            if not has_shards(root):
+                raise DataError("there are no tar files, and class folders need no index", root)
+            count = write_shard_index(root)
             print(f"{counted(count, 'image')}; {escape(index_path(root))}")
         return 0
 

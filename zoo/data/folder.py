@@ -19,8 +19,8 @@ from zoo.data.location import DataPath, RemoteFolder
 from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
-from zoo.data.shards import Shards, has_shards, write_shard_index
-from zoo.data.source import FolderSource, Source, source_digest, write_folder_index
+from zoo.data.shards import Shards, has_shards
+from zoo.data.source import FolderSource, Source, source_digest
 from zoo.data.transforms import Transform, prepare
 from zoo.errors import DataError, escape
 
@@ -221,11 +221,6 @@ def open_source(root: DataPath, allow_empty_classes: bool = False) -> Source:
     if isinstance(root, RemoteFolder):
         return RemoteShards(root, allow_empty_classes)
     return (Shards if _is_sharded(root) else FolderSource)(root, allow_empty_classes)
-
-
-def write_source_index(root: Path) -> int:
-    """Write the index of the source in ``root``, see `open_source`; return the number of images. Raises DataError."""
-    return (write_shard_index if _is_sharded(root) else write_folder_index)(root)
 
 
 def _is_sharded(root: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Index files, which list the images of a folder to save the scan.
+"""Index files, which have the position of each image in a folder of shards.
 
 The index of the folder DATA/train is the file DATA/train.index. It is memory-mapped, so all processes of a machine
 share one copy.
@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
@@ -44,34 +45,32 @@ class Index:
             self.header, self.arrays = _read(path, check)
         except OSError as error:
             raise self.unusable(error.strerror or str(error)) from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SyntaxError, TokenError) as error:
+        except (
+            *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+            *(SyntaxError, TokenError, UserWarning),  # of the header of an array
+        ) as error:
             raise self.unusable(str(error)) from error
 
     def unusable(self, reason: str) -> DataError:
         """Return the error to raise for an invalid index."""
         return DataError(f"the index cannot be used: {truncate(reason)}", self.path, REINDEX_HINT)
 
-    def check_images(self, kind: str, columns: Mapping[str, str]) -> None:
-        """Raise DataError unless the index has this ``kind``, classes, and valid ``columns`` and targets.
+    def check_images(self, columns: Mapping[str, str]) -> None:
+        """Raise DataError unless the index has classes, valid targets, and ``columns`` of equal length.
 
-        The digest detects damage, not malice, because anyone can write an index. For ``columns`` see `check_columns`.
+        The digest detects damage, not malice, because anyone can write an index. ``columns``: the kind of the dtype of
+        each one-dimensional array.
         """
-        if self.header.get("kind") != kind:
-            raise self.unusable(f"its kind is {self.header.get('kind')!r}, not {kind!r}")
         classes = self.header.get("classes")
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise self.unusable("it has no names of classes")
-        self.check_columns(columns)
-        self.check_range("targets", 0, len(classes))
-
-    def check_columns(self, columns: Mapping[str, str]) -> None:
-        """Raise DataError unless each column is a one-dimensional array of its dtype's kind, all of the same length."""
         arrays = {name: self.arrays.get(name) for name in columns}
         for name, array in arrays.items():
-            if array is None or array.ndim != 1 or array.dtype.kind != columns[name]:
+            if array is None or array.dtype.kind != columns[name]:
                 raise self.unusable(f"it has no valid {name}")
         if len({len(array) for array in arrays.values() if array is not None}) != 1:
             raise self.unusable(f"{', '.join(columns)} differ in length")
+        self.check_range("targets", 0, len(classes))
 
     def check_range(self, name: str, low: int, high: int | np.ndarray) -> None:
         """Raise DataError unless all values of an array are at least ``low`` and less than ``high``."""
@@ -122,11 +121,11 @@ def facts_of(files: Sequence[Path]) -> dict[str, list[Any]]:
 
 def _read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     with os.fdopen(open_regular(path), "rb") as file:
-        expected = file.read(DIGEST_BYTES)
-        if check and hashlib.file_digest(file, "sha256").digest() != expected:
-            raise ValueError("it is damaged, or is not an index: its sha256 differs")
         mapped = np.memmap(file, mode="r")
-        file.seek(DIGEST_BYTES)
+        file.seek(0)
+        expected = file.read(DIGEST_BYTES)
+        if check and hashlib.sha256(mapped[DIGEST_BYTES:].data).digest() != expected:
+            raise ValueError("it is damaged, or is not an index: its sha256 differs")
         content = json.loads(file.readline(MAX_HEADER_BYTES))
         header = content["header"]
         if not isinstance(header, dict):
@@ -137,7 +136,9 @@ def _read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, np.ndarray
 def _map_array(file: IO[bytes], mapped: np.memmap) -> np.ndarray:
     """Return the array in .npy format at the position of ``file``, which moves behind it, from the ``mapped`` file."""
     np.lib.format.read_magic(file)
-    (length,), _, dtype = np.lib.format.read_array_header_1_0(file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # numpy warns of a header of Python 2
+        (length,), _, dtype = np.lib.format.read_array_header_1_0(file)
     start = file.tell()
     array = np.frombuffer(mapped[start : start + length * dtype.itemsize].data, dtype)
     if len(array) != length:

@@ -31,7 +31,7 @@ from torch import Tensor
 from zoo.data.index import DIGEST_BYTES, Index
 from zoo.data.location import RemoteFolder
 from zoo.data.reading import Unreadable
-from zoo.data.shards import COLUMNS, SHARDS, UNKNOWN, Shards, check_positions
+from zoo.data.shards import COLUMNS, UNKNOWN, Shards, check_positions
 from zoo.errors import ConfigError, DataError, ZooError, escape, hide_password, truncate
 from zoo.files import cache_dir, is_offline
 
@@ -240,7 +240,7 @@ def _is_sound(index: Path) -> bool:
 def _check_index(path: Path) -> None:
     """Raise DataError unless ``path`` is an undamaged index whose numbers are possible."""
     index = Index(path)
-    index.check_images(SHARDS, COLUMNS)
+    index.check_images(COLUMNS)
     check_positions(index)
 
 

@@ -28,7 +28,6 @@ class Scan:
     - `names`: files of the images, relative to ``root``, as bytes.
     - `targets`: class indices of the images.
     - `strays`: other entries.
-    - `times`: modification time of each folder in ns, by its name relative to ``root``.
     """
 
     root: Path
@@ -36,7 +35,6 @@ class Scan:
     names: list[bytes] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
-    times: dict[str, int] = field(default_factory=dict)
 
 
 class _Folder(NamedTuple):
@@ -64,7 +62,6 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
             scan.names += map(os.fsencode, folder.images)
             scan.targets += [target] * len(folder.images)
             scan.strays += folder.strays
-    scan.times = search.times
     check_filled(root, scan.classes, scan.targets, allow_empty_classes, len(scan.strays))
     log_strays(root, scan.strays)
     return scan
@@ -101,7 +98,6 @@ class _Search:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self.times: dict[str, int] = {}
 
     def walk(self, top: str) -> list[_Folder]:
         """Return ``top`` and the folders below it, sorted by name; their order determines the index of each image."""
@@ -117,7 +113,6 @@ class _Search:
         prefix = os.path.join(name, "")
         folder = _Folder(name, [], [], [])
         try:
-            self.times[name] = os.stat(path).st_mtime_ns  # before the folder is listed
             with os.scandir(path) as listing:
                 for entry in listing:
                     _kind_of(entry, folder).append(prefix + entry.name)

@@ -33,7 +33,6 @@ from zoo.spec.limits import MAX_CLASSES, MAX_FILE_BYTES
 
 logger = logging.getLogger(__name__)
 
-SHARDS = "shards"  # the kind of their index
 COLUMNS = {"names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "checksums": "i"}
 SUFFIX = ".tar"
 CLASSES = "classes.txt"  # the names of the classes, one per line
@@ -210,7 +209,7 @@ def _open_index(root: Path) -> Index:
             remedy = "run zoo data index where the folder can be written to"
             raise DataError(f"the index cannot be written: {error.strerror}", path, remedy) from error
     index = Index(path)
-    index.check_images(SHARDS, COLUMNS)
+    index.check_images(COLUMNS)
     check_positions(index)
     files = shard_files(root)
     facts = facts_of(files)
@@ -254,7 +253,7 @@ def index_content(
     flat = [position for share in positions for position in share]
     shares = zip(facts["shards"], positions, strict=True)
     names = [os.fsencode(f"{shard}/{position.key}") for (shard, _), share in shares for position in share]
-    return {"kind": SHARDS, "classes": list(classes), **facts}, {
+    return {"classes": list(classes), **facts}, {
         "names": np.array(names, dtype=bytes),
         "targets": np.array([position.target for position in flat], dtype=np.int32),
         "shards": np.repeat(np.arange(len(positions), dtype=np.int32), [len(share) for share in positions]),
