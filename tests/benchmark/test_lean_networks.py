@@ -45,8 +45,6 @@ def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) ->
     notes = json.loads((tmp_path / "lean.json").read_text())["notes"]
     assert [note.partition(" (")[0] for note in notes[:2]] == [f"not measured: {name}" for name in others]
     assert "more than 1,000,000,000)" in notes[1]
-    costs = {provider for (_, provider, metric) in found if metric == "overhead per operation, forward"}
-    assert costs == {"lean", "mode that does nothing"}
 
 
 def test_other_bits_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

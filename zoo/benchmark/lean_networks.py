@@ -6,10 +6,9 @@ import copy
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -22,14 +21,12 @@ from zoo.benchmark.network_setup import Setup, loss_of_any, room_for_compilation
 from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.strategies import EAGER, compile_with_budget
 from zoo.models.external import iter_tensors
-from zoo.remat import Rematerializer, inductor_options
+from zoo.remat import inductor_options
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import measure_memory
-from zoo.torch_internals import TorchDispatchMode
 
 PLAIN, LEAN, CAPTURED, INDUCTOR = "plain", "lean", "lean captured", "Inductor, lean rule"
 SEED = 0
-OVERHEAD_ROUNDS = 51
 
 
 def measure_lean_network(
@@ -126,52 +123,6 @@ def _predicted_bytes(setup: Setup) -> int:
         return MemoryPrediction(setup, EAGER[0]).bytes_for(setup.batch).total
     except Exception:  # other packages may raise anything on the meta device
         return 0
-
-
-class _DoesNothing(TorchDispatchMode):
-    """A dispatch mode that does nothing, to measure the overhead of any dispatch mode."""
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return operation(*args, **(kwargs or {}))
-
-
-class _Counting(_DoesNothing):
-    count = 0
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return super().__torch_dispatch__(operation, types, args, kwargs)
-
-
-def measure_overhead(results: Results) -> None:
-    """Add the overhead of Python per operation, in a network whose tensors are too small to matter.
-
-    It is the difference between the median times of `OVERHEAD_ROUNDS` interleaved steps with and without a
-    rematerializer that records every operation. For comparison, also adds that of a dispatch mode that does nothing.
-    """
-    layers = [nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(30)]
-    model, images = nn.Sequential(*layers).to(results.device), torch.randn(2, 4, 2, 2, device=results.device)
-    modes: dict[str, Callable[[], Any]] = {
-        PLAIN: nullcontext,
-        "mode that does nothing": _DoesNothing,
-        LEAN: lambda: Rematerializer(smallest_bytes=0, parameters=model.parameters()),
-    }
-    with _Counting() as counting:
-        model(images)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in modes}
-    for _ in range(OVERHEAD_ROUNDS):
-        for name, mode in modes.items():
-            begin = time.process_time()
-            with mode():
-                loss = model(images).sum()
-            middle = time.process_time()
-            loss.backward()
-            times[name].append((middle - begin, time.process_time() - middle))
-    case = Case(f"a network of {counting.count} small operations", tuple(images.shape), "float32", "contiguous")
-    for name in [*modes][1:]:
-        for index, phase in enumerate(("forward", "backward")):
-            extra = median(each[index] for each in times[name]) - median(each[index] for each in times[PLAIN])
-            results.add(case, name, f"overhead per operation, {phase}", "us", [extra / counting.count * 1e6])
 
 
 def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], images: Tensor, rounds: int) -> None:

@@ -240,7 +240,7 @@ class BenchmarkLean(Benchmark):
     """Interleaved timings of each step; 0 measures memory only."""
 
     def measure(self, results: Results) -> None:
-        from zoo.benchmark.lean_networks import measure_lean_network, measure_overhead
+        from zoo.benchmark.lean_networks import measure_lean_network
         from zoo.benchmark.network_setup import Setup
         from zoo.models.external import list_networks, smallest_of_each_family, split_name
         from zoo.remat.budget import Budget, parse_bytes
@@ -262,8 +262,6 @@ class BenchmarkLean(Benchmark):
                 compiled_budgets=self.compiled_budgets,
             )  # fmt: skip
             results.write(self.stem)  # keep what was measured if the next network fails
-        if self.rounds > 0:
-            measure_overhead(results)
 
 
 BENCHMARK = Group(
