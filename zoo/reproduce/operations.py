@@ -17,7 +17,10 @@ COUNTED_BATCH, CIFAR_SIZE = 2, 32  # images of the counted steps, and the side o
 
 
 class OperationLog(TorchDispatchMode):
-    """Adds up the multiplications and additions of matrix products and convolutions."""
+    """Adds up the multiplications and additions of matrix products and convolutions.
+
+    torch's FlopCounterMode cannot count a backward pass that calls `torch.autograd.grad`, as a reversible chain does.
+    """
 
     def __init__(self) -> None:
         super().__init__()
