@@ -71,11 +71,9 @@ def test_a_checkpoint_without_the_random_state_draws_other_masks_in_backward() -
 
 
 @pytest.mark.slow
-def test_a_budget_of_torch_compile_draws_other_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch._functorch.config as config
-
-    monkeypatch.setattr(config, "activation_memory_budget", 0.1)
-    found = zoo.check(blocks(nn.ReLU, nn.Dropout), images(), variant=torch.compile)
+def test_a_budget_of_torch_compile_draws_other_masks() -> None:
+    with torch._functorch.config.patch(activation_memory_budget=0.1):
+        found = zoo.check(blocks(nn.ReLU, nn.Dropout), images(), variant=torch.compile)
     assert found.same is False
 
 
@@ -162,4 +160,4 @@ def test_what_cannot_train_is_refused() -> None:
     with pytest.raises(ConfigError, match="no parameter requires gradients"):
         zoo.check(nn.Linear(2, 2).requires_grad_(False), torch.randn(2, 2))
     with pytest.raises(ConfigError, match="other parameters"):
-        zoo.check(nn.Linear(2, 2), torch.randn(2, 2), variant=lambda _: nn.Bilinear(2, 2, 2))
+        zoo.check(nn.Linear(2, 2), torch.randn(2, 2), variant=lambda _: nn.Linear(2, 2, bias=False))

@@ -109,7 +109,7 @@ def _measure(
         if is_exact:
             results.add(case, provider, "same bits", "1", [float(found.same is True)])
             if found.same is not True:
-                results.note(f"{name}, {found.verdict}: {found.difference}")
+                results.note(f"{name}, {provider}: {found.verdict} ({found.difference})")
     if len(models) == 1:
         return
     try:

@@ -69,10 +69,14 @@ def output_folders(out: Path, kinds: Sequence[str], palette: Palette) -> Outputs
     for kind in kinds:
         check_kind(kind, len(palette))
     count = len(palette)
+
+    def write_npz(path: Path, _: Image.Image, found: Segments) -> None:
+        write_probabilities(path, found.classes.numpy(), found.probabilities.numpy(), count)
+
     writers: dict[str, tuple[str, FileWriter]] = {
         "palette": (".png", lambda path, _, found: write_png(path, palette_image(found.classes.numpy(), palette))),
         "ids": (".png", lambda path, _, found: write_png(path, id_image(found.classes.numpy(), count))),
-        "prob": (".npz", lambda path, _, found: write_probabilities(path, *(x.numpy() for x in found), count)),
+        "prob": (".npz", write_npz),
         "overlay": (".png", lambda path, image, found: write_png(path, overlay(image, found.classes.numpy(), palette))),
     }
     return {(out / kind, writers[kind][0]): writers[kind][1] for kind in kinds}
