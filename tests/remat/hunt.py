@@ -634,6 +634,7 @@ class Result:
     tensors: list[tuple[str, Tensor]] = field(default_factory=list)
     error: Exception | None = None
     stage: str = ""
+    has_shared_gradients: bool = False  #: so that torch adds the gradients of a second backward pass to both
 
     def add(self, name: str, tensor: Tensor | None) -> None:
         if tensor is not None:
@@ -716,6 +717,8 @@ class Runner:
         del outputs, passes
         result.stage = "backward"
         self._backward([loss for each in losses for loss in each], leaves, net, given)
+        memory = [leaf.grad.untyped_storage().data_ptr() for _, leaf in leaves if leaf.grad is not None]
+        result.has_shared_gradients = len(set(memory)) < len(memory)
         for name, leaf in leaves:
             result.add(f"gradient of {name}", leaf.grad)
         for name, buffer in net.named_buffers():
@@ -928,6 +931,8 @@ def judge_captured(program: Program) -> Verdict:
     program = replace(program, is_module=False, is_inside=False)
     plain, truth, run = Runner(program, "plain").run(), Runner(program, "truth").run(), Captured(program, "lean")
     lean = run.run()
+    if plain.has_shared_gradients and program.backward in ("parts", "retained"):
+        return Verdict(INVALID, "plain training adds a gradient twice")
     if plain.error is not None:
         return Verdict(BOTH_RAISE if lean.error is not None else INVALID, _told(plain))
     if lean.error is None:
