@@ -317,6 +317,29 @@ def lean_networks() -> str:
     return table(["", "", "bytes held", "peak bytes", "time of a step"], rows, text_columns=2)
 
 
+TITLES = ("held", "peak", "time", "same bits")
+
+
+def libraries() -> str:
+    """Bits, memory and time of lean steps of other packages' networks, beside their own gradient checkpointing."""
+    names = dict.fromkeys(record["subject"] for record in result("libraries")["records"])
+    rows = []
+    for name in names:
+        row = [name, f"{median('libraries', 'held, plain', subject=name, provider='zoo.lean'):.0f} MB"]
+        for provider in ("zoo.lean", "its own checkpointing"):
+            found = {
+                record["metric"]: record["median"]
+                for record in result("libraries")["records"]
+                if (record["subject"], record["provider"]) == (name, provider)
+            }
+            metrics = ("held ratio", "peak ratio", "time ratio")
+            row += [f"{found[metric]:.2f}" if found else "" for metric in metrics]
+            row.append({1.0: "yes", 0.0: "no"}[found["same bits"]] if found else "")
+        rows.append(row)
+    headers = [f"{provider} {title}" for provider in ("lean:", "checkpointing:") for title in TITLES]
+    return table(["network", "held", *headers], rows)
+
+
 def lean_sweep() -> str:
     """The smallest network of each family of timm and torchvision, trained lean for a step."""
     rows = []
@@ -630,6 +653,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "convnext_command": convnext_command,
     "quickstart": quickstart,
     "lean_sweep": lean_sweep,
+    "libraries": libraries,
     "gpu_layers": gpu_layers,
     "gpu_models": gpu_models,
     "gpu_lean": gpu_lean,
