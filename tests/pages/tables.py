@@ -340,6 +340,23 @@ def libraries() -> str:
     return table(["network", "held", *headers], rows)
 
 
+def lean_summary() -> str:
+    """Memory and time of a step with `zoo.lean`, relative to plain training, on a CPU and on a GPU."""
+    shown = [
+        ("lean_networks", "torchvision:resnet50", "on a CPU"),
+        ("lean_h100", "torchvision:resnet50", "on an H100"),
+        ("lean_h100", "timm:vit_small_patch16_224", "on an H100"),
+    ]
+    rows = [
+        [
+            f"{LEAN_NETWORKS[name]}, {place}",
+            *(f"{median(file, m, subject=name, provider='lean'):.2f}" for m in LEAN_METRICS),
+        ]
+        for file, name, place in shown
+    ]
+    return table(["", "bytes held", "peak bytes", "time of a step"], rows)
+
+
 def lean_sweep() -> str:
     """The smallest network of each family of timm and torchvision, trained lean for a step."""
     rows = []
@@ -670,6 +687,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "models": models,
     "fastest": fastest,
     "revnets": revnets,
+    "lean_summary": lean_summary,
     "lean_networks": lean_networks,
     "lean_beside": lean_beside,
     "segmentation_pixels": segmentation_pixels,
