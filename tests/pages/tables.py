@@ -105,9 +105,9 @@ def networks() -> str:
     rows = []
     for name in (case for case in cases if "+" not in case):
         stem = cases.get(f"{name}+input_3x3")
-        other = ", ".join(f"`{option}`" for option in ARCHITECTURES[name].options.model_fields if option != "input_3x3")
-        rows.append([f"`{name}`", other, f"{cases[name]['parameters']:,}", f"{stem['parameters']:,}" if stem else ""])
-    return table(["network", "options", "parameters", "with `input_3x3`"], rows, text_columns=2)
+        sizes = [f"{case['parameters']:,}" if case else "" for case in (cases[name], stem)]
+        rows.append([f"`{name}`", f"`{ARCHITECTURES[name].family}`", *sizes])
+    return table(["network", "family", "parameters", "with `input_3x3`"], rows, text_columns=2)
 
 
 def options() -> str:
@@ -162,25 +162,6 @@ def _share(value: float, key: str) -> str:
 
 
 # --- zoo quickstart ---
-
-
-def quickstart() -> str:
-    """Scores and durations of all seeds."""
-    rows = []
-    for title, file, score in (
-        ("classification", "quickstart", "top1"),
-        ("segmentation", "quickstart_segmentation", "miou"),
-    ):
-        runs, environment = (result(file)[key] for key in ("runs", "environment"))
-        seconds = _range([run["seconds"] for run in runs], ".0f")
-        machine = f"{environment['threads']} threads of {environment['cpu']}"
-        for index, first in enumerate(runs[0]["results"]):
-            scores = ", ".join(f"{run['results'][index][score]:.1f}" for run in runs)
-            seeds = ", ".join(str(run["seed"]) for run in runs)
-            rows.append(
-                [title, first["protocol"], "mIoU" if score == "miou" else "top-1", seeds, scores, seconds, machine]
-            )
-    return table(["task", "protocol", "score", "seeds", "%", "seconds per seed", "on"], rows, text_columns=7)
 
 
 def quickstart_means() -> dict[str, dict[str, float]]:
@@ -584,45 +565,14 @@ def settings() -> str:
 def _section(section: SectionText) -> str:
     rows = []
     for setting in section.settings:
-        kind, *bounds, default = setting.facts()
-        words = default.removeprefix("default ")
-        rows.append([f"`{setting.key}`", ", ".join([kind, *bounds]), words if words == "required" else f"`{words}`",
-                     _plain(setting.meaning)])  # fmt: skip
+        default = setting.default if setting.default == "required" else f"`{setting.default}`"
+        rows.append([f"`{setting.key}`", setting.type, default, _plain(setting.meaning)])
     title = section.path if " " in section.path else f"`{section.path}`"
     headers = ["setting", "type", "default", "meaning"]
     return f"**{title}**: {_plain(section.meaning)}\n\n{table(headers, rows, text_columns=4)}"
 
 
-# --- zoo reproduce inplace_abn ---
-
-BODIES = {"resnext101": "ResNeXt-101", "wider_resnet38": "WideResNet-38"}
-DATA_SETS = {"cityscapes": "Cityscapes", "coco_stuff": "COCO-Stuff"}
-SEGMENTATION_STRATEGIES = ("iABN plain", "iABN", "iABN checkpointed")
-
-
-def table_2() -> dict[str, Any]:
-    """The section of the report with the pixels per batch."""
-    (section,) = [section for section in result("inplace_abn")["sections"] if section["key"] == "table2"]
-    return section
-
-
-def segmentation_pixels() -> str:
-    """Additional pixels per batch in the memory of standard norms, published and predicted, with the crops."""
-    section = table_2()
-    figures = {figure["what"]: figure for figure in section["figures"]}
-
-    def gain(value: int, crops: str = "") -> str:
-        return f"+{value} %" + f": {crops}".replace("^2", "²") * bool(crops)
-
-    rows = []
-    for body, data in ((body, data) for body in BODIES for data in DATA_SETS):
-        for regime in ("fixed crop", "fixed batch"):
-            found = [figures[f"{data}_{body}, {regime}: {strategy}"] for strategy in SEGMENTATION_STRATEGIES]
-            predicted = [gain(figure["measured"], figure["note"]) for figure in found]
-            published_gain = gain(found[1]["value"])
-            rows.append([f"{BODIES[body]}, {DATA_SETS[data]}, {regime}", published_gain, *predicted])
-    return table(["", "published, iABN", *SEGMENTATION_STRATEGIES], rows)
-
+# --- scripts/compare_loaders.py ---
 
 LOADERS = {
     "zoo-shards": "zoo, shards",
@@ -661,14 +611,9 @@ def _range(values: Sequence[float], form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
 SECTIONS: dict[str, Callable[[], str]] = {
     "training_recipes": training_recipes,
     "convnext_command": convnext_command,
-    "quickstart": quickstart,
     "lean_sweep": lean_sweep,
     "libraries": libraries,
     "gpu_layers": gpu_layers,
@@ -690,7 +635,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "lean_summary": lean_summary,
     "lean_networks": lean_networks,
     "lean_beside": lean_beside,
-    "segmentation_pixels": segmentation_pixels,
     "loaders": loaders,
     "experiments": experiments,
     "settings": settings,

@@ -173,7 +173,7 @@ class Input(Preprocessing):
 
 
 class Training(Section):
-    """Computation of training steps; the defaults are those of the published runs."""
+    """Computation of training steps; the published runs have the defaults."""
 
     amp: Literal["off", "bf16", "fp16"] = "off"
     """Automatic mixed precision: dtype of convolutions."""
@@ -186,7 +186,7 @@ class Training(Section):
     """Mode of torch.compile. "reduce-overhead" uses CUDA graphs, for small batches that are limited by kernel launches
     (not measured); "max-autotune" tries more kernels and takes longer to compile."""
     gradient_compression: Literal["off", "bf16"] = "off"
-    """Dtype in which processes exchange gradients; off: that of the gradients. bf16 halves the bytes and keeps 8
+    """Dtype in which processes exchange gradients; off: the dtype of the gradients. bf16 halves the bytes and keeps 8
     significant bits of each gradient."""
     reconstruction_meter: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
     """Steps between two logs of the reconstruction error of reversible chains, which takes the memory that the chains
