@@ -44,7 +44,7 @@ def transforms(
     The callable takes a PIL image, a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), which is converted as PIL
     does, or a tensor (C, H, W) of 1 or 3 channels: uint8, or floating-point with values in [0, 1]. A batch of tensors
     (N, C, H, W) gives (N, 3, crop, crop); in training, each image is cropped and flipped independently. The published
-    scores are those of PIL images. Tensors are resized in float32 (bilinear, antialiased), without PIL's rounding to 8
+    scores are for PIL images. Tensors are resized in float32 (bilinear, antialiased), without PIL's rounding to 8
     bits: their values differ by up to 1/255 before the normalization.
 
     Raises ConfigError for an unknown name, for settings that exclude each other, and for a network that segments unless

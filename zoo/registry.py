@@ -63,7 +63,7 @@ def get(
 ) -> Network:
     """Return a network, initialized as the published ones were, or with weights.
 
-    Its spec is that of the weights file, changed by that of the name, changed by the arguments. It is an error if these
+    Its spec comes from the weights file, changed by the name, changed by the arguments. It is an error if these
     contradict the file, except in settings that change no weights.
 
     Args:

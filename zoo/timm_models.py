@@ -2,7 +2,7 @@
 
 ``timm.create_model("zoo_resnet50_iabn")`` is ``zoo.get("resnet50", norm="inplace")``. Each architecture has two names,
 ``zoo_NAME`` and ``zoo_NAME_iabn`` with in-place norms, and each published network one, ``zoo_NAME``. The arguments of
-`timm.create_model` are those of `zoo.get`.
+`timm.create_model` are the arguments of `zoo.get`.
 """
 
 from __future__ import annotations

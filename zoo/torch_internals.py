@@ -214,7 +214,7 @@ detach: Callable[[Tensor], Tensor] = functools.partial(Tensor._make_subclass, Te
 
 
 def set_versions(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
-    """Set what the version counters of tensors say, which autograd compares with those of what it has saved."""
+    """Set what the version counters of tensors say, which autograd compares with the counters of what it has saved."""
     _C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
 
 

@@ -189,7 +189,7 @@ def compare(
 
 @dataclass
 class _Run:
-    """What all runs of a check have in common; ``states`` are those of the random number generators."""
+    """What all runs of a check have in common; ``states`` are the states of the random number generators."""
 
     inputs: tuple[Any, ...]
     keywords: dict[str, Any]

@@ -43,7 +43,7 @@ def measure_lean_network(
 
     A network that cannot be built or trained plainly is noted and skipped. If outputs, gradients or buffers are not
     bitwise equal, "same bits" is 0 and a note says whether plain training is deterministic. On a GPU, bits are compared
-    with deterministic algorithms; bytes and times are those of torch's default.
+    with deterministic algorithms; bytes and times are measured with torch's default.
 
     Args:
     - `setup`: the network; networks of this package use standard batch norm.
@@ -51,7 +51,7 @@ def measure_lean_network(
     - `budget`: argument of `zoo.lean`.
     - `capture`: also measure captured lean training, and Inductor with the same rule.
     - `compiled_budgets`: also measure Inductor with torch's partitioner and these activation memory budgets, and with
-      the lean rule and those of them that are below 1.
+      the lean rule and the budgets that are below 1.
     - `max_bytes`: networks whose plain training is predicted to need more are noted and skipped. A network that
       cannot run on the meta device is measured.
     """

@@ -70,7 +70,7 @@ class MemoryPrediction:
     def largest_batch(self, memory_bytes: int) -> tuple[int, TrainingBytes]:
         """Return the largest batch whose training fits in ``memory_bytes``, and its memory.
 
-        If not even 2 images fit, which a norm needs, the batch is 0 and the memory is that of 2 images.
+        If not even 2 images fit, which a norm needs, the batch is 0 and the memory is for 2 images.
         """
         return _largest(self.bytes_for, memory_bytes, power=1)
 

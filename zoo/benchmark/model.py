@@ -79,9 +79,9 @@ def add_times(
     baseline: str,
     rounds: int,
 ) -> None:
-    """Add the step time of each of the ``models`` and its ratio to that of the ``baseline``.
+    """Add the step time of each of the ``models`` and its ratio to the ``baseline``.
 
-    On a GPU, the steps are also replayed from CUDA graphs, whose time is that of the kernels without the host's work.
+    On a GPU, the steps are also replayed from CUDA graphs, which take the time of the kernels alone.
 
     Args:
     - `forwards`: compute the losses, by the names of the models.

@@ -47,7 +47,7 @@ class Setup:
     - `spec`: the network; the arguments of `build` replace its norm and memory strategy.
     - `batch`: images per step.
     - `size`: side of an image in pixels. An external network that requires another size gets images of that size.
-    - `structure`: blocks per stage; None for those of the architecture.
+    - `structure`: blocks per stage; None for the architecture's.
     - `dtype`: "float32", or "bfloat16" for autocast.
     - `layout`: memory layout of weights and images, one of `LAYOUTS`.
     - `device`: device of the network; on the meta device nothing is computed.

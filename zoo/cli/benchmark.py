@@ -139,7 +139,7 @@ class BenchmarkLayer(Benchmark):
 
     kind = "layer"
     shapes: tuple[Annotated[tuple[int, ...], _shape], ...] | None = option(metavar="NxCxHxW")
-    """Input shapes (default: those of a ResNet, and small ones)."""
+    """Input shapes (default: shapes in a ResNet, and small ones)."""
     dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
     """Number formats of input and output."""
     layouts: tuple[Layout, ...] = ("contiguous", "channels_last")

@@ -175,7 +175,7 @@ def _sources(data: DataPath | DataName) -> Iterator[tuple[str, Source]]:
 
 
 def _splits(data: Path) -> list[Path]:
-    """Return those of DATA/train and DATA/val that exist; DataError if neither does."""
+    """Return which of DATA/train and DATA/val exist; DataError if neither does."""
     found = [root for root in (data / "train", data / "val") if root.is_dir()]
     if not found:
         raise DataError("there is neither train/ nor val/", data, "give a folder that holds one of them")

@@ -136,7 +136,7 @@ def parsed(command: type[CommandT], args: argparse.Namespace, command_line: str)
 
 
 def _options(command: type[Command]) -> list[Field[Any]]:
-    """Return the fields that are options: those of the class itself before those of its bases."""
+    """Return the fields that are options: fields of the class itself before fields of its bases."""
     options = {each.name: each for each in fields(command) if "hidden" not in each.metadata}
     names = dict.fromkeys(name for base in command.__mro__ for name in inspect.get_annotations(base))
     return [options[name] for name in names if name in options]

@@ -23,7 +23,7 @@ class Push(Command):
     repository: str = argument("OWNER/NAME")
     """Repository on the Hub."""
     license: str | None = option(metavar="ID")
-    """License of the weights, as the Hub names it, such as apache-2.0 (default: that of published weights)."""
+    """License of the weights, as the Hub names it, such as apache-2.0 (default: the license of published weights)."""
     scores: tuple[Path, ...] = ()
     """Scores for the model card, files of zoo validate --json (default: the published scores of published weights)."""
 

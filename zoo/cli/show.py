@@ -124,7 +124,7 @@ def _facts_of_file(found: Resolved) -> dict[str, Any]:
 
 
 def _print(facts: Mapping[str, Any], indent: str = "") -> None:
-    """Print facts line by line, without those that are unknown; those of an inner dict are indented."""
+    """Print facts line by line, without unknown facts; facts of an inner dict are indented."""
     for name, fact in facts.items():
         if isinstance(fact, dict) and fact:
             print(f"{indent}{name}:")

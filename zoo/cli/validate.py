@@ -51,7 +51,7 @@ class ScoreOptions(LoaderOptions, ProcessOptions):
     protocol: str | None = option(choices=[*PROTOCOLS, *WHOLE_IMAGES], metavar=None)
     """Published protocol. Classification: center224 and tencrop224 (shorter side 256), center320 (shorter side 320,
     center crop 320: not documented by the original project, the usual convention of its time). Segmentation: whole
-    (images at one scale), whole-flip (probabilities averaged with those of the mirrored image)."""
+    (images at one scale), whole-flip (probabilities averaged with the mirrored image)."""
     crop: Positive | None = option("-c", metavar="PX")
     """Side of the crop (default: the experiment's crop_val)."""
     scale: Annotated[int, scale] | None = option("-s", metavar="PX")
@@ -181,7 +181,7 @@ def _write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
 
 
 def _protocol(options: Validate, network: LoadedNetwork) -> CropProtocol | str | None:
-    """Return the requested protocol, or None for that of the experiment."""
+    """Return the requested protocol, or None for the protocol of the experiment."""
     if options.protocol or not any(getattr(options, name) for name in PROTOCOL_OPTIONS):
         name: str | None = options.protocol
         return name

@@ -1,4 +1,4 @@
-"""Parameters of the augmentations that ``input.augment_train`` names, those of torchvision.transforms.v2.
+"""Parameters of the augmentations that ``input.augment_train`` names, as in torchvision.transforms.v2.
 
 Tested by tests/data/test_policies.py.
 """

@@ -20,7 +20,7 @@ from zoo.spec.network import STORED_ALONE, NetworkSpec, Preprocessing, Scale, Si
 from zoo.spec.section import Section
 
 # "center" or "tencrop" and the side of the crop in px, as in center224. Segmentation: the whole image at one scale, or
-# the mean of its probabilities and those of its mirror image.
+# the mean of the probabilities of the image and of its mirror image.
 ProtocolName = Annotated[str, StringConstraints(pattern=r"^((center|tencrop)[1-9][0-9]*|whole|whole-flip)$")]
 Percent = Annotated[float, Field(ge=0, le=100)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]

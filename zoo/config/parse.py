@@ -124,9 +124,9 @@ def _places() -> dict[str, dict[str, None]]:
 
 
 def _with_nearest(problem: Problem) -> Problem:
-    """Return the problem; that of an unknown key with the settings that have the nearest name.
+    """Return the problem; for an unknown key with the settings that have the nearest name.
 
-    A setting of the same section comes before those of others.
+    A setting of the same section comes before settings of others.
     """
     if problem.message != UNKNOWN_KEY:
         return problem

@@ -26,7 +26,7 @@ class Published:
     """Published weights.
 
     Args:
-    - `name`: name of the weights, which is also that of their experiment.
+    - `name`: name of the weights and of their experiment.
     - `md5`: md5 of the file, 32 hexadecimal digits.
     - `weights`: where the file is, and under which licence.
     - `experiment`: how they were trained, and how they score.

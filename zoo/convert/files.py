@@ -62,7 +62,7 @@ def convert_file(kind: str, source: Path, target: Path, asked: Mapping[str, Any]
 def export_weights(source: Path, target: Path, asked: Mapping[str, Any]) -> ConversionReport:
     """Write the weights of a file, with the description of their network, to a safetensors file; return a report.
 
-    A training checkpoint's moving average of the weights is written if it has one. ``asked`` is that of `convert_file`,
+    A training checkpoint's moving average of the weights is written if it has one. ``asked`` is as in `convert_file`,
     whose errors are raised.
     """
     stored = read_weights(source)

@@ -34,7 +34,7 @@ LIGHTING_VECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.
 ERASED_AREAS = (0.02, 1 / 3)  # of random erasing, as a fraction of the image
 ERASED_LOG_RATIOS = (math.log(0.3), math.log(1 / 0.3))  # height / width
 ERASE_TRIES = 10
-PAD_MODES = {"zeros": "constant", "reflect": "reflect"}  # from the words of an experiment to those of torch
+PAD_MODES = {"zeros": "constant", "reflect": "reflect"}  # from the words of an experiment to the words of torch
 
 
 def draw_colors(jitter: bool, lighting: bool, generator: Random) -> Colors | None:

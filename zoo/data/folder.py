@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
     Args:
     - `images`: (N, ...), uint8, or float32 if they are finished.
-    - `targets`: class indices (N,), or those of pixels (N, H, W), int64.
+    - `targets`: class indices (N,), or class indices of pixels (N, H, W), int64.
     - `skipped`: the fault and the file of each skipped image.
     - `paths`: the files of the images.
     - `colors`, `normalization`: applied on the device, see `zoo.data.augmentation.finish`.

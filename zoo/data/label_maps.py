@@ -6,7 +6,7 @@ gray image of 1 to 16 bits. No color conversion is applied. The layout maps ids 
 - `folders`: DATA/{train,val}/{images,labels}, an image and its label map with the same name and sub-folder. The ids are
   the classes. DATA/classes.txt names them, one per line; without it, their names are their numbers.
 - `cityscapes`: DATA/leftImg8bit/{train,val}/CITY/NAME_leftImg8bit.png with
-  DATA/gtFine/{train,val}/CITY/NAME_gtFine_labelIds.png. The ids are those of the data set's own labels
+  DATA/gtFine/{train,val}/CITY/NAME_gtFine_labelIds.png. The ids are the ids of the data set's own labels
   (https://github.com/mcordts/cityscapesScripts), 0 to 33: 19 are classes of the benchmark, the others are void.
 - `coco_stuff`: DATA/images/{train,val}2017/NAME.jpg with DATA/annotations/{train,val}2017/NAME.png, the
   "stuffthingmaps" of https://github.com/nightrome/cocostuff. They store the number of a stuff class, 92 to 182, minus

@@ -132,7 +132,7 @@ class MapDataset(ImageDataset):
 
 
 def class_names_of(dataset: Dataset[Any] | None) -> list[str]:
-    """Return the attribute ``classes`` of a data set, as those of torchvision have it; empty without unique names."""
+    """Return the attribute ``classes`` of a data set, as torchvision's have it; empty without unique names."""
     found = getattr(dataset, "classes", ())
     if not isinstance(found, Sequence):
         return []

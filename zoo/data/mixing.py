@@ -2,8 +2,9 @@
 
 How a batch is mixed is drawn once for all processes, from (seed, epoch, batch). Image i of the global batch is mixed
 with image i + B / 2, and that with image i, where B is ``optimizer.batch_size``. Process r of R holds the images r,
-r + R, r + 2R and so on. If B is a multiple of 2R, both images of a pair are therefore on the same process, whatever R
-is. An image without a partner, which only the last batch of an epoch and unreadable images leave, is mixed with itself.
+r + R, r + 2R and so on. If B is a multiple of 2R, both images of a pair are therefore on the same process, for
+every R. An image without a partner, which only the last batch of an epoch and unreadable images leave, is mixed with
+itself.
 
 timm mixes image i with image N - 1 - i of the N images of a process, torchvision with image i - 1.
 """
@@ -36,7 +37,7 @@ class Mix(NamedTuple):
 def draw_mix(settings: Regularization, height: int, width: int, generator: Random) -> Mix | None:
     """Return how a batch of images of ``height`` x ``width`` px is mixed; None if it is not.
 
-    The distribution is that of timm's Mixup: one weight per batch, and for CutMix a box of the same aspect ratio as the
+    The distribution is as in timm's Mixup: one weight per batch, and for CutMix a box of the same aspect ratio as the
     image around a uniformly drawn center, cut off at the edges, whose area then determines the weight.
     """
     if not settings.mixes or generator.random() >= settings.mix_probability:

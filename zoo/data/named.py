@@ -1,7 +1,7 @@
 """Data sets by name: torchvision:NAME of torchvision, hf:NAME of the Hugging Face Hub.
 
 torchvision's data sets are in the folder torchvision of the cache, where they are downloaded unless they exist. The
-package ``datasets`` loads and caches those of the Hub; NAME may also be a folder with Parquet files or images.
+package ``datasets`` loads and caches data sets of the Hub; NAME may also be a folder with Parquet files or images.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _open_hub(data: DataName) -> Datasets:
 
 
 def _images_and_labels(data: DataName, rows: Any) -> Any:
-    """Return the column of images and that of labels as "image" and "label"; DataError unless there is one of each."""
+    """Return the columns of images and labels as "image" and "label"; DataError unless there is one of each."""
     kinds = {name: type(feature).__name__ for name, feature in rows.features.items()}
     columns = {}
     for name, kind in (("image", "Image"), ("label", "ClassLabel")):

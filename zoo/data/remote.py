@@ -124,7 +124,7 @@ class RemoteShards(Shards):
     def _prefetch(self, window: int) -> None:
         """Fetch the shards of a window that are neither cached nor being fetched by another process.
 
-        Shards of this window and of the one before count as just used, so that those of earlier windows are evicted.
+        Shards of this window and of the one before count as just used, so that shards of earlier windows are evicted.
         """
         current, following = (torch.nonzero(self._windows == of).flatten().tolist() for of in (window - 1, window))
         for shard in following:

@@ -83,7 +83,7 @@ def find_images(root: Path) -> list[Path]:
 def find_names(root: Path) -> tuple[list[str], list[str]]:
     """Return the images and the other entries in ``root`` and its sub-folders, by their names relative to ``root``.
 
-    Order and errors are those of `find_images`, but there may be no image.
+    Order and errors are the same as in `find_images`, but there may be no image.
     """
     search = _Search(root)
     top = search.entries()

@@ -267,7 +267,7 @@ def shard_files(root: Path) -> list[Path]:
     """Return the tar files in the folder ``root``, sorted by name."""
     try:
         names = [entry.name for entry in os.scandir(root) if entry.name.endswith(SUFFIX) and entry.is_file()]
-    except OSError:  # whatever searches the folder for images reports it
+    except OSError:  # the search for images in the folder reports it
         return []
     return [root / name for name in sorted(names) if not name.startswith(".")]
 

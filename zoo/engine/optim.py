@@ -159,7 +159,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], clip: float, mode: str) -
 
 
 def _norm_of_units(x: Tensor) -> Tensor:
-    """Return the norm of each row of a weight (of the whole of a vector), in a shape that broadcasts to that of x."""
+    """Return the norm of each row of a weight (of the whole of a vector), in a shape that broadcasts to x."""
     norm = torch.linalg.vector_norm
     return norm(x) if x.ndim <= 1 else norm(x, dim=tuple(range(1, x.ndim)), keepdim=True)
 

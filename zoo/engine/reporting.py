@@ -135,7 +135,7 @@ class Pace:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the peak memory of tensors on a CUDA device; for the CPU that of the whole process, 0 if unknown."""
+    """Return the peak memory of tensors on a CUDA device; for the CPU of the whole process, 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":

@@ -145,7 +145,7 @@ def broadcast_buffers(state: TrainState) -> None:
 def shared_state(state: TrainState) -> dict[str, Any]:
     """Return the part of the state that all ranks share, as tensors and plain Python.
 
-    The keys up to ``optimizer`` are those of the original project's files. The learning rate is a function of the step
+    The original project's files have the keys up to ``optimizer``. The learning rate is a function of the step
     and needs no state.
     """
     return {

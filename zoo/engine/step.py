@@ -63,7 +63,7 @@ def train_step(state: TrainState, batch: StepBatch) -> None:
 def gradient_angle(state: TrainState, batch: StepBatch) -> float:
     """Return the angle in degrees between the gradients from reconstructed and from stored activations.
 
-    The gradients are those of this process's images, before clipping; NaN if one is not finite. Every rank has to call
+    The gradients come from this process's images, before clipping; NaN if one is not finite. Every rank has to call
     it, as norms may be synchronized. ``state`` is unchanged: the next step has the same bits. It waits for the device.
     """
     network = unwrap(state.wrapped_model)  # no averaging over the ranks, and no compilation for these gradients alone

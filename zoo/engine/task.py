@@ -99,7 +99,7 @@ class Task(ABC):
     Args:
     - `config`: the settings of the experiment.
 
-    Class attributes: ``labels``, those of its `Result`; ``num_counts``, the number of integers that `counts` returns;
+    Class attributes: ``labels``, as in its `Result`; ``num_counts``, the number of integers that `counts` returns;
     ``protocols``, the protocols with published scores, by name.
     """
 

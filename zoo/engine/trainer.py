@@ -173,7 +173,7 @@ class Trainer:
         return settings.learning_rate * factor
 
     def _report(self, reported: Reading, lr: float) -> Reading:
-        """Log the averages since the reading ``reported`` and those of the epoch; return the new reading.
+        """Log the averages since the reading ``reported`` and over the epoch; return the new reading.
 
         It waits for the device.
         """

@@ -1,6 +1,6 @@
 """Wrappers around a trained network: torch.compile and DistributedDataParallel."""
 
-# No postponed annotations here: DistributedDataParallel checks those of its communication hook.
+# No postponed annotations here: DistributedDataParallel checks the annotations of its communication hook.
 import inspect
 from typing import Any
 

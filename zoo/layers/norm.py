@@ -118,7 +118,7 @@ class InPlaceABN(ABN):
 
     z = f((|weight| + eps) (x - mean) / sqrt(var + eps) + bias), f one of leaky_relu, elu, identity.
 
-    Arguments, attributes and state dict are those of `ABN`; the attribute `inplace` is added.
+    Arguments, attributes and state dict are the same as for `ABN`; the attribute `inplace` is added.
 
     Nothing else may need the input: autograd raises RuntimeError for a leaf that requires grad and for a tensor that
     its producer has saved. If x is still needed (a shortcut, a returned feature), set ``inplace = False``: the output
@@ -138,7 +138,7 @@ class InPlaceABN(ABN):
         Args:
         - `x`: shape (N, C, ...).
         - `shortcut`: added before the activation, shape and dtype of x; saved for backward. None adds nothing.
-        - `activation`: name and parameter of f; default: those of the layer.
+        - `activation`: name and parameter of f; default: as in the layer.
         """
         return call_norm(self, x, shortcut, activation)
 
@@ -185,7 +185,7 @@ class InPlaceABNSync(InPlaceABN):
     Args:
     - `group`: the process group; None for the default group. In evaluation, in a group of one process, and without an
       initialized process group, the layer equals `InPlaceABN`.
-    - All others are those of `ABN`.
+    - All others: see `ABN`.
 
     Batch sizes may differ between processes and may be 0; the group needs at least two values per channel in total.
     Forward takes one all-gather, backward one all-reduce; evaluation does not communicate. Gradients of weight and bias

@@ -190,7 +190,7 @@ class ShiftBlock(nn.Module):
             return self._unpool(y2 - self.branch(x2)), x2
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
-        """Return inputs, their gradients, and those of the parameters; overwrites y2 if ``may_overwrite``."""
+        """Return inputs, and the gradients of inputs and parameters; overwrites y2 if ``may_overwrite``."""
         x2, dx2 = self._unpool(ys[0]), self._unpool(grads[0])
         x1, dx2, gradients = subtract_branch(self.branch, x2, ys[1], dx2, grads[1], may_overwrite)
         return (self._unpool(x1), x2), (self._unpool(grads[1]), dx2), gradients
@@ -205,7 +205,7 @@ class ShiftBlock(nn.Module):
 class ReversibleSequential(nn.Sequential):
     """Sequence of reversible blocks; saves only the output of the last for backward, at any depth (`run_chain`).
 
-    The two halves are those of the channels. Unless ``store`` is set, only ``f`` and ``g`` of a block are called, so
+    The two halves are halves of the channels. Unless ``store`` is set, only ``f`` and ``g`` of a block are called, so
     hooks on the block itself do not run.
 
     Args:

@@ -1,4 +1,4 @@
-"""The networks, one family per file; `build_network` builds that of a `NetworkSpec`."""
+"""The networks, one family per file; `build_network` builds the network of a `NetworkSpec`."""
 
 from zoo.models.base import FeatureInfo, Network
 from zoo.models.build import build_network

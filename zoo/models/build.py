@@ -103,9 +103,9 @@ def build_network(
     """Return the network of a spec with uninitialized convolutions and classifier (`initialize` sets them).
 
     Args:
-    - `norm`: function channels -> norm with its activation, which replaces that of the spec.
+    - `norm`: function channels -> norm with its activation, which replaces the norm of the spec.
     - `features_only`: omit the classifier; forward returns the list of the stages' outputs.
-    - `structure`: blocks per stage, which replace those of the architecture; as many numbers.
+    - `structure`: blocks per stage, which replace the blocks of the architecture; as many numbers.
 
     Raises ConfigError for an unknown architecture, and for options that are invalid in combination.
     """

@@ -34,7 +34,7 @@ class DenseNet(Network):
       before the module.
     - `memory`: what is saved for backward, see `DenseModule`. It applies to transitions, too. "auto" and "checkpoint"
       save neither the concatenated outputs of modules nor the pools' inputs.
-    - All others are those of `Network`.
+    - All others: see `Network`.
     """
 
     def __init__(

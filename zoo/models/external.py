@@ -166,7 +166,7 @@ def read_timm_preprocessing(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the preprocessing in a ``pretrained_cfg`` of timm, with the size of timm's own tests.
 
     None unless it is of square color images that fill the crop. Other values are not checked, because the content may
-    be that of a file. Raises ConfigError if timm is not installed.
+    come from a file. Raises ConfigError if timm is not installed.
     """
     _names("timm")
     found = import_module("timm.data").resolve_data_config(pretrained_cfg=cfg, use_test_size=True)

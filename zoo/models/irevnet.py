@@ -26,10 +26,10 @@ class IRevNet(Network):
 
     Args:
     - `blocks`: the number of `ShiftBlock`s of each level.
-    - `widths`: the channels of a half in each level, four times those of the previous level.
+    - `widths`: the channels of a half in each level, four times the previous level.
     - `dropout`: dropout rate of the branches.
     - `memory`: "auto" saves only the chain's output for backward, "plain" all activations.
-    - All others are those of `Network`.
+    - All others: see `Network`.
     """
 
     def __init__(

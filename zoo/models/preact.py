@@ -31,7 +31,7 @@ class ModuleShape(NamedTuple):
 class PreactNetwork(Network):
     """Stem ``mod1``, modules of pre-activation blocks from ``mod2`` on, last norm ``bn_out``; base of two families.
 
-    Networks of four modules are for ImageNet (a 7x7 convolution of stride 2 and a pool in the stem), those of three for
+    Networks of four modules are for ImageNet (a 7x7 convolution of stride 2 and a pool in the stem), of three for
     CIFAR. Norms have the paper's eps of 1e-3 and momentum of 0.01.
 
     Args:
@@ -39,7 +39,7 @@ class PreactNetwork(Network):
     - `widths`: the channels of the stem and of the modules, which have four times as many with ``bottleneck``.
     - `bottleneck`: residual functions of three convolutions instead of two.
     - `memory`: what is saved for backward, see the subclasses.
-    - All others are those of `Network`.
+    - All others: see `Network`.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class ResNet(Network):
       block's output, or both in half precision. "fused": only the block's output in half precision, too, if the scales
       of the last norms allow it (`ResidualBlock`). "checkpoint": the blocks' inputs; backward recomputes each block.
       "plain": the outputs of all norms and blocks, and the input of torch's pooling.
-    - All others are those of `Network`.
+    - All others: see `Network`.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class ResNeXt(Network):
     - `memory`: what is saved for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
       pool. "checkpoint": the blocks' inputs; backward recomputes each block. "plain": like "auto", but with torch's
       pooling.
-    - All others are those of `Network`.
+    - All others: see `Network`.
     """
 
     def __init__(

@@ -129,7 +129,7 @@ class FlatRevNeXt(InvertibleNetwork):
     - `norm`: function channels -> norm with leaky ReLU.
     - `layers`: the number of units of each level. The stem counts as one, so the first number is at least 1.
     - `eps_i`: the smallest gain of the norms, see `InvertibleNorm`.
-    - All others are those of `InvertibleNetwork`.
+    - All others: see `InvertibleNetwork`.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class RevNeXt(InvertibleNetwork):
     """The hybrid form: reversible blocks whose branches are units of invertible convolution, norm and leaky ReLU.
 
     The first level has one block with one unit per branch. The paper does not state pools and depths; the defaults are
-    those of the authors' error study, with 2,446,048 parameters for 10 classes.
+    the networks of the authors' error study, with 2,446,048 parameters for 10 classes.
 
     Args:
     - `norm`: function channels -> norm with leaky ReLU.
@@ -165,7 +165,7 @@ class RevNeXt(InvertibleNetwork):
     - `keep_branch_input`: keep the exact input of a branch while the branch is inverted, as in section 4.4 and the
       authors' code. The reconstruction error of a block then depends neither on the slope nor on the number of units.
       False reconstructs the input from the branch's output.
-    - All others are those of `InvertibleNetwork`.
+    - All others: see `InvertibleNetwork`.
 
     Float32 bytes per pixel, with 32 ``channels`` and the C++ kernels: 128 for the map, 128 for its gradient, 64 for the
     map inside a branch, 64 for the gradient there and 16 of scratch memory add up to 400. Without ``keep_branch_input``

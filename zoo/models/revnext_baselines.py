@@ -32,7 +32,7 @@ class RevNeXtBaseline(LargestValueNetwork):
     - `channels`: channels of the stem and of the first level.
     - `memory`: what is saved for backward. "auto": for reversible blocks the outputs of levels, and the stem is
       recomputed; otherwise as in `ResNet`. "plain": all activations.
-    - All others are those of `Network`.
+    - All others: see `Network`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class TwoBranchIRevNet(LargestValueNetwork):
     - `channels`: channels of the stem; each pool multiplies them by four.
     - `memory`: what is saved for backward. "auto": the output of the chain; the stem is recomputed. "plain": all
       activations.
-    - All others are those of `Network`.
+    - All others: see `Network`.
     """
 
     def __init__(

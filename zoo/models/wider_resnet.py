@@ -56,7 +56,7 @@ class WiderResNet(Network):
       pools. "checkpoint": the blocks' inputs; backward recomputes each block. "plain": like "auto", but with torch's
       pooling.
     - `modules`: the settings of the six modules.
-    - All others are those of `Network`.
+    - All others: see `Network`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class WiderResNetA2(WiderResNet):
     - `dilation`: a truth value, as published; the number 1 means False, too. True keeps the output at 1/8: mod5 and
       mod6 lose their strides, mod5 is dilated by 2, mod6 and mod7 by 4. The list [1, 1, 2, 2], of mod4 to mod7, keeps
       it at 1/16: mod6 loses its stride, mod6 and mod7 are dilated by 2.
-    - All others are those of `WiderResNet`.
+    - All others: see `WiderResNet`.
     """
 
     def __init__(

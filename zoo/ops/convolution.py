@@ -30,7 +30,7 @@ class Geometry(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """A convolution's geometry, and the dtype that it computes in (under autocast, that of autocast)."""
+    """A convolution's geometry, and the dtype that it computes in (under autocast, the dtype of autocast)."""
 
     geometry: Geometry
     dtype: torch.dtype
@@ -67,7 +67,7 @@ class Convolution(NamedTuple):
 
 
 def convolution_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype that a convolution of x computes in: that of autocast if enabled, except for float64."""
+    """Return the dtype that a convolution of x computes in: the dtype of autocast if enabled, except for float64."""
     if x.dtype == torch.float64 or not is_autocast(x.device.type):
         return x.dtype
     return torch.get_autocast_dtype(x.device.type)

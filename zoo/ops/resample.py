@@ -30,7 +30,7 @@ def resize_box(
 ) -> Tensor:
     """Return ``image`` resized, bit-identical with PIL's ``image.resize(..., BILINEAR, box)``.
 
-    - `image`: uint8 (3, H, W) on the CPU. Images with interleaved pixels, such as those of
+    - `image`: uint8 (3, H, W) on the CPU. Images with interleaved pixels, such as images of
       `torchvision.io.decode_jpeg` and views ``image[:, top:bottom, left:right]`` of them, are read without a copy.
     - `size`: height and width of the resized image.
     - `box`: left, top, right and bottom of the part of ``image`` to resize, in pixels, which may be fractions; the

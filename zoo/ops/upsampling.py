@@ -14,7 +14,7 @@ from zoo.ops.context import is_fx_proxy
 def upsample(logits: Tensor, size: Sequence[int]) -> Tensor:
     """Return ``logits`` (N, C, h, w) resized to ``size`` (H, W), bilinearly with ``align_corners=False``.
 
-    Smaller sizes are allowed (no antialiasing). Without gradients, the result equals that of `upsample_strips` bit for
+    Smaller sizes are allowed (no antialiasing). Without gradients, the result equals `upsample_strips` bit for
     bit, for any number of rows per strip. With gradients, and in compiled or traced graphs, it comes from torch's
     kernel, which saves nothing for backward and differs by rounding.
 

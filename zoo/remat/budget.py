@@ -121,7 +121,7 @@ class Budget:
     - `flops_per_byte`: recompute operations up to this many FLOP per byte of output; set by `observe` and by
       `zoo.remat.planning`.
     - `peak_bytes`: limit on the bytes that exist at any time of a training step; None for no limit.
-    - `held_share`: limit on the bytes held between forward and backward, as a fraction of those of plain training.
+    - `held_share`: limit on the bytes held between forward and backward, as a fraction of the bytes of plain training.
     """
 
     def __init__(

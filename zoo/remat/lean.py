@@ -47,7 +47,7 @@ def lean(
 
     Calls of the module then run in a `zoo.remat.Rematerializer`: where autograd would save the output of a cheap
     operation for backward, a recipe for recomputing it is saved instead. Outputs, gradients, running statistics and
-    random numbers are bit-identical to those of plain training. Parameters, state dict, hooks and pickling do not
+    random numbers are bit-identical to plain training. Parameters, state dict, hooks and pickling do not
     change. The class of the module becomes a subclass of the same name. The same holds for methods that compute
     features: ``forward_features`` and others that begin with ``forward_`` or ``extract_``, ``encode``, ``decode``,
     ``encode_image`` and the like, ``get_intermediate_layers``, ``get_image_features`` and the like.

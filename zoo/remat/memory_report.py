@@ -32,7 +32,7 @@ MAX_NAME_CHARS, MAX_KIND_CHARS = 32, 18
 
 
 class ModuleMemory(NamedTuple):
-    """What the operations of one module, without those of its submodules, hold.
+    """What the operations of one module, without its submodules, hold.
 
     Args:
     - `name`: qualified name of the module; "" for the network itself.
@@ -187,7 +187,7 @@ def memory_report(
 
     Runs ``model(*inputs, **named_inputs)`` in the network's current mode and with gradients. Buffers, such as running
     statistics, gradients and the state of the random number generators are then as before; the inputs are copied.
-    Bytes held are those of distinct memory that autograd saves; inputs, parameters and buffers are not counted. If an
+    Bytes held count distinct memory that autograd saves; inputs, parameters and buffers are not counted. If an
     input makes the network return a loss, as ``labels`` do in transformers, what the loss holds is counted too.
 
     For the peaks, forward and backward run in plain training, in lean training, with a budget that helps, and with
@@ -206,7 +206,7 @@ def memory_report(
     Args:
     - `model`: the network.
     - `inputs`: its positional inputs: tensors, or lists and dicts of them. A dict is one input.
-    - `budget`: that of `zoo.lean`.
+    - `budget`: as for `zoo.lean`.
     - `named_inputs`: its inputs by name. For a dict of them: ``zoo.memory_report(model, **batch)``.
 
     Raises TypeError if ``model`` is not a module, or if it has an input that is named ``budget``, too. Raises
@@ -331,7 +331,7 @@ def _checkpointed(model: nn.Module, blocks: list[nn.Module]) -> Iterator[None]:
 
 
 def _checkpoint(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # whose names are not those of checkpoint's options
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # whose names are not names of checkpoint's options
         return forward(*args, **kwargs)
 
     return checkpoint(run, args, kwargs, use_reentrant=False)
@@ -368,7 +368,7 @@ def _suggested_budget(decisions: list[Decision]) -> str | None:
 
 
 def _most_first(sizes: Iterator[tuple[Any, int]]) -> dict[Any, int]:
-    """Return the sums by key, without those of no bytes."""
+    """Return the sums by key, without sums of no bytes."""
     sums: Counter[Any] = Counter()
     for key, size in sizes:
         sums[key] += size

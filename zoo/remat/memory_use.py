@@ -65,7 +65,7 @@ class Change(NamedTuple):
 def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], *, warmup: int = 1) -> Memory:
     """Run a training step and return the bytes that it takes from the allocator of the parameters' device.
 
-    The parameters' gradients are None afterwards. Whatever else a training step changes (running statistics, the state
+    The parameters' gradients are None afterwards. All else that a training step changes (running statistics, the state
     of the random number generator) is changed here too.
 
     Args:

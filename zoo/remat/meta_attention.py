@@ -58,7 +58,7 @@ class _Trace(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **kwargs or {})
-        if func.namespace != "prim":  # queries such as that of a tensor's device
+        if func.namespace != "prim":  # queries such as for a tensor's device
             self.calls.append((func, (args, kwargs or {}), out))
         return out
 

@@ -60,7 +60,7 @@ def plan(
 ) -> int:
     """Set ``budget.flops_per_byte`` so that a training step stays within ``budget.peak_bytes``; return its peak.
 
-    The peak is that of all memory: parameters, buffers, gradients, the state of optimizers that have made a step,
+    The peak counts all memory: parameters, buffers, gradients, the state of optimizers that have made a step,
     inputs, and everything from the start of forward to the end of backward. On CUDA, all that the process had
     allocated before counts too. Forward and backward run several times, unless they did for inputs of this size: then
     the price is looked up. The random state, buffers and gradients are afterwards as before.
@@ -141,7 +141,7 @@ def plan_captured(
 ) -> None:
     """Set ``budget.flops_per_byte`` as `plan` does, and capture graphs whose steps were measured to meet the limit.
 
-    If forward cannot be captured, the price is that of eager training.
+    If forward cannot be captured, the price is the price of eager training.
 
     Args:
     - `forward`: computes the outputs of the module in eager mode.
@@ -331,7 +331,7 @@ def _device(module: nn.Module) -> torch.device:
 
 
 def _existing_bytes(module: nn.Module, inputs: list[Tensor]) -> int:
-    """Return the bytes that exist before a step, those of the inputs included."""
+    """Return the bytes that exist before a step, the inputs included."""
     device = _device(module)
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
@@ -353,7 +353,7 @@ def _watch_optimizers() -> None:
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Return a context that restores buffers and random number generators at its end.
 
-    The generators are those of torch, numpy and Python's `random`, and every `torch.Generator` that is an attribute of
+    The generators are torch's, numpy's and Python's `random`, and every `torch.Generator` that is an attribute of
     a submodule.
     """
     devices = {each.device for each in module.parameters() if each.device.type == "cuda"}

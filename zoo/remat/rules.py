@@ -224,7 +224,7 @@ def break_tie(price: float, position: int) -> float:
 
 
 def first_tensor(out: Any) -> Any:
-    """Return the first output of an operation with several outputs, and that of any other operation."""
+    """Return the first output of an operation with several outputs, and the output of any other operation."""
     return out[0] if isinstance(out, (tuple, list)) and out else out
 
 
@@ -285,7 +285,7 @@ def reads_only_shape(operation: Operation, args: tuple[Any, ...]) -> bool:
 
 
 def reads_only_signs(operation: Operation, args: tuple[Any, ...]) -> bool:
-    """Return whether a backward operation is that of a ReLU, which reads only the signs of its output ``args[1]``."""
+    """Return whether a backward operation belongs to a ReLU, which reads only the signs of its output ``args[1]``."""
     return operation is aten.threshold_backward.default and args[2] == 0
 
 
@@ -356,7 +356,7 @@ def recipe_of_batch_norm(
     """Return a function that recomputes the first output of a batch norm exactly, and its arguments.
 
     The arguments come in two parts: those that the norm had, and small ones that nothing else changes. Running
-    statistics are not updated, and not read if the norm used those of the batch. In training, torch's own norms are
+    statistics are not updated, and not read if the norm used batch statistics. In training, torch's own norms are
     recomputed from their saved mean and inverse standard deviation, in one pass over x: on the CPU as a scale and
     shift, on CUDA by the second of the norm's kernels. cuDNN's norms take their statistics again.
     """

@@ -117,7 +117,7 @@ class Comparison:
     - `data`: fingerprint of the images that were scored, if any.
     - `environment`: environment of the training runs or the report that the number was read from; None if it was
       measured by this run.
-    - `date`, `command`: date and command of the measurement, if they are not those of the section.
+    - `date`, `command`: date and command of the measurement, if they differ from the section's.
     """
 
     what: str
@@ -237,7 +237,7 @@ def _difference(number: PublishedNumber, measured: float) -> str:
 def compare(
     what: str, measured: Value, published: PublishedNumber | None = None, unit: str = "", **facts: Any
 ) -> Comparison:
-    """Return the comparison of a measured number; its unit is by default that of the published one."""
+    """Return the comparison of a measured number; its unit is by default the unit of the published one."""
     unit = unit or (published.unit if published is not None else "")
     return Comparison(what=what, published=published, measured=measured, unit=unit, **facts)
 

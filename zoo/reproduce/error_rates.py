@@ -73,7 +73,7 @@ def _score(what: str, name: str, published: PublishedNumber | None, runs: Sequen
 def compare_errors(
     what: str, number: PublishedNumber, first: Sequence[TrainingRun], second: Sequence[TrainingRun]
 ) -> Comparison:
-    """Return the mean error of finished runs minus that of a ``second`` group, in points."""
+    """Return the mean error of finished runs minus the mean of a ``second`` group, in points."""
     difference = mean(run.top1[-1] for run in second) - mean(run.top1[-1] for run in first)
     return compare(what, difference, number, "points", **facts_of(first, second))
 

@@ -29,7 +29,7 @@ COLUMNS = (
     "cityscapes_resnext101", "coco_stuff_resnext101", "cityscapes_wider_resnet38", "coco_stuff_wider_resnet38",
 )  # fmt: skip
 PLAIN_IABN = "iABN plain"  # the networks of 2018
-IN_PLACE = (PLAIN_IABN, "iABN")  # those of 2018, and the defaults of this package
+IN_PLACE = (PLAIN_IABN, "iABN")  # the networks of 2018, and the defaults of this package
 
 
 def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> Section:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 from zoo.reproduce.paper_networks import forward_of
 from zoo.torch_internals import TorchDispatchMode
 
-COUNTED_BATCH, CIFAR_SIZE = 2, 32  # images of the counted steps, and the side of those of CIFAR
+COUNTED_BATCH, CIFAR_SIZE = 2, 32  # images of the counted steps, and the side of images of CIFAR
 
 
 class OperationLog(TorchDispatchMode):

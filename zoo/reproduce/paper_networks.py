@@ -31,7 +31,7 @@ def build_for_training(
 ) -> nn.Module:
     """Return the initialized network in training mode; on the meta device nothing is computed.
 
-    ``num_classes`` defaults to that of the architecture. ``options`` are those of the architecture, and ``structure``.
+    ``num_classes`` and ``options`` have the defaults of the architecture; ``structure`` is a further option.
     """
     structure = options.pop("structure", None)
     settings = {"norm": norm, "activation": activation, "activation_param": slope, "weight_init": weight_init}
@@ -44,7 +44,7 @@ def build_for_training(
 
 
 def build_revnext(name: str, slope: float = 0.2, **options: Any) -> nn.Module:
-    """Return an initialized network of Hascoet et al. 2023 in training mode; ``slope`` is that of the leaky ReLUs."""
+    """Return an initialized network of Hascoet et al. 2023 in training mode; ``slope`` is for the leaky ReLUs."""
     return build_for_training(name, activation="leaky_relu", slope=slope, weight_init="torch", **options)
 
 
@@ -56,7 +56,7 @@ def count_parameters(model: nn.Module) -> int:
 def held_bytes(name: str, batch: int, size: int, **options: Any) -> int:
     """Return the bytes that a network holds between forward and backward, counted on the meta device.
 
-    ``options`` are those of `build_for_training`.
+    ``options``: see `build_for_training`.
     """
     model = build_for_training(name, "meta", **options)
     return count_memory(forward_of(model, batch, size), model.parameters()).held

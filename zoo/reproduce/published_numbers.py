@@ -41,7 +41,7 @@ class PublishedNumber(BaseModel):
     - `evidence`: kind of evidence that a measurement of this number is. It sets the tolerance, see
       `zoo.reproduce.comparison.RULES`.
     - `at_least`, `at_most`: bounds of the measured value, for a statement or for a published bound or range.
-    - `better`: direction in which a measured value is better than published; by default that of `BETTER`.
+    - `better`: direction in which a measured value is better than published; by default as in `BETTER`.
     - `network`: network or experiment of this package; "" for none.
     - `settings`: further conditions, such as data set, batch and image size.
     - `finding`: what our measurements showed about this number.

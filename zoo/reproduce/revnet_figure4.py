@@ -49,7 +49,7 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
 
 
 def _by_experiment(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
-    """Return the runs of RevNets by experiment, starting with those of the paper's figure."""
+    """Return the runs of RevNets by experiment, starting with the runs of the paper's figure."""
     groups: dict[str, list[TrainingRun]] = {CIFAR_EXPERIMENT: [], LONG_CIFAR_EXPERIMENT: []}
     for run in runs:
         groups.setdefault(run.experiment, []).append(run)

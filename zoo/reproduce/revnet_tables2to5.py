@@ -170,7 +170,7 @@ def sum_of_outputs(model: nn.Module, size: int) -> int:
         tensors = output if isinstance(output, tuple) else (output,)
         sizes[module] = sizes.get(module, 0) + 4 * copies * sum(math.prod(tensor.shape) for tensor in tensors)
 
-    counted = (nn.Conv2d, NormBase, TransitionBlock)  # the output of a transition is as large as that of its stage
+    counted = (nn.Conv2d, NormBase, TransitionBlock)  # a transition has outputs as large as its stage
     modules = [module for module in model.modules() if isinstance(module, counted) or "Pool" in type(module).__name__]
     handles = [module.register_forward_hook(add) for module in modules]
     with torch.no_grad():

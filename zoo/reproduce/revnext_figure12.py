@@ -79,7 +79,7 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
 
 
 def _compare(key: str, name: str, runs: Sequence[TrainingRun]) -> Comparison:
-    """Return the comparison of a published accuracy with that of the runs of its experiment."""
+    """Return the comparison of a published accuracy with the runs of its experiment."""
     number = published("revnext", key)
     is_stored = key.endswith("/stored")
     runs = [run for run in runs if run.experiment == name and run.is_stored == is_stored]

@@ -71,7 +71,7 @@ class LayerRatios(NamedTuple):
     inside: list[Ratios]
 
     def in_order(self) -> Ratios:
-        """Return all ratios; the input of a block precedes those of the layers in its branches."""
+        """Return all ratios; the input of a block precedes the inputs of the layers in its branches."""
         return [ratio for of_layer, inner in zip(self.layers, self.inside, strict=True) for ratio in (of_layer, *inner)]
 
 
@@ -83,7 +83,7 @@ def measure_ratios(
     seed: int = 0,
     **options: Any,
 ) -> LayerRatios:
-    """Return the ratios of an untrained network: sum of squares of a layer's input over that of its error.
+    """Return the ratios of an untrained network: sum of squares of a layer's input over the sum of its error.
 
     With ``as_authors``, norms are inverted as in the authors' code.
     """
@@ -122,7 +122,7 @@ def _invert_as_authors(layer: Any) -> None:
 
 
 def _watch(layer: nn.Module) -> Ratios:
-    """Return a list that the next forward and backward fill with the ratios inside a block, those of f before g."""
+    """Return a list that the next forward and backward fill with the ratios inside a block, f before g."""
     layers: list[Any] = [*layer.f, *layer.g] if isinstance(layer, LayerwiseBlock) else []
     ratios = [math.nan] * len(layers)
     for index, inner in enumerate(layers):

@@ -104,7 +104,7 @@ def measure_slope(slope: float, noise: float, dtype: torch.dtype = torch.float64
 
 
 def _measure_alpha(layer: Invertible, channels: int, noise: float, dtype: torch.dtype = torch.float64) -> float:
-    """Return the signal-to-noise ratio of the input over that of the output, to which white noise is added."""
+    """Return the signal-to-noise ratio of the input over the ratio of the output, to which white noise is added."""
     x = torch.randn(max(1, CHANNELS_OF_ALL // channels), channels, SIDE, SIDE, dtype=dtype)
     y, saved = layer.record(x)
     noisy = y + noise * torch.randn_like(y)
@@ -114,7 +114,7 @@ def _measure_alpha(layer: Invertible, channels: int, noise: float, dtype: torch.
 
 
 def signal_to_noise(signal: Tensor, estimate: Tensor) -> float:
-    """Return the sum of squares of the signal over that of the error."""
+    """Return the sum of squares of the signal over the sum of the error."""
     return float(signal.square().sum() / (estimate - signal).square().sum())
 
 

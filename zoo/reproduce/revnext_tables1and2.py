@@ -34,7 +34,7 @@ PAPER_PIXELS = 32 * 240 * 240  # of the batch in the paper's totals
 UNITS = {"GB": 1e9, "MB": 1e6}
 
 
-# The networks of Table 1, and the sections with their totals; those of section 3 include the weights.
+# The networks of Table 1, and the sections with their totals; the totals of section 3 include the weights.
 NETWORKS = {
     "revnext_resnet18": "section3.3", "revnext_revnet": "section3.4", "irevnet_revnext": "section3.5",
     "revnext_flat": "section4.3", "revnext": "section4.4",

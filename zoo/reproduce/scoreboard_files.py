@@ -77,7 +77,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 
 def _fields_of(row: Row, each: Comparison) -> Mapping[str, Any]:
-    """Return the columns of a measurement: those of the number, of the verdict, and of their provenance."""
+    """Return the columns of a measurement: of the number, of the verdict, and of their provenance."""
     number, verdict = row.number, each.verdict
     assert verdict is not None
     return {

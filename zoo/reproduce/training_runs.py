@@ -202,7 +202,7 @@ def _settings(config: Experiment) -> str:
 
 
 def _describe(changes: Mapping[str, Any]) -> Iterator[str]:
-    """Yield changed settings of the network as text: "layers 1-2-2"; those of the training are the same in a plot."""
+    """Yield changed settings of the network as text: "layers 1-2-2"; all others are the same in a plot."""
     for setting, value in changes.items():
         if isinstance(value, dict):
             yield from _describe({f"{setting}.{key}": inner for key, inner in value.items()})

@@ -52,7 +52,7 @@ def default_experiment(
     """Return the experiment that trains a network on the classes of ``data``, by default as `DEFAULT_OPTIMIZER` says.
 
     The network of an architecture is the one that `get` returns. ``settings`` are sections of an experiment file, which
-    replace those of the default. Raises ConfigError for an unknown architecture, for a module that returns no logits,
+    replace the default ones. Raises ConfigError for an unknown architecture, for a module that returns no logits,
     and for a segmentation network without settings, because a folder does not specify the layout of its label maps;
     DataError for data without classes.
     """
@@ -135,7 +135,7 @@ def experiment_for(
     """Return the experiment with this name or path; for a network, the default experiment with ``settings``.
 
     The default experiment has the number of classes of ``data``, and is logged for the name of an architecture. The
-    other arguments are those of `zoo.train`. Raises ConfigError, with the nearest names, for unknown names, and for two
+    other arguments: see `zoo.train`. Raises ConfigError, with the nearest names, for unknown names, and for two
     experiments.
     """
     if not isinstance(network, (nn.Module, NetworkSpec, Experiment)):

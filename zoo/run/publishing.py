@@ -37,7 +37,7 @@ def push(
     Args:
     - `network`: result of `zoo.load_network`.
     - `repository`: OWNER/NAME.
-    - `license_id`: license of the weights, as the Hub calls it ("apache-2.0"). Default: that of published weights.
+    - `license_id`: license of the weights, as the Hub calls it ("apache-2.0"). Default: as for published weights.
     - `score_files`: files of ``zoo validate --json`` with scores of these weights, for the model card. Default: the
       published scores of published weights.
 

@@ -74,7 +74,7 @@ def score_set(
     - `folder`: the unpacked set: class folders, or shards of them; for "imagenet-real" a folder with val/, the class
       folders of ImageNet's validation set, and real.json.
     - `name`: "imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch" or "imagenet-real".
-    - `protocol`, `process`, `record`, `options`: as for `zoo.score`. By default the protocol is that of the network.
+    - `protocol`, `process`, `record`, `options`: as for `zoo.score`. The default is the protocol of the network.
 
     Raises ConfigError for a network with other classes, DataError for a folder with other contents, and the errors of
     `zoo.score`.

@@ -192,7 +192,7 @@ def score(
       segmentation a folder as ``segmentation.layout`` says; or the name of a data set, torchvision:NAME or hf:NAME.
       Classes are matched to the network's outputs by name, see `match_classes`.
     - `protocol`: evaluation protocol, or the name of a published one, such as "center224" or, for segmentation,
-      "whole-flip"; default: that of the network's experiment.
+      "whole-flip"; default: the protocol of the network's experiment.
     - `process`: this process of a distributed run, in which all processes get the same result; default: a single
       process, on a CUDA device if available.
     - `workers`: worker processes that read images; with 0 this process reads them itself.

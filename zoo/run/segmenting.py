@@ -106,7 +106,7 @@ def segment(
     - `network`: result of `zoo.load_network`, or its ``name`` argument.
     - `source`: image, or folder, which is searched recursively.
     - `out`: folder for the files, outside of ``source``.
-    - `weights`: weights file or published name; default those of ``network``.
+    - `weights`: weights file or published name; default the weights of ``network``.
     - `output`: kinds of files: "palette" (indexed PNG of the classes, with colors), "ids" (gray PNG of the classes, 16
       bits for more than 256), "prob" (npz with the class and probability of each pixel), "overlay" (colors over the
       image).

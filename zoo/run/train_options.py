@@ -22,7 +22,7 @@ class TrainOptions:
     resume: str | None = None
     """Checkpoint to continue from; 'auto' takes the newest good one of the log folder, if there is one."""
     weights: str | None = None
-    """Weights file to start from instead of random weights. A segmentation network takes those of a classifier into
+    """Weights file to start from instead of random weights. A segmentation network takes a classifier's weights into
     its body."""
     overwrite: bool = False
     """Remove an earlier run in the log folder and start over; otherwise an earlier run is an error."""

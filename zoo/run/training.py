@@ -105,7 +105,7 @@ def train(
     - `val`: data set to validate on, like ``data``; without it, a run on a data set has no validation.
     - `log_dir`: folder of the run, which is created.
     - `experiment`: settings, unless ``network`` is an experiment: an experiment, whose network is replaced, or sections
-      of an experiment file, which replace those of the default experiment. The default is `DEFAULT_OPTIMIZER`: SGD with
+      of an experiment file, which replace the default ones. The default is `DEFAULT_OPTIMIZER`: SGD with
       Nesterov momentum takes batches of 64 images; the rate rises to 0.025 in half an epoch, and falls along a cosine
       to 0 after 30 epochs.
     - `epochs`: number of epochs instead of the experiment's; a resumed run with more epochs than before is extended.
@@ -145,7 +145,7 @@ def train_experiment(
 ) -> TrainState:
     """Train on ``data``/train, validate on ``data``/val after each epoch, and return the state at the end.
 
-    ``module`` is the network to train, if it is built already; by default that of the settings.
+    ``module`` is the network to train, if it is built already; by default the network of the settings.
 
     `zoo.engine.trainer.Trainer` calls `zoo.engine.step.train_step` for each step, which calls the network's forward.
     All processes of a run must call this function, inside `zoo.engine.process.open_process`. Checkpoints, settings and

@@ -93,13 +93,13 @@ def network_sizes() -> dict[str, dict[str, Any]]:
 
 
 def is_external(name: str) -> bool:
-    """Return whether ``name`` is that of a network of another package, "PACKAGE:NAME"; it may be unknown there."""
+    """Return whether ``name`` names a network of another package, "PACKAGE:NAME"; it may be unknown there."""
     package, colon, _ = name.partition(":")
     return bool(colon) and package in PACKAGES
 
 
 def is_hub_name(name: str | os.PathLike[str]) -> bool:
-    """Return whether ``name`` is that of a repository on the Hugging Face Hub, right or wrong."""
+    """Return whether ``name`` names a repository on the Hugging Face Hub, right or wrong."""
     return os.fspath(name).startswith(HUB_PREFIX)
 
 

@@ -109,7 +109,7 @@ class Preprocessing(Section):
             yield "crop_val", f"should be at most scale_val, which is {self.scale_val}"
 
     def preprocessing(self) -> Preprocessing:
-        """Return the settings of this class, without those of subclasses."""
+        """Return the settings of this class, without the settings of subclasses."""
         return Preprocessing(**{key: getattr(self, key) for key in Preprocessing.model_fields})
 
 
@@ -175,7 +175,7 @@ class NetworkSpec(Section):
     @field_validator("options")
     @classmethod
     def _check_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Return the options that are given; those of an architecture as its section of options has them."""
+        """Return the options that are given; for an architecture as its section of options has them."""
         name = info.data.get("arch", "")
         if is_external(name):
             return options

@@ -85,7 +85,7 @@ class _SectionType(ModelMetaclass):
 
 
 def _with_nearest_key(problem: Problem, keys: Iterable[str]) -> Problem:
-    """Return the problem; that of an unknown key with the key that has a similar name, if there is one."""
+    """Return the problem; for an unknown key with the key that has a similar name, if there is one."""
     near = difflib.get_close_matches(str(problem.path[-1]), list(keys), n=1) if problem.path else []
     if problem.message != UNKNOWN_KEY or not near:
         return problem

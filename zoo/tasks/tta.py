@@ -88,7 +88,7 @@ def segment(
     """Return the class and its probability for each pixel of an image, with test-time augmentation.
 
     A view is the image resized to round(side * scale) px, bilinearly with ``align_corners=False``. Its logits are
-    upsampled to ``size`` in one bilinear step, converted to probabilities, and fused with those of the other views.
+    upsampled to ``size`` in one bilinear step, converted to probabilities, and fused with the other views.
     This is done in strips of rows, so that probabilities never exist for the whole image. They would take 64 times the
     memory of the logits of a head with output stride 8. (The test script of Inplace-ABN fuses whole maps.)
 
@@ -97,7 +97,7 @@ def segment(
       `zoo.models.DeepLab`, ``forward_logits`` takes the least memory.
     - `image`: (3, h, w), normalized, on the network's device.
     - `views`: the views; default: the image alone.
-    - `size`: (H, W) of the result; default: that of the image.
+    - `size`: (H, W) of the result; default: the size of the image.
 
     Raises DataError for a scale that makes the image too large, and WeightsError for logits that are not finite.
     """

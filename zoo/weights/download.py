@@ -179,7 +179,7 @@ def _shown(url: str) -> str:
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return the text of the exception that started the chain: requests wraps those of urllib3 and of the system."""
+    """Return the text of the exception that started the chain: requests wraps errors of urllib3 and of the system."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return truncate(str(error) or type(error).__name__)

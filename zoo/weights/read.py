@@ -79,7 +79,7 @@ def _content_of(file: IO[bytes], path: Path) -> dict[Any, Any]:
     file.seek(0)
     if not is_safetensors(head):
         _refuse_other_formats(path, head)
-    # A file that is called .safetensors is never unpickled, whatever it holds.
+    # A file that is called .safetensors is never unpickled, even if it holds a pickle.
     reads_safetensors = is_safetensors(head) or path.suffix == SUFFIX
     content = read_safetensors(path) if reads_safetensors else _load_or_refuse(file, path)
     if not isinstance(content, dict) or not content:

@@ -85,7 +85,7 @@ def parse_stored_experiment(content: Mapping[Any, Any], source: str) -> Experime
 
 
 def is_described(arch: str) -> bool:
-    """Return whether checkpoints of an architecture describe their network; those of a user's own network do not."""
+    """Return whether checkpoints of an architecture describe their network; checkpoints of other networks do not."""
     return arch in ARCHITECTURES or is_external(arch)
 
 

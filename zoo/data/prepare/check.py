@@ -34,7 +34,7 @@ class SplitReport:
     - `num_images`: number of images, including faulty ones.
     - `sizes`: number of images of each (width, height).
     - `images`: number of images of each class, or with a pixel of it, (classes,) int64.
-    - `pixels`: number of pixels of each class, followed by that of void pixels, (classes + 1,) int64. None for images
+    - `pixels`: number of pixels of each class, and of void pixels at the end, (classes + 1,) int64. None for images
       without label maps.
     - `faults`: a message for each fault, with the names of the files.
     """

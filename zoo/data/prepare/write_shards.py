@@ -98,7 +98,7 @@ def _extension(name: str, encoded: bytes) -> str:
 def _write_shard(
     file: io.BufferedWriter, source: Source, chosen: Sequence[int], images: Iterable[tuple[str, bytes]], start: int
 ) -> Iterator[ImagePosition]:
-    """Write ``images``, those of the indices ``chosen``, to a tar file, numbered from ``start``; yield their positions.
+    """Write the ``images`` of the indices ``chosen`` to a tar file, numbered from ``start``; yield their positions.
 
     An image is its file extension and its content.
     """

@@ -23,7 +23,7 @@ from zoo.ops.context import differentiable_once
 class ActivatedBatchNorm(torch.autograd.Function):
     """z = f(g (x - mean) / sqrt(var + eps) + bias + shortcut), g = |weight| + eps, for x of shape (N, C, ...).
 
-    The arguments after x are the shortcut, the fields of `NormSettings`, and those of `Statistics`, which get no
+    The arguments after x are the shortcut, the fields of `NormSettings` and of `Statistics`, which get no
     gradients. Backward sums over the group. The shortcut (shape and dtype of x, or None) is saved for backward instead
     of the residual sum. With ``inplace``, x is overwritten and returned.
     The derivative of \\|weight\\| at 0 is +1, as published. Second derivatives raise RuntimeError.

@@ -34,8 +34,8 @@ def _choose(wanted: str) -> dict[str, Kernels]:
             raise ConfigError(f"ZOO_KERNELS={name} is not available: {reason}")
         if wanted != "reference" and reason is None:
             chosen[device] = kernels
-    # On the meta device memory is counted: with a compiled back end without temporaries, otherwise with those of the
-    # reference.
+    # On the meta device memory is counted: with a compiled back end without temporaries, otherwise with temporaries of
+    # the reference.
     return {**chosen, "meta": meta} if chosen else {}
 
 

@@ -99,7 +99,7 @@ def inplace_abn_sync(
     Args:
     - `group`: the process group, or None for the default one. Without an initialized process group, in a group of one
       process, and in evaluation this is `inplace_abn`.
-    - All other arguments are those of `inplace_abn`.
+    - All other arguments: see `inplace_abn`.
     """
     return inplace_abn(
         x,

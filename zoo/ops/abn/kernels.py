@@ -88,7 +88,7 @@ class Kernels(Protocol):
         """backward(z, dz, var, batch, settings): the backward pass of one process without a shortcut, in one kernel.
 
         Returns dL/dx, like z, and dL/dweight and dL/dbias, (C,), in the accumulation dtype. ``batch`` is True if the
-        statistics are those of x, and False if they do not depend on x.
+        statistics are the statistics of x, and False if they do not depend on x.
         """
 
     @property

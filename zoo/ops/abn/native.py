@@ -1,10 +1,10 @@
-"""The CPU kernels, compiled from csrc/. Results equal those of reference.py up to rounding.
+"""The CPU kernels, compiled from csrc/. Results equal the results of reference.py up to rounding.
 
 The library also contains the operators of zoo/ops/pooling.py and zoo/ops/resample.py.
 
 Contiguous and channels_last tensors are read in place. Tensors of other layouts are first copied to contiguous ones;
 `apply_` copies the result back, and the other functions then return contiguous tensors. ``dz`` and ``shortcut`` are
-copied if their layout differs from that of z. Results are reproducible bit for bit with the same number of threads.
+copied unless they have the layout of z. Results are reproducible bit for bit with the same number of threads.
 """
 
 from __future__ import annotations

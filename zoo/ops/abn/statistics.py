@@ -95,7 +95,7 @@ def check_input(x: Tensor, vectors: list[Tensor | None]) -> None:
 
 
 def check_num_values(x: Tensor, num_values: int | None = None) -> int:
-    """Return the number of values per channel, by default that of x; raise ValueError if it is less than two."""
+    """Return the number of values per channel, by default of x; raise ValueError if it is less than two."""
     num_values = values_per_channel(x) if num_values is None else num_values
     if num_values < 2:
         raise ValueError(
@@ -161,7 +161,7 @@ def _gather_statistics(
 def update_running(running_mean: Tensor, running_var: Tensor, batch: Statistics, momentum: float | Tensor) -> None:
     """Update the running statistics in place: r becomes r + momentum (batch - r).
 
-    The running variance is unbiased: that of the batch is multiplied by n / (n - 1).
+    The running variance is unbiased: the variance of the batch is multiplied by n / (n - 1).
     """
     assert batch.num_values is not None
     unbiased = batch.var * (batch.num_values / (batch.num_values - 1))

@@ -110,7 +110,7 @@ class Decider:
         self._tracker, self._kept, self._depth, self._log = tracker, kept, depth, log
         # address of the storage of a saved tensor -> its recipe, which is decided again if an input is saved anyway
         self._ties: dict[int, Tie] = {}
-        # address of the storage of such an input -> those of the saved tensors
+        # address of the storage of such an input -> addresses of the saved tensors
         self._awaiting: dict[int, list[int]] = {}
         # address of a storage -> inputs of recipes in it, which autograd's own version check does not cover
         self._started_from: dict[int, set[TrackedTensor]] = {}

@@ -57,7 +57,7 @@ class FrozenLayers:
     def settle(self, unread: Tensor | None = None) -> None:
         """Decide on the tensors that the operation which comes next has saved; it does not read ``unread``."""
         deferred, self.deferred = self.deferred, []
-        # If there are several handles of this input, the earlier ones are those of other operations.
+        # If there are several handles of this input, the earlier ones belong to other operations.
         last = max((index for index, handle in enumerate(deferred) if handle.tensor is unread), default=None)
         for index, handle in enumerate(deferred):
             tensor = handle.tensor

@@ -160,7 +160,7 @@ class Rematerializer(EagerDispatchMode):
         return self._decider.pack(tensor) if handle is None else handle
 
     def _keeps_what_is_saved(self) -> bool:
-        """Return whether the hooks of this object are the innermost, and not those of a checkpoint, for example."""
+        """Return whether the hooks of this object are the innermost, and not the hooks of a checkpoint, for example."""
         hooks = top_saved_tensors_hooks(False)
         return hooks is not None and hooks[0] == self._pack
 

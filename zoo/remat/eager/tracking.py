@@ -51,7 +51,7 @@ class KeptMemory(set[int]):
                 self.add_permanent(each)
 
     def is_permanent(self, tensor: Tensor) -> bool:
-        """Return whether the memory of a tensor is that of a parameter or buffer."""
+        """Return whether the memory of a tensor belongs to a parameter or buffer."""
         self.add_all_permanent()
         return memory_id(tensor) in self._permanent
 

@@ -140,7 +140,7 @@ def backend(
         )
     try:
         return _compile(graph, inputs, budget=budget)
-    except Exception as error:  # whatever AOTAutograd or the partitioner cannot handle
+    except Exception as error:  # everything that AOTAutograd or the partitioner cannot handle
         if restarts_tracing(error):
             raise
         warnings.warn(
@@ -188,7 +188,7 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
     """Return ``options`` for torch.compile, with which Inductor's graphs save what `zoo.lean` would save.
 
     ``torch.compile(model, options=zoo.remat.inductor_options())`` fuses recomputation into backward's kernels.
-    Results equal those of other compiled training to rounding. Random numbers are drawn once. Without a GPU, Inductor's
+    Results equal other compiled training to rounding. Random numbers are drawn once. Without a GPU, Inductor's
     layout optimization is off: it would hold a copy of each convolution's weights from forward to backward.
 
     Args:

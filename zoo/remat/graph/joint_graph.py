@@ -86,7 +86,7 @@ def partition(
     - `casts`: the inputs of forward that eager autocast casts once for all their uses.
     - `parameters`: for each input of forward, whether it is a parameter. Empty: none. Of other inputs in memory that
       torch does not own, backward recomputes from a copy.
-    - `options`: those of torch's default partitioner.
+    - `options`: the options of torch's default partitioner.
     """
     options.pop("compiler", None)  # Inductor names itself to its own partitioner
     graph = joint.graph

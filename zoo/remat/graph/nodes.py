@@ -77,7 +77,7 @@ def base_of(node: Node) -> Node:
 
 
 def bytes_of(node: Node) -> int:
-    """Return the bytes of a tensor; with symbolic sizes, those of the traced example."""
+    """Return the bytes of a tensor; with symbolic sizes, the bytes of the traced example."""
     return _bytes_of_value(node.meta.get("val"))
 
 
