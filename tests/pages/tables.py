@@ -78,23 +78,14 @@ def _plain(text: str) -> str:
 
 # --- zoo reproduce ---
 
-KINDS_OF_EVIDENCE = {
-    "parameters and operations": ("parameters", "count"),
-    "memory": ("memory predicted", "memory measured"),
-    "time": ("time measured",),
-    "precision of reconstructed activations": ("signal-to-noise measured",),
-    "accuracy": ("accuracy scored", "accuracy trained"),
-}
-
-
 def reproduction() -> str:
-    """Return the published numbers by what they are about, with their verdicts."""
+    """Return a sentence that counts the published numbers by verdict."""
     headers, *lines = counts_by_evidence(read_rows(RESULTS))
-    rows = []
-    for title, kinds in KINDS_OF_EVIDENCE.items():
-        counts = zip(*(line[1:] for line in lines if line[0] in kinds), strict=True)
-        rows.append([title, *(str(sum(map(int, filter(None, column)))) for column in counts)])
-    return table(["", *map(str, headers[1:])], rows)
+    columns = zip(*(line[1:] for line in lines), strict=True)
+    counts = {str(name): sum(map(int, filter(None, column))) for name, column in zip(headers[1:], columns, strict=True)}
+    total, missing = counts.pop("numbers"), counts.pop("not measured")
+    parts = [f"{count} {name}" for name, count in counts.items()]
+    return f"Of {total} published numbers, {total - missing} are measured: {', '.join(parts)}."
 
 
 # --- golden files ---
