@@ -78,6 +78,7 @@ def _plain(text: str) -> str:
 
 # --- zoo reproduce ---
 
+
 def reproduction() -> str:
     """Return a sentence that counts the published numbers by verdict."""
     headers, *lines = counts_by_evidence(read_rows(RESULTS))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +21,8 @@ from zoo.errors import ConfigError, join_names, truncate
 from zoo.remat import Rematerializer
 from zoo.remat.budget import RECOMPUTED, Budget, Decision
 from zoo.remat.lean import plain
+from zoo.remat.memory_plot import Timeline, draw
+from zoo.remat.memory_use import StorageLog
 from zoo.remat.meta_attention import kernel_device, meta_attention
 from zoo.remat.planning import count_peak, plan, trained_outputs, unchanged
 from zoo.tables import Cell, markdown_table
@@ -97,6 +101,7 @@ class MemoryReport:
     - `with_checkpoints`: peak of plain training with a checkpoint of each block. Blocks are the items of
       `nn.Sequential` and `nn.ModuleList` that have submodules; None without such blocks, or if a checkpoint fails.
     - `counted_for`: on the meta device, "CUDA" or "the CPU", whose attention kernels were counted; otherwise "".
+    - `timelines`: the bytes over a training step by "plain training" and "lean training", as far as they were measured.
     """
 
     modules: list[ModuleMemory]
@@ -105,6 +110,21 @@ class MemoryReport:
     with_budget: WithBudget | None = None
     with_checkpoints: float | None = None
     counted_for: str = ""
+    timelines: dict[str, Timeline] = field(default_factory=dict)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Write a PNG plot of the bytes of tensors over a training step, plain and lean, with both peaks.
+
+        Time is the number of allocations and deallocations. The modules directly under the network are named where
+        their forward starts.
+
+        Raises ConfigError if no step was measured, or if matplotlib is not installed.
+        """
+        if not self.timelines:
+            raise ConfigError(
+                "no training step was measured", "MemoryReport.plot", "make the report without a budget in bytes"
+            )
+        draw("memory of a training step", self.timelines, Path(path))
 
     @property
     def plain(self) -> int:
@@ -255,17 +275,27 @@ def _measured(
         if limit.flops_per_byte == flops_per_byte:
             break
 
-    def peak_with(context: AbstractContextManager[Any]) -> float | None:
+    timelines: dict[str, Timeline] = {}
+
+    def peak_with(context: AbstractContextManager[Any], title: str = "") -> float | None:
+        if not can_train:
+            return None
+        log, timeline = StorageLog(), Timeline()
         try:
-            return count_peak(model, context, args, kwargs) if can_train else None
+            with timeline.recorded(model, log) if title else nullcontext():
+                found = count_peak(model, context, args, kwargs, log)
         except torch.OutOfMemoryError:
             return math.inf
+        if title:
+            timeline.fill(log.changes, found)
+            timelines[title] = timeline
+        return found
 
     plain_peak = with_budget = with_checkpoints = None
     if not has_limit:
-        peak = peak_with(rematerializer(limit))
+        peak = peak_with(rematerializer(limit), "lean training")
     if not has_limit or is_meta:
-        plain_peak = peak_with(plain(model))
+        plain_peak = peak_with(plain(model), "plain training")
         blocks = list(_blocks(model))
         if blocks:
             with suppress(RuntimeError):  # not every block can be recomputed
@@ -289,6 +319,7 @@ def _measured(
         with_budget,
         with_checkpoints,
         counted_for={"cuda": "CUDA", "cpu": "the CPU"}[kernel_device().type] if is_meta else "",
+        timelines={name: timelines[name] for name in ("plain training", "lean training") if name in timelines},
     )
 
 

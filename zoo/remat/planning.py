@@ -220,14 +220,18 @@ def _find_price(
 
 
 def count_peak(
-    module: nn.Module, context: AbstractContextManager[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module,
+    context: AbstractContextManager[Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    log: StorageLog,
 ) -> int:
     """Return the peak of a training step, without the scratch memory of operations; forward runs in a context.
 
     Memory that existed before counts as in `plan`.
     """
     inputs = _tensors((args, kwargs))
-    step = _measure(module, context, module, args, kwargs, keeps_outputs=True, log=StorageLog())
+    step = _measure(module, context, module, args, kwargs, keeps_outputs=True, log=log)
     return _existing_bytes(module, inputs) + (step.accumulating if _accumulates(module) else step.peak)
 
 

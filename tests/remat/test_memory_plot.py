@@ -1,0 +1,50 @@
+"""The plot of a training step shows the bytes of the report's peaks, and names modules."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import zoo
+from tests.remat.programs import images, network
+from zoo.errors import ConfigError
+
+
+def test_timelines_have_the_peaks_of_the_report_and_end_with_the_gradients() -> None:
+    model = network()
+    report = zoo.memory_report(model, images(32))
+    assert [*report.timelines] == ["plain training", "lean training"]
+    gradients = sum(each.nbytes for each in model.parameters())
+    for timeline, peak in zip(report.timelines.values(), (report.plain_peak, report.peak), strict=True):
+        assert max(timeline.bytes) == peak
+        assert timeline.bytes[-1] >= timeline.bytes[0]
+        assert timeline.bytes[-1] <= timeline.bytes[0] + gradients + images(32).nbytes
+        assert 0 < timeline.end_of_forward < len(timeline.bytes)
+        assert [name for _, name in timeline.starts] == [name for name, _ in model.named_children()]
+    held = [timeline.bytes[timeline.end_of_forward] for timeline in report.timelines.values()]
+    assert held[1] < held[0]
+
+
+def test_the_plot_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    zoo.memory_report(network(), images(32)).plot(tmp_path / "memory.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["memory.png"]
+    with Image.open(tmp_path / "memory.png") as image:
+        assert image.width > 600
+
+
+def test_without_a_measured_step_or_matplotlib_there_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(ConfigError, match="no training step was measured"):
+        zoo.memory_report(frozen, torch.randn(2, 2)).plot(tmp_path / "memory.png")
+    report = zoo.memory_report(nn.Linear(2, 2), torch.randn(2, 2))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match="pip install matplotlib"):
+        report.plot(tmp_path / "memory.png")

@@ -1,0 +1,118 @@
+"""Draws the memory of a training step over time, plain and lean.
+
+Tested by tests/remat/test_memory_plot.py.
+"""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from zoo.errors import ConfigError
+from zoo.files import write_bytes
+from zoo.remat.memory_use import Change, StorageLog
+
+COLORS = ("0.6", "#0072B2", "#D55E00")
+WIDTH, HEIGHT, DPI = 9, 4.2, 120
+MIN_SHARE = 0.03  # of forward between two names on the axis
+
+
+@dataclass
+class Timeline:
+    """The memory of a training step after each allocation and deallocation.
+
+    Args:
+    - `bytes`: bytes that exist, with parameters, buffers and inputs.
+    - `end_of_forward`: how many of the changes belong to the forward pass.
+    - `starts`: modules directly under the network, with the number of changes before each starts.
+    """
+
+    bytes: list[int] = field(default_factory=list)
+    end_of_forward: int = 0
+    starts: list[tuple[int, str]] = field(default_factory=list)
+
+    @contextmanager
+    def recorded(self, model: nn.Module, log: StorageLog) -> Iterator[None]:
+        """Return a context in which forward records where modules start, and its end."""
+
+        def start(name: str) -> None:
+            self.starts.append((len(log.changes), name))
+
+        def end(*_: Any) -> None:
+            self.end_of_forward = len(log.changes)
+
+        with ExitStack() as hooks:
+            for name, child in model.named_children():
+                hooks.callback(child.register_forward_pre_hook(lambda *_, name=name: start(name)).remove)
+            hooks.callback(model.register_forward_hook(end).remove)
+            yield
+
+    def fill(self, changes: Sequence[Change], peak: int) -> None:
+        """Set the bytes from the changes of a step whose peak, with what existed before, is given."""
+        live: dict[int, int] = {}
+        total, totals = 0, [0]
+        for address, size in changes:
+            freed = live.pop(address, 0)
+            if size > 0:
+                live[address] = size
+            total += size - freed if size > 0 else -freed
+            totals.append(total)
+        existing = peak - max(totals)
+        self.bytes = [existing + each for each in totals]
+
+    def time_of(self, change: float) -> float:
+        """Return the time of a change: 0 to 1 in forward, 1 to 2 in backward."""
+        end = max(1, self.end_of_forward)
+        return change / end if change <= end else 1 + (change - end) / max(1, len(self.bytes) - 1 - end)
+
+
+def draw(title: str, timelines: Mapping[str, Timeline], path: Path) -> None:
+    """Write a plot of timelines, each with its peak; the names of modules stand where they start in the first one.
+
+    Raises ConfigError if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("plots need matplotlib", "MemoryReport.plot", "pip install matplotlib") from error
+    figure = Figure((WIDTH, HEIGHT), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for (name, timeline), color in zip(timelines.items(), COLORS, strict=False):
+        times = [timeline.time_of(index) for index in range(len(timeline.bytes))]
+        megabytes = [each / 1e6 for each in timeline.bytes]
+        axes.fill_between(times, megabytes, step="post", color=color, alpha=0.25, linewidth=0)
+        axes.step(times, megabytes, where="post", color=color, linewidth=1.2, label=name)
+        peak = megabytes.index(max(megabytes))
+        axes.plot(times[peak], megabytes[peak], "o", color=color)
+        axes.annotate(
+            f"{megabytes[peak]:.0f} MB", (times[peak], megabytes[peak]), (6, 4), textcoords="offset points", color=color
+        )
+    first = next(iter(timelines.values()))
+    ticks: list[float] = []
+    labels: list[str] = []
+    for change, name in first.starts:
+        place = first.time_of(change)
+        if place <= 1 and bisect_left(ticks, place - MIN_SHARE) == len(ticks):
+            ticks.append(place)
+            labels.append(name)
+    axes.set_xticks(ticks, labels, rotation=60, ha="right", fontsize=8)
+    axes.axvline(1, color="0.3", linewidth=0.8, linestyle="--")
+    for place, text in ((0.5, "forward"), (1.5, "backward")):
+        axes.text(place, 1.01, text, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=9)
+    axes.set_xlim(0, 2)
+    axes.set_ylim(0, 1.1 * max(max(each.bytes) for each in timelines.values()) / 1e6)
+    axes.set_ylabel("MB of tensors")
+    axes.set_title(title, fontsize=10, pad=18)
+    axes.legend(loc="upper left", frameon=False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    write_bytes(path, content.getvalue())
