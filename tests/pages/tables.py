@@ -93,9 +93,10 @@ def reproduction() -> str:
 
 
 def networks() -> str:
+    """The networks that classify, with their numbers of parameters."""
     cases = network_sizes()
     rows = []
-    for name in (case for case in cases if "+" not in case):
+    for name in (case for case in cases if "+" not in case and ARCHITECTURES[case].task == "classification"):
         stem = cases.get(f"{name}+input_3x3")
         sizes = [f"{case['parameters']:,}" if case else "" for case in (cases[name], stem)]
         rows.append([f"`{name}`", f"`{ARCHITECTURES[name].family}`", *sizes])
