@@ -63,7 +63,7 @@ def test_segment_writes_files_for_a_folder(tmp_path: Path) -> None:
     random_image(0, 40, 60).save(tmp_path / "in" / "a.png")
     network = zoo.load_network(tmp_path / "tiny.json", tmp_path / "weights.pth")
     summary = zoo.segment(network, tmp_path / "in", tmp_path / "out", output=("ids", "overlay"), scales=(0.5, 1.0))
-    assert (summary.written, summary.skipped, summary.faults) == (1, 0, ())
+    assert (summary.written, summary.skipped, summary.faults) == (1, 0, [])
     by_name = zoo.segment(
         tmp_path / "tiny.json", tmp_path / "in", tmp_path / "out", weights=tmp_path / "weights.pth",
         output=("ids", "overlay"), scales=(0.5, 1.0),
