@@ -81,3 +81,9 @@ def test_a_variable_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch
     _set(monkeypatch, {**TWO_RANKS, name: "two"})
     with pytest.raises(ConfigError, match=f"{name}='two' is not a whole number; environment"), open_process():
         pass
+
+
+def test_a_rank_beyond_the_world_size_does_not_wait_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(monkeypatch, {**TWO_RANKS, "RANK": "3"})
+    with pytest.raises(ConfigError, match="RANK=3 is not below WORLD_SIZE=2; environment"), open_process():
+        pass

@@ -104,7 +104,7 @@ def open_process(local_rank_arg: int | None = None, backend: str | None = None) 
     """Join the process group that the launcher's environment describes, and leave it at the end.
 
     Without a launcher the process runs alone and has no group. Each process gets the CUDA device of its local rank, or
-    the CPU. Raises ConfigError if the environment is incomplete, if there are fewer devices
+    the CPU. Raises ConfigError if the environment is incomplete or inconsistent, if there are fewer devices
     than local ranks, or if the backend is not available; ZooError, in one line, if a worker of a data loader dies. When
     another rank dies, collective operations raise torch's own errors; torchrun ends and restarts the processes.
 
@@ -116,7 +116,10 @@ def open_process(local_rank_arg: int | None = None, backend: str | None = None) 
         what = "only one of RANK and WORLD_SIZE is set"
         raise ConfigError(what, "environment", "start with torchrun, or unset it for a single process")
     world_size = _number("WORLD_SIZE", 1)
-    _number("RANK", 0)  # torch reads it
+    rank = _number("RANK", 0)
+    if rank >= world_size:  # torch would wait for the other processes
+        what = f"RANK={rank} is not below WORLD_SIZE={world_size}"
+        raise ConfigError(what, "environment", "start with torchrun, or count ranks from 0")
     local_rank = _number("LOCAL_RANK", local_rank_arg or 0)
     device = _open_device(local_rank)
     with concise_worker_errors():
