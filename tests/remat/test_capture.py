@@ -260,6 +260,21 @@ def test_a_graph_of_dynamic_shape_holds_what_it_holds_in_eager_lean_training() -
     assert all(map(torch.equal, found, expected))
 
 
+class WithOffset(nn.Linear):
+    def forward(self, x: Tensor, offset: Tensor) -> Tensor:
+        return F.gelu(super().forward(x)) + offset
+
+
+def test_inputs_may_be_inference_tensors() -> None:
+    plain, captured, x = WithOffset(64, 64), WithOffset(64, 64), torch.randn(512, 64)
+    captured.load_state_dict(plain.state_dict())
+    with torch.inference_mode():  # as in a frozen encoder
+        offset = torch.randn(512, 64)
+    for model in (plain, lean(captured, capture=True)):
+        model(x, offset).square().sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), captured.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("budget", [None, 0.3, "1000000 FLOP/B"])
 def test_backward_draws_no_random_numbers(budget: float | str | None) -> None:
     model, x = lean(WithMasks(), budget, capture=True), torch.randn(512, 64)

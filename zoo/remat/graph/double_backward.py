@@ -66,7 +66,7 @@ class Repetition:
         def call(*args: Any) -> Any:
             if not torch.is_grad_enabled():
                 return run(*args)
-            versions = [each._version if isinstance(each, Tensor) else 0 for each in args]
+            versions = [_version_of(each) for each in args]
             outputs = run(*args)
             if self._of_norms:
                 # Norms of eager training, which may have saved their statistics for backward, do not count this write.
@@ -120,7 +120,7 @@ class Repetition:
                 raise _Impossible("one of its inputs was freed")
             if isinstance(arg, Tensor) and self._is_statistic[index]:
                 args[index] = arg.clone()
-            elif isinstance(arg, Tensor) and arg._version != version:
+            elif _version_of(arg) != version:
                 raise _Impossible("one of its inputs was overwritten")
         with ExitStack() as contexts:
             for device, dtype, is_enabled in self._autocast:
@@ -141,6 +141,11 @@ class Repetition:
         if any(edge is not None and edge not in gradients for edge in edges):
             raise _Impossible("torch has changed its inputs")
         return tuple(None if edge is None else gradients[edge] for edge in edges)
+
+
+def _version_of(arg: Any) -> int:
+    """Return the version of a tensor; 0 for an inference tensor, which has none, and for other arguments."""
+    return arg._version if isinstance(arg, Tensor) and not arg.is_inference() else 0
 
 
 def _node_of(output: Tensor) -> Any:
