@@ -125,6 +125,15 @@ def gpt2() -> Example:
     return Example(model, tokens(), checkpointed=lambda each: each.gradient_checkpointing_enable())
 
 
+def of_diffusers(model: Any, inputs: dict[str, Any] | tuple[Any, ...]) -> Example:
+    """Return a network of diffusers, whose loss is the mean square of its sample."""
+
+    def loss(output: Any) -> Tensor:
+        return output.sample.square().mean()
+
+    return Example(model.train(), inputs, loss, lambda each: each.enable_gradient_checkpointing())
+
+
 def unet_with_lora() -> Example:
     """LoRA on the attention of a conditional UNet of diffusers, as in its training scripts."""
     from diffusers import UNet2DConditionModel
@@ -138,12 +147,7 @@ def unet_with_lora() -> Example:
     model.requires_grad_(False)
     model.add_adapter(LoraConfig(r=8, lora_alpha=8, target_modules=["to_k", "to_q", "to_v", "to_out.0"]))
     inputs = (images(2, 4, 32), torch.tensor([10, 500]), torch.randn(2, 16, 64))
-    return Example(
-        model.train(),
-        inputs,
-        lambda out: out.sample.square().mean(),
-        lambda each: each.enable_gradient_checkpointing(),
-    )
+    return of_diffusers(model, inputs)
 
 
 def dit() -> Example:
@@ -156,12 +160,7 @@ def dit() -> Example:
         "timestep": torch.tensor([1, 10, 100, 500]),
         "class_labels": torch.tensor([1, 2, 3, 4]),
     }
-    return Example(
-        model.train(),
-        inputs,
-        lambda out: out.sample.square().mean(),
-        lambda each: each.enable_gradient_checkpointing(),
-    )
+    return of_diffusers(model, inputs)
 
 
 def yolo() -> Example:

@@ -6,7 +6,6 @@ Tested by tests/benchmark/test_check.py.
 from __future__ import annotations
 
 import copy
-import random
 import re
 import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -15,7 +14,6 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
@@ -26,7 +24,7 @@ from zoo.errors import ConfigError
 from zoo.models.external import iter_tensors
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import Memory, measure_memory
-from zoo.remat.planning import unchanged
+from zoo.remat.planning import device_of, unchanged
 from zoo.torch_internals import tree_leaves, tree_map
 
 LEARNING_RATE = 0.01
@@ -110,29 +108,6 @@ class Check:
         return "\n".join(lines)
 
 
-class _States(NamedTuple):
-    """States of the random number generators: of torch by device, of Python, and of numpy."""
-
-    torchs: dict[str, Tensor]
-    python: Any
-    numpy: Any
-
-    @classmethod
-    def of(cls, model: nn.Module) -> _States:
-        devices = {str(each.device): each.device for each in model.parameters() if each.device.type == "cuda"}
-        states = {name: torch.cuda.get_rng_state(device) for name, device in devices.items()}
-        return cls({"the CPU": torch.get_rng_state(), **states}, random.getstate(), np.random.get_state())
-
-    def restore(self) -> None:
-        for name, state in self.torchs.items():
-            if name == "the CPU":
-                torch.set_rng_state(state)
-            else:
-                torch.cuda.set_rng_state(state, name)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-
-
 def check(
     model: nn.Module,
     *inputs: Any,
@@ -162,7 +137,7 @@ def check(
     Raises ConfigError if nothing requires gradients, or if the variant has other parameters or buffers.
     """
     with unchanged(model):
-        run = _Run(inputs, keywords, loss or _default_loss, steps, _States.of(model))
+        run = _Run(inputs, keywords, loss or _default_loss, steps)
         result = run.compared(model, variant)
         if result.difference is not None:
             place = run.place_of(result.difference, model, variant if result.same is False else _itself)
@@ -173,7 +148,7 @@ def check(
             measure_memory(forward, _trained(each)) for forward, each in zip(forwards, (plain, other), strict=True)
         )
         named = {"plain": training_step(forwards[0], plain), "variant": training_step(forwards[1], other)}
-        times = time_interleaved(named, Clock(_device(model)), rounds=ROUNDS)
+        times = time_interleaved(named, Clock(device_of(model)), rounds=ROUNDS)
         result.time_ratio = median(b / a for a, b in zip(times["plain"], times["variant"], strict=True))
     print(result)
     return result
@@ -184,33 +159,35 @@ def compare(
 ) -> Check:
     """Return the result of `check` without the place of a difference, bytes and times; ``variant`` runs once."""
     with unchanged(model):
-        return _Run(inputs, {}, loss or _default_loss, steps, _States.of(model)).compared(model, variant)
+        return _Run(inputs, {}, loss or _default_loss, steps).compared(model, variant)
 
 
 @dataclass
 class _Run:
-    """What all runs of a check have in common; ``states`` are the states of the random number generators."""
+    """What all runs of a check have in common. Each starts with the present state of the random number generators."""
 
     inputs: tuple[Any, ...]
     keywords: dict[str, Any]
     loss: Callable[[Any], Tensor]
     steps: int
-    states: _States
 
     def compared(self, model: nn.Module, variant: Variant) -> Check:
         mode = "training mode" if model.training else "evaluation mode"
-        first = [
-            (step, {name: value.clone() for name, value in values})
-            for step, values in self._train(copy.deepcopy(model))
-        ]
+        with unchanged(model):
+            first = [
+                (step, {name: value.clone() for name, value in values})
+                for step, values in self._train(copy.deepcopy(model))
+            ]
         result = Check(type(model).__name__, mode, self.steps, True, sum(len(values) for _, values in first), None)
         for same, build in ((None, _itself), (False, variant)):
-            twin = build(copy.deepcopy(model))
+            with unchanged(model):  # a variant may draw random numbers when it is built
+                twin = build(copy.deepcopy(model))
             if _names_of(twin) != _names_of(model):
                 raise ConfigError(
                     "the variant has other parameters or buffers than the network", "zoo.check", "keep their names"
                 )
-            result.difference = self._first_difference(first, twin)
+            with unchanged(model):
+                result.difference = self._first_difference(first, twin)
             if result.difference is not None:
                 result.same = same
                 break
@@ -224,7 +201,6 @@ class _Run:
         self, model: nn.Module, trace: _Trace | None = None
     ) -> Iterator[tuple[int, Iterator[tuple[str, Tensor]]]]:
         """Yield the number of each step and its values, which must be read before the next step."""
-        self.states.restore()
         if not _trained(model):
             raise ConfigError("no parameter requires gradients", "zoo.check", "train some of the parameters")
         optimizer = torch.optim.SGD(_trained(model), lr=LEARNING_RATE)
@@ -255,7 +231,7 @@ class _Run:
                 yield f"gradient of input {index}", each.grad
         for name, each in model.named_buffers():
             yield f"buffer {WRAPPERS.sub('', name)}", each
-        for name, state in _States.of(model).torchs.items():
+        for name, state in _random_states(model).items():
             yield f"state of the random numbers of {name}", state
         optimizer.step()
         optimizer.zero_grad()
@@ -287,9 +263,11 @@ class _Run:
         traces = []
         for build in (_itself, variant):
             copied = copy.deepcopy(model)
-            with warnings.catch_warnings(), _Trace(copied) as trace:
+            with unchanged(model):
+                twin = build(copied)
+            with unchanged(model), warnings.catch_warnings(), _Trace(copied) as trace:
                 warnings.filterwarnings("ignore", ".*global hooks on modules")  # torch.compile does not call them
-                for step, values in self._train(build(copied), trace):
+                for step, values in self._train(twin, trace):
                     if step == difference.step:
                         break
                     for _ in values:
@@ -363,6 +341,15 @@ class _Trace:
         return ""
 
 
+def _random_states(model: nn.Module) -> dict[str, Tensor]:
+    """Return the states of torch's random number generators, by device."""
+    devices = {str(each.device): each.device for each in model.parameters() if each.device.type == "cuda"}
+    return {
+        "the CPU": torch.get_rng_state(),
+        **{name: torch.cuda.get_rng_state(each) for name, each in devices.items()},
+    }
+
+
 def _nodes_from(node: Any, known: Container[Any]) -> Iterator[Any]:
     """Yield a node of autograd and what it depends on, up to known nodes."""
     seen, waiting = set(), [node]
@@ -425,7 +412,3 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 def _copied(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((each.device for each in model.parameters()), torch.device("cpu"))

@@ -93,9 +93,9 @@ def _measure(
             begin = time.process_time()
             is_exact = provider in (LEAN, CAPTURED)  # the kernels of Inductor are others
             if is_exact:
-                twin = copy.deepcopy(models[PLAIN])
+                plain, variant = models[PLAIN], partial(_replace, models[provider])
                 with _deterministic(images.device):
-                    found = compare(twin, images.clone().requires_grad_(), variant=partial(_replace, models[provider]))
+                    found = compare(plain, images.clone().requires_grad_(), variant=variant)
             else:
                 _forward(models[provider], images)().backward()
         except Exception as error:

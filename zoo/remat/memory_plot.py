@@ -17,7 +17,7 @@ from torch import nn
 
 from zoo.errors import ConfigError
 from zoo.files import write_bytes
-from zoo.remat.memory_use import Change, StorageLog
+from zoo.remat.memory_use import Change, StorageLog, totals_of
 
 COLORS = ("0.6", "#0072B2", "#D55E00")
 WIDTH, HEIGHT, DPI = 9, 4.2, 120
@@ -56,14 +56,7 @@ class Timeline:
 
     def fill(self, changes: Sequence[Change], peak: int) -> None:
         """Set the bytes from the changes of a step whose peak, with what existed before, is given."""
-        live: dict[int, int] = {}
-        total, totals = 0, [0]
-        for address, size in changes:
-            freed = live.pop(address, 0)
-            if size > 0:
-                live[address] = size
-            total += size - freed if size > 0 else -freed
-            totals.append(total)
+        totals = list(totals_of(changes))
         existing = peak - max(totals)
         self.bytes = [existing + each for each in totals]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -177,21 +177,27 @@ def summarize(changes: Sequence[Change], end_of_forward: int, gradients: set[int
 def _held_and_peak(changes: Sequence[Change], end_of_forward: int, left_out: set[int]) -> tuple[int, int]:
     """Return the bytes alive at the end of the forward pass, and the most that are alive at any time.
 
-    The allocations whose indices are in ``left_out`` do not count. What is freed without having been allocated here
-    existed before the step and does not count either.
+    The allocations whose indices are in ``left_out`` do not count.
+    """
+    totals = list(totals_of(changes, left_out))
+    return totals[min(end_of_forward, len(changes))], max(totals)
+
+
+def totals_of(changes: Sequence[Change], left_out: Collection[int] = ()) -> Iterator[int]:
+    """Yield the bytes that are alive before the first change and after each, without changes at ``left_out`` indices.
+
+    What is freed without having been allocated here existed before and does not count.
     """
     live: dict[int, int] = {}
-    total = held = peak = 0
+    total = 0
+    yield total
     for index, (address, size) in enumerate(changes):
-        if index == end_of_forward:
-            held = total
         if size > 0 and index not in left_out:
             live[address] = size
             total += size
         elif size <= 0:
             total -= live.pop(address, 0)
-        peak = max(peak, total)
-    return (held if end_of_forward < len(changes) else total), peak
+        yield total
 
 
 class AllocatorLog:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import random
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -195,11 +194,11 @@ def _find_price(
     if peak_of(least) > room and keeps_outputs:
         keeps_outputs = False
         least, decisions = measure(float("inf"), keeps_outputs)
-    sizes: Counter[float] = Counter()
+    sizes: dict[float, int] = {}
     for decision in decisions:
         if decision.flops_per_byte is not None and not decision.is_kept:
             # Views of an output have its price and its memory.
-            sizes[decision.flops_per_byte] = max(sizes[decision.flops_per_byte], decision.bytes)
+            sizes[decision.flops_per_byte] = max(sizes.get(decision.flops_per_byte, 0), decision.bytes)
     planned = Planned(input_bytes, sizes, least, keeps_outputs)
     if peak_of(least) > room:
         return planned, None
@@ -251,7 +250,7 @@ def _measure(
     parameters = [each for each in module.parameters() if each.requires_grad]
     sources = [*parameters, *(each for each in _tensors(inputs) if each.requires_grad)]
     versions = [each._version for each in module.parameters()]
-    device = _device(module)
+    device = device_of(module)
     # A profiler of the user's is left alone: tensors are counted then, without the scratch memory of operations.
     counts_tensors = device.type == "meta" or (device.type != "cuda" and is_profiling())
     log = log or (StorageLog() if counts_tensors else AllocatorLog(device))
@@ -330,13 +329,14 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
 
 
-def _device(module: nn.Module) -> torch.device:
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of the first parameter; the CPU without parameters."""
     return next((each.device for each in module.parameters()), torch.device("cpu"))
 
 
 def _existing_bytes(module: nn.Module, inputs: list[Tensor]) -> int:
     """Return the bytes that exist before a step, the inputs included."""
-    device = _device(module)
+    device = device_of(module)
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     parameters = list(module.parameters())
