@@ -24,7 +24,7 @@ MAX_SHOWN_REPR, MAX_SHOWN_LIST = 100, 500  # characters
 class ZooError(Exception):
     """An error that the user can correct. Command lines print it without a traceback.
 
-    Its text is "what; where: remedy". Control characters are escaped (`escape`), except for line breaks in ``what``.
+    Its text is "where: what; remedy". Control characters are escaped (`escape`), except for line breaks in ``what``.
 
     Args:
     - `what`: what is wrong, with the values.
@@ -36,8 +36,7 @@ class ZooError(Exception):
 
     def __init__(self, what: object, where: object = "", remedy: object = "") -> None:
         text = "\n".join(map(escape, str(what).split("\n")))
-        place = ": ".join(filter(None, [escape(where), escape(remedy)]))
-        super().__init__(f"{text}; {place}" if place else text)
+        super().__init__("; ".join(filter(None, [": ".join(filter(None, [escape(where), text])), escape(remedy)])))
 
 
 class ConfigError(ZooError, ValueError):

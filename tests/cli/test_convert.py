@@ -128,7 +128,7 @@ def test_a_file_that_exists_is_overwritten_on_request_alone(files, tmp_path, cap
     target = tmp_path / "there.pth"
     target.write_bytes(b"something that took days")
     assert convert("from-torchvision", files / "tv.pth", target, "--no-compare") == 2
-    assert f"TARGET exists already; {target}: give another TARGET, or --overwrite" in capsys.readouterr().err
+    assert f"{target}: TARGET exists already; give another TARGET, or --overwrite" in capsys.readouterr().err
     assert target.read_bytes() == b"something that took days"
     assert convert("from-torchvision", files / "tv.pth", target, "--no-compare", "--overwrite") == 0
     assert "classifier.fc.bias" in read_state_dict(target)

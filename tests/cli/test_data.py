@@ -46,4 +46,4 @@ def test_all_faults_are_printed_and_the_exit_code_is_that_of_an_error(
     assert [
         str(path) in fault for path, fault in zip(("train/labels/000.png", "val/labels/000.png"), faults, strict=True)
     ]
-    assert "zoo data check: 2 faults, listed above;" in error
+    assert ": 2 faults, listed above;" in error

@@ -149,14 +149,16 @@ def test_networks_without_weights_are_left_out_with_the_reason(
     assert code == 2
     assert [row["network"] for row in rows] == ["resnet50_ipabn-sync_lr_512", "resnet101_ipabn-sync_lr_512"]
     assert f"{NAME} is left out: {NAME}: no weights" in caplog.text
-    assert f"not measured: `zoo reproduce imagenet --data DIR --models {NAME}`" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"not measured: `zoo reproduce imagenet --data DIR --models {NAME}`" in printed
+    assert f"left out: {NAME}: {NAME}: no weights" in printed
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "no images are given; --data: give the ImageNet validation set"),
-        (["--data", "none"], "this folder has 0 folders in val/; none: give the ImageNet validation set"),
+        ([], "--data: no images are given; give the ImageNet validation set"),
+        (["--data", "none"], "none: this folder has 0 folders in val/; give the ImageNet validation set"),
         (["--data", "DATA", "--models", "resnet43"], "no published network is called 'resnet43'"),
     ],
 )
@@ -180,7 +182,7 @@ def test_a_foreign_file_is_not_overwritten(
 
 
 def test_verified_weights_from_the_cache_are_what_gets_scored(
-    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("zoo.reproduce.imagenet.NUM_CLASSES", 2)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
@@ -189,6 +191,9 @@ def test_verified_weights_from_the_cache_are_what_gets_scored(
     torch.save(zoo.get(NAME).state_dict(), file)
     code, rows = _reproduce(data, tmp_path, "--protocols", "center224")
     assert (code, rows) == (2, []), "a file with another md5 than the published one is not scored"
+    assert (
+        f"left out: {NAME}: {file}: the md5 is {md5_of(file)}, not {published()[NAME].md5}" in capsys.readouterr().out
+    )
     monkeypatch.setattr(published()[NAME], "md5", md5_of(file))
     code, (row,) = _reproduce(data, tmp_path, "--protocols", "center224")
     validation = tmp_path / "validation.json"

@@ -47,4 +47,4 @@ def test_a_checkpoint_is_shown_as_json(finished: Run, capsys: pytest.CaptureFixt
 
 def test_a_log_folder_is_refused(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(finished.log_dir)]) == 2
-    assert f"this is a folder; {finished.log_dir}: give a file in it" in capsys.readouterr().err
+    assert f"{finished.log_dir}: this is a folder; give a file in it" in capsys.readouterr().err

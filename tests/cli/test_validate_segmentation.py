@@ -91,7 +91,7 @@ def test_the_scores_are_those_of_all_pixels_counted_one_by_one(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--crop", "8"], "which are scored whole and one at a time; command line: leave out --crop"),
+        (["--crop", "8"], "which are scored whole and one at a time; leave out --crop"),
         (["--scale", "-1", "--ten-crops"], "leave out --scale, --ten-crops"),
         (["--batch-size", "2"], "leave out --batch-size"),
         (["--predictions", "lines.csv"], "leave out --predictions"),

@@ -39,7 +39,7 @@ def test_a_text_file_gives_a_name_per_line(tmp_path: Path, encoding: str) -> Non
 
 def test_shards_give_the_names_in_the_order_of_their_file(tmp_path: Path) -> None:
     (tmp_path / "000000.tar").touch()
-    with pytest.raises(DataError, match=r"the class names cannot be read: No such file .*classes.txt"):
+    with pytest.raises(DataError, match=r"classes.txt: the class names cannot be read: No such file"):
         class_names(2, tmp_path)
     (tmp_path / "classes.txt").write_text("b\u2028c\na\n", encoding="utf-8")
     assert class_names(2, tmp_path) == ["b\u2028c", "a"]
@@ -47,7 +47,7 @@ def test_shards_give_the_names_in_the_order_of_their_file(tmp_path: Path) -> Non
 
 def test_another_number_of_names_is_refused_with_both_numbers(tmp_path: Path) -> None:
     (path := tmp_path / "names.txt").write_text("a\nb\n")
-    with pytest.raises(DataError, match=r"2 class names \(a, b\) but the network has 1000 classes; .*names.txt"):
+    with pytest.raises(DataError, match=r"names.txt: .*2 class names \(a, b\) but the network has 1000 classes"):
         class_names(1000, path)
 
 

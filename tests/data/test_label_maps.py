@@ -72,7 +72,7 @@ def test_classes_of_folders_are_named_by_a_file_whose_number_of_lines_has_to_fit
     with pytest.raises(ConfigError, match=r"network\.num_classes = 4: the data have 3 classes \(ground, cat, "):
         _find(data, num_classes=4)
     (data / "classes.txt").write_bytes(b"\xff\n")
-    with pytest.raises(DataError, match=r"cannot be read: it is not UTF-8 text; .*classes\.txt"):
+    with pytest.raises(DataError, match=r"classes\.txt: .*cannot be read: it is not UTF-8 text"):
         _find(data)
     (data / "classes.txt").write_text("\ufeffground\ncat\nhat\n", encoding="utf-8")
     assert _find(data).classes[0] == "ground"
@@ -113,7 +113,7 @@ def test_coco_stuff_has_the_91_stuff_classes_one_below_their_number(tmp_path: Pa
     label_map([[0, 90, 91, 148, 181, 255]]).save(tmp_path / "x.png")
     assert read_label(tmp_path / "x.png", found.table).tolist() == [[255, 255, 0, 57, 90, 255]]
     label_map([[92, 183, 0]]).save(tmp_path / "x.png")
-    with pytest.raises(DataError, match=r"no class: 183 \(1 px\); .*x\.png: allowed are 0 to 181 and 255;"):
+    with pytest.raises(DataError, match=r"x\.png: .*no class: 183 \(1 px\); allowed are 0 to 181 and 255;"):
         read_label(tmp_path / "x.png", found.table)
 
 
@@ -132,10 +132,10 @@ def test_vistas_takes_names_and_void_from_its_configuration(tmp_path: Path, vers
     assert found.classes == ["Bird", "Ego Vehicle", "Later"]
     assert found.table[:5].tolist() == [0, 1, IGNORE, 2, NO_CLASS]
     file.write_text('{"labels": [{"readable": "Bird"}]}')
-    with pytest.raises(DataError, match=rf'no list "labels" .*KeyError: \'evaluate\'.*{file.name}'):
+    with pytest.raises(DataError, match=rf'{file.name}: .*no list "labels" .*KeyError: \'evaluate\''):
         _find(tmp_path, layout="vistas")
     file.unlink()
-    with pytest.raises(DataError, match=f"No such file or directory; .*{file.name}"):
+    with pytest.raises(DataError, match=f"{file.name}: .*No such file or directory"):
         _find(tmp_path, layout="vistas")
 
 
@@ -167,14 +167,14 @@ def test_ids_of_16_bits_beyond_a_byte_are_classes_of_their_own(tmp_path: Path) -
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
 def test_colors_are_no_ids(tmp_path: Path, table: np.ndarray, mode: str) -> None:
     random_image(0).convert(mode).save(tmp_path / "x.png")
-    with pytest.raises(DataError, match=rf"^a label map cannot be read: it has colors \(mode {mode}\) .*x\.png$"):
+    with pytest.raises(DataError, match=rf"x\.png: a label map cannot be read: it has colors \(mode {mode}\)"):
         read_label(tmp_path / "x.png", table)
 
 
 def test_a_label_out_of_range_is_named_with_its_number_of_pixels(tmp_path: Path, table: np.ndarray) -> None:
     label_map([[0, 3, 3, 254], [1, 2, 255, 3]]).save(tmp_path / "x.png")
     with pytest.raises(
-        DataError, match=r"no class: 3 \(3 px\), 254 \(1 px\); .*/x\.png: allowed are 0 to 2 and 255; correct"
+        DataError, match=r"/x\.png: .*no class: 3 \(3 px\), 254 \(1 px\); allowed are 0 to 2 and 255; correct"
     ):
         read_label(tmp_path / "x.png", table)
 
@@ -185,7 +185,7 @@ def test_an_unreadable_label_map_is_named(tmp_path: Path, table: np.ndarray) -> 
     whole = path.read_bytes()
     for content in (whole[:-40], b"", b"P5 2 1 255\n\0\1"):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"^a label map cannot be read: .*; .*x\.png$"):
+        with pytest.raises(DataError, match=r"x\.png: a label map cannot be read: ."):
             read_label(path, table)
     with pytest.raises(DataError, match="a label map cannot be read: No such file"):
         read_label(tmp_path / "none.png", table)
@@ -194,7 +194,7 @@ def test_an_unreadable_label_map_is_named(tmp_path: Path, table: np.ndarray) -> 
 def test_image_and_label_map_of_different_sizes_are_both_named(tmp_path: Path, table: np.ndarray) -> None:
     random_image(0).save(tmp_path / "a.jpg")
     label_map(random_classes(0, 3, 10, 12)).save(tmp_path / "a.png")
-    with pytest.raises(DataError, match=r"12 x 10 px but its label map 10 x 12; .*a\.jpg and .*a\.png"):
+    with pytest.raises(DataError, match=r"a\.jpg and .*a\.png: .*12 x 10 px but its label map 10 x 12"):
         read_pair(tmp_path / "a.jpg", tmp_path / "a.png", table)
 
 
@@ -213,11 +213,9 @@ def test_files_without_counterpart_are_all_listed_and_the_first_is_an_error(tmp_
     (data / "train" / "images" / "sub" / "003.png").unlink()
     found, faults = find_labeled_images(data, "train", "folders", 3, IGNORE)
     assert len(found.images) == 3
-    assert "an image has no label map train/labels/002.png; " in faults[0]
-    assert faults[0].endswith("train/images/002.png")
-    assert "a label map has no image train/images/sub/003.jpg|" in faults[1]
-    assert faults[1].endswith("train/labels/sub/003.png")
-    with pytest.raises(DataError, match=r"train/images/002\.png \(and 1 more such files\): add .*zoo data check"):
+    assert faults[0].endswith("train/images/002.png: the image has no label map train/labels/002.png")
+    assert "train/labels/sub/003.png: the label map has no image train/images/sub/003.jpg|" in faults[1]
+    with pytest.raises(DataError, match=r"train/labels/002\.png \(and 1 more such files\); add .*zoo data check"):
         _find(data)
 
 
@@ -245,7 +243,7 @@ def test_a_place_without_permission_is_named(
         return original(path, **options)
 
     monkeypatch.setattr(os, function, _deny)  # file modes would not stop root
-    with pytest.raises(DataError, match=f"cannot be listed: Permission denied; {data / denied}: correct"):
+    with pytest.raises(DataError, match=f"{data / denied}: .*cannot be listed: Permission denied; correct"):
         _find(data, "val" if denied == "val" else "train")
 
 
@@ -253,7 +251,7 @@ def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     for name in ("images", "labels"):
         (tmp_path / "train" / name).mkdir(parents=True)
     with pytest.raises(
-        DataError, match=r"no image in the folder; .*train/images: images of layout folders end in \.jpg"
+        DataError, match=r"train/images: .*no image in the folder; images of layout folders end in \.jpg"
     ):
         _find(tmp_path)
 
@@ -262,7 +260,7 @@ def test_two_images_with_one_label_map_are_an_error(tmp_path: Path) -> None:
     data = make_labeled(tmp_path)
     random_image(0).save(data / "train" / "images" / "000.jpg")
     with pytest.raises(
-        DataError, match=r"two files differ only in their extension: 000\.jpg and 000\.png; .*train/images"
+        DataError, match=r"train/images: two files differ only in their extension: 000\.jpg and 000\.png"
     ):
         _find(data)
 
@@ -271,7 +269,7 @@ def test_more_classes_than_a_label_map_can_number_are_one_error(tmp_path: Path) 
     for folder in ("images", "labels"):
         (tmp_path / "train" / folder).mkdir(parents=True)
     (tmp_path / "classes.txt").write_text("".join(f"{number}\n" for number in range(70_000)))
-    message = f"the ids of the classes go up to 69,999, but a label map can hold at most 65,535; {tmp_path}: "
+    message = f"{tmp_path}: the ids of the classes go up to 69,999, but a label map can hold at most 65,535; "
     with pytest.raises(DataError, match=message):
         labeled_images(tmp_path, "train", "folders", 70_000, 255)
     (tmp_path / "classes.txt").unlink()

@@ -129,7 +129,7 @@ def test_an_unreadable_image_arrives_as_one_line_with_its_name(data: Path, worke
     loader = iter(_val_loader(data, workers=workers))
     for _ in range(3):
         assert len(next(loader).targets) == 2
-    with pytest.raises(DataError, match=f"^an image cannot be read: [^\n]*; {bad}; [^\n]*$"):
+    with pytest.raises(DataError, match=f"^{bad}: an image cannot be read: [^\n]*; [^\n]*$"):
         next(loader)
 
 
@@ -157,7 +157,7 @@ def test_unreadable_images_are_left_out_and_reported_when_asked(data: Path, work
     batches = list(loader)
     assert [len(batch.images) for batch in batches] == [0, 1, 2, 2, 2, 1]
     assert {batch.images.shape[1:] for batch in batches} == {(10, 3, 8, 8) if ten_crops else (3, 8, 8)}
-    assert [[line[-7:] for line in batch.skipped] for batch in batches[:3]] == [
+    assert [[Path(line.split(":")[0]).name for line in batch.skipped] for batch in batches[:3]] == [
         ["000.png", "001.png"],
         ["003.png"],
         [],

@@ -150,10 +150,10 @@ def test_the_names_of_imagenet_become_wnids() -> None:
     [
         (
             "torchvision:Cifar10",
-            "torchvision has no such data set with a training split; torchvision:Cifar10: .*CIFAR10",
+            "torchvision:Cifar10: torchvision has no such data set with a training split; .*CIFAR10",
         ),
         ("torchvision:FakeData", "no such data set with a training split"),
-        ("torchvision:CIFAR10", "torchvision cannot load it: .*; torchvision:CIFAR10: download it to .*torchvision"),
+        ("torchvision:CIFAR10", "torchvision:CIFAR10: torchvision cannot load it: .*; download it to .*torchvision"),
     ],
 )
 def test_what_torchvision_cannot_load_is_an_error(

@@ -143,7 +143,7 @@ def test_workers_decode_only_the_rows_of_the_crop(in_worker: None, monkeypatch: 
 
 def test_a_file_that_is_truncated_below_the_crop_is_found(in_worker: None) -> None:
     for encoded in (FILES["4:2:0"], FILES["restarts"], FILES["progressive"]):
-        with pytest.raises(Unreadable, match=r"truncated; a\.jpg"):
+        with pytest.raises(Unreadable, match=r"a\.jpg: .*truncated"):
             open_pixels(encoded[:-40], "a.jpg", "torchvision").part(Box(0, 0, 3, 9))
 
 
@@ -176,7 +176,7 @@ def test_an_orientation_noted_in_the_file_is_not_applied(decoder: Decoder, orien
 def test_damaged_files_are_named(decoder: Decoder) -> None:
     encoded = _encoded(random_image(0, width=75, height=53))
     for damaged in (encoded[:60], encoded[: len(encoded) // 2], b"\xff\xd8\xff", b""):
-        with pytest.raises(Unreadable, match=r"^an image cannot be read: [^/\n]+; a\.jpg$"):
+        with pytest.raises(Unreadable, match=r"^a\.jpg: an image cannot be read: [^/\n]+$"):
             open_pixels(damaged, "a.jpg", decoder).part(Box(0, 0, 53, 75)).tensor()
 
 
@@ -184,7 +184,7 @@ def test_a_size_that_no_image_may_have_is_refused_before_memory_is_taken() -> No
     encoded = bytearray(_encoded(random_image(0, width=75, height=53)))
     place = encoded.index(b"\xff\xc0") + 5
     encoded[place : place + 4] = b"\xff\xff\xff\xff"
-    with pytest.raises(Unreadable, match=f"65535 x 65535 px, not between 1 and {MAX_PIXELS:,}; a.jpg"):
+    with pytest.raises(Unreadable, match=f"a.jpg: .*65535 x 65535 px, not between 1 and {MAX_PIXELS:,}"):
         open_pixels(bytes(encoded), "a.jpg", "torchvision")
 
 

@@ -297,12 +297,12 @@ def _refusal(root: Any, read: int | None = None) -> str:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (_fails(404), "the server answered 404 .*; .*train.index: check the address"),
-        (_fails(403), "the server answered 403 .*; .*train.index: check the address"),
-        (_fails(500), "500 Server Error: .*; .*train.index"),
+        (_fails(404), "train.index: .*the server answered 404 .*; check the address"),
+        (_fails(403), "train.index: .*the server answered 403 .*; check the address"),
+        (_fails(500), "train.index: .*500 Server Error"),
         (_stalls, "the file cannot be fetched: .*timed out"),
-        (_sends(b"<html>"), "it is damaged, or is not an index: its sha256 differs; .*train.index: check the address"),
-        (_sends(bytes(100)), "it is damaged, or is not an index: its sha256 differs"),
+        (_sends(b"<html>"), "train.index: .*the index cannot be used: it is damaged, or is not an index"),
+        (_sends(bytes(100)), "the index cannot be used: it is damaged, or is not an index"),
         (_sends(b"x" * 10, 100), "the file cannot be fetched: .*IncompleteRead"),
     ],
 )
@@ -350,7 +350,7 @@ def test_no_image_is_skipped_because_the_server_is_gone(server: Server) -> None:
         parse_data_path(server.url), small_experiment(shuffle_shards=2), LoaderOptions(on_bad_image="skip")
     )
     server.script = {f"/train/{number:06}.tar": [_fails(404)] * 9 for number in range(6)}
-    with pytest.raises(DataError, match=r"the server answered 404 .*; .*\.tar: check the address"):
+    with pytest.raises(DataError, match=r"\.tar: .*the server answered 404 .*; check the address"):
         list(loader)
 
 
@@ -402,7 +402,7 @@ def test_an_index_of_impossible_names_and_numbers_is_refused(local_shards: Path,
     system = fsspec.filesystem("memory")
     system.pipe_file("/hostile/train.index", (tmp_path / "train.index").read_bytes())
     assert re.search(
-        r"the index cannot be used: .*; memory://hostile/train.index: check the address",
+        r"memory://hostile/train.index: .*the index cannot be used: .*; check the address",
         _refusal(parse_data_path("memory://hostile/train")),
     )
     with pytest.raises(DataError, match=r"the index (cannot be used|belongs to other shards)"):
@@ -494,7 +494,7 @@ def test_other_protocols_fail_with_one_error(memory: str, monkeypatch: pytest.Mo
     assert "Install s3fs" in _refusal(parse_data_path("s3://a/b/train"))
     assert "Connection refused" in _refusal(parse_data_path("ftp://127.0.0.1:1/b/train"))
     assert "Protocol not known" in _refusal(parse_data_path("nothing://a/b/train"))
-    assert "memory://nobody/train.index: check the address" in _refusal(parse_data_path("memory://nobody/train"))
+    assert "memory://nobody/train.index: " in _refusal(parse_data_path("memory://nobody/train"))
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "_open", _raises(PermissionError("denied")))
     assert "the file cannot be fetched: denied" in _refusal(parse_data_path(memory) / "train")
 

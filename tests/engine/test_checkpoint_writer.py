@@ -150,5 +150,5 @@ def test_no_memory_for_the_copy_is_one_message(data: Path, tmp_path: Path, monke
 
     monkeypatch.setattr(snapshot.Snapshots, "take", full)
     (tmp_path / "log").mkdir()
-    with pytest.raises(CheckpointError, match=r"cannot be copied to host memory \(Default.*; .*log: .*--resume auto$"):
+    with pytest.raises(CheckpointError, match=r"log: .*cannot be copied to host memory \(Default.*; .*--resume auto$"):
         run(_config(), data, tmp_path / "log", MemoryLog())

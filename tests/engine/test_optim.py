@@ -166,7 +166,7 @@ def test_a_matcher_may_be_a_function() -> None:
 
 
 def test_a_layer_decay_of_a_network_without_layers_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"_Net has no method group_matcher.*optimizer\.layer_decay"):
+    with pytest.raises(ConfigError, match=r"optimizer\.layer_decay: .*_Net has no method group_matcher"):
         _built(_Net(), layer_decay=0.5)
 
 

@@ -44,7 +44,7 @@ def test_a_second_run_in_a_folder_is_refused(finished: Run, log_dir: Path, capsy
     with FileLock(log_dir / ".lock"):
         before = _states(log_dir)
         assert _train(finished, log_dir, "--resume", "auto") == 2
-        assert f"another run is training in this folder; {log_dir}: wait for it" in capsys.readouterr().err
+        assert f"{log_dir}: another run is training in this folder; wait for it" in capsys.readouterr().err
         assert _states(log_dir) == before
     assert _train(finished, log_dir, "--resume", "auto") == 0
 

@@ -23,10 +23,10 @@ def test_what_a_terminal_would_obey_is_escaped(text: str, shown: str) -> None:
     assert escape(text) == shown
 
 
-def test_an_error_says_what_is_wrong_where_and_what_to_do_and_escapes_all_of_it() -> None:
+def test_an_error_says_where_what_is_wrong_and_what_to_do_and_escapes_all_of_it() -> None:
     error = DataError("it is empty\x1b\nor short", Path("a\nb"), "remove it")
-    assert str(error) == "it is empty\\x1b\nor short; a\\nb: remove it"
+    assert str(error) == "a\\nb: it is empty\\x1b\nor short; remove it"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert str(DataError("it is empty", remedy="remove it")) == "it is empty; remove it"
-    assert str(DataError("it is empty", "a")) == "it is empty; a"
+    assert str(DataError("it is empty", "a")) == "a: it is empty"
     assert str(DataError("it is empty")) == "it is empty"

@@ -233,7 +233,7 @@ def test_a_dict_is_one_input() -> None:
 @pytest.mark.parametrize("is_network", [True, False])
 def test_a_network_and_an_input_on_two_devices_are_told(is_network: bool) -> None:
     model, x = network(), images()
-    with pytest.raises(ConfigError, match=r"the network is on \w+, an input on \w+; memory_report: move both"):
+    with pytest.raises(ConfigError, match=r"memory_report: the network is on \w+, an input on \w+; move both"):
         zoo.memory_report(model.to("meta"), x) if is_network else zoo.memory_report(model, x.to("meta"))
 
 

@@ -71,7 +71,7 @@ ONE, TWO = number("table3/one"), number("table3/two", 5.17)
 def test_a_file_that_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
     assert read_report(tmp_path, "revnet") == []
     (tmp_path / "revnet.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"not written by zoo reproduce; .*revnet\.json"):
+    with pytest.raises(ConfigError, match=r"revnet\.json: .*not written by zoo reproduce"):
         read_report(tmp_path, "revnet")
 
 

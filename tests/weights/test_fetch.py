@@ -35,6 +35,7 @@ from tests.weights.server import (
     truncates,
     truncates_and_ignores_range,
 )
+from zoo.cli import main
 from zoo.config.published import entry_of, published
 from zoo.data.prepare.sample import unpack_sample
 from zoo.errors import ConfigError, WeightsError
@@ -92,6 +93,18 @@ def drive_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
 def test_a_file_in_the_cache_is_not_downloaded_again(server: Server) -> None:
     assert fetch_weights(NAME) == fetch_weights(NAME) == weights_path(NAME)
     assert len(server.requests) == 1
+
+
+def test_the_list_of_files_says_which_are_in_the_cache_and_which_md5_is_expected(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch_weights(NAME)
+    weights_path(NAME).write_bytes(b"damaged")
+    assert main(["fetch"]) == 0
+    header, _, *rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()]
+    assert header[1:5] == ["name", "in the cache", "MB", "expected md5"]
+    assert [row[4] for row in rows if row[1:3] == [NAME, "yes"]] == [entry_of(NAME).md5]
+    assert sum(row[2:3] == ["yes"] for row in rows) == 1
 
 
 @pytest.mark.parametrize(
@@ -159,7 +172,7 @@ def test_a_damaged_file_in_the_cache_is_an_error_and_stays(server: Server) -> No
     found = hashlib.md5(damaged).hexdigest()
     for _ in range(2):
         with pytest.raises(
-            WeightsError, match=f"the md5 is {found}, not {MD5}; {path}: remove it and run zoo fetch {NAME}"
+            WeightsError, match=f"{path}: the md5 is {found}, not {MD5}; remove it and run zoo fetch {NAME}"
         ):
             fetch_weights(NAME)
     assert path.read_bytes() == damaged

@@ -93,9 +93,10 @@ class ReproduceImageNet(Command, LoaderOptions, ImageNetOptions, ProcessOptions)
         from zoo.reproduce.imagenet import SCORES_FILE, reproduce_imagenet, scores_table
 
         with open_process(self.local_rank, self.dist_backend) as process:
-            comparisons = reproduce_imagenet(self, process)
+            comparisons, left_out = reproduce_imagenet(self, process)
             if process.is_main:
-                print(scores_table(comparisons), f"written to {self.out / SCORES_FILE}", sep="\n\n")
+                reasons = [f"left out: {name}: {reason}" for name, reason in left_out.items()]
+                print(scores_table(comparisons), *reasons, f"written to {self.out / SCORES_FILE}", sep="\n\n")
         states = {verdict.state for each in comparisons if (verdict := each.verdict) is not None}
         if "off" in states:
             return EXIT_VERIFICATION_FAILED

@@ -63,8 +63,8 @@ def check_num_classes(images: ImageDataset, num_outputs: int) -> None:
         raise DataError(what, images.root, f"set network.num_classes to {num_classes} or remove folders")
     if num_classes < num_outputs:
         logger.warning(
-            "warning: %d class folders for a network with %d outputs; %s: set network.num_classes to %d unless classes "
-            "are intentionally missing", num_classes, num_outputs, escape(images.root), num_classes,
+            "warning: %s: %d class folders for a network with %d outputs; set network.num_classes to %d unless classes "
+            "are intentionally missing", escape(images.root), num_classes, num_outputs, num_classes,
         )  # fmt: skip
 
 

@@ -150,14 +150,14 @@ def find_labeled_images(
     )
     return found, [
         *(
-            f"an image has no label map {escape(os.path.join(label_folder, key + rules.label_ending))}; "
-            f"{escape(data / image_folder / images[key])}"
+            f"{escape(data / image_folder / images[key])}: the image has no label map "
+            f"{escape(os.path.join(label_folder, key + rules.label_ending))}"
             for key in images
             if key not in labels
         ),
         *(
-            f"a label map has no image {escape(os.path.join(image_folder, key))}"
-            f"{'|'.join(rules.image_endings)}; {escape(data / label_folder / labels[key])}"
+            f"{escape(data / label_folder / labels[key])}: the label map has no image "
+            f"{escape(os.path.join(image_folder, key))}{'|'.join(rules.image_endings)}"
             for key in labels
             if key not in images
         ),
@@ -169,7 +169,7 @@ def labeled_images(data: Path, split: Split, layout: str, num_classes: int, igno
     found, faults = find_labeled_images(data, split, layout, num_classes, ignore_label)
     if faults:
         more = f" (and {len(faults) - 1:,} more such files)" if len(faults) > 1 else ""
-        raise DataError(f"{faults[0]}{more}: add the missing files or remove these; zoo data check lists all")
+        raise DataError(f"{faults[0]}{more}; add the missing files or remove these, zoo data check lists all")
     return found
 
 

@@ -178,7 +178,7 @@ def _backend(name: str | None, device: torch.device) -> str:
     if name is None:
         return "nccl" if device.type == "cuda" else "gloo"
     if name not in BACKENDS:
-        raise ConfigError(f"{name!r} is not one of {', '.join(BACKENDS)}; --dist-backend: give one of them")
+        raise ConfigError(f"{name!r} is no backend", "--dist-backend", f"give one of {', '.join(BACKENDS)}")
     if name == "nccl" and device.type != "cuda":
         raise ConfigError("nccl needs CUDA, which this machine lacks; --dist-backend: leave it out for gloo")
     return name

@@ -31,23 +31,32 @@ SCORES_FILE = "imagenet.json"
 ScoreRow = dict[str, Any]  # network, protocol, command, date, and what `zoo validate --json` writes
 
 
-def reproduce_imagenet(options: ImageNetOptions, process: Process) -> list[Comparison]:
+def reproduce_imagenet(options: ImageNetOptions, process: Process) -> tuple[list[Comparison], dict[str, str]]:
     """Score the chosen networks, and return the comparisons of their published scores on every rank.
 
+    The second result maps each network that could not be loaded to the reason: weights that are not available, or a
+    damaged file in the cache.
+
     Each score is added to imagenet.json in the folder of the reports. A score of all images that is there already is
-    kept. A network whose weights are not available is left out, with a warning. Raises ConfigError for an unknown
-    network and for a file in the folder that is not such a report, DataError for a folder that is not ImageNet.
+    kept. Raises ConfigError for an unknown network and for a file in the folder that is not such a report, DataError
+    for a folder that is not ImageNet.
     """
     data = check_imagenet(options.data)
     names, protocols = choose_networks(options.models), options.protocols or tuple(PROTOCOLS)
     rows: list[ScoreRow] = process.on_main(lambda: read_scores(options.out))
     if process.is_main:
         warn_of_changes()
+    left_out: dict[str, str] = {}
     for name in names:
         known = {row["protocol"] for row in rows if row["network"] == name and row["count"] == NUM_VAL_IMAGES}
         missing = [protocol for protocol in protocols if protocol not in known]
-        network = _load(name, process) if missing else None
+        if not missing:
+            continue
+        network, fault = _load(name, process)
         if network is None:
+            left_out[name] = fault
+            if process.is_main:
+                logger.warning("%s is left out: %s", name, fault)
             continue
         for protocol in missing:
             logger.info("%s, %s", name, protocol)
@@ -57,7 +66,7 @@ def reproduce_imagenet(options: ImageNetOptions, process: Process) -> list[Compa
             if process.is_main:
                 write_json(options.out / SCORES_FILE, {"benchmark": "imagenet", "rows": rows})
     keys = {(name, protocol) for name in names for protocol in protocols}
-    return [comparison for key, comparison in compare_imagenet_scores(rows) if key in keys]
+    return [comparison for key, comparison in compare_imagenet_scores(rows) if key in keys], left_out
 
 
 def choose_networks(patterns: Sequence[str]) -> list[str]:
@@ -76,17 +85,15 @@ def choose_networks(patterns: Sequence[str]) -> list[str]:
     return [name for name in known if name in chosen]
 
 
-def _load(name: str, process: Process) -> scoring.LoadedNetwork | None:
-    """Return the network, or on all ranks None and a warning if one of them cannot load it."""
+def _load(name: str, process: Process) -> tuple[scoring.LoadedNetwork | None, str]:
+    """Return the network, or on all ranks None and the reason if one of them cannot load it."""
     network, fault = None, None
     try:
         network = scoring.load_network(name)
     except ZooError as error:
         fault = " ".join(str(error).split())
     faults = [each for each in process.broadcast(process.gather(fault)) if each is not None]
-    if faults and process.is_main:
-        logger.warning("%s is left out: %s", name, faults[0])
-    return None if faults else network
+    return (None, faults[0]) if faults else (network, "")
 
 
 def _score(
@@ -149,5 +156,5 @@ def check_imagenet(data: Path | None) -> Path:
     except OSError:
         count = 0
     if count != NUM_CLASSES:
-        raise DataError(f"--data: this folder has {count:,} folders in val/", data, remedy)
+        raise DataError(f"this folder has {count:,} folders in val/", f"--data {data}", remedy)
     return data

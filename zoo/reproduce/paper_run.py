@@ -140,7 +140,9 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out: this folder cannot be created ({error.strerror})", folder, "give another") from error
+        raise ConfigError(
+            f"the folder cannot be created ({error.strerror})", f"--out {folder}", "give another"
+        ) from error
 
 
 def _keep_runs(options: PaperOptions, paper: str, runs: Sequence[TrainingRun]) -> None:

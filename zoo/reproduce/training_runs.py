@@ -289,8 +289,8 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
                 record[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"--runs: the metrics of a training run cannot be read ({error})",
-            path,
+            f"the metrics of a training run cannot be read ({error})",
+            f"--runs {path}",
             "give folders that `zoo train --log-dir` wrote, or PAPER_runs.json files that `zoo reproduce` wrote",
         ) from error
     return records
@@ -316,8 +316,8 @@ def _read_file(path: Path) -> list[TrainingRun]:
         return [_from_json(path, run) for run in content["runs"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"--runs: training runs cannot be read ({type(error).__name__}: {error})",
-            path,
+            f"training runs cannot be read ({type(error).__name__}: {error})",
+            f"--runs {path}",
             "give log folders of `zoo train`, or PAPER_runs.json files that `zoo reproduce` wrote",
         ) from error
 

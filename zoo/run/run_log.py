@@ -205,7 +205,7 @@ class RunLog:
             write()
         except OSError as error:
             if not self._has_lost:
-                logger.warning("the log cannot be written (%s); %s: some records are missing", error, self._log_dir)
+                logger.warning("%s: the log cannot be written (%s), some records are missing", self._log_dir, error)
             self._has_lost = True
 
     def message(self, text: str) -> None:

@@ -50,7 +50,7 @@ def test_another_file_is_refused_with_its_first_fault(content: Any, message: str
 
 
 def test_a_missing_file_says_so(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"No such file.*none\.json: give real.json"):
+    with pytest.raises(DataError, match=r"none\.json: .*No such file.*; give real.json"):
         read_real_labels(tmp_path / "none.json")
 
 

@@ -89,7 +89,7 @@ def test_a_file_that_is_no_image_is_named_and_nothing_is_left(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--quality", "90"], "--quality 90 has no effect, because images are copied; command line: give --resize PX"),
+        (["--quality", "90"], "--quality 90 has no effect, because images are copied; give --resize PX"),
         (["--resize", "9", "--quality", "101"], "'101' is not a JPEG quality from 1 to 100"),
         (["--resize", "0"], "'0' is not a whole number of at least 1"),
     ],

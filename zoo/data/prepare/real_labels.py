@@ -28,7 +28,7 @@ def read_real_labels(path: Path) -> list[frozenset[int]]:
     try:
         labels = _CONTENT.validate_json(read_bytes(path, "the labels"), strict=True)
     except DataError as error:
-        raise DataError(f"{error}: {_REMEDY}") from error
+        raise DataError(f"{error}; {_REMEDY}") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join([" ", *(f"[{index}]" for index in first["loc"])]).rstrip()
