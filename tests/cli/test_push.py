@@ -105,7 +105,7 @@ def test_scores_of_these_weights_are_in_the_card(
     assert [cell.strip() for cell in row.split("|")[2:-1]] == [f"{content['top1']:.2f}", "6"]
     capsys.readouterr()
     for text, said in (
-        (json.dumps({**content, "weights_sha256": "0" * 64}), "the scores are those of other weights"),
+        (json.dumps({**content, "weights_sha256": "0" * 64}), "the scores belong to other weights"),
         (json.dumps({**content, "protocol": 1}), "holds no scores (protocol)"),
         (json.dumps({**content, "top1": None}), "holds no scores (top1)"),
         ("{", "holds no scores"),

@@ -116,7 +116,7 @@ def test_one_paper_fills_its_rows_alone(tmp_path: Path) -> None:
 
 def test_an_unknown_item_is_answered_with_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("revnet", "--only", "Table 1", "--out", tmp_path) == 2
-    assert "--only: there is no measurement of Table 1; there are those of revnet: Table 9, Figure 1" in (
+    assert "--only: there is no measurement of Table 1; there are measurements of revnet: Table 9, Figure 1" in (
         capsys.readouterr().err
     )
     assert list(tmp_path.iterdir()) == []

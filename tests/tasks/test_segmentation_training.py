@@ -74,5 +74,5 @@ def test_classes_in_another_order_are_noticed_at_a_resume(tmp_path: Path) -> Non
     (data / "classes.txt").write_text("sky\nroad\ncar\n")
     run(make_segmentation_config(), data, tmp_path / "log", MemoryLog(), build=build_segmenter)
     (data / "classes.txt").write_text("road\nsky\ncar\n")
-    with pytest.raises(CheckpointError, match=r"differ from those of the checkpoint \(in another order\)"):
+    with pytest.raises(CheckpointError, match=r"differ from the classes in the checkpoint \(in another order\)"):
         run(make_segmentation_config(), data, tmp_path / "log", MemoryLog(), build=build_segmenter, resume="auto")

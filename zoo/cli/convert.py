@@ -24,7 +24,7 @@ class Kind(NamedTuple):
 
 
 CONVERSIONS = {
-    "from-torchvision": Kind("rename the keys of a torchvision ResNet to those of this package"),
+    "from-torchvision": Kind("rename the keys of a torchvision ResNet to the keys of this package"),
     "to-torchvision": Kind("the inverse of from-torchvision"),
     "relu-to-leaky-relu": Kind(
         "use the same weights in the network with leaky_relu", ("activation_param", "input_3x3")

@@ -132,7 +132,7 @@ def check_own(arch: str, conversion: str) -> None:
     if not is_external(arch):
         return
     package, _, name = arch.partition(":")
-    what = f"{arch} is a network of {package}, and {conversion} is for those of zoo"
+    what = f"{arch} is a network of {package}, and {conversion} converts networks of zoo"
     if name not in ARCHITECTURES:
         raise ConversionError(what, remedy="convert it with zoo convert export")
     raise ConversionError(what, remedy=f'name zoo\'s own: --arch {name}, in Python "{name}"')

@@ -86,7 +86,7 @@ def _check_keys(state_dict: StateDict, known: Iterable[str], arch: str) -> None:
     }
     if any(differences.values()):
         parts = [f"{what} ({len(keys)}): {join_names(keys, MAX_KEYS)}" for what, keys in differences.items() if keys]
-        raise ConversionError(f"the state dict is not that of {arch}: {'; '.join(parts)}; give the file of {arch}")
+        raise ConversionError(f"this is no state dict of {arch}: {'; '.join(parts)}; give the file of {arch}")
 
 
 def _torchvision_network(arch: str, state_dict: StateDict) -> nn.Module:

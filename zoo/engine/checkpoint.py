@@ -232,7 +232,7 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             "this file has no training state to resume from",
             path,
-            "start a new run from weights files, also those of the original project, with --weights",
+            "start a new run from weights files, also of the original project, with --weights",
         )
     version = content["format_version"]
     if type(version) is not int or version != FORMAT_VERSION:

@@ -215,4 +215,4 @@ def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iter
         )
     if before[EPOCHS] != now[EPOCHS]:
         epochs = f"{before[EPOCHS]} to {now[EPOCHS]} epochs"
-        yield f"prolonged from {epochs}; from here on the learning rate is that of the longer schedule"
+        yield f"prolonged from {epochs}; from here on the learning rate follows the longer schedule"

@@ -296,7 +296,7 @@ class Trainer:
             missing, new = (join_names(sorted(names)) or "none" for names in (before - now, now - before))
             how = f"missing: {missing}; new: {new}" if before != now else "in another order"
             raise CheckpointError(
-                f"the classes differ from those of the checkpoint ({how})",
+                f"the classes differ from the classes in the checkpoint ({how})",
                 self.train_loader.dataset.root,
                 "resume with the same data, or start a new run with --weights and another --log-dir",
             )

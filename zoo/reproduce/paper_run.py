@@ -108,7 +108,7 @@ def of_items(names: Sequence[str], measurements: Mapping[str, Sequence[Measureme
         raise ConfigError(
             f"there is no measurement of {join_names(name or 'an item without a name' for name in unknown)}",
             "--only",
-            f"there are those of {there_are}",
+            f"there are measurements of {there_are}",
         )
     wanted = {_plain(name) for name in names} or known
     chosen = {paper: [each for each in of_paper if _plain(each.item) in wanted]

@@ -195,6 +195,6 @@ def _measured(path: Path, network: LoadedNetwork) -> dict[str, Any]:
     if wrong:
         raise ConfigError(f"the file holds no scores ({', '.join(wrong)})", path, remedy)
     if measured != network.digests():
-        what = f"the scores are those of other weights (md5 {truncate(measured[0])}, not {network.digests()[0]})"
+        what = f"the scores belong to other weights (md5 {truncate(measured[0])}, not {network.digests()[0]})"
         raise ConfigError(what, path, remedy)
     return {**content, "protocol": truncate(content["protocol"])}

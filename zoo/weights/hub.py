@@ -137,7 +137,7 @@ def parse_config(config: Mapping[str, Any], source: str) -> NetworkSpec:
     images = read_timm_preprocessing(cfg)
     if images is None:
         logger.warning(
-            "%s: the preprocessing of timm:%s is not supported (only square color images are); set that of your images",
+            "%s: the preprocessing of timm:%s is not supported (only square color images are); set your own",
             escape(source), name,
         )  # fmt: skip
     return parse_network({**content, "preprocessing": images}, source)

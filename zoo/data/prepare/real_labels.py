@@ -58,7 +58,7 @@ def real_labels_of(targets: Mapping[str, int | None], labels: Sequence[frozenset
         folder = os.path.basename(os.path.dirname(path))
         if wnids.get(folder, target) != target:
             what = f"{truncate(path)} was scored as class {target}, but {folder} is class {wnids[folder]} of ImageNet"
-            remedy = "give those of a network whose outputs are the classes of ImageNet in their order"
+            remedy = "give predictions of a network whose outputs are the classes of ImageNet in their order"
             raise DataError(what, "predictions", remedy)
         found[path] = labels[number - 1]
     return found
