@@ -19,7 +19,7 @@ WHEEL := $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --whe
 # What `make matrix` asks pip for: with the oldest torch the oldest version of every dependency, otherwise pip's choice.
 DEPENDENCIES = $(if $(filter torch==$* torch==$(*:.0=),$(OLDEST)),$(OLDEST),torch==$* torchvision)
 
-.PHONY: quickstart test test-slow test-pages test-gpu test-all lint check faults matrix audit wheel
+.PHONY: quickstart test test-slow test-pages test-gpu test-all lint check docs faults matrix audit wheel
 
 quickstart: $(READY)
 	$(BIN)/python -m zoo quickstart
@@ -47,6 +47,11 @@ lint: $(TOOLS)
 	$(BIN)/mypy
 
 check: lint test-all
+
+# The documentation site, in build/site. A broken link or an undocumented name is an error.
+docs: $(TOOLS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "written to build/site/index.html"
 
 faults: $(TOOLS)
 	$(BIN)/python -m pytest -m "not gpu and not network" --fault-table -q \

@@ -171,4 +171,5 @@ def test_the_top_level_holds_only_what_belongs_there():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     expected = {"zoo", "experiments", "scripts", "csrc", "tests", "checksums.md5", "setup.py", "README.md", "docs"}
     expected |= {"pyproject.toml", "Makefile", "LICENSE", "CHANGELOG.md", ".ci", ".gitignore", "hubconf.py"}
+    expected |= {".github", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml"}
     assert {name.split("/")[0] for name in tracked} <= expected

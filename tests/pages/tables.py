@@ -27,7 +27,7 @@ from zoo.spec.architectures import ARCHITECTURES, REVERSIBLE_TWINS, network_size
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
-FOLDERS = ("", "docs", "docs/results", "experiments", "tests", "csrc")
+FOLDERS = ("", "docs", "docs/tutorials", "docs/results", "experiments", "tests", "csrc")
 PAGES = {
     str(path.relative_to(ROOT)): path
     for folder in FOLDERS

@@ -79,15 +79,31 @@ def test_the_quickstart_expects_the_mean_of_its_seeds() -> None:
     assert [run["seed"] for run in tables.result("quickstart")["runs"]] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("page", "example"), each(r"```python\n([^`]*```(?:\n\n```text\n[^`]*)?)"))
-def test_python_examples_run(page: str, example: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A block of text behind an example is the beginning of what it prints."""
+EXAMPLE = r"```python\n([^`]*```(?:\n\n```text\n[^`]*)?)"
+TUTORIALS = [page for page in TEXTS if page.startswith("docs/tutorials/")]
+
+
+def run_example(page: str, example: str, namespace: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+    """Run an example; a block of text behind it is the beginning of what it prints."""
     code, _, printed = example.partition("```")
-    for package in re.findall(r"^(?:import|from) (timm|accelerate|lightning)\b", code, re.MULTILINE):
+    for package in re.findall(r"^(?:import|from) (timm|accelerate|lightning|peft|transformers)\b", code, re.MULTILINE):
         pytest.importorskip(package)
         warnings.simplefilter("ignore")  # until the end of the test; Lightning warns of its own code
-    exec(compile(code, page, "exec"), {})
-    assert capsys.readouterr().out.startswith(printed.rpartition("```text\n")[2])
+    exec(compile(code, page, "exec"), namespace)
+    assert capsys.readouterr().out.startswith(printed.rpartition("```text\n")[2].rstrip("\n"))
+
+
+@pytest.mark.parametrize(("page", "example"), [found for found in each(EXAMPLE) if found[0] not in TUTORIALS])
+def test_python_examples_run(page: str, example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run_example(page, example, {}, capsys)
+
+
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_tutorials_run_from_top_to_bottom(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(TEXTS[page].splitlines()) <= 120
+    namespace: dict[str, object] = {}
+    for example in re.findall(EXAMPLE, TEXTS[page]):
+        run_example(page, example, namespace, capsys)
 
 
 @pytest.mark.parametrize(("page", "example"), each(r"```json\n([^`]*)```"))

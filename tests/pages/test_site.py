@@ -1,0 +1,44 @@
+"""The documentation site builds strictly, and its reference has every public name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pages.tables import ROOT
+
+REFERENCE = "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
+DOCUMENTED = re.findall(r"^::: (zoo[\w.]*)$", REFERENCE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("module", ["zoo", "zoo.convert", "zoo.layers", "zoo.models", "zoo.remat", "zoo.weights"])
+def test_every_public_name_is_documented(module: str) -> None:
+    public = importlib.import_module(module)
+    found = {name.rpartition(".")[2] for name in DOCUMENTED}
+    missing = [name for name in public.__all__ if name not in found and not inspect.ismodule(getattr(public, name))]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_documented_names_exist_and_have_docstrings(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    documented = getattr(importlib.import_module(module), attribute) if module else importlib.import_module(name)
+    assert inspect.getdoc(documented)
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """A broken link or a name that cannot be documented is an error."""
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    home = (tmp_path / "index.html").read_text()
+    assert 'href="lean/#zoomemory_report"' in home
+    assert not re.search(r'href="[^"]*\.md[#"]', home)
+    assert "<li><code>budget</code>" in (tmp_path / "reference" / "zoo" / "index.html").read_text().replace("<p>", "")
