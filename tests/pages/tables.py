@@ -190,25 +190,47 @@ def layers() -> str:
 
 
 def headline() -> str:
-    """Memory and time of a training step, relative to standard batch norm."""
-    files = {
-        ("any network, such as torchvision's ResNet-50", "zoo.lean(model)"): (
-            "lean_resnet50", "torchvision:resnet50", "std-BN lean",
+    """Memory and time of a training step, relative to plain training or to standard batch norm."""
+    lean = "zoo.lean(model)"
+    rows = [
+        _headline(
+            "any network, such as torchvision's ResNet-50", lean, "lean_resnet50", "torchvision:resnet50", "std-BN lean",
+            on_gpu=("lean_h100", "torchvision:resnet50", "lean"),
         ),
-        ("a ResNet-50 to train from scratch", 'zoo.get("resnet50", norm="inplace")'): ("model_cpu", "resnet50", "iABN"),
-        ("a DenseNet-264 to train from scratch", 'zoo.get("densenet264", norm="inplace", input_3x3=True)'): (
+        _headline(
+            "LoRA on a frozen network, such as a Llama", lean, "libraries", "PEFT: LoRA on Llama, 4 layers", "zoo.lean",
+            time="time ratio",
+        ),
+        _headline(
+            "a ResNet-50 to train from scratch", 'zoo.get("resnet50", norm="inplace")', "model_cpu", "resnet50", "iABN",
+            on_gpu=("model_h100", "resnet50", "iABN"),
+        ),
+        _headline(
+            "a DenseNet-264 to train from scratch", 'zoo.get("densenet264", norm="inplace", input_3x3=True)',
             "model_cpu_3x3", "densenet264 3x3 stem", "iABN",
         ),
-        ("a new, reversible network", 'zoo.get("revnet164_cifar", norm="inplace")'): (
+        _headline(
+            "a new, reversible network", 'zoo.get("revnet164_cifar", norm="inplace")',
             "pareto_revnet164", "resnet164_cifar", "RevNet, iABN",
         ),
-    }  # fmt: skip
-    rows = [
-        [title, f"`{call}`", *(f"{median(file, metric, subject=subject, provider=provider):.2f}"
-                               for metric in ("held ratio", "step ratio"))]
-        for (title, call), (file, subject, provider) in files.items()
     ]  # fmt: skip
-    return table(["you have", "you call", "memory", "time"], rows, text_columns=2)
+    return table(["you have", "you call", "held", "peak", "time, CPU", "time, H100"], rows, text_columns=2)
+
+
+def _headline(
+    title: str,
+    call: str,
+    file: str,
+    subject: str,
+    provider: str,
+    *,
+    time: str = "step ratio",
+    on_gpu: tuple[str, str, str] | None = None,
+) -> list[str]:
+    ratios = [median(file, each, subject=subject, provider=provider) for each in ("held ratio", "peak ratio", time)]
+    if on_gpu is not None:
+        ratios.append(median(on_gpu[0], "step ratio", subject=on_gpu[1], provider=on_gpu[2]))
+    return [title, f"`{call}`", *(f"{each:.2f}" for each in ratios), *([""] if on_gpu is None else [])]
 
 
 def models() -> str:

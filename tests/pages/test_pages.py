@@ -42,6 +42,10 @@ def test_the_front_page_and_the_manual_have_at_most_27_000_words() -> None:
     assert sum(words.values()) <= 27_000, words
 
 
+def test_the_front_page_has_at_most_130_lines() -> None:
+    assert len(TEXTS["README.md"].splitlines()) <= 130
+
+
 @pytest.mark.parametrize("page", TEXTS)
 def test_generated_tables_are_up_to_date(page: str) -> None:
     """After a new measurement or golden file: python -m tests.pages"""
