@@ -7,10 +7,12 @@ channels. Layers that have an inverse themselves are in `zoo.layers.invertible`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.func import functional_call
@@ -18,9 +20,12 @@ from torch.func import functional_call
 from zoo.layers.checkpointing import paused_statistics
 from zoo.ops.chain import Gradients, Meter, Tensors, run_chain, storage_ids
 from zoo.ops.context import is_fx_proxy
+from zoo.ops.grid import round_to_grid
 from zoo.ops.inverse import channel_pool, channel_unpool, halves
 from zoo.ops.pooling import memory_format_of
 from zoo.torch_internals import has_backward_hooks
+
+torch.fx.wrap("round_to_grid")
 
 Pair = tuple[Tensor, Tensor]
 
@@ -32,44 +37,46 @@ class ReversibleBlock(nn.Module):
     - `f`, `g`: modules whose output has the shape of their input. They must not overwrite the input: set
       ``inplace = False`` on a leading `InPlaceABN`. The output may depend only on the input, parameters and buffers.
       The only buffers that they may change are running statistics of norms. Their hooks also run in the recomputation.
+    - `grid_bits`: round what f and g return to multiples of 2^-grid_bits, see `ReversibleSequential`.
 
     Raises RuntimeError if f or g overwrites its input or changes its shape.
 
     Source: Gomez et al., The Reversible Residual Network, 2017, equations 6 to 8.
     """
 
-    def __init__(self, f: nn.Module, g: nn.Module) -> None:
+    def __init__(self, f: nn.Module, g: nn.Module, *, grid_bits: int | None = None) -> None:
         super().__init__()
         self.f = f
         self.g = g
+        self.grid_bits = grid_bits
 
     def forward(self, x1: Tensor, x2: Tensor) -> Pair:
         """Return (y1, y2) in new tensors."""
-        y1 = x1 + _run_branch(self.f, x2)
-        return y1, x2 + _run_branch(self.g, y1)
+        y1 = x1 + _run_branch(self.f, x2, self.grid_bits)
+        return y1, x2 + _run_branch(self.g, y1, self.grid_bits)
 
     @torch.no_grad()
     def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
         """Return (x1, x2) in new tensors; does not update running statistics."""
         with paused_statistics(self):
-            x2 = y2 - _run_branch(self.g, y1)
-            return y1 - _run_branch(self.f, x2), x2
+            x2 = y2 - _run_branch(self.g, y1, self.grid_bits)
+            return y1 - _run_branch(self.f, x2, self.grid_bits), x2
 
     def as_links(self) -> tuple[CouplingHalf, CouplingHalf]:
         """Return the two additions as separate links of a chain; f draws its random numbers before g."""
-        return CouplingHalf(self.f, into=0), CouplingHalf(self.g, into=1)
+        return CouplingHalf(self.f, 0, self.grid_bits), CouplingHalf(self.g, 1, self.grid_bits)
 
 
 class CouplingHalf:
     """One addition of a reversible block: adds the branch's output for one half to the half with index ``into``."""
 
-    def __init__(self, branch: nn.Module, into: int) -> None:
-        self.branch, self.into = branch, into
+    def __init__(self, branch: nn.Module, into: int, grid_bits: int | None) -> None:
+        self.branch, self.into, self.grid_bits = branch, into, grid_bits
 
     def __call__(self, *xs: Tensor) -> Pair:
         """Return both halves; the half that the branch reads stays unchanged."""
         source, x = self._source_first(xs)
-        return self._in_order(source, x + _run_branch(self.branch, source))
+        return self._in_order(source, x + _run_branch(self.branch, source, self.grid_bits))
 
     def modules(self) -> Iterable[nn.Module]:
         """Return the modules of the branch."""
@@ -79,7 +86,7 @@ class CouplingHalf:
         """Return the halves before the addition, their gradients, and the gradients of the branch's parameters."""
         source, y = self._source_first(ys)
         dsource, dy = self._source_first(grads)
-        x, dsource, gradients = subtract_branch(self.branch, source, y, dsource, dy, may_overwrite)
+        x, dsource, gradients = subtract_branch(self.branch, source, y, dsource, dy, may_overwrite, self.grid_bits)
         return self._in_order(source, x), self._in_order(dsource, dy), gradients
 
     def _source_first(self, pair: Tensors) -> Pair:
@@ -90,7 +97,13 @@ class CouplingHalf:
 
 
 def subtract_branch(
-    branch: nn.Module, source: Tensor, y: Tensor, dsource: Tensor, dy: Tensor, may_overwrite: bool
+    branch: nn.Module,
+    source: Tensor,
+    y: Tensor,
+    dsource: Tensor,
+    dy: Tensor,
+    may_overwrite: bool,
+    grid_bits: int | None,
 ) -> tuple[Tensor, Tensor, Gradients]:
     """Invert y = x + branch(source); return x, the gradient of ``source``, and the gradients of the parameters.
 
@@ -101,6 +114,7 @@ def subtract_branch(
     - `dy`: gradient of y, which is also the gradient of x.
     - `dsource`: gradient of the source without the branch's contribution.
     - `may_overwrite`: overwrite y and dsource.
+    - `grid_bits`: round the branch's output to the grid before it is subtracted, as before it was added.
     """
     trained: dict[str, Tensor] = {name: p for name, p in branch.named_parameters() if p.requires_grad}
     parameters, run = trained, branch
@@ -113,7 +127,8 @@ def subtract_branch(
         with torch.enable_grad():
             added = run(leaf)
         graph = get_gradient_edge(added) if added.requires_grad else None
-        x = y.sub_(added.detach()) if may_overwrite else y - added.detach()
+        added = _on_grid(added.detach(), grid_bits)
+        x = y.sub_(added) if may_overwrite else y - added
         del added  # frees its memory before the backward pass of the branch
         if graph is None:
             return x, dsource, {}
@@ -126,10 +141,14 @@ def subtract_branch(
     return x, dsource, {p: dp.clone() if storage_ids((dp,)) == storage_of_dy else dp for p, dp in gradients.items()}
 
 
-def _run_branch(branch: nn.Module, x: Tensor) -> Tensor:
-    """Return the branch's output. Raises RuntimeError if the branch overwrote x or changed its shape."""
+def _on_grid(x: Tensor, grid_bits: int | None) -> Tensor:
+    return x if grid_bits is None else round_to_grid(x, grid_bits)
+
+
+def _run_branch(branch: nn.Module, x: Tensor, grid_bits: int | None) -> Tensor:
+    """Return the branch's output on the grid. Raises RuntimeError if the branch overwrote x or changed its shape."""
     if is_fx_proxy(x):
-        return branch(x)
+        return _on_grid(branch(x), grid_bits)
     versioned = not torch.compiler.is_compiling() and not x.is_inference()
     version = x._version if versioned else 0
     added = branch(x)
@@ -144,11 +163,13 @@ def _run_branch(branch: nn.Module, x: Tensor) -> Tensor:
             f"a branch of a reversible block ({name}) maps shape {tuple(x.shape)} to {tuple(added.shape)}; the shapes "
             "must be equal"
         )
-    return added
+    return _on_grid(added, grid_bits)
 
 
 class PairPool(nn.Module):
     """Channel pooling of each half, (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.inverse.channel_pool`."""
+
+    grid_bits: int | None = None  # any grid, because values are only moved
 
     def forward(self, x1: Tensor, x2: Tensor) -> Pair:
         """Return the pooled halves in new tensors."""
@@ -158,9 +179,16 @@ class PairPool(nn.Module):
         """Return the halves before pooling in new tensors."""
         return channel_unpool(y1), channel_unpool(y2)
 
-    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
-        """Return inputs and their gradients in new tensors; there are no parameters."""
-        return self.inverse(*ys), self.inverse(*grads), {}
+    def reverse(
+        self, ys: Tensors, grads: Tensors, may_overwrite: bool, layouts: Sequence[torch.memory_format]
+    ) -> tuple[Pair, Pair, Gradients]:
+        """Return inputs, in these layouts, and their gradients in new tensors; there are no parameters."""
+        x1, x2 = (channel_unpool(y).to(memory_format=layout) for y, layout in zip(ys, layouts, strict=True))
+        return (x1, x2), self.inverse(*grads), {}
+
+    def as_links(self) -> tuple[PoolingCall]:
+        """Return a link for one call."""
+        return (PoolingCall(self),)
 
 
 class ShiftBlock(nn.Module):
@@ -169,37 +197,73 @@ class ShiftBlock(nn.Module):
     Args:
     - `branch`: reads x2 before pooling, and applies the stride itself.
     - `stride`: 1 or 2.
+    - `grid_bits`: round the branch's output to multiples of 2^-grid_bits, see `ReversibleSequential`.
 
     Source: Jacobsen et al., i-RevNet, ICLR 2018.
     """
 
-    def __init__(self, branch: nn.Module, stride: int) -> None:
+    def __init__(self, branch: nn.Module, stride: int, *, grid_bits: int | None = None) -> None:
         super().__init__()
         self.branch = branch
         self.stride = stride
+        self.grid_bits = grid_bits
 
     def forward(self, x1: Tensor, x2: Tensor) -> Pair:
         """Return (y1, y2)."""
-        return self._pool(x2), self._pool(x1) + self.branch(x2)
+        return self._pool(x2), self._pool(x1) + _on_grid(self.branch(x2), self.grid_bits)
 
     @torch.no_grad()
     def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
         """Return (x1, x2); does not update running statistics."""
         with paused_statistics(self):
             x2 = self._unpool(y1)
-            return self._unpool(y2 - self.branch(x2)), x2
+            return self._unpool(y2 - _on_grid(self.branch(x2), self.grid_bits)), x2
 
-    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
-        """Return inputs, and the gradients of inputs and parameters; overwrites y2 if ``may_overwrite``."""
-        x2, dx2 = self._unpool(ys[0]), self._unpool(grads[0])
-        x1, dx2, gradients = subtract_branch(self.branch, x2, ys[1], dx2, grads[1], may_overwrite)
-        return (self._unpool(x1), x2), (self._unpool(grads[1]), dx2), gradients
+    def reverse(
+        self, ys: Tensors, grads: Tensors, may_overwrite: bool, layouts: Sequence[torch.memory_format]
+    ) -> tuple[Pair, Pair, Gradients]:
+        """Return inputs, after pooling in these layouts, and the gradients of inputs and parameters.
+
+        Overwrites y2 if ``may_overwrite``.
+        """
+        x2, dx2 = self._unpool(ys[0], layouts[1]), self._unpool(grads[0])
+        x1, dx2, gradients = subtract_branch(self.branch, x2, ys[1], dx2, grads[1], may_overwrite, self.grid_bits)
+        return (self._unpool(x1, layouts[0]), x2), (self._unpool(grads[1]), dx2), gradients
+
+    def as_links(self) -> tuple[PoolingCall]:
+        """Return a link for one call."""
+        return (PoolingCall(self),)
 
     def _pool(self, x: Tensor) -> Tensor:
         return channel_pool(x) if self.stride == 2 else x
 
-    def _unpool(self, y: Tensor) -> Tensor:
-        return channel_unpool(y) if self.stride == 2 else y
+    def _unpool(self, y: Tensor, layout: torch.memory_format = torch.preserve_format) -> Tensor:
+        return channel_unpool(y).to(memory_format=layout) if self.stride == 2 else y
+
+
+class PoolingCall:
+    """One call of a block that may pool: a link that reconstructs the inputs in the layouts that they had.
+
+    Pools return contiguous maps, so that their inverse does not know the layout. A convolution that is run again on an
+    input in another layout sums in another order.
+    """
+
+    def __init__(self, block: PairPool | ShiftBlock) -> None:
+        self.block = block
+        self.layouts: list[torch.memory_format] = []
+
+    def __call__(self, *xs: Tensor) -> Pair:
+        """Return the outputs of the block."""
+        self.layouts = [memory_format_of(x) for x in xs]
+        return self.block(*xs)
+
+    def modules(self) -> Iterable[nn.Module]:
+        """Return the modules of the block."""
+        return self.block.modules()
+
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
+        """Return the inputs, their gradients, and the gradients of the parameters."""
+        return self.block.reverse(ys, grads, may_overwrite, self.layouts)
 
 
 class ReversibleSequential(nn.Sequential):
@@ -211,6 +275,10 @@ class ReversibleSequential(nn.Sequential):
     Args:
     - `blocks`: `ReversibleBlock`s or other links of two tensors (`zoo.ops.chain.Link`), or an OrderedDict of them.
     - `store`: save activations as autograd does, for comparison. May be set at any time.
+    - `grid_bits`: k from 0 to 22 keeps the halves on the grid of multiples of 2^-k, in all ``blocks``. The halves that
+      backward reconstructs then have the bits of stored ones, if their absolute values are below 2^(24 - k) in float32.
+      Backward compares digests, and raises VerificationError if one differs. None, as in the papers: reconstructed
+      halves have rounding errors.
 
     Attributes:
     - `meter`: None, or a function of the index of a block and the relative error of its reconstructed input. Called in
@@ -219,15 +287,18 @@ class ReversibleSequential(nn.Sequential):
     Raises TypeError for a block that cannot be inverted.
     """
 
-    def __init__(self, blocks: Iterable[nn.Module], *, store: bool = False) -> None:
+    def __init__(self, blocks: Iterable[nn.Module], *, store: bool = False, grid_bits: int | None = None) -> None:
         named = blocks if isinstance(blocks, OrderedDict) else {str(i): block for i, block in enumerate(blocks)}
         for name, block in named.items():
             if not (hasattr(block, "as_links") or hasattr(block, "reverse")):
                 raise TypeError(
                     f"block {name}, a {type(block).__name__}, cannot be inverted; make it ReversibleBlock(f, g)"
                 )
+            if grid_bits is not None and hasattr(block, "grid_bits"):
+                block.grid_bits = grid_bits
         super().__init__(OrderedDict(named))
         self.store = store
+        self.grid_bits = grid_bits
         self.meter: Meter | None = None
 
     def forward(self, x: Tensor | Pair) -> Tensor:
@@ -236,25 +307,21 @@ class ReversibleSequential(nn.Sequential):
         Raises ValueError for an odd C.
         """
         if isinstance(x, tuple):
-            return run_chain((*self, _Join()), *x, store=self.store, meter=self._meter_of_blocks(first=0))[0]
+            return self._run((*self, _Join()), *x)[0]
         _check_channels(x)
-        return run_chain((_Halve(), *self, _Join()), x, store=self.store, meter=self._meter_of_blocks(first=1))[0]
+        return self._run((_Halve(), *self, _Join()), x)[0]
 
     def forward_pair(self, x1: Tensor, x2: Tensor) -> Pair:
         """Return the two output halves for two input halves. Custom blocks may return one of the inputs itself."""
-        y1, y2 = run_chain(tuple(self), x1, x2, store=self.store, meter=self._meter_of_blocks(first=0))
+        y1, y2 = self._run(tuple(self), x1, x2)
         return y1, y2
 
-    def _meter_of_blocks(self, first: int) -> Meter | None:
-        """Return the meter for a chain in which the link with index ``first`` is the first block."""
-        meter, num_blocks = self.meter, len(self)
-        if meter is None:
-            return None
-        return lambda link, error: meter(link - first, error) if 0 <= link - first < num_blocks else None
+    def _run(self, links: tuple[Any, ...], *xs: Tensor) -> Tensors:
+        return run_chain(links, *xs, store=self.store, meter=self.meter, grid_bits=self.grid_bits)
 
     @torch.no_grad()
     def inverse(self, y: Tensor) -> Tensor:
-        """Return the input for output y, up to rounding; does not update running statistics.
+        """Return the input for output y, without a grid up to rounding; does not update running statistics.
 
         In training mode norms use batch statistics, so y must be the output for the whole batch.
         """
@@ -267,6 +334,8 @@ class ReversibleSequential(nn.Sequential):
 
 class _Halve:
     """First link of a chain: splits the channels into two halves."""
+
+    is_end = True
 
     def __call__(self, *xs: Tensor) -> Pair:
         return _halves_in_layout(xs[0])
@@ -284,6 +353,8 @@ class _Join:
     In backward it splits only the gradient. The link before it, `_HalveOutput`, splits the output once autograd has
     released the gradient, so that two copies of both never exist at the same time.
     """
+
+    is_end = True
 
     def __call__(self, *xs: Tensor) -> Tensor:
         return torch.cat(xs, 1)

@@ -9,21 +9,26 @@ passes: the graph that reconstructs the input of a link also provides its gradie
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.fx
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from zoo.errors import ConfigError
 from zoo.ops.context import Autocast, RandomState, is_autocast, is_exporting, is_fx_proxy
+from zoo.ops.grid import HALF, Digests, round_to_grid
 from zoo.torch_internals import are_transforms_active, disable_compiler, is_replica, storage_id
+
+torch.fx.wrap("round_to_grid")
 
 Tensors = tuple[Tensor, ...]
 Gradients = dict[Tensor, Tensor]  # parameter -> gradient
 Meter = Callable[[int, float], None]
-HALF = (torch.float16, torch.bfloat16)
 
 
 class Link(Protocol):
@@ -34,12 +39,14 @@ class Link(Protocol):
 
         zoo.layers.reversible                         links of two tensors, the halves of the channels
             ReversibleBlock.as_links() -> 2 CouplingHalf    adds f(x2) to x1, then g(y1) to x2
-            PairPool, ShiftBlock                            pool and block of i-RevNets
+            PairPool, ShiftBlock.as_links() -> 1 PoolingCall    pool and block of i-RevNets
             _Halve, _Join                                   one tensor -> its halves, and back: the ends of the chain
         zoo.layers.invertible                         links of one tensor
             Invertible.as_links() -> 1 LayerCall            stores what the inverse of this call needs, for
                 ChannelPool, BatchPool, InvertibleLeakyReLU, InvertibleNorm, InvertibleConv, LayerwiseBlock,
                 Stem, GlobalMax                             the last two are the ends of the chain
+
+    A link whose ``is_end`` is True only splits or joins the streams at an end of the chain; it has no number.
     """
 
     def __call__(self, *xs: Tensor) -> Any:
@@ -57,7 +64,21 @@ class Link(Protocol):
         """
 
 
-def run_chain(links: Sequence[Any], *xs: Tensor, store: bool = False, meter: Meter | None = None) -> Tensors:
+class _Place(NamedTuple):
+    """A link, the number of the block that it belongs to (None at the ends of the chain), and whether it begins it."""
+
+    link: Link
+    block: int | None
+    is_first: bool
+
+
+def run_chain(
+    links: Sequence[Any],
+    *xs: Tensor,
+    store: bool = False,
+    meter: Meter | None = None,
+    grid_bits: int | None = None,
+) -> Tensors:
     """Run ``links`` one after the other and return the outputs of the last, the only tensors saved for backward.
 
     Under autocast, half-precision inputs are cast to float32. Forward runs without gradients. Backward recomputes it
@@ -71,20 +92,29 @@ def run_chain(links: Sequence[Any], *xs: Tensor, store: bool = False, meter: Met
     - `store`: save activations as autograd does. Always on in transforms of `torch.func` and in `torch.export`.
     - `meter`: called in backward with the number of each link and the relative error of its reconstructed inputs, last
       link first. It needs the memory of all inputs.
+    - `grid_bits`: round the inputs to multiples of 2^-grid_bits, so that links which do the same with what they add can
+      be inverted exactly (`zoo.ops.grid`). Backward compares digests of what it reconstructs with forward's.
 
     Raises RuntimeError if FSDP2 has sharded the parameters of a single link, because nothing would gather them here;
-    in backward, if modules have changed since forward.
+    in backward, if modules have changed since forward. Raises ConfigError if a block has another ``grid_bits``, or the
+    inputs are in half precision with it. Raises VerificationError in backward if a reconstruction is not exact.
     """
+    for number, block in enumerate(link for link in links if not _is_end(link)):
+        if (of_block := getattr(block, "grid_bits", None)) != grid_bits:
+            raise ConfigError(
+                f"grid_bits is {grid_bits} for a chain, but {of_block} for its block {number} ({type(block).__name__})",
+                remedy="pass grid_bits to ReversibleSequential, which sets its blocks; invertible layers have none",
+            )
     if any(map(is_fx_proxy, xs)):
-        return _run(links, xs)
+        return _run(links, xs if grid_bits is None else _inputs_on_grid(xs, grid_bits))
     if any(hasattr(parameter, "full_tensor") for parameter in _parameters(links)):  # a DTensor
         raise RuntimeError(
             "fully_shard was applied to a block of a chain of reversible or invertible layers; the chain does not call "
             "its blocks as modules, so their parameters would not be gathered: apply fully_shard to the whole network"
         )
     if store or not torch.is_grad_enabled():
-        return _run(links, _without_half(xs))
-    return _run_reversibly(links, xs, meter)
+        return _run(links, _streams(xs, grid_bits))
+    return _run_reversibly(links, xs, meter, grid_bits)
 
 
 def _run(links: Iterable[Any], xs: Tensors) -> Tensors:
@@ -94,15 +124,36 @@ def _run(links: Iterable[Any], xs: Tensors) -> Tensors:
     return xs
 
 
-def _without_half(xs: Tensors) -> Tensors:
-    """Return xs, under autocast in float32: half precision would round the sum at every link."""
-    return tuple(x.float() if x.dtype in HALF and is_autocast(x.device.type) else x for x in xs)
+def _streams(xs: Tensors, grid_bits: int | None) -> Tensors:
+    """Return xs, under autocast in float32: half precision would round the sum at every link.
+
+    With ``grid_bits`` on the grid. Raises ConfigError if they are in half precision nevertheless.
+    """
+    xs = tuple(x.float() if x.dtype in HALF and is_autocast(x.device.type) else x for x in xs)
+    if grid_bits is None:
+        return xs
+    for x in xs:
+        if x.dtype in HALF:
+            raise ConfigError(
+                f"grid_bits = {grid_bits} needs streams in single precision, got {x.dtype}",
+                remedy="keep the network in float32 and use torch.autocast",
+            )
+    return _inputs_on_grid(xs, grid_bits)
+
+
+def _inputs_on_grid(xs: Tensors, grid_bits: int) -> Tensors:
+    """Return xs on the grid, without negative zeros, which subtraction could not return."""
+    return tuple(round_to_grid(x, grid_bits) + 0.0 for x in xs)
+
+
+def _is_end(link: Any) -> bool:
+    return getattr(link, "is_end", False)
 
 
 # The decorator is on the whole function, so that compiled graphs break once.
 @disable_compiler
-def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> Tensors:
-    xs = _without_half(xs)
+def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None, grid_bits: int | None) -> Tensors:
+    xs = _streams(xs, grid_bits)
     if are_transforms_active() or is_exporting():
         return _run(links, xs)
     if any(map(is_replica, links)):
@@ -110,25 +161,27 @@ def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> T
             "the replicas of nn.DataParallel have no parameters, so a chain of invertible layers would not train; use "
             "DistributedDataParallel, or run the chain with store=True"
         )
-    numbered: list[tuple[int | None, Link]] = [  # only the first link of a module is numbered
-        (number if position == 0 else None, link)
-        for number, module in enumerate(links)
-        for position, link in enumerate(module.as_links() if hasattr(module, "as_links") else (module,))
-    ]
+    places, numbers = [], itertools.count()
+    for module in links:
+        block = None if _is_end(module) else next(numbers)
+        parts = module.as_links() if hasattr(module, "as_links") else (module,)
+        places += [_Place(link, block, is_first=position == 0) for position, link in enumerate(parts)]
+    num_blocks = next(numbers)
     if not any(x.requires_grad for x in xs):  # links before the first trained parameter need no backward
-        first = next((i for i, (_, link) in enumerate(numbered) if _trained([link])), len(numbered))
+        first = next((i for i, place in enumerate(places) if _trained([place.link])), len(places))
         with torch.no_grad():
-            xs = _run([link for _, link in numbered[:first]], xs)
-        numbered = numbered[first:]
-    if not numbered:
+            xs = _run([place.link for place in places[:first]], xs)
+        places = places[first:]
+    if not places:
         return xs
     # Autograd holds the output and its gradient until the node's backward returns. The last link is a node of its own,
     # so that both can be freed before the other links are inverted.
-    before, last = numbered[:-1], numbered[-1:]
+    before, last = places[:-1], places[-1:]
     handover = _Handover() if before else None
     for part in filter(None, (before, last)):
-        parameters = _trained(link for _, link in part)
-        xs = _Chain.apply(part, parameters, meter, handover, part is last, len(xs), *xs, *parameters)
+        parameters = _trained(place.link for place in part)
+        digests = None if grid_bits is None else Digests(grid_bits, [place.block for place in part], num_blocks)
+        xs = _Chain.apply(part, parameters, meter, digests, handover, part is last, len(xs), *xs, *parameters)
     return xs
 
 
@@ -153,26 +206,30 @@ class _Chain(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        numbered: list[tuple[int | None, Link]],
+        places: list[_Place],
         parameters: list[Tensor],
         meter: Meter | None,
+        digests: Digests | None,
         handover: _Handover | None,
         is_last: bool,
         num_inputs: int,
         *tensors: Tensor,
     ) -> Tensors:
-        ctx.numbered, ctx.parameters, ctx.meter = numbered, parameters, meter
+        ctx.places, ctx.parameters, ctx.meter, ctx.digests = places, parameters, meter, digests
         ctx.handover, ctx.is_last = handover, is_last
         xs = tensors[:num_inputs]
         ctx.autocast, ctx.random_states, ctx.inputs = Autocast.now(xs[0]), [], []
         state = RandomState.now(xs[0])
-        for number, link in numbered:
+        for link, block, is_first in places:
             # Detached: a link may return its input, and an output that is saved here would keep itself alive.
-            ctx.inputs.append([x.detach() for x in xs] if meter and number is not None else None)
-            xs = _run([link], xs)
+            ctx.inputs.append([x.detach() for x in xs] if meter and is_first and block is not None else None)
+            inputs, xs = xs, _run([link], xs)
+            if digests is not None:
+                digests.record(inputs, xs, compared=not _is_end(link))
+            del inputs
             state, before = RandomState.now(xs[0]), state
             ctx.random_states.append(None if state.is_same(before) else before)
-        modules = _modules(link for _, link in numbered)
+        modules = _modules(place.link for place in places)
         ctx.training = [module.training for module in modules]
         used = [b for module in modules if not module.training for b in module.buffers(recurse=False)]
         # Saving parameters and buffers makes torch raise if they were modified; backward reads xs only.
@@ -183,32 +240,37 @@ class _Chain(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """Invert the links from last to first, and compute the gradients of each."""
-        _check_modules([link for _, link in ctx.numbered], ctx.parameters, ctx.training)
+        _check_modules([place.link for place in ctx.places], ctx.parameters, ctx.training)
         ys = ctx.saved_tensors[: len(grads)]
         if ctx.is_last:
             seen_by_caller = storage_ids((*ys, *grads))
         else:
             ys, grads, seen_by_caller = ctx.handover.take()
         gradients: Gradients = {}
+        found: dict[int, Tensor] = {}  # index of a link -> digests of the inputs that backward has reconstructed
         state_of_caller = RandomState.now(grads[0]) if any(ctx.random_states) else None
         try:
             with ctx.autocast():
-                forward = list(zip(ctx.numbered, ctx.random_states, ctx.inputs, strict=True))
-                for (number, link), random_state, true_inputs in reversed(forward):
+                forward = zip(ctx.places, ctx.random_states, ctx.inputs, strict=True)
+                for index, (place, random_state, true_inputs) in reversed(list(enumerate(forward))):
                     if random_state is not None:
                         random_state.restore()
                     seen_by_caller &= storage_ids((*ys, *grads))  # must not be overwritten
-                    ys, grads, of_parameters = link.reverse(ys, grads, may_overwrite=not seen_by_caller)
+                    ys, grads, of_parameters = place.link.reverse(ys, grads, may_overwrite=not seen_by_caller)
                     add_gradients(gradients, of_parameters)
                     if true_inputs is not None:
-                        ctx.meter(number, _relative_error(ys, true_inputs))
+                        ctx.meter(place.block, _relative_error(ys, true_inputs))
+                    if ctx.digests is not None:
+                        found.update(ctx.digests.of(index, ys))
         finally:
             if state_of_caller is not None:
                 state_of_caller.restore()
+        if ctx.digests is not None:
+            ctx.digests.compare(found)
         if ctx.is_last and ctx.handover is not None:
             ctx.handover.content = ys, grads, seen_by_caller
             grads = tuple(grad.new_zeros(()).expand_as(grad) for grad in grads)
-        return *[None] * 6, *grads, *[gradients.get(parameter) for parameter in ctx.parameters]
+        return *[None] * 7, *grads, *[gradients.get(parameter) for parameter in ctx.parameters]
 
 
 def add_gradients(gradients: Gradients, others: Gradients) -> None:

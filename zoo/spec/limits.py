@@ -26,6 +26,7 @@ MAX_DILATION = 1024
 MAX_BLOCKS = 1000  # of one level; the deepest published i-RevNet has 300 in all
 MAX_CHANNELS = 4096
 MAX_LEVELS = 8
+MAX_GRID_BITS = 22  # leaves float32 a range of 4
 
 # How validation images are resized and cropped.
 Interpolation = Literal["bilinear", "bicubic"]

@@ -1,0 +1,197 @@
+"""Rounding to the grid, the digest of a stream, and what a chain reports that does not get its bits back."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from zoo.errors import ConfigError, VerificationError
+from zoo.layers import ReversibleBlock, ReversibleSequential
+from zoo.layers.invertible import InvertibleLeakyReLU
+from zoo.layers.reversible import PairPool
+from zoo.ops.chain import run_chain
+from zoo.ops.grid import digest, round_to_grid
+
+
+@pytest.mark.parametrize("bits", [0, 3, 14, 22])
+def test_values_are_the_nearest_multiples_and_the_gradient_passes_straight_through(bits):
+    x = torch.randn(1000, dtype=torch.float64).float().requires_grad_()
+    y = round_to_grid(x, bits)
+    assert torch.equal(y.double(), (x.detach().double() * 2**bits).round() / 2**bits)
+    (dx,) = torch.autograd.grad((y * torch.arange(1000)).sum(), x)
+    assert torch.equal(dx, torch.arange(1000.0))
+
+
+def test_half_precision_is_rounded_in_single_precision_and_its_gradient_is_half():
+    x = torch.tensor([1.375, -0.40625], dtype=torch.bfloat16, requires_grad=True)
+    y = round_to_grid(x, 2)
+    assert y.dtype == torch.float32
+    assert y.tolist() == [1.5, -0.5]
+    (2 * y).sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == torch.bfloat16
+    assert x.grad.tolist() == [2, 2]
+
+
+def test_it_can_be_vectorized():
+    x = torch.randn(3, 5)
+    assert torch.equal(torch.func.vmap(lambda row: round_to_grid(row, 4))(x), round_to_grid(x, 4))
+    assert torch.equal(torch.func.grad(lambda x: round_to_grid(x, 4).sum())(x), torch.ones(3, 5))
+
+
+@pytest.mark.slow
+def test_it_can_be_exported():
+    class Rounding(nn.Module):
+        def forward(self, x):
+            return round_to_grid(x, 4)
+
+    x = torch.randn(3, 5)
+    assert torch.equal(torch.export.export(Rounding(), (x,)).module()(x), round_to_grid(x, 4))
+
+
+@pytest.mark.parametrize("bits", [-1, 23, 14.5, True, "14"])
+def test_a_grid_that_does_not_exist_is_refused(bits):
+    with pytest.raises(ConfigError, match="grid_bits must be a whole number from 0 to 22, got"):
+        round_to_grid(torch.zeros(1), bits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_digest_depends_on_every_bit_of_every_value(dtype):
+    x = torch.randn(4, 6, dtype=dtype)
+    integers = {torch.float32: torch.int32, torch.float64: torch.int64}[dtype]
+    for bit in range(8 * x.element_size()):
+        changed = x.clone()
+        changed.view(integers)[2, 3] ^= torch.tensor(1, dtype=integers) << bit
+        assert not torch.equal(digest(changed), digest(x))
+
+
+def test_the_digest_notices_errors_of_opposite_sign_and_does_not_depend_on_the_layout():
+    x = torch.randn(2, 6, 4, 4)
+    wrong = x.clone()
+    wrong.view(torch.int32)[0, 0, 0, 0] += 1
+    wrong.view(torch.int32)[1, 5, 3, 2] -= 1
+    assert wrong.view(torch.int32).sum() == x.view(torch.int32).sum()
+    assert not torch.equal(digest(wrong), digest(x))
+    assert torch.equal(digest(x.to(memory_format=torch.channels_last)), digest(x))
+
+
+class Scaled(nn.Module):
+    """A branch x -> sin(x) * scale, with a frozen scale, which autograd does not watch."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(scale), requires_grad=False)
+
+    def forward(self, x):
+        return x.sin() * self.scale
+
+
+class Nondeterministic(nn.Module):
+    """A branch that adds another small number in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x.sin() + 0.001 * self.calls
+
+
+def chain_of(*branches, grid_bits=14) -> ReversibleSequential:
+    """Blocks of two channels per half; f is one of ``branches``, g adds little."""
+    return ReversibleSequential((ReversibleBlock(f, Scaled(0.1)) for f in branches), grid_bits=grid_bits)
+
+
+def images(scale=1.0):
+    torch.manual_seed(0)
+    return (scale * torch.randn(2, 4, 3, 3)).requires_grad_()
+
+
+def test_a_value_beyond_the_range_is_named_with_the_bits_that_have_the_range():
+    chain = chain_of(Scaled(), Scaled(1500.0), Scaled(0.001))
+    with pytest.raises(VerificationError) as caught:
+        chain(images()).sum().backward()
+    text = str(caught.value)
+    found = re.search(r"exact below 1,024, and the largest absolute value of this block's output is ([\d,.]+); ", text)
+    assert found
+    assert 1400 < float(found[1].replace(",", "")) < 1600
+    assert text.startswith("block 2 of the blocks 0 to 2, streams of shape (2, 2, 3, 3): backward could not")
+    assert text.endswith("; set grid_bits to 13 or less")
+    coarser = chain_of(Scaled(), Scaled(1500.0), Scaled(0.001), grid_bits=13)
+    coarser(images()).sum().backward()
+
+
+def test_a_range_that_no_grid_has_and_values_that_are_not_finite_are_named():
+    for scale, remedy in ((1e9, r"no grid has this range; store activations"), (1e39, "the network has diverged")):
+        with pytest.raises(VerificationError, match=remedy):
+            chain_of(Scaled(scale))(images()).sum().backward()
+
+
+def test_a_branch_that_is_not_deterministic_is_named_with_the_block():
+    chain = chain_of(Scaled(), Nondeterministic(), Scaled())
+    message = r"block 1 of the blocks 0 to 2.*change no parameters.*torch\.use_deterministic_algorithms\(True\)"
+    with pytest.raises(VerificationError, match=message):
+        chain(images()).sum().backward()
+    chain.store = True
+    chain(images()).sum().backward()
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_a_parameter_that_changed_before_backward_is_named_with_the_block(paired):
+    chain = chain_of(Scaled(), Scaled(), Scaled())
+    x = images()
+    y = torch.cat(chain.forward_pair(*x.chunk(2, 1)), 1) if paired else chain(x)
+    chain[2].f.scale.data.mul_(1.01)
+    with pytest.raises(VerificationError, match=r"block 2 of the blocks 0 to 2.*change no parameters and buffers"):
+        y.sum().backward()
+
+
+def test_a_changed_branch_is_named_in_the_link_that_is_a_node_of_its_own():
+    chain = chain_of(Scaled(), Scaled())
+    y1, y2 = chain.forward_pair(*images().chunk(2, 1))
+    chain[1].g.scale.data.mul_(1.5)
+    with pytest.raises(VerificationError, match="block 1 of the blocks 0 to 1"):
+        (y1 + y2).sum().backward()
+
+
+def test_a_single_wrong_value_is_enough():
+    chain, hit = chain_of(Scaled(), Scaled(), Scaled()), []
+
+    def disturb(module, args, output):
+        hit.append(True)
+        if len(hit) == 2:  # the recomputation
+            output.data.view(-1)[7] += 2.0**-14
+
+    chain[0].f.register_forward_hook(disturb)
+    with pytest.raises(VerificationError, match="block 0 of the blocks 0 to 2"):
+        chain(images()).sum().backward()
+
+
+def test_negative_zeros_are_reconstructed_too():
+    """x - r is +0 for x = r, so that -0 must not be in a stream."""
+    x = torch.full((1, 2, 1, 1), -0.0).requires_grad_()
+    chain_of(nn.Identity(), nn.Identity())(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_without_a_grid_nothing_is_compared():
+    chain = chain_of(Scaled(), Nondeterministic(), Scaled(1500.0), grid_bits=None)
+    chain(images()).sum().backward()
+
+
+def test_layers_that_leave_the_grid_and_half_precision_without_autocast_are_refused():
+    with pytest.raises(ConfigError, match=r"grid_bits is 14 for a chain, but None for its block 0 \(InvertibleLeaky"):
+        run_chain([InvertibleLeakyReLU(0.5)], images(), grid_bits=14)
+    block = ReversibleBlock(Scaled(), Scaled(), grid_bits=12)
+    with pytest.raises(ConfigError, match=r"grid_bits is None for a chain, but 12 for its block 1 \(ReversibleBlock"):
+        ReversibleSequential([PairPool(), block])(images())
+    chain = chain_of(Scaled(), grid_bits=None)
+    chain.grid_bits = 14
+    with pytest.raises(ConfigError, match=r"None for its block 0 .*; pass grid_bits to ReversibleSequential"):
+        chain(images())
+    with pytest.raises(ConfigError, match=r"single precision, got torch\.bfloat16; .*torch\.autocast"):
+        chain_of(Scaled())(images().bfloat16())

@@ -1,0 +1,136 @@
+"""Streams of reversible chains on a grid, where sums are exact, so that subtraction reconstructs the bits.
+
+If x and r are multiples of 2^-bits, so is y = x + r. In float32 the sum is exact if |y| < 2^(24 - bits), and then y - r
+is exactly x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from zoo.errors import ConfigError, VerificationError
+from zoo.spec.limits import MAX_GRID_BITS
+
+HALF = (torch.float16, torch.bfloat16)
+SIGNIFICAND_BITS = {torch.float32: 24, torch.float64: 53}
+INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def round_to_grid(x: Tensor, bits: int) -> Tensor:
+    """Return round(x 2^bits) 2^-bits, at least in float32, ties to even; its gradient is that of x.
+
+    Raises ConfigError unless ``bits`` is a whole number from 0 to `MAX_GRID_BITS`.
+    """
+    if type(bits) is not int or not 0 <= bits <= MAX_GRID_BITS:
+        raise ConfigError(f"grid_bits must be a whole number from 0 to {MAX_GRID_BITS}, got {bits!r}")
+    return _RoundToGrid.apply(x, bits)
+
+
+class _RoundToGrid(torch.autograd.Function):
+    """Rounds; its derivative is the identity (a straight-through estimator)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, bits: int) -> Tensor:
+        x = x.float() if x.dtype in HALF else x
+        return x.mul(2.0**bits).round_().mul_(2.0**-bits)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return dy, None
+
+
+def digest(x: Tensor) -> Tensor:
+    """Return the sum of b (2 b + 1) over the values of x, whose bits are the integers b; the sum wraps around.
+
+    The map is a permutation of the integers, so a single changed value always changes the digest. It is not linear:
+    rounding errors of opposite sign cancel in a sum of b, but not here.
+    """
+    integers = INTEGERS[x.dtype]
+    bits = x.detach().view(integers)
+    return torch.addcmul(bits, bits, bits, value=2).sum(dtype=integers)
+
+
+class _Seen(NamedTuple):
+    """What forward saw of a link: the inputs that it replaces, and the extremes of the outputs that replace them."""
+
+    replaced: list[int]  # positions
+    shape: torch.Size
+    digests: Tensor
+    extremes: Tensor
+
+
+class Digests:
+    """Digests of the tensors that links replace: recorded in forward, compared with what backward reconstructs.
+
+    Args:
+    - `bits`: the grid.
+    - `blocks`: the number of each link's block, None at the ends of a chain.
+    - `num_blocks`: the number of blocks in the chain.
+    """
+
+    def __init__(self, bits: int, blocks: Sequence[int | None], num_blocks: int) -> None:
+        self.bits, self.blocks, self.num_blocks = bits, blocks, num_blocks
+        self._seen: list[_Seen | None] = []
+
+    def record(self, xs: Sequence[Tensor], ys: Sequence[Tensor], compared: bool) -> None:
+        """Add the next link, which has inputs xs and outputs ys."""
+        replaced = [i for i, x in enumerate(xs) if all(x is not y for y in ys)] if compared else []
+        new = [y.detach() for y in ys if all(y is not x for x in xs)]
+        if not replaced:
+            self._seen.append(None)
+            return
+        digests = torch.stack([digest(xs[i]) for i in replaced])
+        extremes = torch.stack([extreme for y in new for extreme in torch.aminmax(y)])
+        self._seen.append(_Seen(replaced, xs[replaced[0]].shape, digests, extremes))
+
+    def of(self, link: int, xs: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Return {link: digests of its reconstructed inputs xs}; nothing for a link that is not compared."""
+        seen = self._seen[link]
+        return {} if seen is None else {link: torch.stack([digest(xs[i]) for i in seen.replaced])}
+
+    def compare(self, found: Mapping[int, Tensor]) -> None:
+        """Compare the digests that backward found, in its order; waits for the device once.
+
+        Raises VerificationError for the first link that differs.
+        """
+        recorded = [(link, seen) for link in found if (seen := self._seen[link]) is not None]
+        if not recorded or recorded[0][1].digests.is_meta:
+            return
+        differ = torch.cat(list(found.values())) != torch.cat([seen.digests for _, seen in recorded])
+        links = [(link, seen) for link, seen in recorded for _ in seen.replaced]
+        for (link, seen), differs in zip(links, differ.tolist(), strict=True):
+            if differs:
+                raise self._error(self.blocks[link], seen)
+
+    def _error(self, block: int | None, seen: _Seen) -> VerificationError:
+        largest = float(seen.extremes.abs().max())  # NaN if there is one
+        significand = SIGNIFICAND_BITS[seen.extremes.dtype]
+        limit = 2.0 ** (significand - self.bits)
+        if not math.isfinite(largest):
+            remedy = "the network has diverged; lower the learning rate"
+        elif largest < limit:
+            remedy = (
+                "the block computed something else again: change no parameters and buffers between forward and "
+                "backward, and call torch.use_deterministic_algorithms(True)"
+            )
+        elif (most := significand - math.frexp(largest)[1]) >= 0:
+            remedy = f"set grid_bits to {most} or less"
+        else:
+            remedy = 'no grid has this range; store activations (store=True, memory "plain")'
+        return VerificationError(
+            f"backward could not reconstruct the bits of a reversible chain with grid_bits = {self.bits}; its values "
+            f"are exact below {limit:,.0f}, and the largest absolute value of this block's output is {largest:,.6g}",
+            f"block {block} of the blocks 0 to {self.num_blocks - 1}, streams of shape {tuple(seen.shape)}",
+            remedy,
+        )
