@@ -18,7 +18,7 @@ from zoo.models.external import build_external
 from zoo.names import is_weights_file, only_variant, resolve, with_preprocessing
 from zoo.spec.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
 from zoo.spec.limits import MAX_CHANNELS
-from zoo.spec.network import STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec
+from zoo.spec.network import MISSING_BECAUSE, STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec
 from zoo.spec.section import Section, parse_section
 from zoo.weights import StoredWeights, load_state_dict, load_stored, read_weights
 from zoo.weights.stored import load_body
@@ -149,7 +149,8 @@ def _sort_arguments(arch: str, arguments: dict[str, Any]) -> tuple[BuildOptions,
             near = difflib.get_close_matches(unknown[0], [*known, "weights", "body_weights"], 1)
             raise TypeError(
                 f"get() got an unexpected keyword argument {unknown[0]!r} for {arch}, whose options are "
-                f"{join_names(options)}" + "".join(f"; the nearest argument is {name!r}" for name in near)
+                f"{join_names(options)}{MISSING_BECAUSE.get(unknown[0], '')}"
+                + "".join(f"; the nearest argument is {name!r}" for name in near)
             )
     changes = {key: value for key, value in arguments.items() if value is not None}
     how = {key: changes.pop(key) for key in BuildOptions.model_fields if key in changes}

@@ -48,6 +48,7 @@ def build_small(
     kind, norm="standard", classes=5, network=RevNet, dtype=torch.float64, memory="auto", **options
 ) -> nn.Module:
     torch.manual_seed(0)
+    options |= {"grid_bits": None} if network is RevNet else {}
     model = network(norm_act(norm, NORMS[norm]), classes, **SMALL[kind], memory=memory, **options).to(dtype)
     init_weights(model, "truncated_normal")
     return model

@@ -56,6 +56,7 @@ WRONG = [
     ({"options": {"dilation": 10**9}}, "dilation.* should be 1, or a list"),
     ({"options": {"dilation": [1] * 10_000}}, "dilation.* should be 1, or a list|holds more than"),
     ({"options": {"keep_outputs": 1}}, "options.keep_outputs = 1: should be a valid boolean"),
+    ({"options": {"grid_bits": 14}}, "grid_bits.*only sums, as of the reversible blocks of revnet.* divide"),
     ({"options": {"drop_path_rate": 1}}, "options.drop_path_rate = 1: should be less than or equal to 0.99"),
 ]
 

@@ -69,6 +69,10 @@ def test_what_changes_no_weights_is_no_contradiction(relu_file: Path, tmp_path: 
     model = zoo.get("resnet18", activation="relu", num_classes=3, memory="checkpoint", dilation=[1, 1, 1, 2])
     load_weights(model, relu_file)
     load_weights(zoo.get("resnet18", activation="relu", num_classes=7, keep_outputs=True), relu_file)
+    source = zoo.get("revnet38_cifar", grid_bits=14)
+    torch.save({"state_dict": source.state_dict(), "network": source.built_as.model_dump()}, tmp_path / "grid.pth")
+    assert zoo.get(tmp_path / "grid.pth").mod2.chain.grid_bits == 14
+    load_weights(zoo.get("revnet38_cifar", grid_bits=12), tmp_path / "grid.pth")
     source = zoo.get("resnet18", norm="sync", num_classes=3)
     record = _changed(norm="sync", activation="leaky_relu", options={})
     torch.save({"state_dict": source.state_dict(), "network": record}, tmp_path / "sync.pth")

@@ -28,6 +28,7 @@ class IRevNet(Network):
     - `blocks`: the number of `ShiftBlock`s of each level.
     - `widths`: the channels of a half in each level, four times the previous level.
     - `dropout`: dropout rate of the branches.
+    - `grid_bits`: the grid of the chains, see `ReversibleSequential`.
     - `memory`: "auto" saves only the chain's output for backward, "plain" all activations.
     - All others: see `Network`.
     """
@@ -41,6 +42,7 @@ class IRevNet(Network):
         blocks: Sequence[int],
         widths: Sequence[int],
         dropout: float,
+        grid_bits: int | None,
         memory: str,
     ) -> None:
         super().__init__(features_only)
@@ -54,7 +56,8 @@ class IRevNet(Network):
                 branch = build_shift_branch(channels, width, norm, stride, level > 0 or index > 0, dropout)
                 links.append(ShiftBlock(branch, stride))
                 channels = width
-            self.add_module(f"level{level}", ReversibleSequential(links, store=memory == "plain"))
+            chain = ReversibleSequential(links, store=memory == "plain", grid_bits=grid_bits)
+            self.add_module(f"level{level}", chain)
             self._add_stage(f"level{level}", channels=2 * channels, reduction=2**level)
         self.bn_out = out_of_place(norm(2 * channels))
         self._add_classifier(classes)

@@ -23,15 +23,18 @@ class RevNet(PreactNetwork):
     ``memory`` selects what is saved for backward. "auto": the output of each module, and the input of a first block
     that changes stride or width, which is the output of the previous module; backward recomputes the stem and all
     blocks. "plain": all activations, with torch's pooling.
+
+    ``grid_bits`` is that of the chains, see `ReversibleSequential`.
     """
 
-    def __init__(self, norm: NormFactory, classes: int, *, memory: str, **options: Any) -> None:
+    def __init__(self, norm: NormFactory, classes: int, *, grid_bits: int | None, memory: str, **options: Any) -> None:
+        self._grid_bits = grid_bits  # read by `_build_module`, which the base class calls
         super().__init__(norm, classes, memory=memory, **options)
         # The stem has the largest maps of a network for ImageNet, and backward needs them last.
         self.recomputed = () if memory == "plain" else ("mod1",)
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
-        return ReversibleModule(shape, norm, store=memory == "plain")
+        return ReversibleModule(shape, norm, store=memory == "plain", grid_bits=self._grid_bits)
 
 
 class ReversibleModule(nn.Module):
@@ -40,7 +43,7 @@ class ReversibleModule(nn.Module):
     The input of ``first`` and the chain's output are saved for backward; with ``chain.store``, all activations.
     """
 
-    def __init__(self, shape: ModuleShape, norm: NormFactory, store: bool) -> None:
+    def __init__(self, shape: ModuleShape, norm: NormFactory, store: bool, grid_bits: int | None) -> None:
         super().__init__()
         in_channels, out_channels, bottleneck, blocks, stride, leading_norm = shape
         changes_shape = stride > 1 or in_channels != out_channels
@@ -54,7 +57,7 @@ class ReversibleModule(nn.Module):
             )
             for index in range(int(changes_shape), blocks)
         )
-        self.chain = ReversibleSequential(chain, store=store)
+        self.chain = ReversibleSequential(chain, store=store, grid_bits=grid_bits)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the last block's output in a new tensor."""

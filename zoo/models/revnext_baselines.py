@@ -30,6 +30,7 @@ class RevNeXtBaseline(LargestValueNetwork):
       post-activation residual blocks of two convolutions.
     - `blocks`: the number of blocks of each level.
     - `channels`: channels of the stem and of the first level.
+    - `grid_bits`: the grid of the reversible blocks, see `ReversibleSequential`; None for residual blocks.
     - `memory`: what is saved for backward. "auto": for reversible blocks the outputs of levels, and the stem is
       recomputed; otherwise as in `ResNet`. "plain": all activations.
     - All others: see `Network`.
@@ -44,6 +45,7 @@ class RevNeXtBaseline(LargestValueNetwork):
         blocks: Sequence[int],
         features_only: bool = False,
         channels: int,
+        grid_bits: int | None,
         memory: str,
     ) -> None:
         super().__init__(features_only)
@@ -57,7 +59,7 @@ class RevNeXtBaseline(LargestValueNetwork):
                 channels *= 2
             if reversible:
                 chain = [build_two_branch_block(channels, norm) for _ in range(depth)]
-                modules.append(ReversibleSequential(chain, store=memory == "plain"))
+                modules.append(ReversibleSequential(chain, store=memory == "plain", grid_bits=grid_bits))
             else:
                 fuse = FUSE_BY_MEMORY[memory]
                 modules += [ResidualBlock(channels, (channels, channels), norm, fuse=fuse) for _ in range(depth)]
@@ -88,6 +90,7 @@ class TwoBranchIRevNet(LargestValueNetwork):
     Args:
     - `blocks`: the number of reversible blocks of each level.
     - `channels`: channels of the stem; each pool multiplies them by four.
+    - `grid_bits`: the grid of the chain, see `ReversibleSequential`.
     - `memory`: what is saved for backward. "auto": the output of the chain; the stem is recomputed. "plain": all
       activations.
     - All others: see `Network`.
@@ -101,6 +104,7 @@ class TwoBranchIRevNet(LargestValueNetwork):
         features_only: bool = False,
         blocks: Sequence[int],
         channels: int,
+        grid_bits: int | None,
         memory: str,
     ) -> None:
         super().__init__(features_only)
@@ -112,7 +116,7 @@ class TwoBranchIRevNet(LargestValueNetwork):
                 links.append(PairPool())
                 channels *= 4
             links += [build_two_branch_block(channels, norm) for _ in range(depth)]
-        self.chain = ReversibleSequential(links, store=memory == "plain")
+        self.chain = ReversibleSequential(links, store=memory == "plain", grid_bits=grid_bits)
         self._add_stage("stem", "chain", channels=channels, reduction=2 ** (len(blocks) - 1))
         self._add_classifier(classes)
 

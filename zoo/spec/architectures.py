@@ -25,8 +25,10 @@ from zoo.spec.options import (
     IRevNetOptions,
     ResNetOptions,
     ResNeXtOptions,
+    ReversibleOptions,
     RevNeXtBaselineOptions,
     RevNeXtOptions,
+    RevNeXtRevNetOptions,
     Stem,
     StochasticDepth,
     TwoBranchIRevNetOptions,
@@ -224,6 +226,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "revnet110_cifar": {"structure": (9, 9, 9), "widths": (32, 32, 64, 128), "bottleneck": False},
             "revnet164_cifar": {"structure": (9, 9, 9), "widths": (32, 32, 64, 128), "bottleneck": True},
         },
+        options=ReversibleOptions,
         input="cifar",
     ),
     **_family(
@@ -233,6 +236,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             # 45,428,072 parameters; 45.2 M in the paper
             "revnet104": {"structure": (2, 2, 11, 2), "widths": _REVNET_WIDTHS, "bottleneck": True},
         },
+        options=ReversibleOptions,
     ),
     **_family(
         "irevnet",
@@ -262,11 +266,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     **_family(
         "revnext_baseline",
-        {
-            "revnext_resnet18": {"reversible": False, "blocks": (2, 2, 2, 2)},
-            "revnext_revnet": {"reversible": True, "blocks": (4, 4, 4, 4)},
-        },
+        {"revnext_resnet18": {"reversible": False, "blocks": (2, 2, 2, 2), "grid_bits": None}},
         options=RevNeXtBaselineOptions,
+        input="cifar",
+    ),
+    **_family(
+        "revnext_baseline",
+        {"revnext_revnet": {"reversible": True, "blocks": (4, 4, 4, 4)}},
+        options=RevNeXtRevNetOptions,
         input="cifar",
     ),
 }

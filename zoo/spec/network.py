@@ -113,6 +113,14 @@ class Preprocessing(Section):
         return Preprocessing(**{key: getattr(self, key) for key in Preprocessing.model_fields})
 
 
+# Why some networks do not have an option.
+MISSING_BECAUSE = {
+    "drop_path_rate": "; stochastic depth drops branches of residual blocks whose activations are saved",
+    "grid_bits": "; only sums, as of the reversible blocks of revnet*, irevnet* and revnext_revnet, stay on a grid, "
+    "but invertible layers divide",
+}
+
+
 def _unknown_options(name: str, options: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the options that a network of this package does not have, each with a message."""
     arch = ARCHITECTURES.get(name)
@@ -120,9 +128,8 @@ def _unknown_options(name: str, options: Iterable[str]) -> Iterator[tuple[str, s
         if option in NetworkSpec.model_fields:
             yield option, "is a key of this section, not an option; set that key"
         elif arch is not None and option not in arch.options.model_fields:
-            reason = "; stochastic depth drops branches of residual blocks whose activations are saved"
             known = join_names(arch.options.model_fields) or "none"
-            yield option, f"{name} has no such option{reason * (option == 'drop_path_rate')}; its options are {known}"
+            yield option, f"{name} has no such option{MISSING_BECAUSE.get(option, '')}; its options are {known}"
 
 
 def _default_num_classes(settings: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, WrapValidator
 from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
-from zoo.spec.limits import MAX_BLOCKS, MAX_CHANNELS, MAX_DILATION, MAX_LEVELS, MAX_SIDE
+from zoo.spec.limits import MAX_BLOCKS, MAX_CHANNELS, MAX_DILATION, MAX_GRID_BITS, MAX_LEVELS, MAX_SIDE
 from zoo.spec.section import Section
 
 
@@ -66,7 +66,7 @@ class ResNetOptions(StochasticDepth):
     """Options of a ResNet."""
 
     dilation: BlockDilation = 1
-    """Dilations of the convolutions of mod2 to mod5, which replace strides: 1 for none, or one entry per module, each a
+    """Dilations of mod2 to mod5, which replace strides: 1 for none, or one entry per module, each a
     number or a list of one number per block ([1, 1, 2, 4]: output stride 8); set by output_stride."""
     keep_outputs: bool = False
     """Whether forward returns the outputs of all modules, followed by the logits."""
@@ -76,7 +76,7 @@ class ResNeXtOptions(Stem, StochasticDepth):
     """Options of a ResNeXt."""
 
     dilation: BlockDilation = 1
-    """Dilations of the convolutions of mod2 to mod5, which replace strides: 1 for none, or one entry per module, each a
+    """Dilations of mod2 to mod5, which replace strides: 1 for none, or one entry per module, each a
     number or a list of one number per block ([1, 1, 2, 4]: output stride 8); set by output_stride."""
 
 
@@ -96,11 +96,18 @@ class DenseNetOptions(Stem):
     dilation: Annotated[
         Rate | Rates, _should_be(f"a whole number from 1 to {MAX_DILATION}, or a list of four (mod2 to mod5)")
     ] = 1
-    """Dilations of the convolutions of mod2 to mod5, which replace the pools before these modules: a number for all
+    """Dilations of mod2 to mod5, which replace the pools before these modules: a number for all
     modules, or one per module ([1, 1, 2, 4]: output stride 8); set by output_stride."""
 
 
-class IRevNetOptions(Section):
+class ReversibleOptions(Section):
+    """The option of families of reversible blocks."""
+
+    grid_bits: Annotated[int, Field(ge=0, le=MAX_GRID_BITS)] | None = None
+    """Rounds activations of reversible chains to multiples of 2^-grid_bits, so that their reconstruction is exact."""
+
+
+class IRevNetOptions(ReversibleOptions):
     """Options of an i-RevNet."""
 
     blocks: Depths = Field(default=[18, 18, 18])
@@ -111,13 +118,13 @@ class IRevNetOptions(Section):
     """Dropout probability in blocks."""
 
 
-class TwoBranchIRevNetOptions(Section):
+class TwoBranchIRevNetOptions(ReversibleOptions):
     """Options of the i-RevNet of the RevNeXt paper."""
 
     blocks: Depths = Field(default=[2, 2, 2, 1])
     """Numbers of blocks, one per level."""
     channels: EvenChannels = 32
-    """Channels of the stem, an even number, because blocks halve them."""
+    """Channels of the stem, an even number."""
 
 
 class InvertibleOptions(Section):
@@ -127,7 +134,7 @@ class InvertibleOptions(Section):
     """Kinds of the pools between the levels: channel moves the pixels of a window to channels, batch to the batch
     dimension."""
     channels: EvenChannels = 32
-    """Channels of the stem, an even number, because blocks halve them."""
+    """Channels of the stem, an even number."""
     eps_i: Annotated[float, Field(ge=0, le=1)] = 1e-4
     """Added to the absolute scales of invertible norms, so that all of them can be inverted."""
 
@@ -155,7 +162,11 @@ class RevNeXtBaselineOptions(Section):
     """Options of the baselines of the RevNeXt paper."""
 
     channels: EvenChannels = 32
-    """Channels of the stem, an even number, because blocks halve them."""
+    """Channels of the stem, an even number."""
+
+
+class RevNeXtRevNetOptions(ReversibleOptions, RevNeXtBaselineOptions):
+    """Options of the RevNet among these baselines."""
 
 
 class DeepLabOptions(Section):
