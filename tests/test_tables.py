@@ -22,7 +22,7 @@ def test_columns_are_padded_and_numbers_stand_right() -> None:
 
 
 def _result(protocol: str) -> ClassificationResult:
-    return ClassificationResult(top1=77.5, top5=93.25, loss=0.9, count=50_000, skipped=2, protocol=protocol)
+    return ClassificationResult(top1=77.5, top5=93.25, loss=0.9, count=50_000, protocol=protocol)
 
 
 def test_the_expected_score_follows_the_measured_one_of_its_protocol() -> None:
@@ -30,7 +30,7 @@ def test_the_expected_score_follows_the_measured_one_of_its_protocol() -> None:
     lines = results_table("net", LABELS, [_result("center224"), _result("tencrop32-scale36")], expected).splitlines()
     assert [cell.strip() for cell in lines[3].split("|")[1:3]] == ["net", "tencrop32-scale36"]
     assert [cell.strip() for cell in lines[4].split("|")[1:-1]] == [
-        *("expected: README", "tencrop32-scale36", "78.00", "94.00", "", "", "", "", ""),
+        *("expected: README", "tencrop32-scale36", "78.00", "94.00", "", "", "", ""),
     ]
     assert len(lines) == 5
 
@@ -38,10 +38,8 @@ def test_the_expected_score_follows_the_measured_one_of_its_protocol() -> None:
 def test_a_result_shows_all_its_numbers_and_the_standard_errors_of_its_accuracies() -> None:
     lines = results_table("net", LABELS, [_result("center224")], None).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (lines[0], lines[2])]
-    assert cells[0] == [
-        *("network", "protocol", "top-1 %", "top-5 %", "± top-1", "± top-5", "loss", "images", "left out")
-    ]
-    assert cells[1] == ["net", "center224", "77.50", "93.25", "0.19", "0.11", "0.90", "50000", "2"]
+    assert cells[0] == [*("network", "protocol", "top-1 %", "top-5 %", "± top-1", "± top-5", "loss", "images")]
+    assert cells[1] == ["net", "center224", "77.50", "93.25", "0.19", "0.11", "0.90", "50000"]
 
 
 @pytest.mark.parametrize(("classes", "has_top5"), [(3, False), (5, False), (6, True)])

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.data.sample_images import make_folder, random_image
 from zoo.config import Input
 from zoo.data.classes import check_num_classes, check_same_classes
-from zoo.data.folder import Batch, ImageFolder, collate
+from zoo.data.folder import ImageFolder
 from zoo.data.pixels import Pixels
 from zoo.data.transforms import Drawn, TrainTransform, Transform, ValTransform
 from zoo.errors import DataError
@@ -62,32 +62,20 @@ def test_augmentation_repeats_after_any_draws_in_between(root: Path) -> None:
 def test_files_are_closed(root: Path) -> None:
     bad = root / "a" / "001.png"
     bad.write_bytes(bad.read_bytes()[:-40])
-    images = ImageFolder(root, PLAIN, on_bad_image="skip")
+    images = ImageFolder(root, PLAIN)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
-        samples = [images[0, index] for index in range(5)]
-    assert [sample.image is None for sample in samples] == [False, True, False, False, False]
-
-
-def test_a_batch_without_any_readable_image_is_empty(root: Path) -> None:
-    for path in root.rglob("*.png"):
-        path.write_bytes(b"")
-    images = ImageFolder(root, PLAIN, on_bad_image="skip")
-    batch = collate(images.__getitems__([(0, index) for index in range(5)]), SHAPE)
-    assert isinstance(batch, Batch)
-    assert (batch.images.shape, batch.targets.shape, len(batch.skipped)) == ((0, *SHAPE), (0,), 5)
+        assert images[0, 0].path == str(root / "a" / "000.png")
+        with pytest.raises(DataError, match=f"^{bad}: "):
+            images[0, 1]
 
 
 def test_an_image_that_the_transform_cannot_use_is_like_one_that_cannot_be_read(root: Path) -> None:
     random_image(0, 40, 30).save(root / "a" / "001.png")
     transform = ValTransform(-1, 11, [0.5] * 3, [0.5] * 3)
-    with pytest.raises(DataError, match=f"^{root}/a/000.png: .*a crop of 11 px does not fit .* --on-bad-image skip"):
+    with pytest.raises(DataError, match=f"^{root}/a/000.png: .*a crop of 11 px does not fit .*; replace or remove"):
         ImageFolder(root, transform)[0, 0]
-    samples = ImageFolder(root, transform, on_bad_image="skip").__getitems__([(0, 0), (0, 1)])
-    batch = collate(samples, (3, 11, 11))
-    assert isinstance(batch, Batch)
-    assert (batch.paths, len(batch.skipped)) == ([str(root / "a" / "001.png")], 1)
-    assert "a crop of 11 px does not fit" in batch.skipped[0]
+    assert ImageFolder(root, transform)[0, 1].image.shape == (3, 11, 11)
 
 
 def test_a_fault_in_the_code_is_not_taken_for_one_of_the_data(root: Path) -> None:
@@ -96,7 +84,7 @@ def test_a_fault_in_the_code_is_not_taken_for_one_of_the_data(root: Path) -> Non
             raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        ImageFolder(root, _Broken(), on_bad_image="skip").__getitems__([(0, 0)])
+        ImageFolder(root, _Broken()).__getitems__([(0, 0)])
 
 
 def test_all_differences_between_the_classes_are_in_one_error(tmp_path: Path) -> None:

@@ -148,22 +148,6 @@ def test_workers_end_with_the_loader_after_a_fault_without_waiting_for_the_garba
         gc.enable()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("ten_crops", [False, True])
-def test_unreadable_images_are_left_out_and_reported_when_asked(data: Path, workers: int, ten_crops: bool) -> None:
-    for index in (0, 1, 3):
-        (data / "val" / "a" / f"{index:03}.png").write_bytes(b"text")
-    loader = _val_loader(data, workers=workers, ten_crops=ten_crops, on_bad_image="skip")
-    batches = list(loader)
-    assert [len(batch.images) for batch in batches] == [0, 1, 2, 2, 2, 1]
-    assert {batch.images.shape[1:] for batch in batches} == {(10, 3, 8, 8) if ten_crops else (3, 8, 8)}
-    assert [[Path(line.split(":")[0]).name for line in batch.skipped] for batch in batches[:3]] == [
-        ["000.png", "001.png"],
-        ["003.png"],
-        [],
-    ]
-
-
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 13])
 def test_validation_scores_every_image_exactly_once(data: Path, world: int) -> None:
     everything = torch.cat([batch.on(CPU) for batch in _val_loader(data)])

@@ -345,10 +345,8 @@ def test_a_damaged_shard_is_fetched_again(
         assert _copies(cache) == []
 
 
-def test_no_image_is_skipped_because_the_server_is_gone(server: Server) -> None:
-    loader = build_train_loader(
-        parse_data_path(server.url), small_experiment(shuffle_shards=2), LoaderOptions(on_bad_image="skip")
-    )
+def test_a_server_that_is_gone_ends_the_run_with_the_address(server: Server) -> None:
+    loader = build_train_loader(parse_data_path(server.url), small_experiment(shuffle_shards=2))
     server.script = {f"/train/{number:06}.tar": [_fails(404)] * 9 for number in range(6)}
     with pytest.raises(DataError, match=r"\.tar: .*the server answered 404 .*; check the address"):
         list(loader)

@@ -19,19 +19,18 @@ def _add(meter: Meter, loss: float, counts: list[int], num_images: int, step: in
     meter.update(torch.tensor(loss), torch.tensor(counts), num_images, step)
 
 
-def _sums(reading: Reading) -> tuple[float, list[int], int, int, int | None]:
-    return reading.loss_sum, reading.counts.tolist(), reading.count, reading.skipped, reading.first_bad_step
+def _sums(reading: Reading) -> tuple[float, list[int], int, int | None]:
+    return reading.loss_sum, reading.counts.tolist(), reading.count, reading.first_bad_step
 
 
 def _read_once_per_rank(finite: bool) -> tuple[Reading, int]:
-    """Rank 0 has an image, bad at step 11; rank 1 two, bad at step 7, and 3 skips; rank 2 nothing."""
+    """Rank 0 has an image, bad at step 11; rank 1 two, bad at step 7; rank 2 nothing."""
     meter = Meter("cpu", 2)
     rank = dist.get_rank()
     if rank == 0:
         _add(meter, 0.1 if finite else math.inf, [2**53 + 1, 0], 1, step=11)
     if rank == 1:
         _add(meter, 0.2 if finite else math.nan, [2**53 + 2, 5], 2, step=7)
-        meter.skip(3)
     with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce:
         return meter.read(reduce=True), all_reduce.call_count
 
@@ -40,7 +39,7 @@ def test_sums_are_those_of_a_hand_count() -> None:
     meter = Meter("cpu", 2)
     _add(meter, 3.0, [1, 2], 3, step=0)
     _add(meter, 2.0, [2, 2], 2, step=1)
-    assert _sums(meter.read()) == (5.0, [3, 4], 5, 0, None)
+    assert _sums(meter.read()) == (5.0, [3, 4], 5, None)
     assert meter.read().loss == 1.0
 
 
@@ -50,7 +49,6 @@ def test_the_difference_of_two_readings_is_what_was_seen_between_them() -> None:
     before = meter.read()
     for both in (meter, later):
         _add(both, 2.25, [7, 5], 4, step=1)
-        both.skip(2)
     assert _sums(meter.read().since(before)) == _sums(later.read())
 
 
@@ -81,13 +79,12 @@ def test_a_meter_that_saw_nothing_reads_nan_instead_of_failing() -> None:
 def test_a_restored_meter_continues_where_the_saved_one_stopped() -> None:
     first, second = Meter("cpu", 2), Meter("cpu", 2)
     _add(first, 4.0, [1, 1], 2, step=3)
-    first.skip(2)
     saved = first.state()
     first.reset()
     second.load_state(saved)
     _add(second, math.nan, [0, 2], 2, step=4)
     reading = second.read()
-    assert (reading.counts.tolist(), reading.count, reading.skipped, reading.first_bad_step) == ([1, 3], 4, 2, 4)
+    assert (reading.counts.tolist(), reading.count, reading.first_bad_step) == ([1, 3], 4, 4)
 
 
 @pytest.mark.dist
@@ -96,7 +93,7 @@ def test_three_ranks_agree_to_the_bit_after_a_single_all_reduce_even_if_one_saw_
     """A sum of whole numbers beyond 2**53, which float64 cannot hold, stays exact."""
     for reading, num_collectives in run_distributed(_read_once_per_rank, 3, finite):
         assert num_collectives == 1
-        assert (reading.count, reading.skipped, reading.counts.tolist()) == (3, 3, [2**54 + 3, 5])
+        assert (reading.count, reading.counts.tolist()) == (3, [2**54 + 3, 5])
         if finite:
             assert reading.loss_sum == float(torch.tensor(0.1)) + float(torch.tensor(0.2))
             assert reading.first_bad_step is None
@@ -114,5 +111,4 @@ def test_an_update_never_waits_for_the_device() -> None:
     meter.update(loss, counts, 2, step=0)
     with no_synchronization():
         meter.update(loss, counts, 2, step=1)
-        meter.skip(1)
     assert meter.read().count == 4

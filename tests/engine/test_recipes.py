@@ -134,18 +134,6 @@ def test_two_processes_and_accumulation_see_the_images_of_one(data: Path, tmp_pa
         torch.testing.assert_close(tensor, weights[key], rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def test_an_unreadable_image_changes_no_image_but_its_partner(data: Path, tmp_path: Path) -> None:
-    damaged = make_images(tmp_path / "data", num_train=44)
-    (damaged / "train" / "class0" / "0.png").write_bytes(b"no image")
-    _, expected = _watched_run(_config(repeats=1), data, tmp_path / "whole")
-    _, seen = _watched_run(_config(repeats=1), damaged, tmp_path / "damaged", on_bad_image="skip")
-    for (images, _), (ours, _) in zip(expected, seen, strict=True):
-        kept = {tuple(image.flatten().tolist()) for image in images}
-        lost = [image for image in ours if tuple(image.flatten().tolist()) not in kept]
-        assert len(lost) <= len(images) - len(ours)
-    assert sum(len(images) - len(ours) for (images, _), (ours, _) in zip(expected, seen, strict=True)) == 3
-
-
 def test_a_batch_that_cannot_be_halved_on_each_process_is_an_error() -> None:
     check_world_size(_config(), 4)
     with pytest.raises(ConfigError, match=r"batch_size = 8: is not a multiple of twice the number of processes \(8\)"):

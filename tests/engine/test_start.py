@@ -28,7 +28,7 @@ def _save_steps(folder: Path, *steps: int, config: Experiment | None = None) -> 
         torch.manual_seed(step)
         state = build_state(task_of(config), build_net(config.network), Process())
         state.step = step
-        state.meter.skip(step)
+        state.meter.update(torch.tensor(1.0), torch.zeros(2, dtype=torch.int64), step, step)
         save(state, folder)
     return state
 
@@ -144,7 +144,7 @@ def test_another_number_of_processes_is_refused_unless_allowed(tmp_path: Path) -
     log = MemoryLog()
     state = _start(tmp_path, log, resume="auto", allow_world_size_change=True)
     assert _equal(state.model, saved.model)
-    assert state.meter.read().skipped == 0  # a part of the sums is lost, so the averages start anew
+    assert state.meter.read().count == 0  # a part of the sums is lost, so the averages start anew
     assert "processes: 2 at the checkpoint, 1 now; results may differ in the last bits" in log.messages
 
 

@@ -71,7 +71,7 @@ def _images(count: int, *crops: int) -> tuple[Tensor, Tensor]:
 def _loader(images: Tensor, targets: Tensor, batch_size: int, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
     for indices in ValBatches(len(images), batch_size, rank=rank, world_size=world_size):
         chosen = [index for _, index in indices]
-        yield Batch(images[chosen], targets[chosen], [])
+        yield Batch(images[chosen], targets[chosen])
 
 
 def _validate(model: nn.Module, count: int, batch_size: int, protocol: CropProtocol = CENTER) -> Result:
@@ -172,23 +172,9 @@ def test_each_module_gets_its_own_mode_back_even_after_an_error() -> None:
 
 def test_a_missing_image_fails_the_verification() -> None:
     images, targets = _images(4)
-    with pytest.raises(VerificationError, match="4 images scored and 0 left out, but the data set has 5") as error:
+    with pytest.raises(VerificationError, match="4 images scored, but the data set has 5") as error:
         validate(Net(), TASK, _loader(images, targets, 2), CPU, num_images=5, protocol=CENTER)
     assert error.value.exit_code == 3
-
-
-def test_unreadable_images_are_counted_apart_from_the_scored_ones() -> None:
-    images, targets = _images(3)
-    batches = [Batch(images, targets, ["broken.png"]), Batch(images[:0], targets[:0], ["a.png", "b.png"])]
-    result = validate(Net(), TASK, batches, CPU, num_images=6, protocol=CENTER)
-    assert (result.count, result.skipped) == (3, 3)
-    assert result.loss == _validate(Net(), 3, 3).loss
-
-
-def test_a_data_set_of_unreadable_images_has_no_score() -> None:
-    images, targets = _images(0)
-    with pytest.raises(VerificationError, match="none of 1 images"):
-        validate(Net(), TASK, [Batch(images, targets, ["a.png"])], CPU, num_images=1, protocol=CENTER)
 
 
 @pytest.mark.parametrize(("amp", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -202,14 +188,13 @@ def test_the_loss_of_half_precision_logits_is_taken_in_float32(amp: str, dtype: 
 
 
 def test_the_json_of_a_result_has_the_agreed_keys_and_no_nan() -> None:
-    result = Result(top1=1.0, top5=2.0, loss=math.nan, count=3, skipped=0, protocol="center224")
+    result = Result(top1=1.0, top5=2.0, loss=math.nan, count=3, protocol="center224")
     written = json.loads(json.dumps(result.to_json("abc", {"torch": "2"}), allow_nan=False))
     assert written == {
         "top1": 1.0,
         "top5": 2.0,
         "loss": None,
         "count": 3,
-        "skipped": 0,
         "protocol": "center224",
         "standard_errors": {
             "top1": pytest.approx(100 * math.sqrt(0.01 * 0.99 / 3)),

@@ -178,7 +178,6 @@ def run(
     *,
     workers: int = 0,
     log_interval: int = 1,
-    on_bad_image: Any = "stop",
     build: Callable[[NetworkSpec], nn.Module] = build_net,
     **start_options: Any,
 ) -> TrainState:
@@ -187,7 +186,7 @@ def run(
     log_dir.mkdir(exist_ok=True)
     task = task_of(config)
     state = start(task, process, log_dir, log, build=build, **start_options)
-    share = process.loader_options(workers, on_bad_image)
+    share = process.loader_options(workers)
     loaders = task.build_train_loader(data, share), task.build_val_loader(data, task.own_protocol, share)
     Trainer(state, *loaders, log, log_dir, log_interval=log_interval).train()
     return state

@@ -11,7 +11,7 @@ import pytest
 
 from tests.data.sample_images import make_folder, random_image
 from zoo.config import Input
-from zoo.data.folder import ImageFolder, collate
+from zoo.data.folder import ImageFolder
 from zoo.data.reading import read_image
 from zoo.data.scan import find_images, scan_folder
 from zoo.data.transforms import TrainTransform, ValTransform
@@ -87,23 +87,16 @@ def test_an_image_with_too_many_pixels_is_refused_before_they_take_memory(
 
 
 @pytest.mark.parametrize(("size", "scale"), [((1, 60_000), 256), ((60_000, 1), 256), ((60_000, 1), 9459)])
-@pytest.mark.parametrize("on_bad_image", ["stop", "skip"])
-def test_an_image_that_would_be_resized_to_too_many_pixels_is_left_out_or_named(
-    tmp_path: Path, size: tuple[int, int], scale: int, on_bad_image: str
+def test_an_image_that_would_be_resized_to_too_many_pixels_is_named(
+    tmp_path: Path, size: tuple[int, int], scale: int
 ) -> None:
     """312 bytes that would become 15.7 GB."""
     root = make_folder(tmp_path / "val", {"a": 1})
     path = _png(root / "a" / "thin.png", *size)
-    images = ImageFolder(root, ValTransform(scale, 8, [0.5] * 3, [0.5] * 3), on_bad_image=on_bad_image)
+    images = ImageFolder(root, ValTransform(scale, 8, [0.5] * 3, [0.5] * 3))
     message = f"{path}: .* of {size[0]} x {size[1]} px would be resized to .* px, more than 89,478,485"
-    if on_bad_image == "stop":
-        with pytest.raises(DataError, match=f"^{message}.*--on-bad-image skip"):
-            images[0, 1]
-    else:
-        batch = collate(images.__getitems__([(0, 1)]), (3, 8, 8))
-        assert not isinstance(batch, DataError)
-        assert len(batch.images) == 0
-        assert len(batch.skipped) == 1
+    with pytest.raises(DataError, match=f"^{message}.*replace or remove the file"):
+        images[0, 1]
 
 
 @pytest.mark.parametrize(("scale", "crop"), [(2**31, 8), (-1, 2**31), (9460, 9460), (10**30, 10**30)])

@@ -245,14 +245,3 @@ def test_experiments_and_memory_that_contradict_the_network_are_refused(tmp_path
         zoo.train("resnet32_cifar10_short", Noise(), log_dir=tmp_path, experiment=SETTINGS)
     with pytest.raises(zoo.ConfigError, match="can only become 'lean'"):
         zoo.train(make_module(), Noise(), log_dir=tmp_path, memory="checkpoint")
-
-
-def test_damaged_items_are_left_out_on_request(tmp_path: Path) -> None:
-    class Damaged(Noise):
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            if index == 2:
-                raise OSError("truncated")
-            return super().__getitem__(index)
-
-    zoo.train(make_module(), Damaged(), log_dir=tmp_path, epochs=1, experiment=SETTINGS, on_bad_image="skip")
-    assert "left out: item 2 of Damaged: it cannot be read (truncated)" in (tmp_path / "training_0.log").read_text()

@@ -9,9 +9,7 @@ from zoo.tasks.segmentation import SegmentationResult
 def test_a_class_without_pixels_has_empty_cells() -> None:
     scores = dict.fromkeys(("miou", "pixel_accuracy", "mean_class_accuracy", "frequency_weighted_iou", "loss"), 0.0)
     confusion = [[6, 2, 0], [0, 2, 0], [0, 0, 0]]
-    result = SegmentationResult(
-        **scores, iou=[75.0, 50.0, None], count=1, skipped=0, protocol="whole", confusion=confusion
-    )
+    result = SegmentationResult(**scores, iou=[75.0, 50.0, None], count=1, protocol="whole", confusion=confusion)
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in class_table(result, ["a", "b", "c"]).splitlines()
     ]

@@ -27,7 +27,7 @@ from zoo.run.run_log import JsonLines, RunLog
 from zoo.tasks.classification import ClassificationResult
 
 CPU = torch.device("cpu")
-RESULT = ClassificationResult(top1=61.0, top5=91.0, loss=1.25, count=998, skipped=2, protocol="center224")
+RESULT = ClassificationResult(top1=61.0, top5=91.0, loss=1.25, count=998, protocol="center224")
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_the_json_lines_hold_the_same_numbers_and_where_they_come_from(tmp_path:
     assert start["images"] == {"train": {"images": 5}}
     assert start["environment"]["torch"] == torch.__version__
     assert (train["step"], train["loss"], train["images_per_s"]) == (10, 2.0, 812.0)
-    assert (validation["top1"], validation["skipped"], validation["is_best"]) == (61.0, 2, True)
+    assert (validation["top1"], validation["is_best"]) == (61.0, True)
 
 
 def test_the_text_log_has_a_time_values_and_averages(tmp_path: Path, config: Experiment) -> None:
@@ -145,8 +145,7 @@ def test_the_text_log_has_a_time_values_and_averages(tmp_path: Path, config: Exp
         "top-5 70.00 (65.00), lr 0.1, 812 images/s, 1.20 GB, ETA 0:01:01"
     )
     assert validation.partition(" - ")[2] == (
-        "epoch 2 validation: top-1 61.00 ± 1.54, top-5 91.00 ± 0.91, loss 1.2500 over 998 images, 2 left out, the best "
-        "so far"
+        "epoch 2 validation: top-1 61.00 ± 1.54, top-5 91.00 ± 0.91, loss 1.2500 over 998 images, the best so far"
     )
 
 

@@ -147,7 +147,7 @@ def _images(count: int) -> list[Batch]:
         height, width = 4 + index, 9 - index
         _, targets = _batch(1, height, width, seed=index)
         images = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(index))
-        batches.append(Batch(images, targets, []))
+        batches.append(Batch(images, targets))
     return batches
 
 
@@ -179,7 +179,7 @@ def test_scores_are_of_all_pixels_together_and_not_means_of_images(protocol: str
     assert result.miou == result.score == pytest.approx((100 * hits / union).mean())
     assert result.pixel_accuracy == pytest.approx(100 * hits.sum() / counts.sum())
     assert result.loss == pytest.approx(sum(losses) / 5, rel=1e-6)
-    assert (result.count, result.skipped, result.protocol) == (5, 0, protocol)
+    assert (result.count, result.protocol) == (5, protocol)
 
 
 def _score_on_rank() -> SegmentationResult:
@@ -195,6 +195,6 @@ def test_three_processes_have_the_confusion_matrix_of_one() -> None:
 
 
 def test_a_validation_without_any_label_is_an_error_of_the_data() -> None:
-    batch = Batch(torch.zeros(1, 3, 4, 4), torch.full((1, 4, 4), IGNORE), [])
+    batch = Batch(torch.zeros(1, 3, 4, 4), torch.full((1, 4, 4), IGNORE))
     with pytest.raises(DataError, match="all pixels of 1 label maps are ignored"):
         validate(Segments(), _task(), [batch], CPU, num_images=1, protocol=WHOLE_IMAGES["whole"])

@@ -209,8 +209,6 @@ class LoaderOptions:
     """Worker processes that read images, per process of the run (default: number of cores, at most 4)."""
     log_every: Positive = option("-p", default=10)
     """Batches between two log lines."""
-    on_bad_image: Literal["stop", "skip"] = "stop"
-    """Action for an unreadable image: stop with an error that names it, or skip, count and report it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from zoo.cli.options import Command, Positive, argument, option
 from zoo.errors import MAX_LISTED, ConfigError, DataError, escape
@@ -23,7 +23,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(Command):
-    """Print the best classes of each image."""
+    """Print the best classes of each image.
+
+    Unreadable images are named, the others get their results, and the exit code is then 2.
+    """
 
     name: str = argument("NAME")
     """Network (zoo list), experiment, experiment file, checkpoint of zoo train, or hf-hub:OWNER/NAME."""
@@ -38,9 +41,6 @@ class Predict(Command):
     """Classes per image."""
     json: bool = False
     """Print JSON instead of a table."""
-    on_bad_image: Literal["stop", "skip"] = "stop"
-    """Exit code if some images cannot be read: 2 (stop) or 0 (skip). Such images are named, and the others get their
-    results."""
 
     def run(self) -> int:
         from zoo.data.classes import class_names
@@ -75,25 +75,21 @@ class Predict(Command):
             return 0
         if predictions:
             print(_as_json(network.title, predictions, names) if self.json else _as_table(predictions, names))
-        _report(faults, len(paths), self.on_bad_image)
+        _report(faults, len(paths))
         return 0
 
 
-def _report(faults: Sequence[str], num_images: int, on_bad_image: str) -> None:
-    """Log the unreadable images; DataError if all images are unreadable, or unless ``on_bad_image`` is "skip"."""
+def _report(faults: Sequence[str], num_images: int) -> None:
+    """Log the unreadable images; DataError if there are any."""
     for fault in faults[:MAX_LISTED]:
         logger.warning("%s", fault)
     if len(faults) > MAX_LISTED:
         logger.warning("and %d more", len(faults) - MAX_LISTED)
-    if len(faults) == num_images:
-        raise DataError(f"none of {num_images} images could be read; the reasons are listed above")
-    if faults and on_bad_image == "stop":
+    if faults:
         raise DataError(
             f"{len(faults)} of {num_images} images could not be read and are listed above, the others have results",
-            remedy="repair or remove the files, or skip such images with --on-bad-image skip",
+            remedy="repair or remove the files",
         )
-    if faults:
-        logger.warning("%d of %d images were skipped", len(faults), num_images)
 
 
 def _as_json(title: str, predictions: Sequence[Prediction], names: Sequence[str]) -> str:

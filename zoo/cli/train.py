@@ -100,7 +100,6 @@ class Train(Command, TrainOptions, ProcessOptions):
                 self.data,
                 process=process,
                 workers=self.workers,
-                on_bad_image=self.on_bad_image,
                 log_every=self.log_every,
             )
             if process.is_main:

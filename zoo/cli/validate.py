@@ -138,7 +138,6 @@ class Validate(Command, ScoreOptions):
             "workers": self.workers,
             "batch_size": self.batch_size,
             "limit": self.limit,
-            "on_bad_image": self.on_bad_image,
             "log_every": self.log_every,
             "record": record,
         }

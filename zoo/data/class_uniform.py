@@ -19,7 +19,6 @@ from random import Random
 import numpy as np
 from filelock import FileLock
 
-from zoo.data.folder import OnBadImage
 from zoo.data.label_maps import LabeledImages, read_label
 from zoo.data.reading import read_many
 from zoo.data.segmentation_transforms import Pixel
@@ -74,24 +73,18 @@ def draw_pixel(classes: np.ndarray, number: int, generator: Random) -> Pixel | N
     return Pixel(row, column)
 
 
-def load_class_index(
-    found: LabeledImages,
-    *,
-    on_bad_image: OnBadImage = "stop",
-    workers: int = 0,
-    cache: Path | None = None,
-) -> np.ndarray:
+def load_class_index(found: LabeledImages, *, workers: int = 0, cache: Path | None = None) -> np.ndarray:
     """Return whether each image contains each class, (images, classes) bool, from the cache or from all label maps.
 
     The cache key covers the classes and the names, sizes and modification times of the label maps. One of several
-    processes reads, and the others wait. If the cache cannot be written, a warning is logged.
+    processes reads, and the others wait. If the cache cannot be written, a warning is logged. Raises DataError for a
+    label map that cannot be read.
 
     Args:
-    - `on_bad_image`: a label map that cannot be read raises DataError ("stop"), or is logged and never drawn ("skip").
     - `workers`: number of threads.
     - `cache`: defaults to `zoo.files.cache_dir`.
     """
-    file = (cache or cache_dir()) / FOLDER / f"{_digest(found, on_bad_image)}.npy"
+    file = (cache or cache_dir()) / FOLDER / f"{_digest(found)}.npy"
     index = _read(file, found)
     if index is not None:
         return index
@@ -100,31 +93,25 @@ def load_class_index(
         with FileLock(file.with_suffix(".lock")):
             index = _read(file, found)  # another process may have written it meanwhile
             if index is None:
-                index = _build(found, on_bad_image, workers)
+                index = _build(found, workers)
                 content = io.BytesIO()
                 np.save(content, index, allow_pickle=False)
                 write_bytes(file, content.getvalue())
     except OSError as error:
         logger.warning("the class index cannot be cached: %s; %s", error.strerror, escape(file.parent))
-        index = _build(found, on_bad_image, workers) if index is None else index
+        index = _build(found, workers) if index is None else index
     return index
 
 
-def _build(found: LabeledImages, on_bad_image: OnBadImage, workers: int) -> np.ndarray:
+def _build(found: LabeledImages, workers: int) -> np.ndarray:
     logger.info("reading %d label maps to index their classes", len(found.labels))
-    read = partial(_held_classes, found, on_bad_image)
+    read = partial(_held_classes, found)
     return np.stack(list(read_many(read, found.labels, workers)))
 
 
-def _held_classes(found: LabeledImages, on_bad_image: OnBadImage, label: str) -> np.ndarray:
+def _held_classes(found: LabeledImages, label: str) -> np.ndarray:
     """Return whether each class has a pixel in a label map. The ignore label is larger than any class."""
-    try:
-        classes = read_label(found.root / label, found.table)
-    except DataError as error:
-        if on_bad_image == "stop":
-            raise
-        logger.warning("left out: %s", error)
-        return np.zeros(len(found.classes), dtype=bool)
+    classes = read_label(found.root / label, found.table)
     return np.bincount(classes.ravel(), minlength=len(found.classes))[: len(found.classes)] > 0
 
 
@@ -137,8 +124,8 @@ def _read(file: Path, found: LabeledImages) -> np.ndarray | None:
     return None
 
 
-def _digest(found: LabeledImages, on_bad_image: OnBadImage) -> str:
-    digest = hashlib.sha256(VERSION + on_bad_image.encode() + found.table.tobytes())
+def _digest(found: LabeledImages) -> str:
+    digest = hashlib.sha256(VERSION + found.table.tobytes())
     digest.update("\0".join(found.classes).encode("utf-8", errors="surrogateescape"))
     for label, status in zip(found.labels, _statuses(found.root, found.labels), strict=True):
         digest.update(os.fsencode(label) + b"\0%d %d\n" % (status.st_size, status.st_mtime_ns))

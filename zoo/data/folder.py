@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -24,24 +24,20 @@ from zoo.data.source import FolderSource, Source, source_digest
 from zoo.data.transforms import Transform, prepare
 from zoo.errors import DataError, escape
 
-OnBadImage = Literal["stop", "skip"]
-
 
 class Sample(NamedTuple):
     """One image, its target and its file.
 
     Args:
-    - `image`: see `zoo.data.transforms.Drawn.pixels`; None if the image was skipped.
+    - `image`: see `zoo.data.transforms.Drawn.pixels`.
     - `target`: a class index, or the class indices of the pixels (H, W), int64.
     - `path`: the file.
-    - `fault`: the reason for skipping the image.
     - `colors`, `normalization`: applied later on the device, see `zoo.data.transforms.Drawn`.
     """
 
-    image: Tensor | None
+    image: Tensor
     target: int | Tensor
     path: str
-    fault: str | None = None
     colors: Colors | None = None
     normalization: Normalization | None = None
 
@@ -52,19 +48,15 @@ class Batch(NamedTuple):
     Args:
     - `images`: (N, ...), uint8, or float32 if they are finished.
     - `targets`: class indices (N,), or class indices of pixels (N, H, W), int64.
-    - `skipped`: the fault and the file of each skipped image.
     - `paths`: the files of the images.
     - `colors`, `normalization`: applied on the device, see `zoo.data.augmentation.finish`.
-    - `places`: the places of the images in the batch if some were skipped, (N,) int64; otherwise None.
     """
 
     images: Tensor
     targets: Tensor
-    skipped: list[str]
     paths: Sequence[str] = ()
     colors: Tensor | None = None
     normalization: Normalization | None = None
-    places: Tensor | None = None
 
     def on(self, device: torch.device) -> Tensor:
         """Return the input of the network on ``device``: float32, with changed colors, normalized."""
@@ -91,18 +83,14 @@ class ImageDataset(Dataset[Sample]):
     - `classes`: names of the classes, in the order of their numbers.
     - `names`: the files of the images, relative to ``root``, (n,) bytes; an array, see `zoo.data.source.Source`.
     - `seed`: seed of the random numbers.
-    - `on_bad_image`: whether an unusable image raises DataError ("stop") or becomes a sample without image ("skip").
     """
 
     class_kind: ClassVar[str] = "class folders"
 
-    def __init__(
-        self, root: DataPath, classes: list[str], names: np.ndarray, *, seed: int, on_bad_image: OnBadImage
-    ) -> None:
+    def __init__(self, root: DataPath, classes: list[str], names: np.ndarray, *, seed: int) -> None:
         self.root = root
         self.classes = classes
         self.seed = seed
-        self.on_bad_image = on_bad_image
         self._names = names
 
     def __len__(self) -> int:
@@ -138,10 +126,7 @@ class ImageDataset(Dataset[Sample]):
         except Unreachable:
             raise
         except DataError as error:
-            if self.on_bad_image == "skip":
-                return Sample(None, 0, self.file_name(index), fault=str(error))
-            hint = "replace or remove the file, or leave such images out with --on-bad-image skip"
-            raise DataError(f"{error}; {hint}") from error
+            raise DataError(f"{error}; replace or remove the file") from error
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample] | DataError:
         """Return the samples of a batch, or the DataError that prevents it.
@@ -166,8 +151,6 @@ class ImageFolder(ImageDataset):
       the process.
     - `decoder`: the decoder, see `zoo.data.pixels.open_pixels`.
     - `seed`: seed of the augmentation.
-    - `on_bad_image`: an image that cannot be read or transformed raises DataError ("stop") or becomes a sample without
-      image ("skip").
     - `allow_empty_classes`: whether class folders may be empty.
     """
 
@@ -178,11 +161,10 @@ class ImageFolder(ImageDataset):
         *,
         decoder: Decoder = "pil",
         seed: int = 0,
-        on_bad_image: OnBadImage = "stop",
         allow_empty_classes: bool = False,
     ) -> None:
         self.source = open_source(root, allow_empty_classes)
-        super().__init__(root, self.source.classes, self.source.names, seed=seed, on_bad_image=on_bad_image)
+        super().__init__(root, self.source.classes, self.source.names, seed=seed)
         self.transform = transform
         self.decoder = decoder
         self._outputs = np.arange(len(self.classes))
@@ -238,27 +220,15 @@ def _is_sharded(root: Path) -> bool:
     return False
 
 
-def collate(
-    samples: list[Sample] | DataError, shape: tuple[int, ...], target_shape: tuple[int, ...] = ()
-) -> Batch | DataError:
-    """Return a Batch of the ``samples`` that were not skipped; a DataError is returned unchanged.
-
-    ``shape`` and ``target_shape`` are the shapes of one image and target, for a batch in which all were skipped.
-    """
+def collate(samples: list[Sample] | DataError) -> Batch | DataError:
+    """Return a Batch of the ``samples``; a DataError is returned unchanged."""
     if isinstance(samples, DataError):
         return samples
-    skipped = [sample.fault for sample in samples if sample.fault is not None]
-    good = [sample for sample in samples if sample.image is not None]
-    if not good:
-        return Batch(torch.empty(0, *shape), torch.empty(0, *target_shape).long(), skipped)
-    places = [place for place, sample in enumerate(samples) if sample.image is not None] if skipped else None
-    colors = [sample.colors for sample in good if sample.colors is not None]
+    colors = [sample.colors for sample in samples if sample.colors is not None]
     return Batch(
-        images=torch.stack([sample.image for sample in good if sample.image is not None]),
-        targets=torch.stack([torch.as_tensor(sample.target) for sample in good]),
-        skipped=skipped,
-        paths=[sample.path for sample in good],
+        images=torch.stack([sample.image for sample in samples]),
+        targets=torch.stack([torch.as_tensor(sample.target) for sample in samples]),
+        paths=[sample.path for sample in samples],
         colors=torch.tensor(colors) if colors else None,
-        normalization=good[0].normalization,
-        places=None if places is None else torch.tensor(places),
+        normalization=samples[0].normalization,
     )

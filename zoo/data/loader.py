@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from zoo.config import Decoder, Experiment
 from zoo.data.classes import check_num_classes
-from zoo.data.folder import Batch, ImageDataset, ImageFolder, OnBadImage, Sample, collate
+from zoo.data.folder import Batch, ImageDataset, ImageFolder, Sample, collate
 from zoo.data.location import DataPath
 from zoo.data.map_dataset import Datasets, MapDataset
 from zoo.data.sampler import Key, TrainBatches, ValBatches
@@ -22,7 +22,6 @@ from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
 from zoo.torch_internals import end_workers
 
-NUM_CROPS = 10
 WORKER_GRACE_S = 2.0  # how long a worker may take to exit before it is killed
 
 BatchesT = TypeVar("BatchesT", bound=Sampler[list[Key]])
@@ -36,14 +35,12 @@ class LoaderOptions:
     - `rank`, `world_size`: rank of the process, and number of processes that share the images.
     - `workers`: number of worker processes; 0 loads in this process.
     - `pin_memory`: as for torch's DataLoader.
-    - `on_bad_image`: an unreadable image raises DataError ("stop") or is left out and counted ("skip").
     """
 
     rank: int = 0
     world_size: int = 1
     workers: int = 0
     pin_memory: bool = False
-    on_bad_image: OnBadImage = "stop"
 
 
 DEFAULT_OPTIONS = LoaderOptions()
@@ -55,27 +52,18 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
     Args:
     - `dataset`: the images.
     - `batches`: the sampler, kept as ``batch_sampler``.
-    - `shape`: shape of one transformed image.
     - `options`: workers and pin_memory.
-    - `target_shape`: shape of one target: () for the class of an image.
     """
 
     dataset: ImageDataset
     batch_sampler: BatchesT
 
-    def __init__(
-        self,
-        dataset: ImageDataset,
-        batches: BatchesT,
-        shape: tuple[int, ...],
-        options: LoaderOptions,
-        target_shape: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, dataset: ImageDataset, batches: BatchesT, options: LoaderOptions) -> None:
         super().__init__(
             dataset,
             batch_sampler=batches,
             num_workers=options.workers,
-            collate_fn=partial(collate, shape=shape, target_shape=target_shape),
+            collate_fn=collate,
             pin_memory=options.pin_memory,
             worker_init_fn=_leave_process_group,
             # DataLoader draws the workers' base seed from this generator instead of the global one. The base seed is
@@ -111,15 +99,9 @@ def build_train_loader(
     transform = TrainTransform(config.input)
     if isinstance(data, Datasets):
         num_classes = config.network.num_classes
-        own = MapDataset(data.train, transform, num_classes, seed=config.seed, on_bad_image=options.on_bad_image)
+        own = MapDataset(data.train, transform, num_classes, seed=config.seed)
         return loader_of_crops(own, config, options)
-    images = ImageFolder(
-        data / "train",
-        transform,
-        decoder=config.input.decoder_train,
-        seed=config.seed,
-        on_bad_image=options.on_bad_image,
-    )
+    images = ImageFolder(data / "train", transform, decoder=config.input.decoder_train, seed=config.seed)
     check_num_classes(images, config.network.num_classes)
     order = partial(images.source.order, window=config.input.shuffle_shards)
     order(torch.Generator())  # raises for an invalid window before the workers start
@@ -130,15 +112,9 @@ def loader_of_crops(
     dataset: ImageDataset,
     config: Experiment,
     options: LoaderOptions,
-    *,
-    with_label_maps: bool = False,
     order: Callable[[torch.Generator], Tensor] | None = None,
 ) -> Loader[TrainBatches]:
-    """Return the training loader of ``dataset``, whose images are square crops, for one process.
-
-    - `with_label_maps`: whether targets are maps of the size of the crop instead of class indices.
-    - `order`: see `TrainBatches`.
-    """
+    """Return the training loader of ``dataset`` for one process; ``order`` is for `TrainBatches`."""
     batches = TrainBatches(
         len(dataset),
         config.optimizer.batch_size,
@@ -149,9 +125,7 @@ def loader_of_crops(
         repeats=config.input.repeats_train,
         order=order,
     )
-    size = (config.input.crop_train, config.input.crop_train)
-    target_shape = size if with_label_maps else ()
-    return Loader(dataset, batches, (3, *size), options, target_shape)
+    return Loader(dataset, batches, options)
 
 
 def build_val_loader(
@@ -173,14 +147,11 @@ def build_val_loader(
     images: ImageDataset
     if isinstance(data, Datasets):
         assert data.val is not None
-        images = MapDataset(data.val, transform, num_classes, on_bad_image=options.on_bad_image)
+        images = MapDataset(data.val, transform, num_classes)
     else:
-        images = ImageFolder(
-            data / split, transform, decoder=decoder, on_bad_image=options.on_bad_image, allow_empty_classes=True
-        )
+        images = ImageFolder(data / split, transform, decoder=decoder, allow_empty_classes=True)
     batches = ValBatches(len(images), batch_size, rank=options.rank, world_size=options.world_size, limit=limit)
-    shape = (3, transform.crop, transform.crop)
-    return Loader(images, batches, (NUM_CROPS, *shape) if transform.ten_crops else shape, options)
+    return Loader(images, batches, options)
 
 
 def _leave_process_group(worker: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from zoo.data.folder import ImageDataset, OnBadImage, Sample
+from zoo.data.folder import ImageDataset, Sample
 from zoo.data.seeding import seeded_global_generators
 from zoo.data.transforms import Transform, as_pixels
 from zoo.errors import DataError, join_names, shorten_repr
@@ -62,7 +62,6 @@ class MapDataset(ImageDataset):
     - `transform`: image -> tensor.
     - `num_classes`: number of outputs, which is above all labels; None if it is unknown.
     - `seed`: seed of the augmentation.
-    - `on_bad_image`: whether an unusable item raises DataError ("stop") or becomes a sample without image ("skip").
     """
 
     class_kind = "classes"
@@ -74,13 +73,12 @@ class MapDataset(ImageDataset):
         num_classes: int | None = None,
         *,
         seed: int = 0,
-        on_bad_image: OnBadImage = "stop",
     ) -> None:
         names, root = class_names_of(dataset), Path(type(dataset).__name__)
         if num_classes is not None and len(names) > num_classes:
             what = f"it names {len(names)} classes but the network has {num_classes} outputs"
             raise DataError(what, root, f"give the network {len(names)} classes")
-        super().__init__(root, names, np.arange(_length(dataset)), seed=seed, on_bad_image=on_bad_image)
+        super().__init__(root, names, np.arange(_length(dataset)), seed=seed)
         self.dataset = dataset
         self.transform = transform
         self.num_classes = num_classes
@@ -96,8 +94,7 @@ class MapDataset(ImageDataset):
 
     def image_shape(self) -> tuple[int, ...]:
         """Return the shape of the first image, as the network sees it."""
-        image = self[0, 0].image
-        return () if image is None else tuple(image.shape)
+        return tuple(self[0, 0].image.shape)
 
     def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         name = self.file_name(index)

@@ -3,8 +3,7 @@
 How a batch is mixed is drawn once for all processes, from (seed, epoch, batch). Image i of the global batch is mixed
 with image i + B / 2, and that with image i, where B is ``optimizer.batch_size``. Process r of R holds the images r,
 r + R, r + 2R and so on. If B is a multiple of 2R, both images of a pair are therefore on the same process, for
-every R. An image without a partner, which only the last batch of an epoch and unreadable images leave, is mixed with
-itself.
+every R. An image without a partner, which only the last batch of an epoch has, is mixed with itself.
 
 timm mixes image i with image N - 1 - i of the N images of a process, torchvision with image i - 1.
 """
@@ -56,18 +55,14 @@ def draw_mix(settings: Regularization, height: int, width: int, generator: Rando
     return Mix(1 - box.height * box.width / (height * width), box)
 
 
-def partners(num_images: int, half: int, places: Tensor | None = None) -> Tensor:
+def partners(num_images: int, half: int) -> Tensor:
     """Return the indices of the images that the images of a process are mixed with, (num_images,) int64.
 
-    Args:
-    - `half`: half the number of images of this process in a full batch.
-    - `places`: the places of the images in the batch of this process, increasing; None if none is missing.
+    ``half`` is half the number of images of this process in a full batch.
     """
-    places = torch.arange(num_images) if places is None else places
-    index_at = torch.full((max(2 * half, int(places.max()) + 1),), -1)
-    index_at[places] = torch.arange(num_images)
-    found = torch.where(places < 2 * half, index_at[(places + half) % (2 * half)], -1)
-    return torch.where(found >= 0, found, torch.arange(num_images))
+    places = torch.arange(num_images)
+    found = (places + half) % (2 * half)
+    return torch.where((places < 2 * half) & (found < num_images), found, places)
 
 
 def mix_images(images: Tensor, mix: Mix, partners: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zoo.config import Experiment, Segmentation
 from zoo.data.class_uniform import ClassUniform, draw_pixel, load_class_index
-from zoo.data.folder import ImageDataset, OnBadImage, Sample
+from zoo.data.folder import ImageDataset, Sample
 from zoo.data.label_maps import LabeledImages, Split, labeled_images, read_pair
 from zoo.data.loader import DEFAULT_OPTIONS, Loader, LoaderOptions, loader_of_crops
 from zoo.data.location import DataPath, require_local
@@ -35,8 +35,6 @@ class LabeledFolder(ImageDataset):
     - `ignore_label`: the target of void pixels.
     - `uniform`: draws the image of each sample, from the same generator; None for image ``index``.
     - `seed`: seed of the random numbers.
-    - `on_bad_image`: an unusable image or label map raises DataError ("stop") or becomes a sample without image
-      ("skip").
     """
 
     class_kind = "classes of the label maps"
@@ -49,10 +47,9 @@ class LabeledFolder(ImageDataset):
         ignore_label: int,
         uniform: ClassUniform | None = None,
         seed: int = 0,
-        on_bad_image: OnBadImage = "stop",
     ) -> None:
         names = np.array([os.fsencode(name) for name in found.images])
-        super().__init__(found.root, found.classes, names, seed=seed, on_bad_image=on_bad_image)
+        super().__init__(found.root, found.classes, names, seed=seed)
         self.transform = transform
         self.uniform = uniform
         self._ignore_label = ignore_label
@@ -109,17 +106,15 @@ def build_segmentation_train_loader(
     found = _found(data, "train", config)
     uniform = None
     if settings.class_uniform:
-        holds = load_class_index(found, on_bad_image=options.on_bad_image, workers=options.workers)
-        uniform = ClassUniform(found, holds)
+        uniform = ClassUniform(found, load_class_index(found, workers=options.workers))
     dataset = LabeledFolder(
         found,
         SegmentationTrain(config.input, settings.scale_range, settings.ignore_label),
         ignore_label=settings.ignore_label,
         uniform=uniform,
         seed=config.seed,
-        on_bad_image=options.on_bad_image,
     )
-    return loader_of_crops(dataset, config, options, with_label_maps=True)
+    return loader_of_crops(dataset, config, options)
 
 
 def build_segmentation_val_loader(
@@ -140,10 +135,9 @@ def build_segmentation_val_loader(
         _found(data, "val", config),
         SegmentationVal(config.input.mean, config.input.std, settings.longest_side_val),
         ignore_label=settings.ignore_label,
-        on_bad_image=options.on_bad_image,
     )
     batches = ValBatches(len(dataset), 1, rank=options.rank, world_size=options.world_size, limit=limit)
-    return Loader(dataset, batches, (3, 1, 1), options, target_shape=(1, 1))
+    return Loader(dataset, batches, options)
 
 
 def _found(data: DataPath, split: Split, config: Experiment) -> LabeledImages:

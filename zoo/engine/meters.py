@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-COUNT, SKIPPED, FIRST_BAD = -3, -2, -1  # indices behind the counts of the task
+COUNT, FIRST_BAD = -2, -1  # indices behind the counts of the task
 NO_BAD_STEP = -1
 
 
@@ -21,14 +21,12 @@ class Reading:
     - `loss_sum`: the loss, nats.
     - `counts`: the integers from which the task computes its scores, int64, on the CPU.
     - `count`: number of images.
-    - `skipped`: number of unreadable images.
     - `first_bad_step`: the first step whose loss was not finite, or None.
     """
 
     loss_sum: float
     counts: Tensor
     count: int
-    skipped: int
     first_bad_step: int | None
 
     @property
@@ -42,7 +40,6 @@ class Reading:
             self.loss_sum - before.loss_sum,
             self.counts - before.counts,
             self.count - before.count,
-            self.skipped - before.skipped,
             self.first_bad_step,
         )
 
@@ -88,23 +85,16 @@ class Meter:
         is_first_bad = ~torch.isfinite(loss_sum) & (first_bad == NO_BAD_STEP)
         first_bad.masked_fill_(is_first_bad, step)
 
-    def skip(self, count: int) -> None:
-        """Count ``count`` unreadable images, which enter no average."""
-        if count:
-            self._counts[SKIPPED] += count
-
     def read(self, reduce: bool = False) -> Reading:
         """Return the sums so far, over all ranks if ``reduce`` (one all-reduce); waits for the device."""
         loss, first_bad = self._loss.item(), int(self._counts[FIRST_BAD])
         sums, losses, first_bads = self._counts[:FIRST_BAD], [loss], [first_bad]
         if reduce and dist.is_initialized() and dist.get_world_size() > 1:
             sums, losses, first_bads = _of_all_ranks(sums, loss, first_bad)
-        *_, count, skipped = sums[-2:].tolist()
         return Reading(
             loss_sum=sum(losses),
-            counts=sums[:-2].to("cpu", copy=True),
-            count=count,
-            skipped=skipped,
+            counts=sums[:-1].to("cpu", copy=True),
+            count=int(sums[-1]),
             first_bad_step=min((step for step in first_bads if step != NO_BAD_STEP), default=None),
         )
 

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from zoo.data.folder import OnBadImage
 from zoo.data.loader import LoaderOptions
 from zoo.errors import ConfigError, ZooError, truncate
 
@@ -54,9 +53,9 @@ class Process:
         """Whether this is rank 0, which writes the files of the run."""
         return self.rank == 0
 
-    def loader_options(self, workers: int, on_bad_image: OnBadImage) -> LoaderOptions:
+    def loader_options(self, workers: int) -> LoaderOptions:
         """Return how this process reads its share of the images."""
-        return LoaderOptions(self.rank, self.world_size, workers, self.device.type == "cuda", on_bad_image)
+        return LoaderOptions(self.rank, self.world_size, workers, self.device.type == "cuda")
 
     def any_rank(self, flag: bool) -> bool:
         """Return whether ``flag`` is true on at least one rank (an all-reduce)."""

@@ -43,8 +43,7 @@ class Result(ABC):
     Args:
     - `labels`: label of each score in logs and tables, by name. The first score selects the best checkpoint.
     - `loss`: mean over the images, nats.
-    - `count`: number of images that were scored.
-    - `skipped`: number of unreadable images, which enter no average.
+    - `count`: number of images.
     - `protocol`: name of the scoring protocol.
     - `val`: the whole validation set, of which a limit may score only a part: number of images and classes, and a
       digest of the names; None during training, whose log has it once.
@@ -53,7 +52,6 @@ class Result(ABC):
     labels: ClassVar[Mapping[str, str]]
     loss: float
     count: int
-    skipped: int
     protocol: str
     val: Mapping[str, Any] | None
 

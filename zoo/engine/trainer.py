@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo.data.folder import Batch
 from zoo.data.loader import Loader
 from zoo.data.mixing import draw_mix, mix_images, mix_targets, partners
-from zoo.data.sampler import MIN_PER_NORM, TrainBatches, ValBatches
+from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.seeding import random_of
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.meters import Reading
@@ -25,7 +25,7 @@ from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.engine.stop import StopSignals
 from zoo.engine.task import Result
 from zoo.engine.validation import validate
-from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, escape, join_names
+from zoo.errors import CheckpointError, NonFiniteLossError, TrainingInterrupted, escape, join_names
 from zoo.spec.network import escape_names
 
 MIXES = -1  # with seed, epoch and batch the seed of a mix; keys of images have no negative number
@@ -112,29 +112,19 @@ class Trainer:
                 self._stop_if_asked(self.stop.agreed())
 
     def _prepared(self, batch: Batch) -> StepBatch:
-        """Return ``batch`` on the device; log and count its unreadable images."""
+        """Return ``batch`` on the device, mixed."""
         state = self.state
-        for fault in batch.skipped:
-            self.log.message(f"left out: {fault}")
-        state.meter.skip(len(batch.skipped))
-        least = MIN_PER_NORM * self.config.optimizer.accumulate_steps
-        if batch.skipped and len(batch.targets) < least:
-            raise DataError(
-                f"only {len(batch.targets)} images of a batch are readable, but batch statistics need {least}",
-                self.train_loader.dataset.root,
-                f"repair the images, the last is: {batch.skipped[-1]}",
-            )
         images = batch.on(state.process.device)
         targets = batch.targets.to(state.process.device, non_blocking=True)
-        images, targets = self._mixed(images, targets, batch.places)
+        images, targets = self._mixed(images, targets)
         if self.config.training.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         if state.step == 0:
             self.log.images(state.step, images)
         return StepBatch(images, targets, self.batches.global_size(state.batch))
 
-    def _mixed(self, images: Tensor, targets: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the images and targets of a batch, mixed as the settings say; ``places`` as in `Batch`."""
+    def _mixed(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the images and targets of a batch, mixed as the settings say."""
         state, config = self.state, self.config
         settings = config.regularization
         if not settings.mixes or (settings.mix_off_epoch is not None and state.epoch >= settings.mix_off_epoch):
@@ -145,7 +135,7 @@ class Trainer:
         if mix is None:
             return images, targets
         half = config.optimizer.batch_size // state.process.world_size // 2
-        indices = partners(len(images), half, places).to(images.device, non_blocking=True)
+        indices = partners(len(images), half).to(images.device, non_blocking=True)
         return mix_images(images, mix, indices), mix_targets(targets, config.network.num_classes, mix, indices)
 
     @contextmanager
@@ -188,11 +178,6 @@ class Trainer:
         state = self.state
         # Answer a signal that arrived during the last step before a validation of several minutes.
         self._stop_if_asked(self.stop.agreed_at_once())
-        skipped = state.meter.read(reduce=True).skipped
-        if skipped:
-            self.log.message(
-                f"epoch {state.epoch + 1}: {skipped} training image{'s were' if skipped > 1 else ' was'} unreadable"
-            )
         try:
             result = None if self.val_loader is None else self._validation(self.val_loader)
         except _StopInValidation as asked:

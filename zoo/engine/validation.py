@@ -56,19 +56,17 @@ def validate(
     meter = Meter(device, task.num_counts)
     with _evaluating(net), torch.inference_mode():
         for index, batch in enumerate(loader):
-            meter.skip(len(batch.skipped))
-            if len(batch.targets):
-                targets = batch.targets.to(device, non_blocking=True)
-                try:
-                    logits = protocol.logits(partial(forward, finished=batch.finished), batch.images)
-                    scored = task.scored(logits, targets)
-                except RuntimeError as error:
-                    if not is_memory_full(error):
-                        raise
-                    raise _out_of_memory(len(targets), batch.images, device) from error
-                meter.update(*scored, len(targets), index)
-                if record is not None:
-                    record(batch, logits)
+            targets = batch.targets.to(device, non_blocking=True)
+            try:
+                logits = protocol.logits(partial(forward, finished=batch.finished), batch.images)
+                scored = task.scored(logits, targets)
+            except RuntimeError as error:
+                if not is_memory_full(error):
+                    raise
+                raise _out_of_memory(len(targets), batch.images, device) from error
+            meter.update(*scored, len(targets), index)
+            if record is not None:
+                record(batch, logits)
             if advance is not None:
                 advance(1)
     return task.result(_checked(meter.read(reduce=world_size > 1), num_images), protocol.name)
@@ -101,16 +99,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _checked(reading: Reading, num_images: int) -> Reading:
-    """Return ``reading``; VerificationError unless it covers every image once, and at least one."""
-    seen = reading.count + reading.skipped
-    if seen != num_images:
+    """Return ``reading``; VerificationError unless it covers every image once."""
+    if reading.count != num_images:
         raise VerificationError(
-            f"{reading.count} images scored and {reading.skipped} left out, but the data set has {num_images}; "
-            "validation over all ranks: this is a bug of zoo, please report it"
-        )
-    if reading.count == 0:
-        raise VerificationError(
-            f"none of {num_images} images could be scored; validation data: repair the unreadable files"
+            f"{reading.count} images scored, but the data set has {num_images}; validation over all ranks: this is a "
+            "bug of zoo, please report it"
         )
     if reading.first_bad_step is not None:
         logger.warning(

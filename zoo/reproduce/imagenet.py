@@ -107,7 +107,6 @@ def _score(
         workers=options.workers,
         batch_size=options.batch_size,
         limit=options.limit,
-        on_bad_image=options.on_bad_image,
         log_every=options.log_every,
     )
     return {**network.result_json(result, process), "date": utc_now()}

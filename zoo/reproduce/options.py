@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from zoo.reproduce import DEFAULT_REPORT_DIR
 
@@ -54,8 +53,6 @@ class ImageNetOptions:
     """Images per batch and process (default: the experiment's batch size over the number of processes)."""
     workers: int = 4
     """Worker processes that read images, per process of the run."""
-    on_bad_image: Literal["stop", "skip"] = "stop"
-    """Action for an unreadable image: stop with an error that names it, or skip, count and report it."""
     log_every: int = 10
     """Batches between two log lines."""
     out: Path = DEFAULT_REPORT_DIR

@@ -23,13 +23,13 @@ def results_table(title: str, labels: Mapping[str, str], results: Sequence[Resul
     for result in results:
         scores, errors = result.scores(), result.standard_errors()
         measured = [*(scores[name] for name in labels), *(errors[name] for name in with_error)]
-        rows.append([title, result.protocol, *measured, result.loss, result.count, result.skipped])
+        rows.append([title, result.protocol, *measured, result.loss, result.count])
         score = expected.scores.get(result.expected_as) if expected else None
         if expected and score:
             published = [getattr(score, name, None) for name in labels] + [None] * len(with_error)
-            rows.append([f"expected: {expected.source}", result.protocol, *published, None, None, None])
+            rows.append([f"expected: {expected.source}", result.protocol, *published, None, None])
     headers = [*(f"{label} %" for label in labels.values()), *(f"± {labels[name]}" for name in with_error)]
-    return markdown_table(["network", "protocol", *headers, "loss", "images", "left out"], rows)
+    return markdown_table(["network", "protocol", *headers, "loss", "images"], rows)
 
 
 def class_table(result: SegmentationResult, names: Sequence[str]) -> str:

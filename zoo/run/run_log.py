@@ -297,12 +297,11 @@ def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
 
 
 def _validation_line(epoch: int, result: Result, labels: Mapping[str, str], is_best: bool) -> str:
-    skipped = f", {result.skipped} left out" if result.skipped else ""
     errors = {key: f" ± {error:.2f}" for key, error in result.standard_errors().items()}
     scores = [f"{label} {result.scores()[key]:.2f}{errors.get(key, '')}" for key, label in labels.items()]
     return (
         f"epoch {epoch + 1} validation: {', '.join(scores)}, "
-        f"loss {result.loss:.4f} over {result.count} images{skipped}{', the best so far' * is_best}"
+        f"loss {result.loss:.4f} over {result.count} images{', the best so far' * is_best}"
     )
 
 

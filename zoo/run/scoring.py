@@ -18,7 +18,7 @@ from zoo import registry
 from zoo.config import Experiment, Input
 from zoo.config.published import entry_of, published
 from zoo.data.classes import match_classes
-from zoo.data.folder import Batch, OnBadImage
+from zoo.data.folder import Batch
 from zoo.data.imagenet import imagenet_wnids
 from zoo.data.location import DataName, parse_data_path
 from zoo.data.named import open_data
@@ -170,7 +170,6 @@ def score(
     workers: int = 0,
     batch_size: int | None = None,
     limit: int | None = None,
-    on_bad_image: OnBadImage = "stop",
     log_every: int | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,
     split: str = "val",
@@ -200,7 +199,6 @@ def score(
       it for ten crops) divided by the number of processes. Halved if it does not fit into memory. Segmentation scores
       one image at a time.
     - `limit`: number of images to score, spread evenly over the data; default: all.
-    - `on_bad_image`: "stop" raises DataError for an unreadable image, "skip" skips and counts it.
     - `log_every`: batches between two progress lines, if no bar is drawn; default: a line every 30 seconds.
     - `record`: called with each batch of this process and its logits.
     - `split`: the folder in ``data``, for classification.
@@ -216,7 +214,7 @@ def score(
     loader = task.build_val_loader(
         open_data(parse_data_path(data)),
         protocol,
-        process.loader_options(workers, on_bad_image),
+        process.loader_options(workers),
         batch_size=batch_size,
         limit=limit,
         split=split,
@@ -228,7 +226,6 @@ def score(
             **environment_fingerprint(process, "validate"),
             "protocol": protocol.name,
             "training.amp": settings.training.amp,
-            "--on-bad-image": on_bad_image,
             "weights": weights_digest(network.model),
             "val": dataset_fingerprint(loader.dataset, loader.batch_sampler.num_images),
         },

@@ -6,7 +6,6 @@ Tested by tests/cli/test_options.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,6 @@ class TrainOptions:
     """Worker processes that read images, per process of the run; 0 reads them in the process itself."""
     log_every: int = 10
     """Batches between two log lines."""
-    on_bad_image: Literal["stop", "skip"] = "stop"
-    """Action for an unreadable image: stop with an error that names it, or skip, count and report it."""
     resume: str | None = None
     """Checkpoint to continue from; 'auto' takes the newest good one of the log folder, if there is one."""
     weights: str | None = None

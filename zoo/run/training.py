@@ -112,7 +112,7 @@ def train(
     - `batch_size`: images per step, over all processes, instead of the experiment's.
     - `memory`: ``network.memory`` instead of the experiment's, such as "lean"; a module can only become "lean".
     - `process`: this process, if `zoo.engine.process.open_process` is open already.
-    - `options`: ``workers``, ``log_every``, ``on_bad_image``, ``resume``, ``weights``, ``overwrite``, ``log_hist`` and
+    - `options`: ``workers``, ``log_every``, ``resume``, ``weights``, ``overwrite``, ``log_hist`` and
       ``allow_world_size_change``; see `TrainOptions`.
 
     Raises TypeError for unknown options; ConfigError, DataError, WeightsError and CheckpointError for files, data and
@@ -229,7 +229,6 @@ def _check_settings_agree(config: Experiment, process: Process, options: TrainOp
         lambda: {
             **environment_fingerprint(process, "train"),
             **config.model_dump(mode="json", exclude={"expected"}),
-            "--on-bad-image": options.on_bad_image,
             "--log-every": options.log_every,
             "--allow-world-size-change": options.allow_world_size_change,
         },
@@ -239,7 +238,7 @@ def _check_settings_agree(config: Experiment, process: Process, options: TrainOp
 
 def _build_loaders(task: Task, data: DataPath | Datasets, process: Process, options: TrainOptions) -> Loaders:
     """Return the loaders for training and validation. Raises DataError unless both have the same classes."""
-    share = process.loader_options(options.workers, options.on_bad_image)
+    share = process.loader_options(options.workers)
     train_loader = task.build_train_loader(data, share)
     if isinstance(data, Datasets) and data.val is None:
         return train_loader, None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.data.loader import NUM_CROPS, Loader, LoaderOptions, build_train_loader, build_val_loader
+from zoo.data.loader import Loader, LoaderOptions, build_train_loader, build_val_loader
 from zoo.data.location import DataPath
 from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
@@ -20,6 +20,7 @@ from zoo.engine.task import Result, Task
 from zoo.tasks.protocols import PROTOCOLS, CropProtocol, center_crop
 from zoo.tasks.significance import standard_error
 
+NUM_CROPS = 10
 LABELS = {"top1": "top-1", "top5": "top-5"}
 TOPS = {"top1": 1, "top5": 5}  # k of top-k: the target is among the k most likely classes
 
@@ -32,7 +33,7 @@ class ClassificationResult(Result):
     - `top1`: top-1 accuracy, percent.
     - `top5`: top-5 accuracy, percent.
     - `loss`: mean cross-entropy, nats per image.
-    - `count`, `skipped`, `protocol`, `val`: see `Result`.
+    - `count`, `protocol`, `val`: see `Result`.
     """
 
     labels = LABELS
@@ -40,7 +41,6 @@ class ClassificationResult(Result):
     top5: float
     loss: float
     count: int
-    skipped: int
     protocol: str
     val: Mapping[str, Any] | None = None
 
@@ -148,6 +148,4 @@ class ClassificationTask(Task):
     def result(self, reading: Reading, protocol: str) -> ClassificationResult:
         """Return the result of a validation."""
         scores: dict[str, Any] = self.scores(reading)
-        return ClassificationResult(
-            **scores, loss=reading.loss, count=reading.count, skipped=reading.skipped, protocol=protocol
-        )
+        return ClassificationResult(**scores, loss=reading.loss, count=reading.count, protocol=protocol)

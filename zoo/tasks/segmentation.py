@@ -50,7 +50,7 @@ class SegmentationResult(Result):
     - `frequency_weighted_iou`: mean of intersection over union, weighted with the pixels of each class, percent.
     - `iou`: intersection over union of each class, percent; None for a class that is neither labeled nor predicted.
     - `loss`: mean cross-entropy, nats per labeled pixel, averaged over the images.
-    - `count`, `skipped`, `val`: see `Result`.
+    - `count`, `val`: see `Result`.
     - `protocol`: ``whole`` or ``whole-flip``.
     - `confusion`: pixels by label (rows) and prediction (columns).
     """
@@ -63,7 +63,6 @@ class SegmentationResult(Result):
     iou: list[float | None]
     loss: float
     count: int
-    skipped: int
     protocol: str
     confusion: list[list[int]]
     val: Mapping[str, Any] | None = None
@@ -182,7 +181,6 @@ class SegmentationTask(Task):
             iou=confusion.iou,
             loss=reading.loss,
             count=reading.count,
-            skipped=reading.skipped,
             protocol=protocol,
             confusion=confusion.counts.tolist(),
         )
