@@ -12,7 +12,7 @@ from zoo.config import describe_options as _describe_options
 from zoo.config.published import published as _published
 from zoo.spec.architectures import ARCHITECTURES as _ARCHITECTURES
 
-dependencies = ["torch", "torchvision", "numpy", "pydantic", "requests", "filelock", "PIL", "tqdm"]
+dependencies = ["torch", "torchvision", "numpy", "pydantic", "requests", "gdown", "filelock", "PIL", "tqdm"]
 
 
 def _help_of(name):

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import pytest
-
 Answer = Callable[["Handler"], None]
 
 
@@ -74,18 +72,8 @@ def whole(handler: Handler) -> None:
     handler.wfile.write(handler.begin())
 
 
-def ignores_range(handler: Handler) -> None:
-    del handler.headers["Range"]
-    whole(handler)
-
-
 def truncates(num_bytes: int) -> Answer:
     return lambda handler: void(handler.wfile.write(handler.begin()[:num_bytes]))
-
-
-def truncates_and_ignores_range(handler: Handler) -> None:
-    del handler.headers["Range"]
-    truncates(100_000)(handler)
 
 
 def stalls(num_bytes: int) -> Answer:
@@ -137,15 +125,3 @@ def sends(content: bytes, content_type: str = "application/octet-stream", **head
 
 def void(_: object) -> None:
     return None
-
-
-def names_are_unknown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Make every host name unresolvable, as without a network; return the list that requested names are added to."""
-    asked: list[str] = []
-
-    def getaddrinfo(host: str, *args: Any, **kwargs: Any) -> list[Any]:
-        asked.append(host)
-        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    return asked

@@ -5,13 +5,9 @@ Tested by tests/weights/test_verify.py.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from zoo.cli.options import Command, argument
-from zoo.errors import WeightsError, join_names
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,31 +18,17 @@ class Fetch(Command):
     """Published weights; 'all' downloads all of them (default: list them)."""
 
     def run(self) -> int:
-        """Download the weights and print the path of each file; without names, print a table of all.
-
-        A failed download is logged, the others continue, and WeightsError is raised at the end.
-        """
+        """Download the weights and print the path of each file; without names, print a table of all."""
         from zoo.config.published import entry_of, published
         from zoo.weights import fetch_weights
-        from zoo.weights.download import UnresolvedError
 
         if not self.names:
             return _list()
         names = list(published()) if self.names == ("all",) else self.names
         for name in names:  # report an unknown name before the first download
             entry_of(name)
-        failed = []
         for name in names:
-            try:
-                print(fetch_weights(name))
-            except WeightsError as error:
-                if len(names) == 1 or isinstance(error, UnresolvedError):  # no connection
-                    raise
-                logger.warning("%s", error)
-                failed.append(name)
-        if failed:
-            what = f"{len(failed)} of {len(names)} files were not fetched: {join_names(failed)}"
-            raise WeightsError(what, remedy="run the same command again")
+            print(fetch_weights(name))
         return 0
 
 

@@ -9,22 +9,24 @@ import hashlib
 import logging
 import os
 import re
-import time
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
 from filelock import FileLock
+from tqdm import tqdm
 
 from zoo.config.published import SUFFIX, entry_of, published
 from zoo.errors import ConfigError, WeightsError, escape, hide_password, truncate
 from zoo.files import cache_dir, is_offline, open_regular
-from zoo.weights.download import DownloadError, Sleep, download
 
 logger = logging.getLogger("zoo")
 
 DRIVE_URL = "https://drive.google.com/uc"
 READ_BYTES = 2**20
+TIMEOUT_S = 10.0, 30.0  # to connect, and between two packets
+RETRIES = 4
+MAX_FILE_BYTES = 2**32  # the largest published file, of 109 million parameters, has 0.44 GB
 
 
 def weights_dir() -> Path:
@@ -51,25 +53,25 @@ def published_name(path_or_name: str | os.PathLike[str]) -> str | None:
     return text if text in published() and not Path(text).exists() else None
 
 
-def fetch_weights(name: str, *, sleep: Sleep = time.sleep) -> Path:
+def fetch_weights(name: str) -> Path:
     """Return the path of the verified file of the published weights ``name``; see `open_published`."""
-    with open_published(name, sleep=sleep):
+    with open_published(name):
         return weights_path(name)
 
 
-def open_published(name: str, *, sleep: Sleep = time.sleep) -> IO[bytes]:
+def open_published(name: str) -> IO[bytes]:
     """Return the published weights ``name`` as an open file whose md5 was verified; download them if necessary.
 
     The md5 is computed through the returned file object, so what is read is what was verified. $ZOO_WEIGHTS_URL is the
     address of a mirror with files ADDRESS/NAME.pth.tar; $ZOO_OFFLINE=1 forbids downloads. The next call resumes an
-    interrupted download. ``sleep`` waits between tries.
+    interrupted download.
 
     Raises ConfigError for an unknown name, and WeightsError for weights that are unavailable or have a wrong md5.
     """
     entry_of(name)
     path = weights_path(name)
     if not path.exists():
-        _fetch(name, path, sleep)
+        _fetch(name, path)
     file = open_weights(path)
     try:
         md5 = _digests_of_open(file, path, "md5")["md5"]
@@ -82,7 +84,7 @@ def open_published(name: str, *, sleep: Sleep = time.sleep) -> IO[bytes]:
     return file
 
 
-def _fetch(name: str, path: Path, sleep: Sleep) -> None:
+def _fetch(name: str, path: Path) -> None:
     """Download the weights ``name`` to ``path``, unless another process does so first."""
     if is_offline():
         raise WeightsError(
@@ -96,39 +98,63 @@ def _fetch(name: str, path: Path, sleep: Sleep) -> None:
         with FileLock(path.with_name(f"{path.name}.lock")):
             if not path.exists():
                 logger.info("%s: downloading %s (%s)", name, hide_password(url), entry_of(name).weights.licence)
-                _download_verified(name, url, path, sleep)
-    except DownloadError as error:
-        mirror = "check ZOO_WEIGHTS_URL" if os.environ.get("ZOO_WEIGHTS_URL") else "set ZOO_WEIGHTS_URL to a mirror"
-        raise type(error)(
-            f"{name}: {error}; try again later (zoo fetch {name}), {mirror}, or {_by_hand(name, path)}"
-        ) from None
+                _download_verified(name, url, path)
     except OSError as error:
         what = f"{name}: the weights cannot be written ({error.strerror or error})"
         remedy = f"free space or set ZOO_CACHE to another folder, then continue with zoo fetch {name}"
         raise WeightsError(what, error.filename or path.parent, remedy) from error
 
 
-def _download_verified(name: str, url: str, path: Path, sleep: Sleep) -> None:
-    """Download to a partial file, and rename it to ``path`` once its md5 is right."""
-    part = path.with_name(f"{path.name}.part")
-    for _ in range(2):
-        was_resumed = download(url, part, name, sleep=sleep)
-        md5, size = md5_of(part), part.stat().st_size
-        if md5 == entry_of(name).md5:
-            part.replace(path)
-            return
-        part.unlink()
-        if not was_resumed:
-            break
-        logger.warning("%s: the resumed file has the wrong md5 %s; downloading it anew", name, md5)
-    raise DownloadError(f"{size:,} bytes were received, but {_mismatch(name, md5)}; {truncate(hide_password(url))}")
+def _download_verified(name: str, url: str, path: Path) -> None:
+    """Download to a file beside ``path``, and rename it to ``path`` if its md5 is right."""
+    unverified = path.with_name(f"{path.name}.unverified")
+    reason = _download(name, url, unverified)
+    if not reason and (md5 := md5_of(unverified)) != entry_of(name).md5:
+        reason = f"{unverified.stat().st_size:,} bytes were received, but {_mismatch(name, md5)}"
+        unverified.unlink()
+    if reason:
+        mirror = "check ZOO_WEIGHTS_URL" if os.environ.get("ZOO_WEIGHTS_URL") else "set ZOO_WEIGHTS_URL to a mirror"
+        remedy = f"try again later (zoo fetch {name}), {mirror}, or {_by_hand(name, path)}"
+        raise WeightsError(f"{name}: {reason}; {remedy}")
+    unverified.replace(path)
+
+
+def _download(name: str, url: str, file: Path) -> str:
+    """Download ``url`` to ``file`` with a progress bar; return the reason if this is not possible, otherwise "".
+
+    The package gdown continues a partial file, tries again, and answers the form by which Google Drive asks to confirm
+    large files.
+    """
+    import gdown  # here, because it takes a third of a second
+    import requests
+    import urllib3
+
+    with tqdm(desc=name, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+
+        def advance(num_bytes: int, total: int | None) -> None:
+            if num_bytes > MAX_FILE_BYTES:
+                raise gdown.exceptions.DownloadError(f"the server sends more than {MAX_FILE_BYTES:,} bytes")
+            bar.total = total
+            bar.update(num_bytes - bar.n)
+
+        try:
+            gdown.download(
+                url, str(file), quiet=True, use_cookies=False, resume=True, timeout=TIMEOUT_S, retries=RETRIES,
+                progress=advance,
+            )  # fmt: skip
+        except (
+            *(gdown.exceptions.DownloadError, requests.RequestException),
+            *(urllib3.exceptions.HTTPError, ValueError),  # of malformed answers
+        ) as error:
+            return truncate(hide_password(" ".join(str(error).split())))
+    return ""
 
 
 def _url_of(name: str) -> str:
     """Return the address of the published weights ``name`` on the mirror if one is set, otherwise on Google Drive."""
     mirror = os.environ.get("ZOO_WEIGHTS_URL", "").strip()
     if not mirror:
-        return f"{DRIVE_URL}?export=download&id={entry_of(name).weights.drive_id}"
+        return f"{DRIVE_URL}?id={entry_of(name).weights.drive_id}"
     if not re.match(r"https?://[^/]", mirror):
         raise ConfigError(f"ZOO_WEIGHTS_URL must be an address such as https://example.org/weights, got {mirror!r}")
     return f"{mirror.rstrip('/')}/{quote(name + SUFFIX)}"
