@@ -13,8 +13,6 @@ from zoo.cli.options import (
     LoaderOptions,
     Positive,
     ProcessOptions,
-    WholeNumber,
-    default_workers,
     option,
 )
 from zoo.errors import EXIT_USER_ERROR, EXIT_VERIFICATION_FAILED
@@ -33,8 +31,6 @@ class ReproduceAll(Command, PaperOptions):
     only: tuple[str, ...] = option(default=(), metavar="ITEM")
     out: Path = option(default=DEFAULT_REPORT_DIR, metavar="DIR")
     runs: tuple[Path, ...] = option(default=(), metavar="PATH")
-    data: Path | None = option(metavar="DIR")
-    workers: WholeNumber = option("-j", default_factory=default_workers(4))
 
     def run(self) -> int:
         if "torch" not in sys.modules:
@@ -56,7 +52,6 @@ class ReproduceInPlaceABN(ReproduceAll):
     """Measure the numbers of the InPlace-ABN paper, in about 10 minutes on one CPU core."""
 
     paper: str = field(default="inplace_abn", metadata=HIDDEN)
-    runs: tuple[Path, ...] = field(default=(), metadata=HIDDEN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +59,10 @@ class ReproduceRevNet(ReproduceAll):
     """Measure the numbers of the RevNet paper, in a few minutes on one CPU core."""
 
     paper: str = field(default="revnet", metadata=HIDDEN)
-    data: Path | None = field(default=None, metadata=HIDDEN)
-    workers: WholeNumber = field(default=4, metadata=HIDDEN)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceRevNeXt(ReproduceRevNet):
+class ReproduceRevNeXt(ReproduceAll):
     """Measure the numbers of the RevNeXt paper, in about an hour on one CPU core."""
 
     paper: str = field(default="revnext", metadata=HIDDEN)

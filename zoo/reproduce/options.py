@@ -29,10 +29,6 @@ class PaperOptions:
     runs: tuple[Path, ...] = ()
     """Log folders of zoo train, or PAPER_runs.json files of earlier reports. Their accuracies fill the tables; their
     curves are plotted and saved in PAPER_runs.json."""
-    data: Path | None = None
-    """ImageNet, as val/ with one folder per class, to score the published networks on."""
-    workers: int = 4
-    """Worker processes that read the images of ImageNet (default: number of cores, at most 4)."""
     command_line: str = ""
     """The command that was typed, for the reports."""
 

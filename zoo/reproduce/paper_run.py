@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from zoo.engine.process import open_process
 from zoo.errors import ConfigError, join_names
 from zoo.reproduce.comparison import Section
-from zoo.reproduce.imagenet import check_imagenet, read_scores, reproduce_imagenet
-from zoo.reproduce.options import ALL, ImageNetOptions, PaperOptions
+from zoo.reproduce.imagenet import read_scores
+from zoo.reproduce.options import ALL, PaperOptions
 from zoo.reproduce.paper_report import merged, read_report, write_report
 from zoo.reproduce.papers import PAPERS, Measurement
 from zoo.reproduce.scoreboard import Row
@@ -30,8 +29,6 @@ from zoo.run.plot_style import check_matplotlib
 
 logger = logging.getLogger(__name__)
 
-SCORED_PAPER = "inplace_abn"  # whose published networks are scored on ImageNet
-
 
 def papers_of(options: PaperOptions) -> list[str]:
     """Return the papers to measure."""
@@ -42,31 +39,18 @@ def reproduce_papers(options: PaperOptions) -> list[Row]:
     """Measure all items, and write the paper's report and the scoreboard after each.
 
     Returns the rows of the measured papers. Stores the curves of training runs in PAPER_runs.json and plots them in
-    PAPER_runs.png. Given ImageNet, scores the published networks on it first, as `zoo reproduce imagenet` does. Raises
-    ConfigError or DataError for unusable options, and ConfigError if plots need matplotlib, before the measurements.
+    PAPER_runs.png. Reads the scores that `zoo reproduce imagenet` has written into the folder of the reports. Raises
+    ConfigError for unusable options, and if plots need matplotlib, before the measurements.
     """
     if not options.no_plot:
         check_matplotlib()
     warn_of_changes()
-    if options.data is not None:
-        check_imagenet(options.data)
     found = {paper: _read_runs(options, paper) for paper in papers_of(options)}
     earlier = {paper: read_report(options.out, paper) for paper in PAPERS}
-
-    def choose() -> dict[str, list[Measurement]]:
-        scores = read_scores(options.out)
-        measurements = {paper: PAPERS[paper].measurements(runs, scores) for paper, (runs, _) in found.items()}
-        return of_items(options.only, measurements)
-
-    chosen = choose()
+    scores = read_scores(options.out)
+    measurements_of = {paper: PAPERS[paper].measurements(runs, scores) for paper, (runs, _) in found.items()}
+    chosen = of_items(options.only, measurements_of)
     _make_folder(options.out)
-    if options.data is not None and SCORED_PAPER in chosen:
-        with open_process() as process:
-            images_options = ImageNetOptions(
-                data=options.data, workers=options.workers, out=options.out, command_line=options.command_line
-            )
-            reproduce_imagenet(images_options, process)
-        chosen = choose()
     device = torch.device("cpu")
     environment = describe_environment(device)
     for paper, measurements in chosen.items():
@@ -125,8 +109,6 @@ def _command_of(options: PaperOptions, paper: str, item: str, section: Section) 
     words = ["zoo", "reproduce", paper, "--only", item]
     if any(each.environment is not None for each in section.comparisons):
         words += ["--runs", *map(str, options.runs)] if options.runs else []
-    elif any(each.data for each in section.comparisons) and options.data is not None:
-        words += ["--data", str(options.data)]
     return shlex.join(words)
 
 
