@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NoReturn
 
 from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS
@@ -37,15 +36,6 @@ class Scan:
     strays: list[str] = field(default_factory=list)
 
 
-class _Folder(NamedTuple):
-    """A folder and its entries by kind; all names are relative to the root of the scan."""
-
-    name: str
-    folders: list[str]
-    images: list[str]
-    strays: list[str]
-
-
 def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
     """Return the images below ``root``, sorted by class, folder and name as in torchvision.
 
@@ -54,14 +44,13 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
     or has no class folder or image. A class without images raises DataError, or is logged with ``allow_empty_classes``.
     """
     _check_exists(root)
-    search = _Search(root)
-    top = search.entries()
-    scan = Scan(root, sorted(top.folders), strays=sorted(top.images + top.strays))
-    for target, name in enumerate(scan.classes):
-        for folder in search.walk(name):
-            scan.names += map(os.fsencode, folder.images)
-            scan.targets += [target] * len(folder.images)
-            scan.strays += folder.strays
+    classes, images, strays = _entries(root)
+    scan = Scan(root, classes, strays=images + strays)
+    for target, name in enumerate(classes):
+        images, strays = _walk(root, name)
+        scan.names += map(os.fsencode, images)
+        scan.targets += [target] * len(images)
+        scan.strays += strays
     check_filled(root, scan.classes, scan.targets, allow_empty_classes, len(scan.strays))
     log_strays(root, scan.strays)
     return scan
@@ -85,58 +74,48 @@ def find_names(root: Path) -> tuple[list[str], list[str]]:
 
     Order and errors are the same as in `find_images`, but there may be no image.
     """
-    search = _Search(root)
-    top = search.entries()
-    folders = [top, *(folder for name in sorted(top.folders) for folder in search.walk(name))]
-    return [name for folder in folders for name in folder.images], [
-        name for folder in folders for name in folder.strays
-    ]
+    folders, images, strays = _entries(root)
+    for name in folders:
+        more_images, more_strays = _walk(root, name)
+        images += more_images
+        strays += more_strays
+    return images, strays
 
 
-class _Search:
-    """Lists the folders below ``root``, and follows links."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def walk(self, top: str) -> list[_Folder]:
-        """Return ``top`` and the folders below it, sorted by name; their order determines the index of each image."""
-        folders, names = [], [top]
-        while names:
-            folders.append(self.entries(names.pop()))
-            names += folders[-1].folders
-        return sorted(folders)
-
-    def entries(self, name: str = "") -> _Folder:
-        """Return the entries of one folder, images and strays sorted by name."""
-        path = self._root / name
-        prefix = os.path.join(name, "")
-        folder = _Folder(name, [], [], [])
-        try:
-            with os.scandir(path) as listing:
-                for entry in listing:
-                    _kind_of(entry, folder).append(prefix + entry.name)
-        except OSError as error:
-            raise unlistable(path, error) from error
-        folder.images.sort()
-        folder.strays.sort()
-        return folder
+def _entries(root: Path) -> tuple[list[str], list[str], list[str]]:
+    """Return the folders, the images and the other entries in ``root`` itself, sorted by name."""
+    _, folders, files = next(os.walk(root, onerror=_raise_unlistable))
+    shown = [name for name in folders if not name.startswith(".")]
+    images = list(filter(_is_image, files))
+    return sorted(shown), sorted(images), sorted({*folders, *files} - {*shown, *images})
 
 
-def _kind_of(entry: os.DirEntry[str], folder: _Folder) -> list[str]:
-    """Return the list of ``folder`` that ``entry`` belongs to. Only links need a system call."""
-    if entry.name.startswith("."):
-        return folder.strays
-    if _leads_to_folder(entry):
-        return folder.folders
-    return folder.images if entry.name.lower().endswith(EXTENSIONS) else folder.strays
+def _walk(root: Path, top: str) -> tuple[list[str], list[str]]:
+    """Return the images and the other entries in the folder ``top`` of ``root`` and below, relative to ``root``.
+
+    They are sorted by folder and name, which determines the index of each image. Links are followed.
+    """
+    listed: list[tuple[str, list[str]]] = []
+    images: list[str] = []
+    strays: list[str] = []
+    for folder, folders, files in os.walk(root / top, onerror=_raise_unlistable, followlinks=True):
+        place = os.path.relpath(folder, root)
+        hidden = [name for name in folders if name.startswith(".")]
+        strays += [os.path.join(place, name) for name in hidden]
+        folders[:] = [name for name in folders if name not in hidden]
+        listed.append((place, files))
+    for place, files in sorted(listed):
+        for name in sorted(files):
+            (images if _is_image(name) else strays).append(os.path.join(place, name))
+    return images, strays
 
 
-def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself or to a folder without permission; reading it raises the error
-        return False
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+
+
+def _raise_unlistable(error: OSError) -> NoReturn:
+    raise unlistable(Path(error.filename), error) from error
 
 
 def _check_exists(root: Path) -> None:
@@ -182,19 +161,9 @@ def check_filled(
 
 
 def log_strays(root: Path, strays: list[str]) -> None:
-    """Log the number of skipped entries of ``root``, by kind."""
-    if not strays:
-        return
-    kinds = Counter(_extension(path) for path in strays).most_common()
-    logger.warning(
-        "%d entries are not images and are left out (%s), such as %s; %s",
-        len(strays),
-        join_names(f"{kind}: {count}" for kind, count in kinds),
-        escape(strays[0]),
-        escape(root),
-    )
-
-
-def _extension(path: str) -> str:
-    name = os.path.basename(path)
-    return "hidden" if name.startswith(".") else os.path.splitext(name)[1].lower() or "no extension"
+    """Log the number of skipped entries of ``root``."""
+    if strays:
+        logger.warning(
+            "%d entries are not images and are left out, such as %s; %s",
+            len(strays), escape(strays[0]), escape(root),
+        )  # fmt: skip
