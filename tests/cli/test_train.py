@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from scripts.train_imagenet import OriginalTrain
 from tests.cli.conftest import NUM_VAL, SETTINGS, Run
-from zoo.cli import main
+from zoo.cli import main, run_script
 from zoo.config import load_experiment
 from zoo.weights import read_checkpoint
 
@@ -50,25 +51,16 @@ def test_a_run_goes_on_where_its_checkpoint_is(finished: Run, tmp_path: Path) ->
     assert [event["top1"] for event in again[1:]] == [event["top1"] for event in _events(finished.log_dir)[-5:-1]]
 
 
-def test_evaluate_scores_the_given_weights(finished: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    command = ["train", str(finished.config), str(finished.data), "-e", "-j", "0", "--log-dir"]
-    assert main([*command, str(tmp_path), "--resume", str(finished.checkpoint)]) == 0
-    table = capsys.readouterr().out
-    assert main([*command, str(finished.log_dir), "--resume", "auto"]) == 0
-    assert capsys.readouterr().out == table
-    cells = [cell.strip() for cell in table.splitlines()[2].split("|")]
+def test_the_original_projects_script_scores_the_weights_of_a_run(
+    finished: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(finished.config), str(finished.data), "-e", "-j", "0"]
+    assert run_script(OriginalTrain, [*words, "--resume", str(finished.checkpoint)]) == 0
+    cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[2].split("|")]
     scored = _events(finished.log_dir)[-2]
     assert cells[1:4] == ["tiny", "center10-scale12", f"{scored['top1']:.2f}"]
-    assert cells[6] == str(NUM_VAL)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("sources", [[], ["--resume", "auto", "--weights", "file"]])
-def test_evaluate_needs_exactly_one_source_of_weights(
-    finished: Run, sources: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", str(finished.config), str(finished.data), "--evaluate", *sources]) == 2
-    assert f"--evaluate with {len(sources) // 2} sources of weights" in capsys.readouterr().err
+    assert run_script(OriginalTrain, words) == 2
+    assert "--evaluate scores the weights of --resume" in capsys.readouterr().err
 
 
 def test_a_batch_that_cannot_be_shared_out_is_refused_before_anything_is_written(
@@ -93,7 +85,6 @@ def test_an_experiment_is_given_by_its_name_and_has_a_folder_of_its_own(
     assert [path.name for path in Path().iterdir()] == ["runs"]
     assert [path.name for path in Path("runs").iterdir()] == ["tiny"]
     assert Path("runs/tiny/checkpoint.pth.tar").is_file()
-    assert main(["train", "tiny", str(finished.data), "-j", "0", "-e", "--resume", "auto"]) == 0
 
 
 def test_the_settings_of_a_run_are_an_experiment_file_beside_its_log(finished: Run, tmp_path: Path) -> None:
@@ -138,21 +129,6 @@ def test_a_run_begins_and_ends_with_what_a_person_wants_to_know(finished: Run) -
     ):
         assert part in text
     assert text.splitlines()[-1].partition(" - ")[2].startswith("best top-1")
-
-
-def test_evaluating_falls_back_to_the_previous_checkpoint_and_says_so(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
-    command = ["train", str(finished.config), str(finished.data), "-e", "-j", "0", "--log-dir"]
-    for damage in (lambda path: path.write_bytes(path.read_bytes()[:-100]), Path.unlink):
-        damage(log_dir / "checkpoint.pth.tar")
-        assert main([*command, str(log_dir), "--resume", "auto"]) == 0
-        captured = capsys.readouterr()
-        assert f"falling back to {log_dir}/checkpoint.previous.pth.tar" in captured.err
-        assert "center10-scale12" in captured.out
-    assert main([*command, str(tmp_path / "empty"), "--resume", "auto"]) == 2
-    assert "there is no checkpoint to evaluate" in capsys.readouterr().err
 
 
 def test_a_finished_run_is_prolonged_by_its_own_command_and_more_epochs(

@@ -1,8 +1,7 @@
-"""``zoo train``: train the network of an experiment on a folder of images, or evaluate its weights."""
+"""``zoo train``: train the network of an experiment on a folder of images."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from zoo.cli.options import (
 )
 from zoo.errors import ConfigError
 from zoo.run.train_options import TrainOptions
-
-logger = logging.getLogger(__name__)
 
 RUNS_DIR = Path("runs")
 
@@ -48,8 +45,6 @@ class Train(Command, TrainOptions, ProcessOptions):
     memory: str | None = option(metavar="STRATEGY")
     """What is saved for backward instead of the experiment's network.memory; "lean" halves the activation memory of any
     network."""
-    evaluate: bool = option("-e", default=False)
-    """Only score the weights of --weights or --resume on DATA/val."""
     log_dir: Path | None = option(metavar="DIR")
     """Folder for checkpoints, settings, text log, metrics.jsonl and TensorBoard events (default: runs/ and the name of
     the experiment)."""
@@ -57,67 +52,20 @@ class Train(Command, TrainOptions, ProcessOptions):
     """Seed of all random numbers instead of the experiment's."""
 
     def run(self) -> int:
-        if self.overwrite and (self.resume or self.evaluate):
+        if self.overwrite and self.resume:
             raise ConfigError(
-                "--overwrite removes the run that --resume and --evaluate need", "command line", "leave out one of them"
+                "--overwrite removes the run that --resume needs", "command line", "leave out one of them"
             )
-        if self.epochs and self.evaluate:
-            raise ConfigError("--evaluate scores weights and trains no epochs", "command line", "leave out --epochs")
-        log_dir = self.log_dir or RUNS_DIR / Path(self.config).name.removesuffix(".json")
-        return self._evaluate(log_dir) if self.evaluate else self._train(log_dir)
-
-    def _train(self, log_dir: Path) -> int:
         from zoo.config import parse_experiment
         from zoo.data.named import open_data
         from zoo.engine.process import open_process
         from zoo.run.experiments import experiment_for
         from zoo.run.training import train_experiment
 
-        data = open_data(self.data)
+        data, log_dir = open_data(self.data), self.log_dir or RUNS_DIR / Path(self.config).name.removesuffix(".json")
         config = experiment_for(self.config, data, self.epochs, self.batch_size, self.memory)
         if self.seed is not None:
             config = parse_experiment({**config.model_dump(mode="json"), "seed": self.seed}, f"seed {self.seed}")
         with open_process(self.local_rank, self.dist_backend) as process:
             train_experiment(config, data, log_dir, process, self)
         return 0
-
-    def _evaluate(self, log_dir: Path) -> int:
-        """Score the weights by the experiment's own protocol."""
-        from zoo.engine.process import open_process
-        from zoo.engine.start import AUTO
-        from zoo.run.results_table import results_table
-        from zoo.run.scoring import load_network, score
-
-        sources = [path for path in (self.resume, self.weights) if path]
-        if len(sources) != 1:
-            what = f"--evaluate with {len(sources)} sources of weights"
-            raise ConfigError(what, "command line", "give one, --weights FILE or --resume PATH")
-        with open_process(self.local_rank, self.dist_backend) as process:
-            weights = _newest(log_dir) if self.resume == AUTO else Path(sources[0])
-            subject = load_network(self.config, weights)
-            result = score(
-                subject,
-                self.data,
-                process=process,
-                workers=self.workers,
-                log_every=self.log_every,
-            )
-            if process.is_main:
-                print(results_table(subject.title, subject.task.shown_labels, [result], subject.experiment.expected))
-        return 0
-
-
-def _newest(log_dir: Path) -> Path:
-    """Return the newest good checkpoint of a log folder; logs a notice if newer ones are damaged."""
-    from zoo.engine.start import load_newest_checkpoint
-
-    newest = load_newest_checkpoint(log_dir)
-    if newest is None:
-        raise ConfigError(
-            "there is no checkpoint to evaluate",
-            log_dir,
-            "give the folder of a run as --log-dir, or the path of a file as --resume or --weights",
-        )
-    for notice in newest.notices:
-        logger.info("%s", notice)
-    return newest.path
