@@ -194,7 +194,8 @@ def headline() -> str:
     lean = "zoo.lean(model)"
     rows = [
         _headline(
-            "any network, such as torchvision's ResNet-50", lean, "lean_resnet50", "torchvision:resnet50", "std-BN lean",
+            "any network, such as torchvision's ResNet-50", lean,
+            "lean_resnet50", "torchvision:resnet50", "std-BN lean",
             on_gpu=("lean_h100", "torchvision:resnet50", "lean"),
         ),
         _headline(

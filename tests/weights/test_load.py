@@ -184,6 +184,8 @@ def test_torchvisions_files_get_the_command_that_converts_them() -> None:
         source = torchvision.models.resnet50()
     written = {key: torch.zeros(()).expand(tensor.shape) for key, tensor in source.state_dict().items()}
     assert "`zoo convert from-torchvision SOURCE TARGET --arch NAME`" in refusal_of(Net(), written)
-    with pytest.raises(ConversionError, match=r"not that of resnet34: .* more; give the file of resnet34") as caught:
+    with pytest.raises(
+        ConversionError, match=r"no state dict of resnet34: .* more; give the file of resnet34"
+    ) as caught:
         from_torchvision(written, NetworkSpec(arch="resnet34", activation="relu"))
     assert len(str(caught.value)) < 1500
