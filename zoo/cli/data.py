@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +21,10 @@ from zoo.cli.options import (
 )
 from zoo.data.location import DataName, require_folder, require_local
 from zoo.errors import ConfigError, DataError, escape
-from zoo.tables import Cell, counted, markdown_table
+from zoo.tables import counted
 
 if TYPE_CHECKING:
     from zoo.data.location import DataPath
-    from zoo.data.prepare.check import SplitReport
     from zoo.data.source import Source
     from zoo.run.console import Progress
 
@@ -40,7 +38,7 @@ def quality(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class DataCheck(Command):
-    """Read every image and label map of DATA; print sizes, classes and all faults."""
+    """Read every image and label map of DATA, and print all faults."""
 
     config: str = argument("CONFIG")
     """Experiment to train: its file or name."""
@@ -55,7 +53,9 @@ class DataCheck(Command):
 
         config = load_experiment(self.config)
         reports = check_data(config, require_folder(self.data), self.workers, _progress)
-        print("\n\n".join(_described(report) for report in reports))
+        for report in reports:
+            print(f"{report.split}: {counted(report.num_images, 'image')}, {counted(len(report.faults), 'fault')}")
+            print("".join(f"fault: {escape(fault)}\n" for fault in report.faults), end="")
         num_faults = sum(len(report.faults) for report in reports)
         if num_faults:
             raise DataError(
@@ -186,38 +186,3 @@ def _progress(split: str, total: int) -> Progress:
     from zoo.run.console import Progress
 
     return Progress(split, total, unit="images")
-
-
-def _described(report: SplitReport) -> str:
-    """Describe a split: its size, the table of its classes, and its faults."""
-    images, faults = counted(report.num_images, "image"), counted(len(report.faults), "fault")
-    lines = [f"{report.split}: {images}{_sizes(report.sizes)}, {faults}"]
-    if report.num_images:
-        lines += ["", _table(report)]
-    lines += ["", *(f"fault: {escape(fault)}" for fault in report.faults)] if report.faults else []
-    return "\n".join(lines)
-
-
-def _sizes(sizes: Counter[tuple[int, int]]) -> str:
-    if not sizes:
-        return ""
-    (width, height), (most_width, most_height) = (
-        chosen(sizes, key=lambda size: size[0] * size[1]) for chosen in (min, max)
-    )
-    if len(sizes) == 1:
-        return f" of {width} x {height} px"
-    return f" in {len(sizes):,} sizes, from {width} x {height} to {most_width} x {most_height} px"
-
-
-def _table(report: SplitReport) -> str:
-    """Return a table of the classes: number of images with the class, and share of the pixels."""
-    rows: list[list[Cell]] = [
-        [escape(name), int(count)] for name, count in zip(report.classes, report.images, strict=True)
-    ]
-    if report.pixels is None:
-        return markdown_table(["class", "images"], rows)
-    shares = 100 * report.pixels / max(1, report.pixels.sum())
-    rows.append(["(void)", None])
-    rows = [[number, *row, float(share)] for number, (row, share) in enumerate(zip(rows, shares, strict=True))]
-    rows[-1][0] = None
-    return markdown_table(["number", "class", "images with it", "pixels, %"], rows)

@@ -1,4 +1,4 @@
-"""Everything in a data folder is counted, and everything that is wrong with it is found at once."""
+"""Everything that is wrong with a data folder is found at once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from tests.data.sample_images import make_folder, random_image
-from tests.data.sample_labels import experiment, label_map, make_labeled, make_pair, random_classes
+from tests.data.sample_labels import experiment, label_map, make_labeled
 from zoo.config import Experiment, parse_experiment
 from zoo.data.prepare.check import SplitReport, check_data
 from zoo.data.prepare.output import Bar
@@ -29,18 +28,12 @@ def _check(config: Experiment, data: Path, workers: int = 0) -> list[SplitReport
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-def test_sizes_images_and_pixels_of_each_class_are_counted(tmp_path: Path, workers: int) -> None:
-    data = make_labeled(tmp_path, 4, 2)
-    make_pair(data / "train/images/wide.png", data / "train/labels/wide.png", 9, 3, 30, 7)
-    label_map(np.full((7, 30), 2)).save(data / "train/labels/wide.png")
-    train, val = _check(experiment(), data, workers)
-    assert (train.num_images, val.num_images, train.faults + val.faults) == (5, 2, [])
-    assert train.sizes == {(12, 10): 4, (30, 7): 1}
-    assert train.images.tolist() == [4, 4, 5]
-    maps = np.concatenate([random_classes(seed, 3).ravel() for seed in range(4)])
-    expected = [int((maps == value).sum()) for value in (0, 1, 2, 255)]
-    assert train.pixels is not None
-    assert train.pixels.tolist() == [expected[0], expected[1], expected[2] + 210, expected[3]]
+def test_sound_splits_have_no_fault(tmp_path: Path, workers: int) -> None:
+    reports = _check(experiment(), make_labeled(tmp_path, 4, 2), workers)
+    assert [(report.split, report.num_images, report.faults) for report in reports] == [
+        ("train", 4, []),
+        ("val", 2, []),
+    ]
 
 
 def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
@@ -52,7 +45,7 @@ def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
     label_map([[0] * 10] * 12).save(labels / "sub" / "001.png")
     random_image(0).save(labels / "sub" / "003.png")
     train, val = _check(experiment(), data)
-    assert (train.num_images, sum(train.sizes.values()), val.faults) == (5, 1, [])
+    assert (train.num_images, val.faults) == (5, [])
     for name, fault in zip(
         ("images/000.png", "labels/002.png", "labels/004.png", "labels/sub/001.png", "labels/sub/003.png"),
         sorted(train.faults, key=lambda text: text.split("/train/")[-1]),
@@ -88,8 +81,7 @@ def test_class_folders_are_checked_too(tmp_path: Path) -> None:
     (tmp_path / "val" / "c").joinpath("000.png").write_bytes(b"GIF")
     config = parse_experiment({"network": {"classes": 2}, "optimizer": {"batch_size": 2}}, "test")
     train, val = _check(config, tmp_path, workers=2)
-    assert (train.num_images, train.images.tolist(), train.pixels) == (5, [3, 1], None)
-    assert len(train.faults) == 1
+    assert (train.num_images, len(train.faults)) == (5, 1)
     assert str(tmp_path / "train/b/001.png") in train.faults[0]
     assert "different classes (1 only in train/: b; 1 only in val/: c)" in val.faults[0]
     assert str(tmp_path / "val/c/000.png") in val.faults[1]

@@ -1,17 +1,13 @@
-"""Checking a data set before a run: reads all images, counts classes and sizes, and reports all faults."""
+"""Checking a data set before a run: reads all images and label maps, and reports all faults."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-import numpy as np
 
 from zoo.config import Experiment
 from zoo.data.classes import check_same_classes
-from zoo.data.folder import ImageDataset, ImageFolder
+from zoo.data.folder import ImageFolder
 from zoo.data.label_maps import Split, find_labeled_images, read_pair
 from zoo.data.loader import build_train_loader, build_val_loader
 from zoo.data.location import DataPath, require_local
@@ -26,33 +22,28 @@ SPLITS: tuple[Split, ...] = ("train", "val")
 
 @dataclass
 class SplitReport:
-    """The content of one split.
-
-    Args:
-    - `split`: "train" or "val".
-    - `classes`: names of the classes.
-    - `num_images`: number of images, including faulty ones.
-    - `sizes`: number of images of each (width, height).
-    - `images`: number of images of each class, or with a pixel of it, (classes,) int64.
-    - `pixels`: number of pixels of each class, and of void pixels at the end, (classes + 1,) int64. None for images
-      without label maps.
-    - `faults`: a message for each fault, with the names of the files.
-    """
+    """The number of images of a split, including faulty ones, and a message for each fault that names the files."""
 
     split: Split
-    classes: Sequence[str] = ()
     num_images: int = 0
-    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    images: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    pixels: np.ndarray | None = None
     faults: list[str] = field(default_factory=list)
 
+    def add_faults(self, read: Callable[[int], object], workers: int, show_progress: ShowProgress) -> None:
+        """Add the DataErrors of ``read(index)`` for all images. Raises Unreachable, which is no fault of an image."""
 
-class _Content(NamedTuple):
-    """The (width, height) of an image, and its pixels of each class or its one-hot class."""
+        def fault_of(index: int) -> str | None:
+            try:
+                read(index)
+            except Unreachable:  # every image of the shard would wait and fail in the same way
+                raise
+            except DataError as error:
+                return str(error)
+            return None
 
-    size: tuple[int, int]
-    counts: np.ndarray
+        with show_progress(self.split, self.num_images) as bar:
+            for fault in read_many(fault_of, range(self.num_images), workers):
+                bar.advance(1)
+                self.faults += [] if fault is None else [fault]
 
 
 def check_data(config: Experiment, data: DataPath, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
@@ -81,28 +72,19 @@ def _check_labeled(
     except DataError as error:
         return SplitReport(split, faults=[str(error)])
 
-    def _read(index: int) -> _Content | str:
-        try:
-            image, classes = read_pair(found.root / found.images[index], found.root / found.labels[index], found.table)
-        except DataError as error:
-            return str(error)
-        is_void = classes == settings.ignore_label
-        numbers = np.where(is_void, num_classes, classes).ravel()
-        return _Content(image.size, np.bincount(numbers, minlength=num_classes + 1))
+    report = SplitReport(split, len(found.images), faults)
+    has_classes = [False] * report.num_images
 
-    report = SplitReport(
-        split,
-        found.classes,
-        len(found.images),
-        images=np.zeros(num_classes, dtype=np.int64),
-        pixels=np.zeros(num_classes + 1, dtype=np.int64),
-        faults=faults,
-    )
-    for content in _contents(_read, report, workers, show_progress):
-        report.images += content.counts[:-1] > 0
-        report.pixels += content.counts
-    if report.sizes and not report.images.any():
-        report.faults.append(f"all pixels of the {sum(report.sizes.values()):,} readable label maps are void")
+    def read(index: int) -> None:
+        image, label = (found.root / names[index] for names in (found.images, found.labels))
+        _, classes = read_pair(image, label, found.table)
+        has_classes[index] = bool((classes != settings.ignore_label).any())
+
+    num_missing = len(faults)
+    report.add_faults(read, workers, show_progress)
+    num_readable = report.num_images - (len(report.faults) - num_missing)
+    if num_readable and not any(has_classes):
+        report.faults.append(f"all pixels of the {num_readable:,} readable label maps are void")
     return report
 
 
@@ -125,46 +107,18 @@ def _check_folders(config: Experiment, data: DataPath, workers: int, show_progre
 
 
 def _class_folders(config: Experiment, data: DataPath, split: Split) -> ImageFolder:
-    dataset = _dataset(config, data, split)
+    size = config.input
+    transform = ValTransform(size.scale_val, size.crop_val, size.mean, size.std)
+    is_train = split == "train"
+    dataset = (build_train_loader(data, config) if is_train else build_val_loader(data, transform, 1)).dataset
     assert isinstance(dataset, ImageFolder), "classification trains on image folders"
     return dataset
 
 
-def _dataset(config: Experiment, data: DataPath, split: Split) -> ImageDataset:
-    if split == "train":
-        return build_train_loader(data, config).dataset
-    size = config.input
-    transform = ValTransform(size.scale_val, size.crop_val, size.mean, size.std)
-    return build_val_loader(data, transform, batch_size=1).dataset
-
-
 def _check_class_folders(dataset: ImageFolder, split: Split, workers: int, show_progress: ShowProgress) -> SplitReport:
-    def _read(index: int) -> _Content | str:
-        one_hot = np.zeros(len(dataset.classes), dtype=np.int64)
-        one_hot[dataset.source.targets[index]] = 1
-        try:
-            encoded = dataset.source.read(index)
-            return _Content(decode_as(encoded, escape(dataset.file_name(index)), load_rgb, "an image").size, one_hot)
-        except Unreachable:  # every image of the shard would wait and fail in the same way
-            raise
-        except DataError as error:
-            return str(error)
+    def read(index: int) -> None:
+        decode_as(dataset.source.read(index), escape(dataset.file_name(index)), load_rgb, "an image")
 
-    report = SplitReport(split, dataset.classes, len(dataset), images=np.zeros(len(dataset.classes), dtype=np.int64))
-    for content in _contents(_read, report, workers, show_progress):
-        report.images += content.counts
+    report = SplitReport(split, len(dataset))
+    report.add_faults(read, workers, show_progress)
     return report
-
-
-def _contents(
-    read: Callable[[int], _Content | str], report: SplitReport, workers: int, show_progress: ShowProgress
-) -> Iterator[_Content]:
-    """Yield the contents of the usable images; add sizes and faults to ``report``."""
-    with show_progress(report.split, report.num_images) as bar:
-        for content in read_many(read, range(report.num_images), workers):
-            bar.advance(1)
-            if isinstance(content, str):
-                report.faults.append(content)
-                continue
-            report.sizes[content.size] += 1
-            yield content
