@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from zoo.reproduce.comparison import Comparison, Section, compare, not_measured
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import TrainingRun, data_of, environment_of
 from zoo.run.plot_style import Panel
-from zoo.run.seeds import spread_of
 from zoo.tasks import significance
 
 BETWEEN_RUNS = 0.5  # points: difference between single runs with the same settings (README of memcnn)
@@ -150,9 +149,9 @@ def standard_error(*groups: Sequence[TrainingRun]) -> float | None:
 
 def _standard_error(runs: Sequence[TrainingRun]) -> float | None:
     """Return the standard error of the mean over runs, in points; see `SETTING` for a single run."""
-    between, count = spread_of([run.top1[-1] for run in runs]).standard_error, runs[0].num_validation_images
-    if between is not None:
-        return between
+    if len(runs) > 1:
+        return stdev(run.top1[-1] for run in runs) / math.sqrt(len(runs))
+    count = runs[0].num_validation_images
     return math.hypot(significance.standard_error(runs[0].top1[-1], count), BETWEEN_RUNS) if count else None
 
 
