@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import tarfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from tests.data.sample_images import CLASSES, make_splits, small_experiment
 from zoo.cli import main
 from zoo.data.folder import open_source
-from zoo.data.index import DIGEST_BYTES, Index, index_path, write_index
+from zoo.data.index import DIGEST_BYTES, index_path
 from zoo.data.loader import LoaderOptions, build_train_loader
 from zoo.data.shards import Shards, write_shard_index
 from zoo.data.source import FolderSource
@@ -417,19 +416,6 @@ def test_shards_of_others_that_changed_after_their_index_was_made_are_refused(
         open_source(root)
     assert main(["data", "index", str(root.parent)]) == 0
     assert open_source(root).targets.tolist() == [1, 0]
-
-
-def test_an_index_of_an_earlier_version_is_still_read(shards: Path) -> None:
-    """Its checksums are those of the images alone."""
-    index = Index(index_path(shards / "train"))
-    header = {key: value for key, value in index.header.items() if key not in ("times", "label_checksums")}
-    source = open_source(shards / "train")
-    images = [source.read(number) for number in range(21)]
-    arrays = {name: array.copy() for name, array in index.arrays.items()}
-    arrays["checksums"] = np.array([zlib.crc32(image) for image in images], dtype=np.int64)
-    write_index(index.path, header, arrays)
-    source = open_source(shards / "train")
-    assert [source.read(number) for number in range(21)] == images
 
 
 def test_a_pipe_in_place_of_a_shards_files_is_refused_and_not_waited_for(shards: Path) -> None:

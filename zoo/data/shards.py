@@ -10,10 +10,10 @@ import json
 import logging
 import os
 import tarfile
-import threading
+import weakref
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -43,7 +43,6 @@ PIECE_BYTES = 2**20
 MAX_OPEN = 64  # files that a process keeps open
 REPLACE = "replace it, or create it anew"
 UNKNOWN = -1  # checksum of an image in shards that were not written by zoo
-COVERS_LABELS = "label_checksums"  # in the header of an index: the checksums cover images and labels
 
 
 class ImagePosition(NamedTuple):
@@ -61,6 +60,14 @@ class _Member(NamedTuple):
 
     offset: int
     size: int
+
+
+class _OpenFile:
+    """An open file, which is closed when nothing refers to it."""
+
+    def __init__(self, path: str) -> None:
+        self.number = open_regular(path)
+        weakref.finalize(self, os.close, self.number)
 
 
 class Shards:
@@ -86,18 +93,17 @@ class Shards:
         check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
 
     def _set_state(self) -> None:
-        self._opened: OrderedDict[int, int] = OrderedDict()
-        self._lock = threading.Lock()  # a thread must not close a file that another one reads
+        self._open = lru_cache(MAX_OPEN)(_OpenFile)
         arrays = self._index.arrays
         self.names, self.targets = arrays["names"], arrays["targets"]
         self._shards, self._offsets, self._lengths = arrays["shards"], arrays["offsets"], arrays["lengths"]
         self._checksums = arrays["checksums"]
-        self._covers_labels = self._index.header.get(COVERS_LABELS) is True
 
     def read(self, index: int) -> bytes:
         """Return the bytes of image ``index``; Unreadable if that is impossible or the checksum differs."""
-        with self._naming(index), self._lock:
-            return self._read_from(self._file(int(self._shards[index])), index)
+        with self._naming(index):
+            file = self._open(os.path.join(self.root, self._index.header["shards"][self._shards[index]][0]))
+            return self._read_from(file.number, index)
 
     @property
     def details(self) -> tuple[np.ndarray, ...]:
@@ -113,7 +119,7 @@ class Shards:
         In shards that zoo wrote, the label is the next member after the image.
         """
         length, expected = int(self._lengths[index]), int(self._checksums[index])
-        label = str(self.targets[index]).encode() if self._covers_labels else b""
+        label = str(self.targets[index]).encode() if expected != UNKNOWN else b""
         end = padded(length) + tarfile.BLOCKSIZE + len(label) if label else length
         content = os.pread(file, end, int(self._offsets[index]))
         encoded = content[:length]
@@ -127,20 +133,6 @@ class Shards:
             return torch.randperm(len(self.names), generator=generator)
         shards = torch.from_numpy(np.array(self._shards, dtype=np.int64))
         return windowed_permutation(shards, int(shards.max()) + 1, window, generator)
-
-    def _file(self, shard: int) -> int:
-        """Return the open file of a shard; the least recently used one is closed if too many are open."""
-        file = self._opened.pop(shard, None)
-        if file is None:
-            file = open_regular(os.path.join(self.root, self._index.header["shards"][shard][0]))
-        self._opened[shard] = file
-        if len(self._opened) > MAX_OPEN:
-            os.close(self._opened.popitem(last=False)[1])
-        return file
-
-    def __del__(self) -> None:
-        for file in self.__dict__.get("_opened", {}).values():
-            os.close(file)
 
     def __getstate__(self) -> dict[str, object]:
         return {"root": self.root, "classes": self.classes, "_index": self._index}

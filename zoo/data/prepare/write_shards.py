@@ -17,7 +17,7 @@ from zoo.data.index import facts_of, index_path, write_index
 from zoo.data.prepare.output import ShowProgress, check_free, complete_folder
 from zoo.data.prepare.resizing import JPEG_EXTENSION, RESIZED, Resizing
 from zoo.data.reading import EXTENSIONS, extension_of, naming, read_many
-from zoo.data.shards import CLASSES, COVERS_LABELS, SUFFIX, ImagePosition, checksum, index_content, padded, shard_files
+from zoo.data.shards import CLASSES, SUFFIX, ImagePosition, checksum, index_content, padded, shard_files
 from zoo.data.source import Source
 from zoo.errors import escape
 
@@ -64,7 +64,7 @@ def write_shards(
     header, arrays = index_content(facts_of(shard_files(target)), positions, source.classes)
     del header["times"]  # the checksums detect changes, so shards and index can be copied
     resized = {} if resizing is None else {RESIZED: resizing.facts()}
-    write_index(index_path(target), {**header, COVERS_LABELS: True, **resized}, arrays)
+    write_index(index_path(target), {**header, **resized}, arrays)
     return len(positions)
 
 
