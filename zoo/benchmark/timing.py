@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import resource
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -87,7 +87,7 @@ def keep_heap() -> str:
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
+    except (AttributeError, OSError, TypeError):  # TypeError on Windows
         return "system default"
     kept = mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1)
     return "heap kept (mallopt: no mmap, no trim)" if kept else "system default"
@@ -106,5 +106,9 @@ def describe_timing(clock: Clock, allocator: str, rounds: int) -> dict[str, Any]
 
 
 def involuntary_switches() -> int:
-    """Return the number of involuntary context switches of this process, a measure of how busy the machine is."""
+    """Return the involuntary context switches of this process, a measure of how busy the machine is; 0 if unknown."""
+    if sys.platform == "win32":
+        return 0
+    import resource  # not on Windows
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
