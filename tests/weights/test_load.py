@@ -73,7 +73,6 @@ def test_missing_counters_become_0() -> None:
     assert report.filled_counters == ("bn1.num_batches_tracked", "bn_out.num_batches_tracked")
     assert report.num_loaded == len(written)
     assert model.bn1.num_batches_tracked.item() == model.bn_out.num_batches_tracked.item() == 0
-    assert "2 missing batch counters set to 0" in str(report)
 
 
 def test_every_difference_is_named_by_kind_and_nothing_is_loaded() -> None:
@@ -146,7 +145,6 @@ def test_negative_scales_of_in_place_norms_are_counted_with_a_hint(norm: Any, ca
     assert report.negative_scales == {"bn_out": 2}
     assert "w.pth: 2 scales in 1 in-place norms are negative" in caplog.text
     assert "norm='standard' for those" in caplog.text
-    assert "2 negative scales" in str(report)
 
 
 ODD: dict[str, Callable[[], Tensor]] = {
@@ -176,7 +174,6 @@ def test_values_that_are_not_finite_are_loaded_with_a_warning(caplog: pytest.Log
     report = load(Net(), written)
     assert report.num_not_finite == 5
     assert "w.pth: 5 values are infinite or NaN (3 of them in the file, the others" in caplog.text
-    assert "5 values are not finite" in str(report)
 
 
 def test_torchvisions_files_get_the_command_that_converts_them() -> None:

