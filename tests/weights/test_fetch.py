@@ -70,6 +70,17 @@ def test_a_file_in_the_cache_is_not_downloaded_again(server: Server) -> None:
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("size", [len(CONTENT) // 2, len(CONTENT)])
+def test_a_partial_file_that_the_server_does_not_continue_is_downloaded_anew(server: Server, size: int) -> None:
+    """Simple servers ignore Range, and a file that is complete already has no rest."""
+    (path := weights_path(NAME)).parent.mkdir(parents=True, exist_ok=True)
+    path.with_name(f"{path.name}.unverified12345678.part").write_bytes(CONTENT[:size])
+    if size < len(CONTENT):
+        server.usual = sends(CONTENT)
+    assert fetch_weights(NAME).read_bytes() == CONTENT
+    assert list(path.parent.glob("*.part")) == []
+
+
 def test_the_list_of_files_says_which_are_in_the_cache_and_which_md5_is_expected(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,25 +129,34 @@ def _download(name: str, url: str, file: Path) -> str:
     import requests
     import urllib3
 
-    with tqdm(desc=name, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+    def advance(num_bytes: int, total: int | None) -> None:
+        if num_bytes > MAX_FILE_BYTES:
+            raise gdown.exceptions.DownloadError(f"the server sends more than {MAX_FILE_BYTES:,} bytes")
+        bar.total = total
+        bar.update(num_bytes - bar.n)
 
-        def advance(num_bytes: int, total: int | None) -> None:
-            if num_bytes > MAX_FILE_BYTES:
-                raise gdown.exceptions.DownloadError(f"the server sends more than {MAX_FILE_BYTES:,} bytes")
-            bar.total = total
-            bar.update(num_bytes - bar.n)
-
+    while True:
+        partial = {path: path.stat().st_size for path in file.parent.glob(f"{file.name}*.part")}
         try:
-            gdown.download(
-                url, str(file), quiet=True, use_cookies=False, resume=True, timeout=TIMEOUT_S, retries=RETRIES,
-                progress=advance,
-            )  # fmt: skip
+            with tqdm(desc=name, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+                gdown.download(
+                    url, str(file), quiet=True, use_cookies=False, resume=True, timeout=TIMEOUT_S, retries=RETRIES,
+                    progress=advance,
+                )  # fmt: skip
+            return ""
         except (
             *(gdown.exceptions.DownloadError, requests.RequestException),
             *(urllib3.exceptions.HTTPError, ValueError),  # of malformed answers
         ) as error:
-            return truncate(hide_password(" ".join(str(error).split())))
-    return ""
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            if not isinstance(error, gdown.exceptions.DownloadError) and status != 416:
+                partial = {}
+            # The server does not continue these files; gdown would fail with them each time.
+            stuck = [path for path, size in partial.items() if path.stat().st_size == size]
+            if not stuck or isinstance(error, gdown.exceptions.FileURLRetrievalError):
+                return truncate(hide_password(" ".join(str(error).split())))
+            for path in stuck:
+                path.unlink()
 
 
 def _url_of(name: str) -> str:
