@@ -72,6 +72,20 @@ def test_the_description_says_why_a_back_end_is_off(monkeypatch):
         assert backend.describe()["triton"] == "ready, but there is no CUDA device"
 
 
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_without_kernels_the_first_norm_on_a_cpu_warns_once_unless_there_is_a_gpu(monkeypatch, recwarn, has_gpu):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    missing = SimpleNamespace(unavailable_reason=lambda: "not built")
+    for name, device in (("native", "cpu"), ("triton", "cuda")):
+        monkeypatch.setitem(backend.DEVICES, name, (device, missing))
+    backend._warn_of_reference.cache_clear()
+    with backend.forced("auto"):
+        assert not recwarn.list
+        assert [backend.kernels_for(torch.zeros(1)) for _ in range(2)] == [reference, reference]
+    backend._warn_of_reference.cache_clear()
+    assert [str(each.message)[:30] for each in recwarn.list] == ["zoo uses plain torch operation"] * (not has_gpu)
+
+
 @pytest.mark.slow
 def test_the_environment_variable_decides_at_import():
     script = "import torch; from zoo.ops.abn.backend import kernels_for; print(kernels_for(torch.zeros(1)).__name__)"

@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -41,15 +42,24 @@ def _choose(wanted: str) -> dict[str, Kernels]:
 
 _wanted = os.environ.get("ZOO_KERNELS", "auto")
 _chosen = _choose(_wanted)
-if _wanted == "auto" and "cpu" not in _chosen:
-    warnings.warn(f"zoo uses plain torch operations for norms on the CPU: {native.unavailable_reason()}", stacklevel=2)
 
 
 def kernels_for(x: Tensor) -> Kernels:
     """Return the kernels for the device of x."""
     # Reading the name of a device takes as long as launching a small kernel; is_cpu and is_cuda are fast.
     device = "cpu" if x.is_cpu else "cuda" if x.is_cuda else x.device.type
-    return _chosen.get(device, reference)
+    kernels = _chosen.get(device)
+    if kernels is None and device == "cpu" and _wanted == "auto" and not torch.compiler.is_compiling():
+        _warn_of_reference()
+    return reference if kernels is None else kernels
+
+
+@cache
+def _warn_of_reference() -> None:
+    """Warn once that norms on the CPU are slow, unless there is a GPU to train on."""
+    if not torch.cuda.is_available():
+        reason = native.unavailable_reason()
+        warnings.warn(f"zoo uses plain torch operations for norms on the CPU: {reason}", stacklevel=2)
 
 
 def name_for(device: torch.device) -> str:
