@@ -1,5 +1,6 @@
 """One thread per test process: faster for small tensors, and the same bits on every machine. No downloads."""
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -14,6 +15,16 @@ os.environ["ZOO_OFFLINE"] = "1"
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Planning collects garbage before each step that it measures; the modules of all tests need no such search."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
