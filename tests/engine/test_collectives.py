@@ -102,7 +102,7 @@ def test_the_loop_sends_one_number_a_step_and_two_messages_more_a_report(tmp_pat
     for messages in run_distributed(_messages_of_the_loop, 2, data, tmp_path / "rare", 100):
         assert messages[0:4] == [[signal]] * 4
     for messages in run_distributed(_messages_of_the_loop, 2, data, tmp_path / "often", 1):
-        averages = ("all_reduce", 8 * (2 * 2 + 2 + 2))  # loss and bad step of two ranks, top-1, top-5, two counts
+        averages = ("all_reduce", 8 * (2 * 2 + 2 + 1))  # loss and bad step of two ranks, top-1, top-5, count
         failed_write = ("all_reduce", 8)
         assert messages[0:4] == [[averages, failed_write, signal]] * 4
 

@@ -135,9 +135,9 @@ def take_two_steps(config: Experiment, data: Path, log_dir: Path, dtype: torch.d
     unmixed: list[tuple[Tensor, Tensor]] = []
     take, mix = trainer.train_step, trainer.Trainer._mixed
 
-    def mixed(run: Any, images: Tensor, targets: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
+    def mixed(run: Any, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         unmixed.append((images.to(dtype), targets))
-        return mix(run, images.to(dtype), targets, places)
+        return mix(run, images.to(dtype), targets)
 
     def watched(state: TrainState, batch: StepBatch) -> None:
         generator, before = torch.get_rng_state(), deepcopy(state.model.state_dict())
