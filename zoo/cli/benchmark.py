@@ -61,7 +61,7 @@ class Benchmark(Command):
 
     kind: ClassVar[str]
     out: Path | None = option(metavar="STEM")
-    """Output files: STEM.json and STEM.md, for pareto also STEM.png and STEM_both.png (default:
+    """Output files: STEM.json and STEM.md, for pareto also STEM.png and STEM_both.png, for grid STEM.png (default:
     runs/benchmark/KIND)."""
     device: Literal["cpu", "cuda"] | None = None
     """Device (default: cuda if available)."""
@@ -264,6 +264,35 @@ class BenchmarkLean(Benchmark):
             results.write(self.stem)  # keep what was measured if the next network fails
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkGrid(Benchmark):
+    """Measure what grid_bits changes in reversible networks, and draw the error of reconstruction over depth."""
+
+    kind = "grid"
+    networks: tuple[str, ...] = argument("NETWORK")
+    """Architectures such as revnet38_cifar."""
+    bits: tuple[WholeNumber, ...] = (10, 12, 14, 16)
+    """Values of grid_bits, beside float32."""
+    batch: BatchSize = 16
+    """Images per step."""
+    size: Positive = option(default=32, metavar="PX")
+    """Image size."""
+    steps: Positive = 30
+    """Training steps on random images and labels."""
+
+    def measure(self, results: Results) -> None:
+        from zoo.benchmark.grid import draw_errors, measure_grids
+        from zoo.benchmark.network_setup import Setup
+        from zoo.run.plot_style import check_matplotlib
+        from zoo.spec.network import NetworkSpec
+
+        check_matplotlib()
+        for network in self.networks:
+            setup = Setup(NetworkSpec(arch=network), self.batch, self.size, device=results.device)
+            measure_grids(results, setup, self.bits, self.steps)
+        draw_errors(self.stem, results.content(), self.steps)
+
+
 BENCHMARK = Group(
     "Measure time and memory of norms, networks and strategies",
     {
@@ -271,6 +300,7 @@ BENCHMARK = Group(
         "model": BenchmarkModel,
         "pareto": BenchmarkPareto,
         "lean": BenchmarkLean,
+        "grid": BenchmarkGrid,
     },
 )
 

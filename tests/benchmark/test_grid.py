@@ -1,0 +1,48 @@
+"""The benchmark of grids finds what is known: exact reconstruction on a grid, and rounding errors without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from zoo.benchmark.grid import BFLOAT16, FLOAT, draw_errors, measure_grids
+from zoo.benchmark.network_setup import Setup
+from zoo.benchmark.results import Results
+from zoo.errors import ConfigError
+from zoo.spec.network import NetworkSpec
+
+CPU = torch.device("cpu")
+
+
+def tiny(arch: str) -> Setup:
+    return Setup(NetworkSpec(arch=arch), batch=4, size=8)
+
+
+@pytest.mark.slow
+def test_grids_reconstruct_exactly_and_finer_grids_change_the_logits_less(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = Results("grid", "zoo benchmark grid x", CPU, {"threads": 1})
+    measure_grids(results, tiny("revnet38_cifar"), (8, 14), steps=3)
+    found: dict[str, dict[str, float]] = {}
+    for record in results.records:
+        found.setdefault(record["metric"], {})[record["provider"]] = record["median"]
+    for metric in ("largest relative error of reconstruction", "largest difference of weights"):
+        assert found[metric]["grid 8"] == found[metric]["grid 14"] == 0 < found[metric][FLOAT]
+    logits = found["logits, relative difference to float32"]
+    assert 0 < logits["grid 14"] < logits["grid 8"]
+    assert logits["grid 14"] < logits[BFLOAT16]
+    assert all(1 < value < 100 for value in found["largest value"].values())
+
+    errors = results.summary["errors"]["revnet38_cifar"]
+    assert len(errors[FLOAT]) == 9 - 2  # nine blocks, of which two change shape and are recomputed
+    assert max(errors[FLOAT]) == found["largest relative error of reconstruction"][FLOAT]
+    draw_errors(tmp_path / "grid", results.content(), steps=3)
+    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_a_network_without_a_grid_is_refused() -> None:
+    results = Results("grid", "zoo benchmark grid x", CPU, {"threads": 1})
+    with pytest.raises(ConfigError, match="grid_bits"):
+        measure_grids(results, tiny("revnext"), (14,), steps=1)
