@@ -79,7 +79,7 @@ class TrainingInterrupted(ZooError):
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Return the ``count`` entries of ``known`` that look most like ``name``, the most similar first."""
-    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.0)
+    return difflib.get_close_matches(name, set(known), n=count, cutoff=0.0)
 
 
 def escape(text: object) -> str:
