@@ -161,3 +161,11 @@ def test_what_cannot_train_is_refused() -> None:
         zoo.check(nn.Linear(2, 2).requires_grad_(False), torch.randn(2, 2))
     with pytest.raises(ConfigError, match="other parameters"):
         zoo.check(nn.Linear(2, 2), torch.randn(2, 2), variant=lambda _: nn.Linear(2, 2, bias=False))
+
+
+def test_a_variant_that_is_no_function_to_a_module_is_refused() -> None:
+    model, x = nn.Linear(2, 2), torch.randn(2, 2)
+    with pytest.raises(TypeError, match="variant is a function from a module to a module, not str 'lean'"):
+        zoo.check(model, x, variant="lean")
+    with pytest.raises(TypeError, match="variant has to return a module, and returned NoneType"):
+        zoo.check(model, x, variant=lambda network: None)

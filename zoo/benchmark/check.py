@@ -134,8 +134,12 @@ def check(
       or if there are none the mean square of its floating-point tensors.
     - `steps`: number of training steps.
 
-    Raises ConfigError if nothing requires gradients, or if the variant has other parameters or buffers.
+    Raises ConfigError if nothing requires gradients, or if the variant has other parameters or buffers, and TypeError
+    if ``variant`` is no function or returns no module.
     """
+    if not callable(variant):
+        kind = type(variant).__name__
+        raise TypeError(f"variant is a function from a module to a module, not {kind} {variant!r}; pass zoo.lean")
     with unchanged(model):
         run = _Run(inputs, keywords, loss or _default_loss, steps)
         result = run.compared(model, variant)
@@ -182,6 +186,9 @@ class _Run:
         for same, build in ((None, _itself), (False, variant)):
             with unchanged(model):  # a variant may draw random numbers when it is built
                 twin = build(copy.deepcopy(model))
+            if not isinstance(twin, nn.Module):
+                kind = type(twin).__name__
+                raise TypeError(f"variant has to return a module, and returned {kind}; end it with return model")
             if _names_of(twin) != _names_of(model):
                 raise ConfigError(
                     "the variant has other parameters or buffers than the network", "zoo.check", "keep their names"
