@@ -144,6 +144,25 @@ def test_what_is_impossible_is_told_with_the_least() -> None:
     assert told == pytest.approx((least - x.nbytes) / (1 - planning.MARGIN) / 1e6, rel=0.01)  # without the output
 
 
+def test_the_least_limit_tells_that_it_lacks_the_state_of_the_optimizer() -> None:
+    model, x = products(), torch.randn(768, 128)
+    with pytest.raises(ConfigError, match="without the state of the optimizer, a training step takes at least"):
+        lean(model, "1MB")(x)
+
+
+def test_an_optimizer_counts_that_made_its_steps_in_lean_training_without_a_limit() -> None:
+    program = (
+        "import torch, zoo\n"
+        "model, x = zoo.lean(torch.nn.Linear(512, 512)), torch.randn(8, 512)\n"
+        "optimizer = torch.optim.Adam(model.parameters())\n"
+        "model(x).sum().backward()\n"
+        "optimizer.step()\n"
+        "zoo.lean(model, '1MB')(x)\n"
+    )  # in a process of its own, where no other test has had a limit
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "ConfigError: budget of zoo.lean: a training step takes at least" in result.stderr
+
+
 def test_only_a_larger_batch_is_measured_again(measured: Count) -> None:
     model, x = products().to("meta"), torch.randn(768, 128, device="meta")
     most = zoo.memory_report(model, x, budget="1GB").peak

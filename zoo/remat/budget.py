@@ -205,10 +205,11 @@ def bytes_text(count: float) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
 
 
-def impossible(limit: int, least: float) -> ConfigError:
+def impossible(limit: int, least: float, has_optimizer_state: bool) -> ConfigError:
     """Return the error that a step which recomputes all it can takes more than the limit."""
+    when = "" if has_optimizer_state else "without the state of the optimizer, "
     return ConfigError(
-        f"a training step takes at least {bytes_text(least)}, more than the limit of {bytes_text(limit)}",
+        f"{when}a training step takes at least {bytes_text(least)}, more than the limit of {bytes_text(limit)}",
         "budget of zoo.lean",
         "raise the limit, or train with smaller batches",
     )

@@ -19,7 +19,7 @@ from torch import nn
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
 from zoo.remat.graph.capture import CapturedForward
-from zoo.remat.planning import plan, plan_captured
+from zoo.remat.planning import plan, plan_captured, watch_optimizers
 from zoo.torch_internals import (
     are_transforms_active,
     has_compiled_part,
@@ -87,6 +87,7 @@ def lean(
         if _is_lean_class(type(module)):
             module.__class__ = type(module).__bases__[1]
         return module
+    watch_optimizers()  # a limit in bytes that is set later counts their state
     return _make_lean(module, settings)
 
 

@@ -75,7 +75,7 @@ def plan(
     Raises ConfigError if the limit is impossible, or if forward overwrites parameters.
     """
     assert budget.peak_bytes is not None
-    _watch_optimizers()
+    watch_optimizers()
     inputs = _tensors((args, kwargs))
     own = [*module.parameters(), *module.buffers()]
     if any(map(is_lazy, own)) or not any(each.requires_grad for each in (*own, *inputs)):
@@ -109,7 +109,8 @@ def plan(
             return _skip(budget)
         if price is None:
             missing = planned.bytes_at(planned.prices[-1], accumulates=accumulates) - room
-            raise impossible(budget.peak_bytes, budget.peak_bytes + missing / (1 - MARGIN))
+            least = budget.peak_bytes + missing / (1 - MARGIN)
+            raise impossible(budget.peak_bytes, least, has_optimizer_state=bool(_optimizer_states(module)))
         planned.captured_extra = captured_extra
         if not planned.keeps_outputs:
             warnings.warn(
@@ -175,7 +176,8 @@ def plan_captured(
         if peak <= (1 - MARGIN) * budget.peak_bytes:
             return
         if budget.flops_per_byte == budget.planned.prices[-1]:
-            raise impossible(budget.peak_bytes, peak / (1 - MARGIN))
+            least = peak / (1 - MARGIN)
+            raise impossible(budget.peak_bytes, least, has_optimizer_state=bool(_optimizer_states(module)))
 
 
 def _find_price(
@@ -341,14 +343,17 @@ def _existing_bytes(module: nn.Module, inputs: list[Tensor]) -> int:
         return torch.cuda.memory_allocated(device)
     parameters = list(module.parameters())
     gradients = [each.grad for each in parameters if each.grad is not None]
-    states = [optimizer.state.get(each) for optimizer in _optimizers for each in parameters]
-    tensors = (*parameters, *module.buffers(), *gradients, *_tensors(states), *inputs)
+    tensors = (*parameters, *module.buffers(), *gradients, *_optimizer_states(module), *inputs)
     storages = {storage_id(storage): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
     return sum(storages.values())
 
 
+def _optimizer_states(module: nn.Module) -> list[Tensor]:
+    return _tensors([optimizer.state.get(each) for optimizer in _optimizers for each in module.parameters()])
+
+
 @cache
-def _watch_optimizers() -> None:
+def watch_optimizers() -> None:
     """Remember all optimizers from their next step on."""
     register_optimizer_step_post_hook(lambda optimizer, *_: _optimizers.add(optimizer))
 
