@@ -82,6 +82,12 @@ def test_relu_goes_into_the_standard_norm_only():
     assert "converts the other norms; zoo.lean" in str(e.value)
 
 
+def test_the_remedy_for_an_overwritten_output_says_which_modules_to_change():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(inplace=True))
+    with pytest.raises(ConversionError, match="set inplace=False in modules that overwrite the output of the norm"):
+        convert_norm(model, "inplace")
+
+
 UNSAFE = {
     "another reader of its input": (lambda m, y: m.act(m.bn(y)) + y, r"the output of 3\.conv, is also read by add"),
     "a producer that keeps its output": (lambda m, y: m.act(m.bn(torch.sigmoid(y))), r"comes from sigmoid"),

@@ -41,7 +41,9 @@ RELU = 'relu="leaky_relu" replaces it with leaky ReLU, which changes the outputs
 NO_FORM = "replace it with nn.LeakyReLU or nn.ELU and retrain, because the outputs change"
 FUNCTION = "call a module (nn.LeakyReLU or nn.ELU), one per norm, instead of the function"
 SHARED = "give each norm its own activation module"
-OVERWRITTEN = "write x = x + y instead of x += y, and set inplace=False in the following modules"
+OVERWRITTEN = (
+    "write x = x + y instead of x += y, and set inplace=False in modules that overwrite the output of the norm"
+)
 INPUT_NEEDED = "let the other readers read the norm's output, if that is intended; or convert other submodules only"
 NO_SCALE = "allow_approximate=True (zoo convert --allow-approximate) sets such scales to eps"
 ALTERNATIVES = "partial=True converts the other norms; zoo.lean saves memory without conversion"
