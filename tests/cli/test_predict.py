@@ -77,6 +77,7 @@ def test_no_usable_image_is_an_error_without_output(
     assert "9.jpg" in output.err
     assert "10.jpg" not in output.err  # ten are named
     assert "and 2 more" in output.err
+    assert "the others" not in output.err  # there are none
 
 
 def test_names_are_exact_in_json_and_printable_elsewhere(

@@ -87,7 +87,7 @@ def _report(faults: Sequence[str], num_images: int) -> None:
         logger.warning("and %d more", len(faults) - MAX_LISTED)
     if faults:
         raise DataError(
-            f"{len(faults)} of {num_images} images could not be read and are listed above, the others have results",
+            f"{len(faults)} of {num_images} images could not be read, as listed above",
             remedy="repair or remove the files",
         )
 
