@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import zoo
+from scripts.measure_depth import PROVIDERS, main
 from tests.formula import relative_error
 from tests.models.test_grid_bits import differing, train
 from tests.step import step
@@ -305,3 +307,13 @@ def test_an_experiment_has_no_norm_and_images_have_the_size_of_the_positions():
         parse_experiment({"network": {"arch": "revvit_s", "norm": "standard"}}, "x.json")
     with pytest.raises(zoo.ConfigError, match=r"images of 20 x 16 pixels: .* positions for 16 x 16"):
         build()(torch.randn(1, 3, 20, 16))
+
+
+@pytest.mark.slow
+def test_the_script_measures_memory_against_depth(tmp_path):
+    pytest.importorskip("timm")
+    assert main(["--depths", "1", "3", "--batch", "1", "--out", str(tmp_path / "depth")]) == 0
+    records = json.loads((tmp_path / "depth.json").read_text())["records"]
+    held = {(r["subject"], r["provider"]): r["median"] for r in records if r["metric"] == "held"}
+    assert len(held) == 2 * len(PROVIDERS)
+    assert held["1 blocks", "Rev-ViT-S"] == held["3 blocks", "Rev-ViT-S"] < 0.2 * held["1 blocks", "ViT-S"]
