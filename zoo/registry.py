@@ -181,8 +181,10 @@ def _build(spec: NetworkSpec, how: BuildOptions, factory: NormFactory | None) ->
         model.reset_classifier(spec.num_classes, how.global_pool)
     if how.drop_rate:
         model.set_drop_rate(how.drop_rate)
-    if how.features_only and hasattr(model, "bn_out"):
-        model.bn_out.requires_grad_(False)  # loaded and saved, but not run: DDP waits for gradients of what is trained
+    if how.features_only and model.last_norm is not None:
+        model.last_norm.requires_grad_(
+            False
+        )  # loaded and saved, but not run: DDP waits for gradients of what is trained
     build.initialize(model, spec)
     if how.out_indices is not None:
         model.select_features(how.out_indices)

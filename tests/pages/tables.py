@@ -150,6 +150,17 @@ def reversible() -> str:
     return table(["network", "std-BN, MB", *strategies[1:]], rows)
 
 
+def depth() -> str:
+    """Megabytes held by vision transformers of several depths."""
+    found = records("depth", "held")
+    depths = list(dict.fromkeys(record["subject"] for record in found))
+    rows = [
+        [provider, *(f"{median('depth', 'held', subject=each, provider=provider):.1f}" for each in depths)]
+        for provider in dict.fromkeys(record["provider"] for record in found)
+    ]
+    return table(["MB held", *depths], rows)
+
+
 def _share(value: float, key: str) -> str:
     return f"{value:.{1 if key == 'standard_mb' else 3}f}"
 
@@ -642,6 +653,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "published": published_scores,
     "held": held,
     "reversible": reversible,
+    "depth": depth,
     "cifar10": cifar10,
     "layers": layers,
     "models": models,

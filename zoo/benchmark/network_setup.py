@@ -20,8 +20,8 @@ from zoo.benchmark.timing import Step
 from zoo.config import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
 from zoo.errors import ConfigError, join_names
-from zoo.layers.init import init_weights
 from zoo.models import build_network
+from zoo.models.build import initialize
 from zoo.models.external import build_external, image_shape, iter_tensors
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import clear_gradients
@@ -76,14 +76,18 @@ class Setup:
     def build(self, norm: str, memory: str) -> nn.Module:
         """Return the initialized network with this norm and memory strategy in training mode.
 
-        An external network has its own norms, which are called "standard" here. Raises ConfigError if the architecture
+        A network's own norms, as external networks have, are called "standard". Raises ConfigError if the architecture
         does not support the norm, the strategy or the structure.
         """
         if self.spec.is_external:
             return self._build_external(norm, memory)
+        has_own_norms = self.spec.has_own_layers
+        if has_own_norms and norm != "standard":
+            raise ConfigError(f"{self.spec.arch} has its own norms")
+        spec = self.spec.changed(memory=memory, **({} if has_own_norms else {"norm": norm}))
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
-            model = build_network(self.spec.changed(norm=norm, memory=memory), structure=self.structure)
-        init_weights(model)
+            model = build_network(spec, structure=self.structure)
+        initialize(model, spec)
         return self.place(MapLogits(model) if self._is_segmentation else model)
 
     def _build_external(self, norm: str, memory: str) -> nn.Module:

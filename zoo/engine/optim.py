@@ -19,6 +19,7 @@ from zoo.models.base import WITH_PREVIOUS
 from zoo.torch_internals import NormBase
 
 AGC_EPS = 1e-3
+CLASSIFIER = re.compile(r"(?:.*\.)?(?:fc|head\.projection)\.")  # names of its parameters
 NORMS = (NormBase, nn.GroupNorm, nn.LayerNorm)  # the norms of this package are subclasses of the first
 
 
@@ -26,7 +27,7 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
     """Return the optimizer of all parameters that require a gradient, each in exactly one group.
 
     Every group has its base rate as ``initial_lr``: ``learning_rate``, or ``classifier_lr``, unless that is -1, for
-    parameters with "fc" in the name, times ``layer_decay`` for each layer behind it. ``decay_norms`` and
+    parameters of a classifier (`CLASSIFIER`), times ``layer_decay`` for each layer behind it. ``decay_norms`` and
     ``decay_biases`` turn weight decay of norms and of other biases and vectors on. The parameters that the method
     ``no_weight_decay`` of the model names, as networks of timm have it, are never decayed.
 
@@ -81,7 +82,11 @@ def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, A
         is_vector = not is_of_norm and (name.rpartition(".")[2] == "bias" or parameter.ndim <= 1)
         without_decay = (is_of_norm and not settings.decay_norms) or (is_vector and not settings.decay_biases)
         decay = 0.0 if without_decay or name in never_decayed else settings.weight_decay
-        lr = settings.classifier_lr if settings.classifier_lr != -1 and "fc" in name else settings.learning_rate
+        lr = (
+            settings.classifier_lr
+            if settings.classifier_lr != -1 and CLASSIFIER.match(name)
+            else settings.learning_rate
+        )
         if layers:
             lr *= settings.layer_decay ** (last - layers[name])
         empty: dict[str, Any] = {"params": [], "lr": lr, "initial_lr": lr, "weight_decay": decay}

@@ -26,7 +26,7 @@ def check_meters(model: nn.Module, settings: Training) -> None:
         if every_steps := getattr(settings, meter):
             raise ConfigError(
                 f"training.{meter} = {every_steps}, but this network reconstructs no activations: remove the key, or "
-                'use a revnet*, irevnet* or revnext* with network.memory "auto"'
+                'use a revnet*, irevnet*, revnext* or revvit* with network.memory "auto"'
             )
 
 

@@ -88,7 +88,8 @@ class FeatureInfo:
 class Network(nn.Module):
     """Base class of all networks: stages in order, an optional last norm ``bn_out``, and ``classifier``.
 
-    A subclass registers its modules in the order of the published state dict and calls `_add_stage` for each stage.
+    A subclass registers its modules in the order of the published state dict and calls `_add_stage` for each stage. It
+    may give ``bn_out``, ``classifier`` and its linear layer ``fc`` the names of that state dict.
     Convolutions and the classifier are uninitialized until `zoo.layers.init_weights` is called, as `zoo.get` does.
     All subclasses have these arguments in addition to their own:
 
@@ -101,6 +102,8 @@ class Network(nn.Module):
     pretrained_cfg: dict[str, Any]
     built_as: Any = None  # the `zoo.spec.network.NetworkSpec` of the network, None if unknown
     classifier_name = "classifier"  # the module that computes logits from features
+    linear_name = "fc"  # the linear layer in it
+    norm_name = "bn_out"  # the norm after the last stage, which a network may lack
     poolings: tuple[str, ...] = ("avg", "")  # timm's names of what may come before the classifier, "" for nothing
     recomputed: tuple[str, ...] = ()  # modules of stages that are checkpointed: saved by their input
     bn_out: nn.Module
@@ -126,9 +129,15 @@ class Network(nn.Module):
         if self.features_only:
             return
         if classes > 0:
-            self.classifier = build_classifier(self.num_features, classes, self.drop_rate)
+            classifier = build_classifier(self.num_features, classes, self.drop_rate, self.linear_name)
+            setattr(self, self.classifier_name, classifier)
         else:
             self.global_pool = GlobalAvgPool2d()
+
+    @property
+    def last_norm(self) -> nn.Module | None:
+        """The norm after the last stage; None if there is none."""
+        return getattr(self, self.norm_name, None)
 
     @property
     def feature_info(self) -> FeatureInfo:
@@ -146,7 +155,7 @@ class Network(nn.Module):
         """Return the last feature map (N, num_features, H, W), normalized and activated."""
         for stage in self._stages:
             x = self._run_stage(stage, x)
-        return self.bn_out(x) if hasattr(self, "bn_out") else x
+        return x if self.last_norm is None else self.last_norm(x)
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         """Return the raw output of each stage, before any later norm. Later layers do not overwrite them.
@@ -170,7 +179,7 @@ class Network(nn.Module):
         Args:
         - `indices`: the stages: all (None), the last n (an int), or those at these indices, as in `select_features`.
           They are returned in the order of the network.
-        - `norm`: apply ``bn_out`` to the output of the last stage in the list, too.
+        - `norm`: apply the last norm to the output of the last stage in the list, too.
         - `stop_early`: do not run stages after the last selected one. The feature map is then its output.
         - `output_fmt`: only "NCHW".
         - `intermediates_only`: return only the list.
@@ -190,8 +199,8 @@ class Network(nn.Module):
             raise ConfigError("indices: none selected; give None for all stages")
         last = max(selected[-1], 0) if stop_early else count - 1
         x, outputs = self._run_stages(x, selected, last)
-        if last == count - 1 and hasattr(self, "bn_out"):
-            x = self.bn_out(x)
+        if last == count - 1 and self.last_norm is not None:
+            x = self.last_norm(x)
             if norm and last in selected:
                 outputs[-1] = x
         return outputs if intermediates_only else (x, outputs)
@@ -204,16 +213,16 @@ class Network(nn.Module):
         if self.features_only:
             return self.forward_stages(x)
         x = self.forward_features(x)
-        return self.classifier(x) if hasattr(self, "classifier") else self.global_pool(x)
+        return getattr(self, self.classifier_name)(x) if hasattr(self, self.classifier_name) else self.global_pool(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return the logits for the output of `forward_features`.
 
         With ``pre_logits``, return the input of the classifier's linear layer, (N, num_features).
         """
-        if not hasattr(self, "classifier"):
+        if not hasattr(self, self.classifier_name):
             return self.global_pool(x)
-        for layer in list(self.classifier)[: -1 if pre_logits else None]:
+        for layer in list(getattr(self, self.classifier_name))[: -1 if pre_logits else None]:
             x = layer(x)
         return x
 
@@ -229,7 +238,7 @@ class Network(nn.Module):
 
     def get_classifier(self) -> Any:
         """Return the linear layer ``classifier.fc``, or `nn.Identity` without classifier."""
-        return self.classifier[-1] if hasattr(self, "classifier") else nn.Identity()
+        return getattr(self, self.classifier_name)[-1] if hasattr(self, self.classifier_name) else nn.Identity()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Apply `zoo.lean` to the network, which about halves its activation memory; ``enable=False`` removes it."""
@@ -254,13 +263,13 @@ class Network(nn.Module):
 
     def set_drop_rate(self, drop_rate: float) -> None:
         """Add dropout with this rate before the classifier's linear layer."""
-        if not hasattr(self, "classifier") or not isinstance(self.classifier[0], GlobalAvgPool2d):
-            missing = "classifier" if not hasattr(self, "classifier") else "average pooling before its classifier"
+        head = getattr(self, self.classifier_name, None)
+        if head is None or not isinstance(head[0], GlobalAvgPool2d):
+            missing = "classifier" if head is None else "average pooling before its classifier"
             raise ConfigError(f"drop_rate: {type(self).__name__} has no {missing}; omit the argument")
         self.drop_rate = drop_rate
-        self.classifier = nn.Sequential(
-            OrderedDict(avg_pool=self.classifier[0], drop=nn.Dropout(drop_rate), fc=self.get_classifier())
-        )
+        layers = {"avg_pool": head[0], "drop": nn.Dropout(drop_rate), self.linear_name: self.get_classifier()}
+        setattr(self, self.classifier_name, nn.Sequential(OrderedDict(layers)))
 
     def set_drop_path_rate(self, drop_path_rate: float) -> None:
         """Set the stochastic depth of the residual blocks: from 0 in the first to ``drop_path_rate`` in the last."""

@@ -25,6 +25,7 @@ from zoo.models.resnext import ResNeXt
 from zoo.models.revnet import RevNet
 from zoo.models.revnext import FlatRevNeXt, RevNeXt
 from zoo.models.revnext_baselines import RevNeXtBaseline, TwoBranchIRevNet
+from zoo.models.revvit import RevViT
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
 from zoo.remat.lean import lean
 from zoo.spec.architectures import LEAN, Architecture, architecture
@@ -89,6 +90,7 @@ FAMILIES: dict[str, Callable[..., Network]] = {
     "revnext": RevNeXt,
     "revnext_flat": FlatRevNeXt,
     "revnext_baseline": RevNeXtBaseline,
+    "revvit": RevViT,
     "deeplab": _deeplab,
 }
 
@@ -103,7 +105,8 @@ def build_network(
     """Return the network of a spec with uninitialized convolutions and classifier (`initialize` sets them).
 
     Args:
-    - `norm`: function channels -> norm with its activation, which replaces the norm of the spec.
+    - `norm`: function channels -> norm with its activation, which replaces the norm of the spec; only for networks
+      whose norms a spec chooses.
     - `features_only`: omit the classifier; forward returns the list of the stages' outputs.
     - `structure`: blocks per stage, which replace the blocks of the architecture; as many numbers.
 
@@ -115,6 +118,8 @@ def build_network(
     drop_path_rate = arguments.pop("drop_path_rate", 0.0)
     if structure is not None:
         arguments["structure"] = _checked_structure(arch, structure)
+    if norm is not None and arch.has_own_layers:
+        raise ConfigError(f"{arch.name} has its own norms", "norm", "omit the argument")
     factory = norm or norm_act(spec.norm, spec.activation, spec.activation_param)
 
     try:
@@ -159,7 +164,11 @@ def build_on_meta(spec: NetworkSpec) -> nn.Module:
 
 def initialize(model: nn.Module, spec: NetworkSpec) -> None:
     """Initialize the weights of a network of this package as specified; does nothing on the meta device."""
-    if not next(model.parameters()).is_meta:
+    if next(model.parameters()).is_meta:
+        return
+    if isinstance(model, RevViT):
+        model.initialize()
+    else:
         gain, slope = spec.weight_gain_multiplier, spec.activation_param
         init_weights(model, spec.weight_init, gain, spec.activation, slope)
 

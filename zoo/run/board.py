@@ -5,6 +5,7 @@ Tested by tests/run/test_run_log.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from zoo.engine.task import Result
 from zoo.tasks import task_of
 
 NUM_IMAGES = 8
-HISTOGRAM_NAMES = ("fc", "bn_out")
+HISTOGRAM_NAMES = re.compile(r"(?:.*\.)?(?:fc|bn_out)\.|(?:head\.projection|norm)\.")
 
 
 class Board:
@@ -78,9 +79,9 @@ class Board:
         self._writer.add_scalar("reconstruction/gradient_angle_degrees", degrees, step)
 
     def parameters(self, step: int, model: nn.Module) -> None:
-        """Write histograms of the parameters whose names contain ``fc`` or ``bn_out``, as published."""
+        """Write histograms of the parameters of classifier and last norm, as published."""
         for name, parameter in model.named_parameters():
-            if any(part in name for part in HISTOGRAM_NAMES):
+            if HISTOGRAM_NAMES.match(name):
                 self._writer.add_histogram(name, parameter.detach().float().cpu(), step)
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ def model_card(
     images = spec.preprocessing
     assert images is not None
     facts = {"Architecture": spec.arch}
-    if not spec.is_external:
+    if not spec.has_own_layers:
         facts |= {"Norm": spec.norm, "Activation": f"{spec.activation} ({spec.activation_param:g})"}
     if spec.options:
         facts["Options"] = f"`{json.dumps(spec.options)}`"

@@ -288,7 +288,8 @@ def _begin_summary(
     network, optimizer = config.network, config.optimizer
     num_train, num_val = (0 if loader is None else loader.batch_sampler.num_images for loader in loaders)
     processes = f"{process.world_size} process{'es' * (process.world_size > 1)}"
-    layers = "" if network.arch not in ARCHITECTURES else f", {network.norm} norms with {network.activation}"
+    chooses_layers = network.arch in ARCHITECTURES and not network.has_own_layers
+    layers = f", {network.norm} norms with {network.activation}" if chooses_layers else ""
     lines = [
         f"training {network.arch}: {num_parameters:,} parameters{layers}, {network.num_classes} classes",
         f"images      {num_train:,} to train on, {num_val:,} to validate on; {escape(data)}",

@@ -29,6 +29,7 @@ from zoo.spec.options import (
     RevNeXtBaselineOptions,
     RevNeXtOptions,
     RevNeXtRevNetOptions,
+    RevViTOptions,
     Stem,
     StochasticDepth,
     TwoBranchIRevNetOptions,
@@ -54,6 +55,7 @@ class Architecture:
     - `leaky_relu_only`: whether leaky ReLU is the only activation, because layers are inverted one by one.
     - `ignores_input_3x3`: whether experiment files may set input_3x3 without effect, as the original project's files of
       a WiderResNet and a ResNet-34 do.
+    - `has_own_layers`: whether norms, activation and initial weights are fixed, so that a spec does not choose them.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Architecture:
     task: Literal["classification", "segmentation"] = "classification"
     leaky_relu_only: bool = False
     ignores_input_3x3: bool = False
+    has_own_layers: bool = False
 
     @property
     def num_classes(self) -> int:
@@ -98,6 +101,11 @@ def is_external(name: str) -> bool:
     """Return whether ``name`` names a network of another package, "PACKAGE:NAME"; it may be unknown there."""
     package, colon, _ = name.partition(":")
     return bool(colon) and package in PACKAGES
+
+
+def has_own_layers(name: str) -> bool:
+    """Return whether the norms, activation and initial weights of a network are fixed, as in external networks."""
+    return is_external(name) or (name in ARCHITECTURES and ARCHITECTURES[name].has_own_layers)
 
 
 def is_hub_name(name: str | os.PathLike[str]) -> bool:
@@ -275,6 +283,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         {"revnext_revnet": {"reversible": True, "blocks": (4, 4, 4, 4)}},
         options=RevNeXtRevNetOptions,
         input="cifar",
+    ),
+    **_family(
+        "revvit",
+        {
+            "revvit_s": {"structure": (12,), "width": 384, "heads": 6, "patch": 16, "image_size": 224},
+            "revvit_b": {"structure": (12,), "width": 768, "heads": 12, "patch": 16, "image_size": 224},
+        },
+        options=RevViTOptions,
+        has_own_layers=True,
     ),
 }
 

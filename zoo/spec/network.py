@@ -28,6 +28,7 @@ from zoo.spec.architectures import (
     LEAN,
     Architecture,
     architecture,
+    has_own_layers,
     is_external,
 )
 from zoo.spec.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE, CropMode, Interpolation
@@ -40,8 +41,8 @@ MAX_NAME_CHARS = 2550
 WITH_PARAMETER = ("leaky_relu", "elu")
 # Facts that are stored with weights. In an experiment they come from the section ``input`` and the data.
 STORED_ALONE = ("preprocessing", "class_names")
-# The keys for an external network, which has its own norms, activations and initial weights.
-EXTERNAL_KEYS = ("arch", "num_classes", "memory", "options", *STORED_ALONE)
+# The keys for a network with its own norms, activations and initial weights, as external ones are.
+KEYS_OF_OWN_LAYERS = ("arch", "num_classes", "memory", "options", *STORED_ALONE)
 # Arguments of other packages' builders -> what to use here.
 _EXTERNAL_WEIGHTS = 'say "pretrained": true, or begin with a file: zoo train --weights FILE'
 _EXTERNAL_OPTIONS = {
@@ -115,9 +116,9 @@ class Preprocessing(Section):
 
 # Why some networks do not have an option.
 MISSING_BECAUSE = {
-    "drop_path_rate": "; stochastic depth drops branches of residual blocks whose activations are saved",
-    "grid_bits": "; only sums, as of the reversible blocks of revnet*, irevnet* and revnext_revnet, stay on a grid, "
-    "but invertible layers divide",
+    "drop_path_rate": "; stochastic depth drops branches of residual blocks whose activations are saved, or of revvit*",
+    "grid_bits": "; only sums, as of the reversible blocks of revnet*, irevnet*, revnext_revnet and revvit*, stay on a "
+    "grid, but invertible layers divide",
 }
 
 
@@ -194,11 +195,11 @@ class NetworkSpec(Section):
 
     @model_serializer(mode="wrap")
     def _serialize_known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit unknown stored facts, and settings that do not apply to an external network."""
+        """Omit unknown stored facts, and settings that do not apply to a network with its own layers."""
         content: dict[str, Any] = handler(self)
         meaningless = {key for key in STORED_ALONE if not getattr(self, key) and getattr(self, key) != []}
-        if is_external(self.arch):
-            meaningless |= content.keys() - set(EXTERNAL_KEYS)
+        if self.has_own_layers:
+            meaningless |= content.keys() - set(KEYS_OF_OWN_LAYERS)
         return {key: value for key, value in content.items() if key not in meaningless}
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
@@ -216,6 +217,9 @@ class NetworkSpec(Section):
             )
         if self.activation in WITH_PARAMETER and self.activation_param <= 0:
             yield "activation_param", f"should be greater than 0 for {self.activation}, which has no inverse otherwise"
+        if self.has_own_layers:
+            for key in sorted(self.model_fields_set.difference(KEYS_OF_OWN_LAYERS)):
+                yield key, f"is not for {self.arch}, which has its own norms, activation and initial weights; remove it"
         arch = ARCHITECTURES.get(self.arch)  # None for a custom network
         if arch is not None and self.memory not in arch.memory:
             yield "memory", f"{self.arch} has no such strategy; use one of {', '.join(arch.memory)}"
@@ -230,7 +234,7 @@ class NetworkSpec(Section):
 
     def _external_conflicts(self) -> Iterator[tuple[str, str]]:
         package = self.arch.partition(":")[0]
-        for key in sorted(self.model_fields_set.difference(EXTERNAL_KEYS)):
+        for key in sorted(self.model_fields_set.difference(KEYS_OF_OWN_LAYERS)):
             yield (
                 key,
                 f"is not for {self.arch}, which {package} builds with its own layers and initial weights; remove the "
@@ -247,6 +251,11 @@ class NetworkSpec(Section):
     def is_external(self) -> bool:
         """Whether the network comes from another package."""
         return is_external(self.arch)
+
+    @property
+    def has_own_layers(self) -> bool:
+        """Whether norms, activation and initial weights are fixed, as in external networks."""
+        return has_own_layers(self.arch)
 
     def changed(self, **changes: Any) -> NetworkSpec:
         """Return the validated spec with ``changes`` applied; options are passed by their own names."""

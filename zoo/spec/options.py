@@ -55,7 +55,7 @@ class Stem(Section):
 
 
 class StochasticDepth(Section):
-    """The option of families of residual blocks whose activations are saved."""
+    """The option of families of residual blocks whose activations are saved, and of reversible transformers."""
 
     drop_path_rate: Probability = 0.0
     """Stochastic depth: probability with which the last block drops its branch for an image in training; it rises
@@ -105,6 +105,10 @@ class ReversibleOptions(Section):
 
     grid_bits: Annotated[int, Field(ge=0, le=MAX_GRID_BITS)] | None = None
     """Rounds activations of reversible chains to multiples of 2^-grid_bits, so that their reconstruction is exact."""
+
+
+class RevViTOptions(StochasticDepth, ReversibleOptions):
+    """Options of a reversible vision transformer."""
 
 
 class IRevNetOptions(ReversibleOptions):

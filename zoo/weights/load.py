@@ -27,6 +27,7 @@ class Classifier(NamedTuple):
 
 OF_IMAGES = Classifier("classifier.", "classifier.fc.weight", "classifier.fc.bias")  # without bias in RevNeXt
 OF_PIXELS = Classifier("cls.", "cls.weight", "cls.bias")  # of DeepLab
+OF_REVVIT = Classifier("head.", "head.projection.weight", "head.projection.bias")
 COUNTER = "num_batches_tracked"
 MAX_KEYS = 5  # named in a message per kind of difference
 PLAIN_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
@@ -131,6 +132,9 @@ def is_segmentation(keys: Iterable[str]) -> bool:
 
 def classifier_of(keys: Iterable[str]) -> Classifier:
     """Return the classifier keys of a network with these keys; the network need not have a classifier."""
+    keys = list(keys)
+    if any(key.startswith("rev_backbone.") for key in keys):
+        return OF_REVVIT
     return OF_PIXELS if is_segmentation(keys) else OF_IMAGES
 
 

@@ -25,8 +25,9 @@ logger = logging.getLogger("zoo")
 
 ZIP_MAGIC = b"PK\x03\x04"
 COMPRESSED = b"\x1f\x8b", b"BZh", b"\xfd7zXZ"  # gzip, bzip2, xz
-# Keys under which trainers save the state dict: this package and most others; many examples; torchvision and timm.
-STATE_DICT_KEYS = "state_dict", "model_state_dict", "model"
+# Keys under which trainers save the state dict: this package and most others; many examples; torchvision and timm;
+# PySlowFast.
+STATE_DICT_KEYS = "state_dict", "model_state_dict", "model", "model_state"
 PARTS = "body", "head", "cls"  # of the published segmentation model, one state dict each
 # torch's message about a function or class that weights_only does not allow.
 REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")

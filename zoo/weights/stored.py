@@ -128,10 +128,10 @@ class StoredWeights:
     def warn_of_assumptions(self, spec: NetworkSpec, given: Collection[str]) -> None:
         """Warn about the norm and activation that ``spec`` assumes for a file without spec, except those in ``given``.
 
-        Nothing is assumed of external networks.
+        Nothing is assumed of networks with their own layers.
         """
         assumed = [key for key in ("norm", "activation") if key not in given]
-        if self.spec is None and assumed and not spec.is_external:
+        if self.spec is None and assumed and not spec.has_own_layers:
             settings = ", ".join(f"{key}={getattr(spec, key)!r}" for key in assumed)
             logger.warning(
                 "%s does not describe its network: assuming %s with %s; if it was trained with other settings, name "

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 from zoo.config import Experiment, parse_experiment
 from zoo.errors import WeightsError, join_names, nearest, shorten_repr
-from zoo.spec.architectures import ARCHITECTURES, is_external
+from zoo.spec.architectures import ARCHITECTURES, has_own_layers, is_external
 from zoo.spec.network import STORED_ALONE, WITH_PARAMETER, NetworkSpec
 from zoo.spec.section import check_extent, parse_section
 
@@ -58,7 +58,8 @@ def parse_network(network: Mapping[str, Any], source: str) -> NetworkSpec:
     check_extent({key: value for key, value in network.items() if key != "class_names"}, source, WeightsError)
     arch = str(network.get("arch"))
     is_own = not is_external(arch)
-    missing = [key for key in (*REQUIRED_OF_ALL, *(REQUIRED if is_own else ())) if key not in network]
+    required = REQUIRED_OF_ALL if has_own_layers(arch) else (*REQUIRED_OF_ALL, *REQUIRED)
+    missing = [key for key in required if key not in network]
     if missing:
         raise WeightsError(f"{source}: network: lacks {join_names(missing)}; {REMEDY}")
     if is_own and isinstance(network["arch"], str) and arch not in ARCHITECTURES:
