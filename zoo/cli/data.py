@@ -1,4 +1,4 @@
-"""``zoo data``: check, index and shard data sets; unpack the archive of ImageNet's validation set."""
+"""``zoo data``: check, index and shard data sets."""
 
 from __future__ import annotations
 
@@ -67,24 +67,6 @@ class DataCheck(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataImageNetVal(Command):
-    """Unpack ILSVRC2012_img_val.tar into class folders, OUT/val, without re-encoding."""
-
-    source: Path = argument("SOURCE")
-    """Folder with ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz, which has the classes; or the former, with
-    the latter next to it."""
-    out: Path = argument("OUT")
-    """Folder to create val/ in; val/ must be missing or empty."""
-
-    def run(self) -> int:
-        from zoo.data.prepare.imagenet_validation import unpack_imagenet_val
-
-        unpack_imagenet_val(self.source, self.out)
-        print(f"written to {escape(self.out / 'val')}")
-        return 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataIndex(Command):
     """Write DATA/train.index and DATA/val.index, which have the position of each image in shards of other tools."""
 
@@ -148,10 +130,9 @@ class DataShard(Command):
 
 
 DATA = Group(
-    "Check, index or shard a data set; unpack ImageNet's validation set",
+    "Check, index or shard a data set",
     {
         "check": DataCheck,
-        "imagenet-val": DataImageNetVal,
         "index": DataIndex,
         "shard": DataShard,
     },
