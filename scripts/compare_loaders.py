@@ -49,7 +49,7 @@ from zoo.data.location import DataPath
 from zoo.data.pixels import ByteTensorPixels, open_pixels
 from zoo.data.prepare.write_shards import write_shards
 from zoo.data.shards import shard_files
-from zoo.data.source import Source
+from zoo.data.source import FolderSource, Source
 from zoo.data.transforms import AREAS, CROP_TRIES, RATIOS, random_box
 from zoo.errors import ConfigError, DataError, ZooError
 
@@ -348,7 +348,7 @@ def _copy(source: Source, root: Path, num_images: int, batch_size: int, workers:
     files = Files(root / "files", root / "shards", num_images, batch_size)
     per_shard = num_images // (SHARDS_PER_WORKER * workers)
     write_shards(
-        open_source(files.folder / "train"),
+        FolderSource(files.folder / "train"),
         files.shards / "train",
         per_shard=max(1, per_shard),
         seed=0,

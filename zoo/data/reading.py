@@ -149,11 +149,6 @@ def _open_image(encoded: bytes) -> ImageFile.ImageFile:
     return image
 
 
-def extension_of(encoded: bytes) -> str:
-    """Return the file extension of an encoded image; ValueError unless it is an image."""
-    return FORMATS[_format_of(encoded)][0]
-
-
 def _format_of(encoded: bytes) -> str:
     start = encoded[:LONGEST_START].ljust(LONGEST_START, b"\0")
     for name in FORMATS:
