@@ -43,13 +43,13 @@ from torchvision.transforms import v2
 from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.timing import ratios
 from zoo.config import Input, parse_experiment
-from zoo.data.folder import open_source
+from zoo.data.folder import Source, open_source
 from zoo.data.loader import LoaderOptions, build_train_loader
 from zoo.data.location import DataPath
 from zoo.data.pixels import ByteTensorPixels, open_pixels
 from zoo.data.prepare.write_shards import write_shards
 from zoo.data.shards import shard_files
-from zoo.data.source import FolderSource, Source
+from zoo.data.source import FolderSource
 from zoo.data.transforms import AREAS, CROP_TRIES, RATIOS, random_box
 from zoo.errors import ConfigError, DataError, ZooError
 

@@ -156,7 +156,10 @@ def test_what_the_hub_cannot_give_is_an_error(hub: Path, tmp_path: Path) -> None
 
 
 def test_commands_that_need_files_refuse_names(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["data", "index", "torchvision:CIFAR10"], ["data", "check", "resnet32_cifar10", "hf:cifar10"]):
+    for command in (
+        ["data", "shard", "torchvision:CIFAR10", "out"],
+        ["data", "check", "resnet32_cifar10", "hf:cifar10"],
+    ):
         assert main(command) == 2
         assert "a data set by name has no folders of files" in capsys.readouterr().err
 

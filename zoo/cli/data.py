@@ -1,4 +1,4 @@
-"""``zoo data``: check, index and shard data sets."""
+"""``zoo data``: check and shard data sets."""
 
 from __future__ import annotations
 
@@ -55,25 +55,6 @@ class DataCheck(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataIndex(Command):
-    """Write DATA/train.index and DATA/val.index, which have the position of each image in shards of other tools."""
-
-    data: DataFolder = argument("DATA")
-    """Folder of shards."""
-
-    def run(self) -> int:
-        from zoo.data.index import index_path
-        from zoo.data.shards import has_shards, write_shard_index
-
-        for root in _splits(require_local(self.data)):
-            if not has_shards(root):
-                raise DataError("there are no tar files, and class folders need no index", root)
-            count = write_shard_index(root)
-            print(f"{counted(count, 'image')}; {escape(index_path(root))}")
-        return 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataShard(Command):
     """Write the images of class folders into tar shards in webdataset's layout, byte for byte."""
 
@@ -101,10 +82,9 @@ class DataShard(Command):
 
 
 DATA = Group(
-    "Check, index or shard a data set",
+    "Check or shard a data set",
     {
         "check": DataCheck,
-        "index": DataIndex,
         "shard": DataShard,
     },
 )
