@@ -45,8 +45,8 @@ class FolderSource:
 
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
         self.root = root
-        scan = scan_folder(root, allow_empty_classes)
-        self.classes, self.names, self.targets = scan.classes, np.array(scan.names), np.array(scan.targets)
+        self.classes, names, targets = scan_folder(root, allow_empty_classes)
+        self.names, self.targets = np.array(names), np.array(targets)
 
     @property
     def details(self) -> tuple[np.ndarray, ...]:
