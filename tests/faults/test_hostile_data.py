@@ -137,34 +137,6 @@ def _tar(tar_format: int) -> bytes:
     return out.getvalue()
 
 
-def _with_right_sums(content: bytes) -> bytes:
-    """Return a tar file whose headers have the sum of their bytes, so that they are read."""
-    blocks = bytearray(content)
-    for start in range(0, len(blocks) - 511, 512):
-        if blocks[start + 257 : start + 262] == b"ustar":
-            blocks[start + 148 : start + 156] = b" " * 8
-            blocks[start + 148 : start + 156] = b"%06o\0 " % sum(blocks[start : start + 512])
-    return bytes(blocks)
-
-
-def _header(name: bytes, size: int, kind: bytes) -> bytes:
-    """Return the header of a tar member; a negative or very large size is written in base 256."""
-    header = bytearray(512)
-    header[: min(100, len(name))] = name[:100]
-    header[124:136] = b"%011o\0" % size if 0 <= size < 8**11 else b"\x80" + (size % 2**88).to_bytes(11, "big")
-    header[156:157], header[257:265] = kind, b"ustar\x0000"
-    return _with_right_sums(bytes(header))
-
-
-MEMBERS = st.builds(
-    lambda name, size, kind, content: _header(name, size, kind) + content + bytes(-len(content) % 512),
-    st.sampled_from([b"1.jpg", b"1.cls", b"1.json", b"/etc/passwd.jpg", b"../../x.cls", b"\xff\n.jpg"]),
-    st.integers(0, 600) | NUMBERS,
-    st.sampled_from([b"0", b"0", b"0", b"\0", b"1", b"2", b"3", b"5", b"6", b"S", b"L", b"K", b"x", b"g"]),
-    st.binary(max_size=40) | st.sampled_from([b"1", b"11 size=9\n", b"19 GNU.sparse.map=0\n", b"99999 a=b\n"]),
-)
-
-
 @EXAMPLES
 def test_any_bytes_of_a_shard_are_images_or_a_message(count: int, tmp_path: Path) -> None:
     root = tmp_path / "train"
@@ -176,9 +148,7 @@ def test_any_bytes_of_a_shard_are_images_or_a_message(count: int, tmp_path: Path
         write_shard_index(root)
         _use(open_source(root, allow_empty_classes=True))
 
-    damaged = mutated(originals)
-    made = st.lists(MEMBERS, max_size=6).map(b"".join)
-    fuzz(load, count, damaged | damaged.map(_with_right_sums) | made | st.binary(max_size=1100), tmp_path)
+    fuzz(load, count, mutated(originals) | st.binary(max_size=1100), tmp_path)
 
 
 @EXAMPLES
