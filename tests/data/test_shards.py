@@ -19,9 +19,11 @@ from zoo.cli import main
 from zoo.data.folder import open_source
 from zoo.data.index import index_path
 from zoo.data.loader import LoaderOptions, build_train_loader
+from zoo.data.prepare.write_shards import write_shards
 from zoo.data.shards import Shards, write_shard_index
 from zoo.data.source import FolderSource
 from zoo.errors import DataError
+from zoo.run.console import Progress
 
 CPU = torch.device("cpu")
 
@@ -60,6 +62,19 @@ def test_the_same_images_give_the_same_shards_to_the_byte(data: Path, shards: Pa
         assert main(["data", "shard", str(data), str(out), "--per-shard", "4", "--seed", seed]) == 0
         same = [path.read_bytes() == (out / "train" / path.name).read_bytes() for path in (shards / "train").iterdir()]
         assert all(same) is is_same
+
+
+def test_shards_are_complete_or_not_there_and_replace_nothing(
+    data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "shard", str(data), str(shards)]) == 2
+    assert "OUT exists and is not overwritten" in capsys.readouterr().err
+    assert len(list((shards / "train").glob("*.tar"))) == 6
+    read = FolderSource.read
+    monkeypatch.setattr(FolderSource, "read", lambda self, index: read(self, index) if index != 7 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_shards(FolderSource(data / "train"), tmp_path / "new", per_shard=4, seed=None, show_progress=Progress)
+    assert not list(tmp_path.glob("new*"))
 
 
 def test_any_program_that_reads_tar_files_reads_them(data: Path, shards: Path) -> None:

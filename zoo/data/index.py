@@ -88,7 +88,7 @@ def write_index(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.n
     """Write an index with a JSON ``header`` and one-dimensional arrays; DataError if it cannot be written."""
     try:
         with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, header=np.array(json.dumps(header).encode()), **arrays)
+            np.savez(file, header=np.array(json.dumps(header).encode()), **arrays)  # type: ignore[arg-type]
     except OSError as error:
         remedy = "make the folder writable, or open it once where it is writable"
         raise DataError(f"the index cannot be written: {error.strerror}", path, remedy) from error
