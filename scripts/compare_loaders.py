@@ -43,13 +43,13 @@ from torchvision.transforms import v2
 from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.timing import ratios
 from zoo.config import Input, parse_experiment
-from zoo.data.folder import open_source
+from zoo.data.folder import Source, open_source
 from zoo.data.loader import LoaderOptions, build_train_loader
 from zoo.data.location import DataPath
-from zoo.data.pixels import jpeg_frame
+from zoo.data.pixels import ByteTensorPixels, open_pixels
 from zoo.data.prepare.write_shards import write_shards
 from zoo.data.shards import shard_files
-from zoo.data.source import Source
+from zoo.data.source import FolderSource
 from zoo.data.transforms import AREAS, CROP_TRIES, RATIOS, random_box
 from zoo.errors import ConfigError, DataError, ZooError
 
@@ -337,16 +337,18 @@ def _copy(source: Source, root: Path, num_images: int, batch_size: int, workers:
     for number in range(num_images):
         index = number * available // num_images
         encoded = source.read(index)
-        if jpeg_frame(encoded) is None:
-            what = "the image is not an 8-bit gray or RGB JPEG file, which all loaders read"
-            raise DataError(what, Path(source.root) / os.fsdecode(source.names[index]), "leave it out")
+        name = os.path.join(source.root, os.fsdecode(source.names[index]))
+        if not isinstance(open_pixels(encoded, name, "torchvision"), ByteTensorPixels):
+            raise DataError(
+                "the image is not an 8-bit gray or RGB JPEG file, which all loaders read", name, "leave it out"
+            )
         path = root / "files" / "train" / f"{source.targets[index]:05}" / f"{number:06}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded)
     files = Files(root / "files", root / "shards", num_images, batch_size)
     per_shard = num_images // (SHARDS_PER_WORKER * workers)
     write_shards(
-        open_source(files.folder / "train"),
+        FolderSource(files.folder / "train"),
         files.shards / "train",
         per_shard=max(1, per_shard),
         seed=0,

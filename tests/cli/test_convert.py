@@ -45,7 +45,7 @@ def test_there_and_back_through_files_gives_the_same_weights(files, tmp_path, ca
 
 @pytest.mark.parametrize("kind", ["standard-to-inplace", "inplace-to-standard", "export"])
 def test_each_kind_writes_a_file_that_torch_loads(kind, files, tmp_path):
-    assert convert(kind, files / "zoo.pth", tmp_path / "new.pth", "--no-compare") == 0
+    assert convert(kind, files / "zoo.pth", tmp_path / "new.pth") == 0
     assert "classifier.fc.bias" in read_state_dict(tmp_path / "new.pth")
     assert "classifier.fc.bias" in torch.load(tmp_path / "new.pth", weights_only=True)["state_dict"]
 
@@ -127,8 +127,8 @@ def test_a_checkpoint_is_exported_as_the_network_that_it_is(finished, tmp_path):
 def test_a_file_that_exists_is_overwritten_on_request_alone(files, tmp_path, capsys):
     target = tmp_path / "there.pth"
     target.write_bytes(b"something that took days")
-    assert convert("from-torchvision", files / "tv.pth", target, "--no-compare") == 2
+    assert convert("from-torchvision", files / "tv.pth", target) == 2
     assert f"{target}: TARGET exists already; give another TARGET, or --overwrite" in capsys.readouterr().err
     assert target.read_bytes() == b"something that took days"
-    assert convert("from-torchvision", files / "tv.pth", target, "--no-compare", "--overwrite") == 0
+    assert convert("from-torchvision", files / "tv.pth", target, "--overwrite") == 0
     assert "classifier.fc.bias" in read_state_dict(target)

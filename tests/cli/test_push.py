@@ -176,7 +176,7 @@ def test_timm_loads_a_torchvision_compatible_network_after_a_conversion(
     described = model.built_as.model_dump(mode="json")
     torch.save({"state_dict": model.state_dict(), "network": described}, tmp_path / "zoo.pth")
     target = tmp_path / "timm.safetensors"
-    assert main(["convert", "to-torchvision", str(tmp_path / "zoo.pth"), str(target), "--no-compare"]) == 0
+    assert main(["convert", "to-torchvision", str(tmp_path / "zoo.pth"), str(target)]) == 0
     assert push("timm:resnet18", target, "--license", "mit") == 0
     monkeypatch.setattr("timm.models._hub.hf_hub_download", huggingface_hub.hf_hub_download)
     loaded = timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True).eval()

@@ -33,17 +33,17 @@ def given(positive: tuple[str, ...] | bool = False, **arguments: Any) -> dict[st
 @pytest.mark.slow
 def test_in_place_norms_become_standard_ones_and_back() -> None:
     source = given(norm="inplace", **POOLED)
-    standard, spec, report = inplace_to_standard(source, spec_of(ARCH, norm="inplace", **POOLED), images=IMAGES)
+    standard, spec, report = inplace_to_standard(source, spec_of(ARCH, norm="inplace", **POOLED))
     assert report.exact
     assert len(report.layers) == 23
     assert torch.allclose(outputs(standard, **POOLED), outputs(source, norm="inplace", **POOLED), rtol=1e-9)
-    back, _, _ = standard_to_inplace(standard, spec, compare_with_source=False)
+    back, _, _ = standard_to_inplace(standard, spec)
     assert all(torch.allclose(back[key].abs(), source[key].abs(), rtol=1e-9, atol=1e-12) for key in source)
 
 
 def test_negative_scales_go_into_the_filters_and_are_refused_behind_a_sum_and_a_concatenation() -> None:
     source = given(positive=IN_FRONT_OF_NO_CONVOLUTION)
-    converted, _, report = standard_to_inplace(source, spec_of(ARCH), images=IMAGES)
+    converted, _, report = standard_to_inplace(source, spec_of(ARCH))
     assert report.exact
     assert "head.global_pooling_conv" in report.layers
     assert torch.allclose(outputs(converted, norm="inplace"), outputs(source), rtol=1e-7, atol=1e-10)
@@ -56,6 +56,6 @@ def test_negative_scales_go_into_the_filters_and_are_refused_behind_a_sum_and_a_
 
 def test_relu_becomes_leaky_relu_with_the_same_weights() -> None:
     source = given(activation="relu")
-    converted, _, report = relu_to_leaky_relu(source, spec_of(ARCH, activation="relu"), images=IMAGES)
+    converted, _, report = relu_to_leaky_relu(source, spec_of(ARCH, activation="relu"))
     assert not report.exact
     assert all(torch.equal(converted[key], source[key]) for key in source)

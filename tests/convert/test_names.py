@@ -17,13 +17,13 @@ from zoo.spec.network import NetworkSpec
 
 def test_an_architectures_name_is_the_network_that_the_conversion_is_for() -> None:
     given = torchvision.models.resnet18(num_classes=3).state_dict()
-    relu, spec, _ = from_torchvision(given, "resnet18", compare_with_source=False)
+    relu, spec, _ = from_torchvision(given, "resnet18")
     assert spec == NetworkSpec(arch="resnet18", activation="relu", num_classes=3, memory="auto")
-    leaky, target, _ = relu_to_leaky_relu(relu, "resnet18", compare_with_source=False)
+    leaky, target, _ = relu_to_leaky_relu(relu, "resnet18")
     assert target.activation == "leaky_relu"
-    inplace, target, _ = standard_to_inplace(leaky, "resnet18", compare_with_source=False)
+    inplace, target, _ = standard_to_inplace(leaky, "resnet18")
     assert (target.norm, target.activation) == ("inplace", "leaky_relu")
-    _, target, report = inplace_to_standard(inplace, "resnet18", compare_with_source=False)
+    _, target, report = inplace_to_standard(inplace, "resnet18")
     assert (target.norm, report.arch) == ("standard", "resnet18")
 
 

@@ -27,14 +27,14 @@ def torchvision_resnet(depth: int) -> torch.nn.Module:
 def test_outputs_are_torchvisions_and_the_way_back_gives_the_same_file(depth):
     model, arch = torchvision_resnet(depth), f"resnet{depth}"
     given = model.state_dict()
-    converted, spec, report = from_torchvision(given, relu(arch), images=IMAGES)
+    converted, spec, report = from_torchvision(given, relu(arch))
     assert spec == relu(arch).changed(num_classes=10)
     with torch.no_grad():
         expected = model(IMAGES)
     assert torch.allclose(outputs(converted, arch, activation="relu"), expected, rtol=1e-10, atol=1e-12)
     assert report.exact
     assert report.max_difference <= 1e-12 * report.max_output
-    back, of_torchvision, _ = to_torchvision(converted, spec, compare_with_source=False)
+    back, of_torchvision, _ = to_torchvision(converted, spec)
     assert of_torchvision is None
     assert list(back) == list(given)
     assert all(torch.equal(back[key], given[key]) for key in given)
@@ -62,6 +62,6 @@ def test_missing_and_unknown_keys_are_named_and_counted():
 
 def test_a_file_from_before_batch_counters_gets_them():
     given = {key: value for key, value in torchvision_resnet(18).state_dict().items() if "num_batches" not in key}
-    converted, _, _ = from_torchvision(given, relu("resnet18"), images=IMAGES)
+    converted, _, _ = from_torchvision(given, relu("resnet18"))
     assert converted["mod1.bn1.num_batches_tracked"] == 0
     outputs(converted, "resnet18", activation="relu")

@@ -61,13 +61,10 @@ def test_the_index_is_read_once_and_again_when_a_label_map_or_the_cached_file_ch
     assert len(reads) == 15
 
 
-def test_without_a_cache_the_index_is_read_each_time(
-    found: LabeledImages, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_that_cannot_be_written_is_an_error(found: LabeledImages, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
-    with caplog.at_level(logging.WARNING):
-        assert load_class_index(found, cache=tmp_path / "cache").astype(int).tolist() == INDEX
-    assert "the class index cannot be cached: Not a directory" in caplog.text
+    with pytest.raises(DataError, match=r"cache/class-index: the index of classes cannot be made: Not a directory"):
+        load_class_index(found, cache=tmp_path / "cache")
 
 
 def test_a_label_map_that_cannot_be_read_is_named(found: LabeledImages, tmp_path: Path) -> None:
@@ -76,7 +73,7 @@ def test_a_label_map_that_cannot_be_read_is_named(found: LabeledImages, tmp_path
     with pytest.raises(DataError, match=f"{bad}: a label map cannot be read: "):
         load_class_index(found, cache=tmp_path / "cache")
     bad.unlink()
-    with pytest.raises(DataError, match=f"{bad}: a label map cannot be read: No such file or directory"):
+    with pytest.raises(DataError, match=f"{bad}: the index of classes cannot be made: No such file or directory"):
         load_class_index(found, cache=tmp_path / "cache")
 
 

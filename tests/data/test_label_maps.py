@@ -113,7 +113,7 @@ def test_coco_stuff_has_the_91_stuff_classes_one_below_their_number(tmp_path: Pa
     label_map([[0, 90, 91, 148, 181, 255]]).save(tmp_path / "x.png")
     assert read_label(tmp_path / "x.png", found.table).tolist() == [[255, 255, 0, 57, 90, 255]]
     label_map([[92, 183, 0]]).save(tmp_path / "x.png")
-    with pytest.raises(DataError, match=r"x\.png: .*no class: 183 \(1 px\); allowed are 0 to 181 and 255;"):
+    with pytest.raises(DataError, match=r"x\.png: .*no class: 183 \(1 px\); correct"):
         read_label(tmp_path / "x.png", found.table)
 
 
@@ -173,9 +173,7 @@ def test_colors_are_no_ids(tmp_path: Path, table: np.ndarray, mode: str) -> None
 
 def test_a_label_out_of_range_is_named_with_its_number_of_pixels(tmp_path: Path, table: np.ndarray) -> None:
     label_map([[0, 3, 3, 254], [1, 2, 255, 3]]).save(tmp_path / "x.png")
-    with pytest.raises(
-        DataError, match=r"/x\.png: .*no class: 3 \(3 px\), 254 \(1 px\); allowed are 0 to 2 and 255; correct"
-    ):
+    with pytest.raises(DataError, match=r"/x\.png: .*no class: 3 \(3 px\), 254 \(1 px\); correct"):
         read_label(tmp_path / "x.png", table)
 
 

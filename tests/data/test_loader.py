@@ -105,14 +105,6 @@ def test_the_seed_of_the_experiment_decides_order_and_augmentation(data: Path) -
     assert not torch.equal(first, other)
 
 
-def test_the_last_batch_is_kept_or_merged_by_the_accumulation_of_the_experiment(data: Path) -> None:
-    sizes = {}
-    for steps in (2, 3):
-        experiment = _experiment(optimizer={"batch_size": 6, "accumulate_steps": steps})
-        sizes[steps] = [len(batch.targets) for batch in build_train_loader(data, experiment)]
-    assert sizes == {2: [6, 6, 5], 3: [6, 11]}
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_global_generators_do_not_notice(data: Path, workers: int) -> None:
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
@@ -146,17 +138,6 @@ def test_workers_end_with_the_loader_after_a_fault_without_waiting_for_the_garba
         assert not set(multiprocessing.active_children()) - before
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 5, 13])
-def test_validation_scores_every_image_exactly_once(data: Path, world: int) -> None:
-    everything = torch.cat([batch.on(CPU) for batch in _val_loader(data)])
-    assert len(everything) == 11
-    loaders = [_val_loader(data, rank=rank, world_size=world) for rank in range(world)]
-    assert {loader.batch_sampler.num_images for loader in loaders} == {11}
-    drawn = [batch.on(CPU) for loader in loaders for batch in loader]
-    assert sum(len(images) for images in drawn) == 11
-    assert torch.equal(torch.cat(drawn).flatten(1).sum(1).sort()[0], everything.flatten(1).sum(1).sort()[0])
 
 
 def test_a_class_may_be_missing_from_the_validation_images_but_not_from_training(data: Path) -> None:

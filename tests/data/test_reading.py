@@ -57,13 +57,6 @@ def test_values_without_a_defined_white_are_refused(tmp_path: Path, dtype: type)
         read_image(path)
 
 
-def test_the_orientation_of_exif_is_ignored(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned by 90 degrees
-    path = _saved(tmp_path / "a.jpg", random_image(0, width=12, height=10), exif=exif)
-    assert read_image(path).size == (12, 10)
-
-
 def _truncated_jpeg(path: Path) -> None:
     random_image(0, 64, 64).save(path, "JPEG")
     path.write_bytes(path.read_bytes()[:-900])

@@ -26,7 +26,7 @@ from zoo.cli import main
 from zoo.config import Segmentation
 from zoo.data import remote
 from zoo.data.folder import open_source
-from zoo.data.index import Index, write_index
+from zoo.data.index import parse_index, write_index
 from zoo.data.loader import LoaderOptions, build_train_loader, build_val_loader
 from zoo.data.location import parse_data_path
 from zoo.data.remote import RemoteShards, Unreachable
@@ -200,7 +200,7 @@ def test_the_shards_of_the_next_window_are_fetched_while_one_is_read(
         order = source.order(torch.Generator().manual_seed(seed), 2)
         shards = source._shards[order.numpy()]
         following = list(dict.fromkeys(shards.tolist()))[2:4]
-        for path in worker._index.path.parent.glob("*.tar"):
+        for path in worker._folder.glob("*.tar"):
             path.unlink()
         server.asked.clear()
         worker.read(int(order[0]))
@@ -223,7 +223,7 @@ def test_in_a_cache_of_two_windows_no_shard_is_fetched_twice(
     asked: list[int] = []
 
     def reads_of_the_first_turn(handler: Handler) -> None:
-        held = {int(path.name[:6]) for path in source._index.path.parent.glob("*.tar")}
+        held = {int(path.name[:6]) for path in source._folder.glob("*.tar")}
         image = next(image for image in by_turn[0] if int(source._shards[image]) in held)
         slower.read(image)
         asked.append(image)
@@ -241,43 +241,26 @@ def test_in_a_cache_of_two_windows_no_shard_is_fetched_twice(
     assert _fetched(server, 6) == list(range(6))
 
 
-def test_other_shards_at_the_address_are_another_cache(server: Server, local_shards: Path, cache: Path) -> None:
+def test_other_shards_at_the_address_are_another_cache(server: Server, local_shards: Path) -> None:
     root = parse_data_path(server.url) / "train"
-    open_source(root).read(0)
+    source = open_source(root)
     index = (local_shards / "val.index").read_bytes()
-    server.script["/train.index"] = [_sends(index)] * 2
+    server.script["/train.index"] = [_sends(index)]
     val = open_source(root)
     assert val.names.tolist() == Shards(local_shards / "val").names.tolist()
-    assert len(list(cache.glob("*/index"))) == 2
+    assert val._folder != source._folder
 
 
-def test_zoo_trains_validates_and_checks_shards_of_a_server(
-    server: Server, local_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    content = {
-        "network": {"arch": "resnet18", "classes": 3},
-        "input": {"crop_train": 8, "scale_val": 12, "crop_val": 8, "shuffle_shards": 2},
-        "optimizer": {"batch_size": 11, "schedule": {"epochs": 1}},
-    }
-    config, log = tmp_path / "a.json", tmp_path / "log"
-    config.write_text(json.dumps(content))
-    assert main(["train", str(config), server.url, "--log-dir", str(log), "-j", "0"]) == 0
-    results = []
-    for number, data in enumerate([str(local_shards), server.url]):
-        out = tmp_path / f"{number}.json"
-        words = ["--weights", str(log / "checkpoint.pth.tar"), "-j", "0", "--json", str(out)]
-        assert main(["validate", str(config), data, *words, "--predictions", str(tmp_path / f"{number}.csv")]) == 0
-        results.append([json.loads(out.read_text())[key] for key in ("top1", "loss", "count")])
-    assert results[0] == results[1]
-    assert (tmp_path / "0.csv").read_text() == (tmp_path / "1.csv").read_text()
-    assert main(["data", "check", str(config), server.url]) == 0
+def test_zoo_data_check_reads_shards_of_a_server(server: Server, tmp_path: Path, capsys: Any) -> None:
+    content = {"network": {"arch": "resnet18", "classes": 3}, "optimizer": {"batch_size": 11}}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    assert main(["data", "check", str(tmp_path / "a.json"), server.url]) == 0
     assert "train: 21 images" in capsys.readouterr().out
 
 
 def test_what_needs_a_folder_of_this_machine_says_so(server: Server, tmp_path: Path, capsys: Any) -> None:
-    for words in (["data", "index", server.url], ["data", "shard", server.url, str(tmp_path / "out")]):
-        assert main(words) == 2
-        assert "only shards of classification data are read from a server" in capsys.readouterr().err
+    assert main(["data", "shard", server.url, str(tmp_path / "out")]) == 2
+    assert "only shards of classification data are read from a server" in capsys.readouterr().err
     config = small_experiment().model_copy(update={"segmentation": Segmentation()})
     with pytest.raises(DataError, match="only shards of classification data are read from a server"):
         build_segmentation_train_loader(parse_data_path(server.url), config)
@@ -301,16 +284,15 @@ def _refusal(root: Any, read: int | None = None) -> str:
         (_fails(403), "train.index: .*the server answered 403 .*; check the address"),
         (_fails(500), "train.index: .*500 Server Error"),
         (_stalls, "the file cannot be fetched: .*timed out"),
-        (_sends(b"<html>"), "train.index: .*the index cannot be used: it is damaged, or is not an index"),
-        (_sends(bytes(100)), "the index cannot be used: it is damaged, or is not an index"),
+        (_sends(b"<html>"), "train.index: .*the index cannot be used: "),
+        (_sends(bytes(100)), "the index cannot be used: "),
         (_sends(b"x" * 10, 100), "the file cannot be fetched: .*IncompleteRead"),
     ],
 )
 def test_an_index_that_does_not_come_is_one_error(server: Server, cache: Path, answer: Answer, message: str) -> None:
     server.script["/train.index"] = [answer] * 10
     assert re.search(message, _refusal(parse_data_path(server.url) / "train"))
-    assert not list(cache.rglob("*.part"))
-    assert not list(cache.rglob("index"))
+    assert not cache.exists()
 
 
 def _damaged(content: bytes, place: int) -> Answer:
@@ -326,7 +308,7 @@ def test_a_damaged_shard_is_fetched_again(
 ) -> None:
     content, size = (local_shards / "train" / "000000.tar").read_bytes(), 10240
     assert len(content) == size
-    arrays = Index(local_shards / "train.index").arrays
+    arrays = parse_index((local_shards / "train.index").read_bytes(), "").arrays
     offset = int(arrays["offsets"][0])
     label = offset + padded(int(arrays["lengths"][0])) + tarfile.BLOCKSIZE
     answer, message = {
@@ -362,8 +344,7 @@ def test_a_copy_that_is_damaged_later_is_fetched_again(server: Server, cache: Pa
 
 
 def _index_with(path: Path, change: Callable[[dict[str, Any], dict[str, np.ndarray]], None]) -> None:
-    index = Index(path)
-    header, arrays = index.header, {name: array.copy() for name, array in index.arrays.items()}
+    header, arrays = parse_index(path.read_bytes(), path)
     change(header, arrays)
     write_index(path, header, arrays)
 
@@ -430,7 +411,7 @@ def test_downloads_count_with_their_size_and_those_of_killed_processes_are_evict
     source = open_source(parse_data_path(server.url) / "train")
     for index in (0, 4):
         source.read(index)
-    part = next(cache.glob("*/index")).with_name("000005.tar.0123abcd.part")
+    part = source._folder / "000005.tar.0123abcd.part"
     part.touch()
     os.truncate(part, 10240)
     source.read(8)  # two copies and the download fill the cache

@@ -47,20 +47,6 @@ def test_all_ranks_have_the_same_number_of_batches_with_equal_shares() -> None:
             assert sum(sizes) == ranks[0].global_size(index)
 
 
-def test_only_a_last_batch_that_starves_a_rank_is_merged() -> None:
-    for num, batch, world, accumulate in _valid_cases():
-        sampler = _ranks(num, batch, world, accumulate)[0]
-        sizes = [sampler.global_size(index) for index in range(len(sampler))]
-        assert sum(sizes) == num
-        rest = num % batch
-        kept = rest // world >= 2 * accumulate
-        assert sampler.merged == (rest > 0 and not kept)
-        expected = [batch] * (num // batch) + [rest] * kept
-        if sampler.merged:
-            expected[-1] += rest
-        assert sizes == expected, (num, batch, world, accumulate)
-
-
 @pytest.mark.parametrize(
     ("num", "batch", "world", "accumulate", "merged", "sizes"),
     [

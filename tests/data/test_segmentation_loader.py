@@ -110,16 +110,6 @@ def test_validation_batches_are_whole_images_at_their_own_size(data: Path) -> No
     assert (tuple(batch.images.shape), tuple(batch.targets.shape)) == ((1, 3, 20, 24), (1, 10, 12))
 
 
-def test_ranks_share_the_validation_images(data: Path) -> None:
-    loaders = [
-        build_segmentation_val_loader(data, experiment(), LoaderOptions(rank=rank, world_size=2)) for rank in (0, 1)
-    ]
-    assert [len(list(loader)) for loader in loaders] == [2, 1]
-    assert [loader.batch_sampler.num_images for loader in loaders] == [3, 3]
-    paths = [path for loader in loaders for batch in loader for path in batch.paths]
-    assert sorted(paths) == [str(data / "val/images" / name) for name in ("000.png", "002.png", "sub/001.png")]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_label_map_arrives_as_one_line(data: Path, workers: int) -> None:
     bad = data / "val" / "labels" / "002.png"

@@ -5,9 +5,7 @@ As in tests/faults/test_hostile_input.py, each test goes through ten thousand ca
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import struct
 import tarfile
 from pathlib import Path
@@ -22,12 +20,12 @@ from PIL import Image
 from tests.data.sample_images import make_folder
 from tests.faults.fuzz import EXAMPLES, JSON, damaged_tree, fuzz, mutated
 from zoo.config import Decoder
-from zoo.data.folder import open_source
-from zoo.data.index import DIGEST_BYTES, index_path, write_index
+from zoo.data.folder import Source, open_source
+from zoo.data.index import index_path, write_index
 from zoo.data.pixels import Box, open_pixels
 from zoo.data.prepare.write_shards import write_shards
 from zoo.data.shards import write_shard_index
-from zoo.data.source import FolderSource, Source
+from zoo.data.source import FolderSource
 from zoo.run.console import Progress
 
 EDGES = [0, -1, 1, 2, 7, 2**15, 2**31 - 1, -(2**31), 2**62, -(2**63), 2**63 - 1]
@@ -55,7 +53,6 @@ def _make(root: Path) -> None:
 
 @EXAMPLES
 def test_any_bytes_of_an_index_are_images_or_a_message(count: int, tmp_path: Path) -> None:
-    """The digest is right in most cases, as whoever makes an index can compute it."""
     root = tmp_path / "train"
     _make(root)
     whole = index_path(root).read_bytes()
@@ -64,22 +61,20 @@ def test_any_bytes_of_an_index_are_images_or_a_message(count: int, tmp_path: Pat
         index_path(root).write_bytes(content)
         _use(open_source(root))
 
-    signed = mutated([whole[DIGEST_BYTES:]]).map(lambda rest: hashlib.sha256(rest).digest() + rest)
-    fuzz(load, count, signed | mutated([whole]), tmp_path)
+    fuzz(load, count, mutated([whole]), tmp_path)
 
 
 @EXAMPLES
 def test_any_header_of_an_index_is_that_of_images_or_a_message(count: int, tmp_path: Path) -> None:
     root = tmp_path / "train"
     _make(root)
-    text, _, arrays = index_path(root).read_bytes()[DIGEST_BYTES:].partition(b"\n")
+    header, arrays = open_source(root)._index
 
     def load(changed: Any) -> None:
-        rest = json.dumps(changed).encode() + b"\n" + arrays
-        index_path(root).write_bytes(hashlib.sha256(rest).digest() + rest)
+        write_index(index_path(root), changed, arrays)
         _use(open_source(root))
 
-    fuzz(load, count, damaged_tree(json.loads(text)) | JSON, tmp_path)
+    fuzz(load, count, damaged_tree(header) | JSON, tmp_path)
 
 
 @EXAMPLES
@@ -87,9 +82,7 @@ def test_any_values_in_an_index_are_those_of_images_or_a_message(count: int, tmp
     """The file is a sound one, of arrays that are too short, of other kinds, or hold impossible numbers and names."""
     root = tmp_path / "train"
     _make(root)
-    source = open_source(root)
-    index = source._index
-    header, arrays = index.header, {name: np.array(array) for name, array in index.arrays.items()}
+    header, arrays = open_source(root)._index
     change = st.tuples(
         st.sampled_from(sorted(arrays)),
         st.sampled_from(("number", "number", "name", "shorter", "reshaped", "kind", "missing")),
@@ -144,34 +137,6 @@ def _tar(tar_format: int) -> bytes:
     return out.getvalue()
 
 
-def _with_right_sums(content: bytes) -> bytes:
-    """Return a tar file whose headers have the sum of their bytes, so that they are read."""
-    blocks = bytearray(content)
-    for start in range(0, len(blocks) - 511, 512):
-        if blocks[start + 257 : start + 262] == b"ustar":
-            blocks[start + 148 : start + 156] = b" " * 8
-            blocks[start + 148 : start + 156] = b"%06o\0 " % sum(blocks[start : start + 512])
-    return bytes(blocks)
-
-
-def _header(name: bytes, size: int, kind: bytes) -> bytes:
-    """Return the header of a tar member; a negative or very large size is written in base 256."""
-    header = bytearray(512)
-    header[: min(100, len(name))] = name[:100]
-    header[124:136] = b"%011o\0" % size if 0 <= size < 8**11 else b"\x80" + (size % 2**88).to_bytes(11, "big")
-    header[156:157], header[257:265] = kind, b"ustar\x0000"
-    return _with_right_sums(bytes(header))
-
-
-MEMBERS = st.builds(
-    lambda name, size, kind, content: _header(name, size, kind) + content + bytes(-len(content) % 512),
-    st.sampled_from([b"1.jpg", b"1.cls", b"1.json", b"/etc/passwd.jpg", b"../../x.cls", b"\xff\n.jpg"]),
-    st.integers(0, 600) | NUMBERS,
-    st.sampled_from([b"0", b"0", b"0", b"\0", b"1", b"2", b"3", b"5", b"6", b"S", b"L", b"K", b"x", b"g"]),
-    st.binary(max_size=40) | st.sampled_from([b"1", b"11 size=9\n", b"19 GNU.sparse.map=0\n", b"99999 a=b\n"]),
-)
-
-
 @EXAMPLES
 def test_any_bytes_of_a_shard_are_images_or_a_message(count: int, tmp_path: Path) -> None:
     root = tmp_path / "train"
@@ -183,9 +148,7 @@ def test_any_bytes_of_a_shard_are_images_or_a_message(count: int, tmp_path: Path
         write_shard_index(root)
         _use(open_source(root, allow_empty_classes=True))
 
-    damaged = mutated(originals)
-    made = st.lists(MEMBERS, max_size=6).map(b"".join)
-    fuzz(load, count, damaged | damaged.map(_with_right_sums) | made | st.binary(max_size=1100), tmp_path)
+    fuzz(load, count, mutated(originals) | st.binary(max_size=1100), tmp_path)
 
 
 @EXAMPLES

@@ -93,7 +93,7 @@ def test_intermediates_of_a_resnet_are_those_of_timm() -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model, images = zoo.get("resnet18", activation="relu", num_classes=3).eval(), torch.randn(2, 3, 64, 64)
-    tensors, _, _ = to_torchvision(model.state_dict(), model.built_as, compare_with_source=False)
+    tensors, _, _ = to_torchvision(model.state_dict(), model.built_as)
     theirs = timm.create_model("resnet18", num_classes=3).eval()
     theirs.load_state_dict(tensors)
     with torch.no_grad():

@@ -71,7 +71,7 @@ def test_commands_read_a_repository(hub: Hub, capsys: pytest.CaptureFixture[str]
     assert main(["show", NAME]) == 0
     shown = capsys.readouterr().out
     assert re.search("arch +resnet32_cifar\n", shown)
-    assert main(["convert", "inplace-to-standard", NAME, str(tmp_path / "standard.safetensors"), "--no-compare"]) == 0
+    assert main(["convert", "inplace-to-standard", NAME, str(tmp_path / "standard.safetensors")]) == 0
     assert zoo.get(tmp_path / "standard.safetensors").built_as.norm == "standard"
     data = make_folder(tmp_path / "data" / "val", {"a": 1, "b": 1, "c": 1}, width=32, height=32).parent
     assert main(["validate", NAME, str(data), "-j", "0"]) == 0

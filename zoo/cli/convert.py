@@ -63,8 +63,6 @@ class Convert(Command):
     """Norms of the network (default: stored in SOURCE, or standard)."""
     allow_approximate: bool = False
     """Round scales that in-place norms cannot represent to the nearest value that they can, instead of an error."""
-    no_compare: bool = False
-    """Do not compare the outputs of both networks on random images."""
     json: Path | None = None
     """Write the report to FILE."""
     overwrite: bool = False
@@ -84,7 +82,7 @@ class Convert(Command):
 
         if self.kind == "export":
             return export_weights(self.source, self.target, self._given_settings())
-        asked, options = self._given_settings(), {"compare_with_source": not self.no_compare}
+        asked, options = self._given_settings(), dict[str, Any]()
         if self.kind == "relu-to-leaky-relu" and "activation_param" in asked:
             options["activation_param"] = asked.pop("activation_param")  # this option is about the target
         if self.allow_approximate:

@@ -1,12 +1,10 @@
-"""``zoo data``: check, index and shard data sets; unpack the archive of ImageNet's validation set."""
+"""``zoo data``: check and shard data sets."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from zoo.cli.options import (
     Command,
@@ -17,23 +15,13 @@ from zoo.cli.options import (
     argument,
     default_workers,
     option,
-    positive,
 )
-from zoo.data.location import DataName, require_folder, require_local
-from zoo.errors import ConfigError, DataError, escape
+from zoo.data.location import require_folder, require_local
+from zoo.errors import DataError, escape
 from zoo.tables import counted
 
 if TYPE_CHECKING:
-    from zoo.data.location import DataPath
-    from zoo.data.source import Source
     from zoo.run.console import Progress
-
-
-def quality(text: str) -> int:
-    """Return ``text`` as a JPEG quality, 1 to 100."""
-    if positive(text) > 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JPEG quality from 1 to 100")
-    return int(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,111 +55,39 @@ class DataCheck(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataImageNetVal(Command):
-    """Unpack ILSVRC2012_img_val.tar into class folders, OUT/val, without re-encoding."""
-
-    source: Path = argument("SOURCE")
-    """Folder with ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz, which has the classes; or the former, with
-    the latter next to it."""
-    out: Path = argument("OUT")
-    """Folder to create val/ in; val/ must be missing or empty."""
-
-    def run(self) -> int:
-        from zoo.data.prepare.imagenet_validation import unpack_imagenet_val
-
-        unpack_imagenet_val(self.source, self.out)
-        print(f"written to {escape(self.out / 'val')}")
-        return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataIndex(Command):
-    """Write DATA/train.index and DATA/val.index, which have the position of each image in shards of other tools."""
-
-    data: DataFolder = argument("DATA")
-    """Folder of shards."""
-
-    def run(self) -> int:
-        from zoo.data.index import index_path
-        from zoo.data.shards import has_shards, write_shard_index
-
-        for root in _splits(require_local(self.data)):
-            if not has_shards(root):
-                raise DataError("there are no tar files, and class folders need no index", root)
-            count = write_shard_index(root)
-            print(f"{counted(count, 'image')}; {escape(index_path(root))}")
-        return 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataShard(Command):
-    """Write the images of class folders, or of a data set by name, into tar shards in webdataset's layout.
-
-    With --resize, an image whose shorter side exceeds PX is resized with Lanczos' filter and encoded as JPEG with 4:2:0
-    subsampling. All other images are copied byte for byte, or encoded as PNG if DATA has only their pixels. The index
-    records the settings and the encoder.
-    """
+    """Write the images of class folders into tar shards in webdataset's layout, byte for byte."""
 
     data: DataFolder = argument("DATA")
-    """Data set, as for zoo train."""
+    """Folder with class folders in train/ and val/, or in one of them."""
     out: Path = argument("OUT")
     """Folder to create train/ and val/ in."""
     per_shard: Positive = 1000
     """Images per shard."""
     seed: WholeNumber = 0
     """Seed of the order of training images; validation images keep theirs."""
-    resize: Positive | None = option(metavar="PX")
-    """Resize larger images to this length of their shorter side."""
-    quality: Annotated[int, quality] | None = option(metavar="Q")
-    """JPEG quality of resized images, 1 to 100 (default: 90)."""
-    workers: WholeNumber = option("-j", default_factory=default_workers(4))
-    """Threads that resize images (default: number of cores, at most 4)."""
 
     def run(self) -> int:
-        from zoo.data.prepare.resizing import Resizing
         from zoo.data.prepare.write_shards import write_shards
+        from zoo.data.source import FolderSource
 
-        if self.quality is not None and self.resize is None:
-            what = f"--quality {self.quality} has no effect, because images are copied"
-            raise ConfigError(what, "command line", "give --resize PX too, or leave out --quality")
-        resizing = None
-        if self.resize is not None:
-            resizing = Resizing(self.resize) if self.quality is None else Resizing(self.resize, self.quality)
-        for split, source in _sources(self.data):
-            is_train, target = split == "train", self.out / split
+        for root in _splits(require_local(self.data)):
+            is_train, target = root.name == "train", self.out / root.name
+            source = FolderSource(root, allow_empty_classes=not is_train)
             count = write_shards(
-                source, target, per_shard=self.per_shard, seed=self.seed if is_train else None,
-                show_progress=_progress, resizing=resizing, workers=self.workers,
-            )  # fmt: skip
+                source, target, per_shard=self.per_shard, seed=self.seed if is_train else None, show_progress=_progress
+            )
             print(f"{counted(len(source.names), 'image')} in {counted(count, 'shard')}; {escape(target)}")
         return 0
 
 
 DATA = Group(
-    "Check, index or shard a data set; unpack ImageNet's validation set",
+    "Check or shard a data set",
     {
         "check": DataCheck,
-        "imagenet-val": DataImageNetVal,
-        "index": DataIndex,
         "shard": DataShard,
     },
 )
-
-
-def _sources(data: DataPath | DataName) -> Iterator[tuple[str, Source]]:
-    """Yield the splits of ``data``, "train" and "val", and their images; DataError if a folder has neither."""
-    from zoo.data.folder import open_source
-    from zoo.data.map_dataset import Datasets
-    from zoo.data.named import open_data
-    from zoo.data.prepare.dataset_source import DatasetSource
-
-    opened = open_data(data)
-    if isinstance(opened, Datasets):
-        for split, dataset in (("train", opened.train), ("val", opened.val)):
-            yield split, DatasetSource(dataset, split)
-        return
-    for root in _splits(require_local(opened)):
-        yield root.name, open_source(root, allow_empty_classes=root.name != "train")
 
 
 def _splits(data: Path) -> list[Path]:

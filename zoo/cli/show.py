@@ -115,7 +115,6 @@ def _facts_of_file(found: Resolved) -> dict[str, Any]:
         "file": escape(stored.path),
         "bytes": stored.path.stat().st_size,
         **digests_of(stored.path),
-        "source_md5": stored.source_md5,
         "network": None if spec is None else spec.model_dump(mode="json"),
         "parameters": stored.num_parameters,
         **asdict(parse_progress(stored.content)),

@@ -49,7 +49,7 @@ class ConversionReport:
     - `clamped`: by norm, the number of scales that in-place norms cannot represent and that were set to eps.
     - `left`: by norm, the reason why it was not converted.
     - `max_difference`: largest absolute difference between the outputs of source and result, in float64 and evaluation
-      mode; None if they were not compared.
+      mode; None if the weights are unchanged.
     - `max_output`: largest absolute output of the source in that comparison.
     """
 
@@ -163,30 +163,24 @@ def state_dict_like(model: nn.Module, like: StateDict) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def compare_outputs(
-    source: nn.Module, target: nn.Module, images: Tensor | None = None, exact_for: StateDict | None = None
-) -> dict[str, Any]:
-    """Return ``max_difference`` and ``max_output`` of two float64 networks, see `ConversionReport`.
+def compare_outputs(source: nn.Module, target: nn.Module, exact_for: StateDict | None = None) -> dict[str, Any]:
+    """Return ``max_difference`` and ``max_output`` of two float64 networks on two fixed normally distributed images.
 
     Args:
     - `source`: the network before the conversion.
     - `target`: the network after it.
-    - `images`: (N, 3, H, W); default: two fixed normally distributed images of 64 x 64 px.
     - `exact_for`: weights of the source, if outputs may differ only by rounding; their coarsest dtype sets the limit.
 
     Raises ConversionError for outputs that are not finite, and VerificationError for differences above the limit.
     """
-    if images is None:
-        images = torch.randn(RANDOM_SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    images = images.double()
+    images = torch.randn(RANDOM_SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected, actual = (
         torch.cat([output.flatten() for output in iter_tensors(network(images.clone()))])
         for network in (source, target)
     )
     if not (expected.isfinite().all() and actual.isfinite().all()):
         raise ConversionError(
-            f"the outputs on {len(images)} images are not finite; comparison before and after: the weights are "
-            "damaged, or skip the comparison (compare_with_source=False, --no-compare)"
+            "the outputs on random images are not finite, before or after the conversion: the weights are damaged"
         )
     difference, largest = (expected - actual).abs().max().item(), expected.abs().max().item()
     if exact_for is not None:

@@ -18,7 +18,7 @@ from zoo.convert.torchvision import from_torchvision, to_torchvision
 from zoo.errors import ConfigError, ConversionError, escape
 from zoo.files import replacing, write_bytes
 from zoo.spec.network import NetworkSpec, merge, parse_spec
-from zoo.weights import StoredWeights, md5_of, read_weights
+from zoo.weights import StoredWeights, read_weights
 from zoo.weights.load import num_outputs
 from zoo.weights.safetensors_files import SUFFIX, safetensors_bytes
 from zoo.weights.stored import check_fits_spec
@@ -55,7 +55,7 @@ def convert_file(kind: str, source: Path, target: Path, asked: Mapping[str, Any]
         state_dict, converted, report = FUNCTIONS[kind](stored.state_dict, spec, **options)
     except ConversionError as error:
         raise ConversionError(f"{escape(source)}: {error}") from error
-    save_weights(state_dict, converted, target, stored.path)
+    save_weights(state_dict, converted, target)
     return report
 
 
@@ -68,21 +68,18 @@ def export_weights(source: Path, target: Path, asked: Mapping[str, Any]) -> Conv
     stored = read_weights(source)
     spec = _source_spec(stored, "export", asked)
     check_fits_spec(stored.state_dict, spec, escape(source))
-    save_weights(stored.state_dict, spec, target, stored.path)
+    save_weights(stored.state_dict, spec, target)
     return ConversionReport("export", spec.arch, (), True, "the weights are unchanged")
 
 
-def save_weights(
-    state_dict: Mapping[str, Tensor], spec: NetworkSpec | None, path: Path, source: Path | None = None
-) -> None:
+def save_weights(state_dict: Mapping[str, Tensor], spec: NetworkSpec | None, path: Path) -> None:
     """Write a weights file: safetensors if ``path`` ends in .safetensors, otherwise a file of `torch.save`.
 
-    Both contain the spec of the network if there is one. A safetensors file also contains the md5 of ``source``, the
-    file that was converted. Raises ConversionError if the file cannot be written.
+    Both contain the spec of the network if there is one. Raises ConversionError if the file cannot be written.
     """
     try:
         if path.suffix == SUFFIX:
-            write_bytes(path, safetensors_bytes(state_dict, spec, None if source is None else md5_of(source)))
+            write_bytes(path, safetensors_bytes(state_dict, spec))
             return
         content = state_dict if spec is None else {"state_dict": state_dict, "network": spec.model_dump(mode="json")}
         path.parent.mkdir(parents=True, exist_ok=True)

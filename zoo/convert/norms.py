@@ -27,8 +27,6 @@ def convert_network(
     allow_approximate: bool = False,
     partial: bool = False,
     relu: str | None = None,
-    compare_with_source: bool = True,
-    images: Tensor | None = None,
 ) -> tuple[nn.Module, ConversionReport]:
     """Return a copy of a network with norms converted by `zoo.convert.convert_norm`, and a report.
 
@@ -36,11 +34,9 @@ def convert_network(
     - `model`: the network, of any package; not modified.
     - `kind`, `allow_approximate`, `partial`, `relu`: as in `convert_norm`. The report's ``left`` has the norms that
       were not converted, with reasons.
-    - `compare_with_source`: whether to compare the outputs of both networks.
-    - `images`: images for the comparison.
 
-    The conversion is exact unless a scale became eps or ReLU became leaky ReLU. Raises the ConversionError of
-    `convert_norm`.
+    The conversion is exact unless a scale became eps or ReLU became leaky ReLU. The outputs are compared on images of
+    64 x 64 px; `convert_norm` converts networks that do not take these. Raises its ConversionError.
     """
     converted = copy.deepcopy(model)
     plans, left = plan_norms(converted, kind, allow_approximate, partial, relu)
@@ -49,10 +45,8 @@ def convert_network(
     leaky = sum(plan.replaces_relu for plan in plans)
     changes = {f"{leaky} ReLUs became leaky ReLU": leaky, f"{sum(clamped.values())} scales became eps": clamped}
     reasons = [change for change, present in changes.items() if present]
-    measured: dict[str, Any] = {}
-    if compare_with_source:
-        source, target = (copy.deepcopy(network).double().eval() for network in (model, converted))
-        measured = compare_outputs(source, target, images, None if reasons else model.state_dict())
+    source, target = (copy.deepcopy(network).double().eval() for network in (model, converted))
+    measured = compare_outputs(source, target, None if reasons else model.state_dict())
     return converted, ConversionReport(
         f"norms to {kind}", type(model).__name__, tuple(plan.name for plan in plans), not reasons,
         "; ".join(reasons) or "the norms are equivalent", clamped=clamped, left=left, **measured,
@@ -60,12 +54,12 @@ def convert_network(
 
 
 def inplace_to_standard(
-    state_dict: StateDict, spec: str | NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
+    state_dict: StateDict, spec: str | NetworkSpec
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
     """Return the weights for standard norms: every scale becomes |weight| + eps; exact."""
     source = source_spec(state_dict, spec, "inplace-to-standard")
     target = source.changed(norm="standard")
-    converted, plans, measured = _change_norms(state_dict, source, target, compare_with_source, images)
+    converted, plans, measured = _change_norms(state_dict, source, target)
     layers = tuple(plan.name for plan in plans)
     reason = "each scale is now |weight| + eps"
     return converted, target, ConversionReport("inplace-to-standard", source.arch, layers, True, reason, **measured)
@@ -76,8 +70,6 @@ def standard_to_inplace(
     spec: str | NetworkSpec,
     *,
     allow_approximate: bool = False,
-    compare_with_source: bool = True,
-    images: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
     """Return the weights for in-place norms, whose scale is |weight| + eps.
 
@@ -89,9 +81,7 @@ def standard_to_inplace(
     """
     source = source_spec(state_dict, spec, "standard-to-inplace")
     target = source.changed(norm="inplace")
-    converted, plans, measured = _change_norms(
-        state_dict, source, target, compare_with_source, images, allow_approximate
-    )
+    converted, plans, measured = _change_norms(state_dict, source, target, allow_approximate)
     clamped = {plan.name: plan.num_clamped for plan in plans if plan.num_clamped}
     folded = sum(plan.num_negative for plan in plans if plan.convolution is not None)
     reason = f"{folded} negative scales went into the filters before them"
@@ -106,23 +96,16 @@ def standard_to_inplace(
 
 
 def _change_norms(
-    state_dict: StateDict,
-    source: NetworkSpec,
-    target: NetworkSpec,
-    compare_with_source: bool,
-    images: Tensor | None,
-    allow_approximate: bool = False,
+    state_dict: StateDict, source: NetworkSpec, target: NetworkSpec, allow_approximate: bool = False
 ) -> tuple[dict[str, Tensor], list[NormPlan], dict[str, Any]]:
     """Return the weights for the norms of ``target``, the plan for each norm, and the measured differences."""
     model = build_with_weights(state_dict, source)
     plans, _ = plan_norms(model, target.norm, allow_approximate)
     apply_plans(model, plans, target.norm)
     converted = state_dict_like(model, state_dict)
-    if not compare_with_source:
-        return converted, plans, {}
     networks = build_with_weights(state_dict, source), build_with_weights(converted, target)
     is_exact = not any(plan.num_clamped for plan in plans)
-    return converted, plans, compare_outputs(*networks, images, state_dict if is_exact else None)
+    return converted, plans, compare_outputs(*networks, state_dict if is_exact else None)
 
 
 def relu_to_leaky_relu(
@@ -130,8 +113,6 @@ def relu_to_leaky_relu(
     spec: str | NetworkSpec,
     *,
     activation_param: float = 0.01,
-    compare_with_source: bool = True,
-    images: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
     """Return the weights of a relu network, unchanged, for leaky_relu with slope ``activation_param``; approximate.
 
@@ -140,9 +121,7 @@ def relu_to_leaky_relu(
     source = source_spec(state_dict, spec, "relu-to-leaky-relu")
     target = source.changed(activation="leaky_relu", activation_param=activation_param)
     model = build_with_weights(state_dict, target)
-    measured: dict[str, Any] = {}
-    if compare_with_source:
-        measured = compare_outputs(build_with_weights(state_dict, source), model, images)
+    measured = compare_outputs(build_with_weights(state_dict, source), model)
     reason = f"the weights are unchanged, but negative values now pass with slope {activation_param:g}"
     norms = {name: part for name, part in model.named_modules() if isinstance(part, ABN)}
     layers = tuple(name for name, norm in norms.items() if norm.activation != "identity")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ TORCHVISION_LAYERS = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
 
 
 def from_torchvision(
-    state_dict: StateDict, spec: str | NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
+    state_dict: StateDict, spec: str | NetworkSpec
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
     """Return the tensors of a torchvision ResNet under this package's names; exact.
 
@@ -29,18 +28,16 @@ def from_torchvision(
 
     Raises ConversionError with all missing and unknown keys, and WeightsError for wrong shapes.
     """
-    return _convert(state_dict, spec, "from-torchvision", compare_with_source, images)
+    return _convert(state_dict, spec, "from-torchvision")
 
 
-def to_torchvision(
-    state_dict: StateDict, spec: str | NetworkSpec, *, compare_with_source: bool = True, images: Tensor | None = None
-) -> tuple[dict[str, Tensor], None, ConversionReport]:
+def to_torchvision(state_dict: StateDict, spec: str | NetworkSpec) -> tuple[dict[str, Tensor], None, ConversionReport]:
     """Return the tensors of a ResNet with relu and standard norms under torchvision's names; exact.
 
     The result belongs to a network of torchvision and has no spec. Raises ConversionError with all missing and unknown
     keys, and WeightsError for wrong shapes.
     """
-    converted, _, report = _convert(state_dict, spec, "to-torchvision", compare_with_source, images)
+    converted, _, report = _convert(state_dict, spec, "to-torchvision")
     return converted, None, report
 
 
@@ -53,7 +50,7 @@ def torchvision_key(key: str) -> str:
 
 
 def _convert(
-    state_dict: StateDict, network: str | NetworkSpec, conversion: str, compare_with_source: bool, images: Tensor | None
+    state_dict: StateDict, network: str | NetworkSpec, conversion: str
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
     """Return the renamed tensors, the spec of the network in this package, and the report."""
     spec = source_spec(state_dict, network, conversion)
@@ -70,10 +67,8 @@ def _convert(
     }
     zoo_weights = converted if conversion == "from-torchvision" else state_dict
     model = build_with_weights(zoo_weights, plain.changed(num_classes=spec.num_classes))  # checks the shapes
-    measured: dict[str, Any] = {}
-    if compare_with_source:
-        other = _torchvision_network(arch, state_dict if zoo_weights is converted else converted)
-        measured = compare_outputs(other, model, images, exact_for=state_dict)
+    other = _torchvision_network(arch, state_dict if zoo_weights is converted else converted)
+    measured = compare_outputs(other, model, exact_for=state_dict)
     layers = tuple(dict.fromkeys(key.rpartition(".")[0] for key in converted))
     reason = "the tensors are the same by other names; the activation is relu"
     return converted, spec, ConversionReport(conversion, arch, layers, True, reason, **measured)

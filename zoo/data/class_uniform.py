@@ -10,7 +10,6 @@ import hashlib
 import io
 import logging
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -77,29 +76,26 @@ def load_class_index(found: LabeledImages, *, workers: int = 0, cache: Path | No
     """Return whether each image contains each class, (images, classes) bool, from the cache or from all label maps.
 
     The cache key covers the classes and the names, sizes and modification times of the label maps. One of several
-    processes reads, and the others wait. If the cache cannot be written, a warning is logged. Raises DataError for a
-    label map that cannot be read.
+    processes reads, and the others wait. Raises DataError for a label map that cannot be read, and if the cache cannot
+    be written to.
 
     Args:
     - `workers`: number of threads.
     - `cache`: defaults to `zoo.files.cache_dir`.
     """
-    file = (cache or cache_dir()) / FOLDER / f"{_digest(found)}.npy"
-    index = _read(file, found)
-    if index is not None:
-        return index
     try:
+        file = (cache or cache_dir()) / FOLDER / f"{_digest(found)}.npy"
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):
-            index = _read(file, found)  # another process may have written it meanwhile
+            index = _read(file, found)
             if index is None:
                 index = _build(found, workers)
                 content = io.BytesIO()
                 np.save(content, index, allow_pickle=False)
                 write_bytes(file, content.getvalue())
     except OSError as error:
-        logger.warning("the class index cannot be cached: %s; %s", error.strerror, escape(file.parent))
-        index = _build(found, workers) if index is None else index
+        what = f"the index of classes cannot be made: {error.strerror}"
+        raise DataError(what, error.filename, "replace the label map, or set ZOO_CACHE to another folder") from error
     return index
 
 
@@ -127,14 +123,7 @@ def _read(file: Path, found: LabeledImages) -> np.ndarray | None:
 def _digest(found: LabeledImages) -> str:
     digest = hashlib.sha256(VERSION + found.table.tobytes())
     digest.update("\0".join(found.classes).encode("utf-8", errors="surrogateescape"))
-    for label, status in zip(found.labels, _statuses(found.root, found.labels), strict=True):
+    for label in found.labels:
+        status = os.stat(found.root / label)
         digest.update(os.fsencode(label) + b"\0%d %d\n" % (status.st_size, status.st_mtime_ns))
     return digest.hexdigest()
-
-
-def _statuses(root: Path, names: Sequence[str]) -> list[os.stat_result]:
-    try:
-        return [os.stat(root / name) for name in names]
-    except OSError as error:  # a link to nowhere
-        what = f"a label map cannot be read: {error.strerror}"
-        raise DataError(what, error.filename, "replace or remove it") from error

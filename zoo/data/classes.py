@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
-from zoo.data.location import DataPath
 from zoo.data.reading import naming, read_names
 from zoo.data.shards import CLASSES, has_shards
 from zoo.errors import DataError, escape, join_names, truncate
@@ -97,8 +96,8 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
     there must be as many folders as outputs; they are numbered in sorted order, as in training, with a warning. The
     labels of a data set without class names are numbers of outputs.
 
-    Raises DataError for a folder that is not a class of the network, two folders of the same class, an ambiguous name,
-    and, without names, another number of folders.
+    Raises DataError for a folder that is not a class of the network, two folders of the same class, and, without names,
+    another number of folders.
     """
     if not images.classes:
         logger.warning("the data set names no classes: its labels are taken for outputs; %s", escape(images.root))
@@ -156,7 +155,8 @@ def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDatas
     if tuple(names) == imagenet_wnids() and _are_imagenet_numbers(folders):
         return [int(folder) for folder in folders]
     if not outputs.keys() >= set(folders):
-        outputs = {**_outputs_by_imagenet_name(folders, outputs, images.root), **outputs}
+        pairs = zip(imagenet_names(), imagenet_wnids(), strict=True)
+        outputs = {**{name: outputs[wnid] for name, wnid in pairs if wnid in outputs}, **outputs}
     unknown = [folder for folder in folders if folder not in outputs]
     if unknown:
         kind = images.class_kind
@@ -173,16 +173,3 @@ def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDatas
         if len(same) > 1:
             raise DataError(f"{images.class_kind} of the same class: {join_names(same)}", images.root, "merge them")
     return [outputs[folder] for folder in folders]
-
-
-def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int], root: DataPath) -> dict[str, int]:
-    """Return the output of each torchvision name of the wnids in ``outputs``; DataError if a folder is ambiguous."""
-    wnids = defaultdict(list)
-    for wnid, name in zip(imagenet_wnids(), imagenet_names(), strict=True):
-        if wnid in outputs:
-            wnids[name].append(wnid)
-    for folder in folders:
-        if folder not in outputs and len(wnids.get(folder, ())) > 1:
-            what = f"{folder} could be {' or '.join(wnids[folder])}"
-            raise DataError(what, root, "name the folder after one of these")
-    return {name: outputs[wnids_of_name[0]] for name, wnids_of_name in wnids.items()}

@@ -20,9 +20,11 @@ from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
 from zoo.data.shards import Shards, has_shards
-from zoo.data.source import FolderSource, Source, source_digest
+from zoo.data.source import FolderSource, source_digest
 from zoo.data.transforms import Transform, prepare
 from zoo.errors import DataError, escape
+
+Source = FolderSource | Shards
 
 
 class Sample(NamedTuple):
@@ -81,7 +83,7 @@ class ImageDataset(Dataset[Sample]):
     Args:
     - `root`: the folder of the images.
     - `classes`: names of the classes, in the order of their numbers.
-    - `names`: the files of the images, relative to ``root``, (n,) bytes; an array, see `zoo.data.source.Source`.
+    - `names`: the files of the images, relative to ``root``, (n,) bytes; an array, see `zoo.data.source.FolderSource`.
     - `seed`: seed of the random numbers.
     """
 

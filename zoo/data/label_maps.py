@@ -37,6 +37,7 @@ from zoo.errors import ConfigError, DataError, escape, join_names
 Split = Literal["train", "val"]
 
 NUM_IDS = 2**16
+ALLOWED = "correct the file, network.num_classes or segmentation.ignore_label"
 NO_CLASS = -1  # entry of an id that a label map must not contain
 
 # Ids and names of the classes of the Cityscapes benchmark, in the order of the classes.
@@ -196,7 +197,7 @@ def read_label(path: Path, table: np.ndarray) -> np.ndarray:
     if classes.min() == NO_CLASS:
         wrong, counts = np.unique(ids[classes == NO_CLASS], return_counts=True)
         values = join_names(f"{value} ({count:,} px)" for value, count in zip(wrong, counts, strict=True))
-        raise DataError(f"a label map has values that are no class: {values}", path, _allowed(table))
+        raise DataError(f"a label map has values that are no class: {values}", path, ALLOWED)
     return classes
 
 
@@ -218,23 +219,14 @@ def _ids(image: ImageFile.ImageFile) -> np.ndarray:
     return ids.astype(np.uint8) if ids.dtype.kind == "b" else ids // spread if spread > 1 else ids
 
 
-def _allowed(table: np.ndarray) -> str:
-    """Return the valid ids of a table as text, and what to correct."""
-    ids = np.flatnonzero(table != NO_CLASS)
-    starts = ids[np.diff(ids, prepend=-2) > 1]
-    ends = ids[np.diff(ids, append=NUM_IDS + 1) > 1]
-    ranges = [str(start) if start == end else f"{start} to {end}" for start, end in zip(starts, ends, strict=True)]
-    return f"allowed are {' and '.join(ranges)}; correct the file, network.num_classes or segmentation.ignore_label"
-
-
 def _check_exists(data: Path, folder: str, layout: str) -> None:
-    if (data / folder).is_dir():
-        return
-    missing = next(step for step in (data, *reversed((data / folder).parents), data / folder) if not step.is_dir())
-    parent = missing.parent
-    present = join_names(sorted(os.listdir(parent))) if parent.is_dir() else ""
-    what = f"there is no folder {escape(missing)} ({escape(parent)} holds {present or 'nothing'})"
-    raise DataError(f"{what}; segmentation.layout {layout} needs {escape(data / folder)}")
+    missing = next(
+        (step for step in (data, *reversed((data / folder).parents), data / folder) if not step.is_dir()), None
+    )
+    if missing is not None:
+        present = join_names(sorted(os.listdir(missing.parent))) if missing.parent.is_dir() else ""
+        what = f"there is no folder {escape(missing)} ({escape(missing.parent)} holds {present or 'nothing'})"
+        raise DataError(f"{what}; segmentation.layout {layout} needs {escape(data / folder)}")
 
 
 def _by_key(root: Path, endings: Sequence[str], log: bool) -> dict[str, str]:
@@ -259,9 +251,7 @@ def _by_key(root: Path, endings: Sequence[str], log: bool) -> dict[str, str]:
 def _folder_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
     """Return the names in DATA/classes.txt, or numbers without it, and a table of the classes and the ignore label."""
     file = data / "classes.txt"
-    names = [str(number) for number in range(num_classes)]
-    if file.exists():
-        names = read_names(file)
+    names = read_names(file) if file.exists() else [str(number) for number in range(num_classes)]
     return names, _table(data, {**{number: number for number in range(len(names))}, ignore_label: ignore_label})
 
 

@@ -6,34 +6,24 @@ The published scores were measured with PIL. torchvision decodes JPEG files with
 
 from __future__ import annotations
 
-import os
-from contextlib import nullcontext
-from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageFile, JpegImagePlugin
 from torch import Tensor
-from torch.utils.data import get_worker_info
 from torchvision import io as tvio
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Decoder
-from zoo.data.reading import check_size, decode_as, load_rgb, naming
+from zoo.data.reading import decode_as, load_rgb
 from zoo.ops.resample import resize_box
 from zoo.spec.limits import Interpolation
 
-WHAT = "an image"
 # The operator behind torchvision.io.decode_jpeg, which is deprecated and warns. Without it, PIL decodes all files into
 # the same pixels.
 _JPEG_OPERATOR = getattr(torch.ops.image, "decode_jpeg", None)
-JPEG_START = b"\xff\xd8\xff"
-FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # start-of-frame markers; the others in this range define tables
-BASELINE_FRAMES = {0xC0, 0xC1}
-BLOCK = 8  # rows of the blocks that a JPEG file consists of, before the subsampling of colors
-
 PIL_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
@@ -46,21 +36,8 @@ class Box(NamedTuple):
     width: int
 
 
-class JPEGFrame(NamedTuple):
-    """The frame header of a JPEG file.
-
-    Args:
-    - `width`, `height`: of the image.
-    - `place`: of its marker in the file.
-    """
-
-    width: int
-    height: int
-    place: int
-
-
 class Pixels(Protocol):
-    """An image of ``height`` x ``width`` px that can be cropped and resized, decoded lazily."""
+    """An image of ``height`` x ``width`` px that can be cropped and resized."""
 
     height: int
     width: int
@@ -84,14 +61,20 @@ def open_pixels(encoded: bytes, name: str, decoder: Decoder) -> Pixels:
     """Return an encoded image in RGB.
 
     "torchvision" decodes JPEG files of one or three components; PIL decodes all other files. Raises
-    `zoo.data.reading.Unreadable` with the file's ``name``, here or when the image is decoded.
+    `zoo.data.reading.Unreadable` with the file's ``name``.
     """
-    if decoder != "pil":
-        with naming(name, WHAT):
-            frame = jpeg_frame(encoded)
-        if frame is not None and _JPEG_OPERATOR is not None:
-            return JPEGPixels(encoded, name, frame)
-    return PILPixels(decode_as(encoded, name, load_rgb, WHAT))
+
+    def decode(image: ImageFile.ImageFile) -> Pixels:
+        is_plain = isinstance(image, JpegImagePlugin.JpegImageFile) and image.mode in ("L", "RGB")
+        if decoder == "pil" or not is_plain or _JPEG_OPERATOR is None:
+            return PILPixels(load_rgb(image))
+        try:
+            content = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+            return ByteTensorPixels(_JPEG_OPERATOR(content, tvio.ImageReadMode.RGB.value, False))
+        except RuntimeError as error:  # "decode_jpeg, FILE:LINE, what is wrong"
+            raise ValueError(str(error).rpartition(", ")[2]) from error
+
+    return decode_as(encoded, name, decode, "an image")
 
 
 class PILPixels:
@@ -164,105 +147,6 @@ class ByteTensorPixels:
     def tensor(self) -> Tensor:
         """Return the pixels, uint8."""
         return self.image
-
-
-class JPEGPixels:
-    """A JPEG file that torchvision decodes: as a whole, or in workers from the top to the end of the requested part."""
-
-    def __init__(self, encoded: bytes, name: str, frame: JPEGFrame) -> None:
-        self.encoded = encoded
-        self.name = name
-        self.frame = frame
-        self.width, self.height = frame[:2]
-
-    def part(self, box: Box) -> ByteTensorPixels:
-        """Return a part of the image."""
-        return self._decoded(box.top + box.height).part(box)
-
-    def resized(
-        self, height: int, width: int, window: Box | None = None, interpolation: Interpolation = "bilinear"
-    ) -> ByteTensorPixels:
-        """Return the image resized with PIL's bits."""
-        return self._decoded().resized(height, width, window, interpolation)
-
-    def tensor(self) -> Tensor:
-        """Return the pixels, uint8."""
-        return self._decoded().tensor()
-
-    def _decoded(self, end: int | None = None) -> ByteTensorPixels:
-        """Return the rows to ``end``, and those below that are decoded with them; default: all."""
-        encoded = bytearray(self.encoded)
-        rows = None if end is None or get_worker_info() is None else self._rows_to_decode(end)
-        if rows is not None:
-            place = self.frame.place + 5
-            encoded[place : place + 2] = rows.to_bytes(2, "big")
-        # libjpeg warns on stderr that more data follows than its rows need. Only workers are silenced: their processes
-        # have no other threads that write to stderr.
-        silence = nullcontext() if rows is None else _silent_stderr()
-        with naming(self.name, WHAT):
-            try:
-                with silence:
-                    return ByteTensorPixels(decode_jpeg(torch.frombuffer(encoded, dtype=torch.uint8)))
-            except RuntimeError as error:  # "decode_jpeg, FILE:LINE, what is wrong"
-                raise ValueError(str(error).rpartition(", ")[2]) from error
-
-    def _rows_to_decode(self, end: int) -> int | None:
-        """Return the height of the smallest image whose rows to ``end`` have the bits of the whole; None for the whole.
-
-        The upsampling of colors reads the row below. Rows are coded in units of blocks of the largest sampling factor.
-        """
-        place = self.frame.place
-        samplings = self.encoded[place + 11 : place + 11 + 3 * self.encoded[place + 9] : 3]
-        unit = BLOCK * max((sampling % 16 for sampling in samplings), default=0)
-        if self.encoded[place + 1] not in BASELINE_FRAMES or unit == 0:
-            return None
-        rows = (end // unit + 1) * unit
-        return rows if rows < self.frame.height else None
-
-
-def decode_jpeg(encoded: Tensor) -> Tensor:
-    """Return the RGB pixels (3, H, W), uint8, of an encoded JPEG file (n,), uint8, decoded by torchvision."""
-    assert _JPEG_OPERATOR is not None
-    pixels: Tensor = _JPEG_OPERATOR(encoded, tvio.ImageReadMode.RGB.value, False)
-    return pixels
-
-
-class _silent_stderr:
-    """Context manager that suppresses what libraries print on stderr."""
-
-    def __enter__(self) -> None:
-        self._stderr = os.dup(2)
-        os.dup2(_open_null(), 2)
-
-    def __exit__(self, *error: object) -> None:
-        os.dup2(self._stderr, 2)
-        os.close(self._stderr)
-
-
-@lru_cache(maxsize=1)
-def _open_null() -> int:
-    return os.open(os.devnull, os.O_WRONLY)
-
-
-def jpeg_frame(encoded: bytes) -> JPEGFrame | None:
-    """Return the frame header of an 8-bit JPEG file with one or three components; None for any other file.
-
-    Raises ValueError for too many pixels, before torchvision allocates memory for them.
-    """
-    if not encoded.startswith(JPEG_START):
-        return None
-    place = 2
-    while place + 9 < len(encoded) and encoded[place] == 0xFF:
-        marker = encoded[place + 1]
-        if marker in FRAMES:
-            height, width = (int.from_bytes(encoded[at : at + 2], "big") for at in (place + 5, place + 7))
-            if encoded[place + 4] != 8 or encoded[place + 9] not in (1, 3):
-                return None
-            check_size(width, height)
-            return JPEGFrame(width, height, place)
-        # 0xFF bytes may pad a marker. Any other marker is followed by the length of its segment.
-        place += 1 if marker == 0xFF else 2 + int.from_bytes(encoded[place + 2 : place + 4], "big")
-    return None
 
 
 def _cut(image: Tensor, box: Box) -> Tensor:

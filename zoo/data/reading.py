@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, UnidentifiedImageError
 
 from zoo.errors import DataError, escape
 from zoo.files import open_regular
@@ -18,18 +18,8 @@ from zoo.spec.limits import MAX_FILE_BYTES, MAX_PIXELS
 
 # PIL's names of the accepted formats, and torchvision's image extensions. PIL supports more formats; one of them, EPS,
 # runs an external program.
-FORMATS = {
-    "JPEG": (".jpg", ".jpeg"),
-    "PNG": (".png",),
-    "PPM": (".ppm", ".pgm"),
-    "BMP": (".bmp",),
-    "TIFF": (".tif", ".tiff"),
-    "WEBP": (".webp",),
-}
-EXTENSIONS = tuple(extension for extensions in FORMATS.values() for extension in extensions)
-Image.init()  # fills Image.OPEN
-
-LONGEST_START = 16  # bytes that PIL reads to detect the format
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
 
 MAX_16_BIT = 65535
 
@@ -140,27 +130,13 @@ def check_size(width: int, height: int) -> None:
 
 
 def _open_image(encoded: bytes) -> ImageFile.ImageFile:
-    """Return the encoded image without decoding its pixels.
-
-    `PIL.Image.open` detects the format in the same way, but warns about images that `check_size` rejects.
-    """
-    image = Image.OPEN[_format_of(encoded)][0](io.BytesIO(encoded), "")
+    """Return the encoded image without decoding its pixels."""
+    try:
+        image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError(f"it is empty, damaged, or in none of the formats {', '.join(FORMATS)}") from None
     check_size(*image.size)
     return image
-
-
-def extension_of(encoded: bytes) -> str:
-    """Return the file extension of an encoded image; ValueError unless it is an image."""
-    return FORMATS[_format_of(encoded)][0]
-
-
-def _format_of(encoded: bytes) -> str:
-    start = encoded[:LONGEST_START].ljust(LONGEST_START, b"\0")
-    for name in FORMATS:
-        accepts = Image.OPEN[name][1]
-        if accepts is not None and accepts(start) is True:
-            return name
-    raise ValueError(f"it is empty, or in none of the formats {', '.join(FORMATS)}")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import sleep
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import fsspec
@@ -28,10 +28,10 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from zoo.data.index import DIGEST_BYTES, Index
+from zoo.data.index import Index, parse_index
 from zoo.data.location import RemoteFolder
 from zoo.data.reading import Unreadable
-from zoo.data.shards import COLUMNS, UNKNOWN, Shards, check_positions
+from zoo.data.shards import UNKNOWN, Shards
 from zoo.errors import ConfigError, DataError, ZooError, escape, hide_password, truncate
 from zoo.files import cache_dir, is_offline
 
@@ -45,8 +45,8 @@ TIMEOUTS_S = (10.0, 30.0)  # to connect, and between two bytes
 MAX_READS = 3
 PERMANENT_ERRORS = (ImportError, ValueError, FileNotFoundError, PermissionError, NotADirectoryError)
 FETCH_REMEDY = (
-    "check the address, where the index has to be beside the folder of the shards (zoo data index writes it), and the "
-    "room in the cache, see ZOO_CACHE and ZOO_SHARDS_GB"
+    "check the address, where the index has to be beside the folder of the shards (their first use in a local folder "
+    "writes it), and the room in the cache, see ZOO_CACHE and ZOO_SHARDS_GB"
 )
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Unreachable(DataError):
 
 
 class RemoteShards(Shards):
-    """The shards at an address, with an index beside them, as ``zoo data shard`` and ``zoo data index`` write it.
+    """The shards at an address, with an index beside them, as ``zoo data shard`` writes it.
 
     Raises Unreachable if they cannot be fetched or cached, and ConfigError if the cache is too small.
 
@@ -69,7 +69,8 @@ class RemoteShards(Shards):
     root: RemoteFolder
 
     def __init__(self, root: RemoteFolder, allow_empty_classes: bool = False) -> None:
-        self._begin(root, _fetch_index(root), allow_empty_classes)
+        index, self._folder = _fetch_index(root)
+        self._begin(root, index, allow_empty_classes)
         sizes = self._sizes()
         self._check_room(max(sizes, default=0), "a shard", "")
         # The window of each shard: the shards of one window are read together. The tensor is in shared memory, so
@@ -147,7 +148,7 @@ class RemoteShards(Shards):
 
     def _copy_of(self, shard: int) -> Path:
         """Return the file of the cache for a shard."""
-        return self._index.path.with_name(f"{shard:06}.tar")
+        return self._folder / f"{shard:06}.tar"
 
     def _address_of(self, shard: int) -> RemoteFolder:
         return self.root / self._index.header["shards"][shard][0]
@@ -165,14 +166,21 @@ class RemoteShards(Shards):
                     _evict(size)
                     part.touch()
                     os.truncate(part, size)  # counts with its final size from now on
-                with _open(address.url) as source:
-                    _write(source, part, path, lambda: _check_size(part, size))
+                try:
+                    with _open(address.url) as source, part.open("r+b") as file:
+                        shutil.copyfileobj(source, file)
+                        file.truncate()
+                    if part.stat().st_size != size:
+                        raise DataError(f"the shard has {part.stat().st_size:,} bytes, and its index says {size:,}")
+                    os.replace(part, path)
+                finally:
+                    part.unlink(missing_ok=True)
 
         if not path.exists():
             _retry(fetch, address)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_windows": self._windows, "_window": UNKNOWN}
+        return {**super().__getstate__(), "_folder": self._folder, "_windows": self._windows, "_window": UNKNOWN}
 
 
 def _cache() -> Path:
@@ -208,58 +216,21 @@ def _evict(num_bytes: int) -> None:
         total -= size
 
 
-def _fetch_index(root: RemoteFolder) -> Index:
-    """Return the index of the shards. It is fetched unless the cache has one with the same digest."""
+def _fetch_index(root: RemoteFolder) -> tuple[Index, Path]:
+    """Return the index of the shards, and the folder of the cache for shards of this address and index."""
     address = root.parent / f"{root.name}.index"
     if is_offline():
         raise Unreachable("ZOO_OFFLINE is set", root, "unset it, or give a folder of this machine")
 
-    def fetch() -> Path:
+    def fetch() -> tuple[Index, Path]:
         with _open(address.url) as source:
-            digest = source.read(DIGEST_BYTES)
-            path = _cache() / hashlib.sha256(f"{address.url}\0".encode() + digest).hexdigest()[:32] / "index"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.with_suffix(".lock")):
-                if not _is_sound(path):
-                    part = path.with_suffix(".part")
-                    part.write_bytes(digest)
-                    _write(source, part, path, lambda: _check_index(part), len(digest))
-        return path
+            content = source.read()
+        index = parse_index(content, address)
+        folder = _cache() / hashlib.sha256(f"{address.url}\0".encode() + content).hexdigest()[:32]
+        folder.mkdir(parents=True, exist_ok=True)
+        return index, folder
 
-    return Index(_retry(fetch, address), check=False)
-
-
-def _is_sound(index: Path) -> bool:
-    try:
-        _check_index(index)
-    except DataError:
-        return False
-    return True
-
-
-def _check_index(path: Path) -> None:
-    """Raise DataError unless ``path`` is an undamaged index whose numbers are possible."""
-    index = Index(path)
-    index.check_images(COLUMNS)
-    check_positions(index)
-
-
-def _check_size(part: Path, size: int) -> None:
-    if part.stat().st_size != size:
-        raise DataError(f"the shard has {part.stat().st_size:,} bytes, and its index says {size:,}")
-
-
-def _write(source: IO[bytes], part: Path, path: Path, check: Callable[[], None], offset: int = 0) -> None:
-    """Write the rest of ``source`` to ``part`` from ``offset`` on, check it, and rename it to ``path``."""
-    try:
-        with part.open("r+b") as file:
-            file.seek(offset)
-            shutil.copyfileobj(source, file)
-            file.truncate()
-        check()
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    return _retry(fetch, address)
 
 
 def _retry(fetch: Callable[[], T], address: RemoteFolder) -> T:

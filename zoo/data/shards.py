@@ -22,9 +22,9 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from zoo.data.index import REINDEX_HINT, Index, facts_of, index_path, write_index
+from zoo.data.index import REINDEX_HINT, SUFFIX, Index, facts_of, index_path, parse_index, write_index
 from zoo.data.location import DataPath
-from zoo.data.reading import EXTENSIONS, naming, read_text
+from zoo.data.reading import EXTENSIONS, naming, read_bytes, read_text
 from zoo.data.scan import check_filled
 from zoo.data.seeding import windowed_permutation
 from zoo.errors import DataError, ZooError, escape, join_names
@@ -33,12 +33,9 @@ from zoo.spec.limits import MAX_CLASSES, MAX_FILE_BYTES
 
 logger = logging.getLogger(__name__)
 
-COLUMNS = {"names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "checksums": "i"}
-SUFFIX = ".tar"
 CLASSES = "classes.txt"  # the names of the classes, one per line
 MAX_LABEL_BYTES = 1 << 20  # of a .cls or .json member
 MAX_HEADER_BYTES = 1 << 16  # of a tar member; long names are part of it
-MAX_SHARD_BYTES = 2**40
 PIECE_BYTES = 2**20
 MAX_OPEN = 64  # files that a process keeps open
 REPLACE = "replace it, or create it anew"
@@ -71,7 +68,8 @@ class _OpenFile:
 
 
 class Shards:
-    """The images of the tar files in ``root``, in the order of the files and of the images in them; see `Source`.
+    """The images of the tar files in ``root``, in the order of the files and of the images in them; see
+    `zoo.data.source.FolderSource`.
 
     The index beside ``root`` is written on first use. Raises DataError if shards are damaged, if the index does not fit
     them, or if it cannot be written.
@@ -164,27 +162,6 @@ def checksum(encoded: bytes, label: bytes) -> int:
     return zlib.crc32(label, zlib.crc32(encoded))
 
 
-def check_positions(index: Index) -> None:
-    """Raise DataError if the shards of an index have invalid names or sizes, or if an image is not within its shard."""
-    shards = index.header.get("shards")
-    if not isinstance(shards, list) or not all(map(_is_shard, shards)):
-        raise index.unusable("its shards have invalid names or sizes")
-    index.check_range("shards", 0, len(shards))
-    index.check_range("lengths", 0, MAX_FILE_BYTES)
-    sizes = np.array([size for _, size in shards], dtype=np.int64)[index.arrays["shards"]]
-    index.check_range("offsets", 0, sizes - index.arrays["lengths"] + 1)
-
-
-def _is_shard(fact: object) -> bool:
-    """Return whether ``fact`` is the name of a file, without a folder, and a size."""
-    if not (isinstance(fact, list) and len(fact) == 2 and isinstance(fact[0], str)):
-        return False
-    name, size = fact
-    return (
-        os.path.basename(name) == name and name.endswith(SUFFIX) and type(size) is int and 0 <= size <= MAX_SHARD_BYTES
-    )
-
-
 def _open_index(root: Path) -> Index:
     """Return the index of the shards in ``root``. If it does not exist, one process of several writes it.
 
@@ -198,11 +175,9 @@ def _open_index(root: Path) -> Index:
                     logger.info("writing the index of the shards; %s", escape(root))
                     write_shard_index(root)
         except OSError as error:
-            remedy = "run zoo data index where the folder can be written to"
+            remedy = "open the folder once where it can be written to"
             raise DataError(f"the index cannot be written: {error.strerror}", path, remedy) from error
-    index = Index(path)
-    index.check_images(COLUMNS)
-    check_positions(index)
+    index = parse_index(read_bytes(path, "an index"), path)
     files = shard_files(root)
     facts = facts_of(files)
     if index.header["shards"] != facts["shards"]:

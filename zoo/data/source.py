@@ -1,4 +1,4 @@
-"""Sources of classified images: the protocol, and class folders. `zoo.data.shards` has tar files.
+"""Class folders as a source of classified images, as `zoo.data.shards` is for tar files.
 
 Tested by tests/data/test_shards.py.
 """
@@ -9,54 +9,18 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.data.location import DataPath
 from zoo.data.reading import read_bytes
 from zoo.data.scan import scan_folder
 from zoo.errors import DataError
 
 
-class Source(Protocol):
-    """Classified images with random access.
-
-    Names and targets are numpy arrays, because a forked worker copies the page of every Python object that it touches.
-
-    Args:
-    - `classes`: names of the classes, in the order of their numbers.
-    - `names`: names of the images, relative to ``root``, (n,) bytes.
-    - `targets`: class indices of the images, (n,).
-    """
-
-    classes: list[str]
-    names: np.ndarray
-    targets: np.ndarray
-
-    @property
-    def root(self) -> DataPath:
-        """The folder of the images, for messages."""
-        ...
-
-    @property
-    def details(self) -> tuple[np.ndarray, ...]:
-        """Further arrays that identify the images, for `source_digest`."""
-        ...
-
-    def read(self, index: int) -> bytes:
-        """Return the encoded image ``index``; `zoo.data.reading.Unreadable` if it cannot be read."""
-        ...
-
-    def order(self, generator: torch.Generator, window: int | None) -> Tensor:
-        """Return a random permutation of the images, (n,) int64; for ``window`` see `zoo.data.shards.Shards.order`."""
-        ...
-
-
 def source_digest(classes: Sequence[str], names: np.ndarray, details: Sequence[np.ndarray] = ()) -> str:
-    """Return the sha256 of the names of classes and images and of ``details``, see `Source`.
+    """Return the sha256 of the names of classes and images and of ``details``.
 
     It does not cover file sizes and contents, because network storage takes minutes to stat a million files.
     """
@@ -69,19 +33,24 @@ def source_digest(classes: Sequence[str], names: np.ndarray, details: Sequence[n
 class FolderSource:
     """The images of class folders, see `zoo.data.scan.scan_folder`, whose errors it raises.
 
+    Names and targets are numpy arrays, because a forked worker copies the page of every Python object that it touches.
+
     Args:
     - `root`: the folder.
     - `allow_empty_classes`: whether class folders may be empty.
+    - `classes`: names of the classes, in the order of their numbers.
+    - `names`: names of the images, relative to ``root``, (n,) bytes.
+    - `targets`: class indices of the images, (n,).
     """
 
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
         self.root = root
-        scan = scan_folder(root, allow_empty_classes)
-        self.classes, self.names, self.targets = scan.classes, np.array(scan.names), np.array(scan.targets)
+        self.classes, names, targets = scan_folder(root, allow_empty_classes)
+        self.names, self.targets = np.array(names), np.array(targets)
 
     @property
     def details(self) -> tuple[np.ndarray, ...]:
-        """Empty, because the file names contain the classes."""
+        """Further arrays that identify the images, for `source_digest`: none, because the names contain the classes."""
         return ()
 
     def read(self, index: int) -> bytes:

@@ -145,8 +145,8 @@ def check_imagenet(data: Path | None) -> Path:
     """Return the folder; ConfigError for none, DataError for one without the class folders of ImageNet in val/."""
     remedy = (
         f"give the ImageNet validation set, {NUM_VAL_IMAGES:,} images in {NUM_CLASSES:,} class folders, as "
-        "DIR/val/n01440764/ILSVRC2012_val_00000293.JPEG and so on; `zoo data imagenet-val` creates the folders from "
-        "the archives of https://image-net.org, which need an account"
+        "DIR/val/n01440764/ILSVRC2012_val_00000293.JPEG and so on; torchvision.datasets.ImageNet(DIR, 'val') creates "
+        "the folders from the archives of https://image-net.org, which need an account"
     )
     if data is None:
         raise ConfigError("no images are given", "--data", remedy)

@@ -61,7 +61,7 @@ def push(
     experiment = network.experiment
     spec = experiment.network.described(experiment.input, network.class_names)
     files = {
-        WEIGHTS: safetensors_bytes(state_dict, spec, md5),
+        WEIGHTS: safetensors_bytes(state_dict, spec),
         CONFIG: (json.dumps(hub_config(network, spec), indent=2) + "\n").encode(),
     }
     licence = "" if entry is None else entry.weights.licence

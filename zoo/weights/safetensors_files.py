@@ -16,7 +16,7 @@ from zoo.spec.network import NetworkSpec
 SUFFIX = ".safetensors"
 MAX_HEADER_BYTES = 10**8  # of the format
 # Keys of the header's metadata, whose values are text; other programs expect the format "pt" there.
-FORMAT, NETWORK, SOURCE_MD5 = "format", "network", "source_md5"
+FORMAT, NETWORK = "format", "network"
 
 
 def is_safetensors(head: bytes) -> bool:
@@ -34,8 +34,8 @@ def check_installed(where: object = "") -> None:
 def read_safetensors(path: Path) -> dict[str, Any]:
     """Return the content of a safetensors file, with the keys of other weights files.
 
-    That is the state dict, or if the header describes the network, a dict with "state_dict", "network" and
-    "source_md5". Raises WeightsError for a damaged file, and if the package safetensors is not installed.
+    That is the state dict, or if the header describes the network, a dict with "state_dict" and "network". Raises
+    WeightsError for a damaged file, and if the package safetensors is not installed.
     """
     check_installed(path)
     from safetensors import safe_open
@@ -51,8 +51,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
         raise WeightsError(what, path, "download it again") from None
     if NETWORK not in metadata:
         return state_dict
-    described = {key: metadata[key] for key in (SOURCE_MD5,) if key in metadata}
-    return {"state_dict": state_dict, "network": _network(metadata[NETWORK], path), **described}
+    return {"state_dict": state_dict, "network": _network(metadata[NETWORK], path)}
 
 
 def _network(text: str, path: Path) -> dict[str, Any]:
@@ -67,15 +66,12 @@ def _network(text: str, path: Path) -> dict[str, Any]:
     return network
 
 
-def safetensors_bytes(
-    state_dict: Mapping[str, Tensor], spec: NetworkSpec | None = None, source_md5: str | None = None
-) -> bytes:
+def safetensors_bytes(state_dict: Mapping[str, Tensor], spec: NetworkSpec | None = None) -> bytes:
     """Return the bytes of a safetensors file, which other programs read as a plain state dict.
 
     Args:
     - `state_dict`: the tensors; tensors that share memory are written in full under each key.
     - `spec`: description of the network for the header; None: none.
-    - `source_md5`: md5 of the file that the weights come from, for the header.
 
     Raises WeightsError for tensors that the format does not support, and if the package safetensors is not installed.
     """
@@ -85,8 +81,6 @@ def safetensors_bytes(
     metadata = {FORMAT: "pt"}
     if spec is not None:
         metadata[NETWORK] = json.dumps(spec.model_dump(mode="json"), allow_nan=False)
-    if source_md5 is not None:
-        metadata[SOURCE_MD5] = source_md5
     try:
         return save({key: tensor.detach().clone().contiguous() for key, tensor in state_dict.items()}, metadata)
     except (KeyError, ValueError, RuntimeError) as error:

@@ -57,12 +57,6 @@ class StoredWeights:
         """Number of parameters: all values except the norms' running statistics and batch counters."""
         return sum(tensor.numel() for key, tensor in self.state_dict.items() if not key.endswith(NORM_BUFFERS))
 
-    @property
-    def source_md5(self) -> str | None:
-        """The md5 of the file that a safetensors file was converted from; None if unknown."""
-        md5 = self.content.get("source_md5")
-        return md5 if isinstance(md5, str) else None
-
     def checked_spec(self) -> NetworkSpec | None:
         """Return the spec after comparing it with the tensors, without allocating the network.
 
