@@ -41,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     config = root / "tiny.json"
     config.write_text(json.dumps(SETTINGS))
     data = make_images(root / "data", num_train=24, num_val=NUM_VAL)
-    command = ["train", str(config), str(data), "--log-dir", str(root / "log"), "-j", "0", "-p", "1", "--log-hist"]
+    command = ["train", str(config), str(data), "--log-dir", str(root / "log"), "-j", "0", "-p", "1"]
     assert main(command) == 0
     return Run(config, data, root / "log")
 

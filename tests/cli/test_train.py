@@ -34,8 +34,6 @@ def test_a_run_leaves_checkpoints_text_metrics_and_tensorboard(finished: Run) ->
     board.Reload()
     assert [event.step for event in board.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
     assert [event.step for event in board.Scalars("val/top1")] == [3, 6]
-    assert "classifier.fc.weight" in board.Tags()["histograms"]
-    assert board.Tags()["images"] == ["train/inputs"]
 
 
 def test_a_run_goes_on_where_its_checkpoint_is(finished: Run, tmp_path: Path) -> None:

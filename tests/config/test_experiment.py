@@ -68,7 +68,6 @@ def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> 
         ({"network": {"arch": "wider_resnet38", "dilation": 2}}, "network.options.dilation"),
         ({"network": {"classes": 0}}, "network.num_classes"),
         ({"network": {"arch": "resnext50", "memory": "checkpoint_norms"}}, "network.memory"),
-        ({"training": {"compile_mode": "reduce-overhead"}}, "training.compile_mode"),
         ({"input": {"scale_val": 256, "crop_val": 320}}, "input.crop_val"),
         ({"input": {"pad_mode_train": "reflect"}}, "input.pad_mode_train"),
         ({"input": {"scale_train": 32, "pad_train": 2, "crop_train": 37}}, "input.crop_train"),
@@ -113,7 +112,7 @@ def test_an_impossible_combination_is_refused(content: dict[str, Any], path: str
         {"network": {"arch": "wider_resnet38_a2", "bn_mode": "sync", "activation": "elu", "memory": "checkpoint"}},
         {"network": {"arch": "resnet50", "memory": "checkpoint"}},
         {"network": {"arch": "revnet38_cifar", "memory": "lean"}},
-        {"network": {"memory": "lean"}, "training": {"compile": True, "compile_mode": "reduce-overhead"}},
+        {"network": {"memory": "lean"}, "training": {"compile": True}},
         {"optimizer": {"nesterov": True, "momentum": 0.5}},
     ],
 )

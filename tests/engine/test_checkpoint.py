@@ -74,7 +74,7 @@ def test_the_best_file_holds_what_inference_needs_and_no_training_state(
     assert differences(best["state_dict"], state.scored_model.state_dict()) == []
     assert best["averaged"] == (ema_decay is not None)
     assert (best["epoch"], best["best_prec1"], best["best_epoch"]) == (2, 61.5, 1)
-    assert parse_progress(best).moving_average == (ema_decay is not None)
+    assert parse_progress(best)["moving_average"] == (ema_decay is not None)
     assert (tmp_path / BEST).stat().st_size < checkpoint.stat().st_size
     read_back = read_state_dict(tmp_path / BEST)
     assert differences(read_back, read_state_dict(checkpoint)) == []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from zoo.cli.options import Command, Positive, ProcessOptions, argument, check_writable, option
+from zoo.cli.options import Command, Positive, argument, check_writable, option
 from zoo.errors import DataError
 
 OUTPUT_KINDS = ("palette", "ids", "prob", "overlay")
@@ -35,7 +35,7 @@ def kinds(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment(Command, ProcessOptions):
+class Segment(Command):
     """Write the class of each pixel of images into files.
 
     The files are OUT/KIND/NAME, with the subfolders of IN. Logits are resized to the size of the image before the
@@ -70,7 +70,7 @@ class Segment(Command, ProcessOptions):
         from zoo.engine.process import open_process
         from zoo.run.segmenting import segment
 
-        with open_process(self.local_rank, self.dist_backend) as process:
+        with open_process() as process:
             process.on_main(lambda: check_writable(self.out / "NAME.png"))
             result = segment(
                 self.name,

@@ -13,7 +13,6 @@ from zoo.cli.options import (
     DataFolder,
     LoaderOptions,
     Positive,
-    ProcessOptions,
     argument,
     check_writable,
     option,
@@ -45,7 +44,7 @@ def scale(text: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions(LoaderOptions, ProcessOptions):
+class ScoreOptions(LoaderOptions):
     """How weights are scored, and which files are written."""
 
     protocol: str | None = option(choices=[*PROTOCOLS, *WHOLE_IMAGES], metavar=None)
@@ -69,7 +68,7 @@ class ScoreOptions(LoaderOptions, ProcessOptions):
     """Standard deviation of the colors, from 0 to 1 (default: the experiment's)."""
     batch_size: Positive | None = None
     """Images per batch and process (default: the experiment's batch size over the number of processes, a tenth of it
-    for ten crops); halved when memory runs out."""
+    for ten crops)."""
     limit: Positive | None = None
     """Score only N images, spread evenly over the data."""
     json: Path | None = None
@@ -101,7 +100,7 @@ class Validate(Command, ScoreOptions):
         from zoo.tasks.prediction import Recorder
 
         self._check_protocol()
-        with open_process(self.local_rank, self.dist_backend) as process:
+        with open_process() as process:
             process.on_main(lambda: check_writable(self.json, self.predictions))
             network = _with_colors(self, load_network(self.name, self.weights))
             self._check_task(network)

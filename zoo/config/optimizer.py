@@ -6,7 +6,7 @@ Tested by tests/engine/test_optim.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator
 
@@ -97,13 +97,7 @@ class Optimizer(Section):
     params: SerializeAsAny[OptimizerParams] = Field(default={}, validate_default=True)
     """Parameters of the optimizer's type, see optimizer.params; for an optimizer of timm, any of its arguments."""
     clip: Annotated[float, Field(ge=0, le=MAX_STEPS)] = 1.0
-    """Gradient clipping threshold, see clip_mode; 0: no clipping."""
-    clip_mode: Literal["norm", "value", "agc"] = "norm"
-    """What is clipped: the norm of the whole gradient, each of its values, or, adaptively, the norm of the gradient of
-    each output unit, relative to the norm of its weights (agc)."""
-    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Factor of the learning rate from one layer to the one before it, where a layer is a block. For networks of this
-    package and of timm."""
+    """Gradient clipping: largest norm of the whole gradient; 0: no clipping."""
     schedule: Schedule = Schedule()
     """Number of epochs and learning-rate schedule."""
     decay_norms: bool = True
@@ -117,8 +111,6 @@ class Optimizer(Section):
     """Share of a target that is spread over all classes."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of an exponential moving average of the weights, which is then validated instead; null: none."""
-    ema_warmup: bool = False
-    """Whether the decay of the average rises to ema_decay as 1 - (1 + step)^(-2/3), as timm's model-ema-warmup."""
     ema_every: Annotated[int, Field(gt=0, le=MAX_STEPS)] = 1
     """Steps between two updates of the average, counted from the start of each epoch, as torchvision's model-ema-steps.
     ema_decay is the decay of one update."""
@@ -149,8 +141,7 @@ class Optimizer(Section):
             yield "nesterov", f"{self.type} takes no such setting; remove the key, or use type SGD"
         elif self.nesterov and self.momentum == 0:
             yield "nesterov", "needs a momentum greater than 0"
-        for key in ("ema_warmup", "ema_every"):
-            if self.ema_decay is None and getattr(self, key) != Optimizer.model_fields[key].default:
-                yield key, "has no effect without ema_decay; set it, or remove the key"
+        if self.ema_decay is None and self.ema_every != 1:
+            yield "ema_every", "has no effect without ema_decay; set it, or remove the key"
         if self.batch_size % self.accumulate_steps:
             yield "batch_size", f"should be a multiple of accumulate_steps, which is {self.accumulate_steps}"

@@ -119,8 +119,6 @@ class Trainer:
         images, targets = self._mixed(images, targets)
         if self.config.training.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        if state.step == 0:
-            self.log.images(state.step, images)
         return StepBatch(images, targets, self.batches.global_size(state.batch))
 
     def _mixed(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,7 +168,6 @@ class Trainer:
         now = self._checked_reading()
         self.writer.raise_if_failed()
         self.log.train_metrics(metrics_since(reported, now, self.state, len(self.batches), lr, self.pace))
-        self.log.parameters(self.state.step, self.state.model)
         return now
 
     def _finish_epoch(self) -> Result | None:

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from zoo.config import Experiment
 from zoo.engine.reporting import TrainMetrics
@@ -110,7 +109,6 @@ class RunLog:
     - `log_dir`: folder of all files; created if necessary. A second run in the same folder appends to them.
     - `rank`: rank of this process.
     - `config`: settings of the run.
-    - `histograms`: whether to write parameter histograms to TensorBoard.
     - `earlier`: records from before the log was opened, see `buffered_records`; the text log begins with them.
     """
 
@@ -120,13 +118,11 @@ class RunLog:
         rank: int,
         config: Experiment,
         *,
-        histograms: bool = False,
         earlier: MemoryHandler | None = None,
     ) -> None:
         self._log_dir = log_dir
         self._config = config
         self._labels = task_of(config).shown_labels
-        self._histograms = histograms
         self._is_main = rank == 0
         self._progress: Progress | None = None
         self._board: Board | None = None
@@ -242,11 +238,6 @@ class RunLog:
         if self._board is not None:
             self._write(partial(self._board.validation, step, result))
 
-    def images(self, step: int, images: Tensor) -> None:
-        """Record the first images of a normalized batch (N, 3, H, W) in TensorBoard."""
-        if self._board is not None:
-            self._write(partial(self._board.images, step, images))
-
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains."""
         self._add_line("reconstruction", step=step, errors=dict(errors))
@@ -258,11 +249,6 @@ class RunLog:
         self._add_line("gradient_angle", step=step, degrees=degrees)
         if self._board is not None:
             self._write(partial(self._board.gradient_angle, step, degrees))
-
-    def parameters(self, step: int, model: nn.Module) -> None:
-        """Record histograms of the classifier and the last norm, if requested."""
-        if self._board is not None and self._histograms:
-            self._write(partial(self._board.parameters, step, model))
 
 
 def read_validation(log_dir: Path, epoch: int) -> dict[str, Any]:
