@@ -15,7 +15,7 @@ from zoo.cli import main
 __all__ = ["_package_and_hub", "hub"]
 
 SETTINGS = {
-    "network": {"arch": "resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 2},
+    "network": {"arch": "resnet32_cifar", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 2},
     "optimizer": {"batch_size": 8, "learning_rate": 0.01, "schedule": {"epochs": 2}},
     "input": {"crop_train": 10, "scale_val": 12, "crop_val": 10},
 }

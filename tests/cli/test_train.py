@@ -118,7 +118,7 @@ def test_a_run_begins_and_ends_with_what_a_person_wants_to_know(finished: Run) -
     validations = [event for event in _events(finished.log_dir) if event["event"] == "validation"]
     best = max(validations, key=lambda event: event["top1"])
     for part in (
-        "training resnet18: 11,177,538 parameters, inplace norms with leaky_relu, 2 classes",
+        "training resnet32_cifar: 463,634 parameters, inplace norms with leaky_relu, 2 classes",
         f"images      24 to train on, {NUM_VAL} to validate on; {finished.data}",
         "schedule    2 epochs of 3 steps, batch 8",
         "device      cpu, 1 process",

@@ -197,7 +197,7 @@ def test_an_experiment_that_contradicts_its_weights_gets_no_score(
     assert run_script(ScoreImageNet, [str(config), str(finished.checkpoint), str(finished.data)]) == 2
     assert "norm='inplace' in the file, but norm='standard' is asked for by the experiment" in capsys.readouterr().err
     assert main(["validate", "resnet34", str(finished.data), "--weights", str(finished.checkpoint)]) == 2
-    assert "arch='resnet18' in the file, but arch='resnet34' is asked for" in capsys.readouterr().err
+    assert "arch='resnet32_cifar' in the file, but arch='resnet34' is asked for" in capsys.readouterr().err
 
 
 def test_an_architecture_stands_for_its_only_published_weights_whose_md5_is_written(

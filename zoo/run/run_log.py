@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from logging.handlers import MemoryHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -57,17 +56,6 @@ class TextLog(logging.FileHandler):
             super().close()
 
 
-@contextmanager
-def buffered_records() -> Iterator[MemoryHandler]:
-    """Context manager: buffers zoo's log records until the log of the run is open."""
-    handler = MemoryHandler(capacity=0)
-    logging.getLogger("zoo").addHandler(handler)
-    try:
-        yield handler
-    finally:
-        logging.getLogger("zoo").removeHandler(handler)
-
-
 class JsonLines:
     """Appends records to a JSON lines file, which a run and all its resumptions share.
 
@@ -109,17 +97,9 @@ class RunLog:
     - `log_dir`: folder of all files; created if necessary. A second run in the same folder appends to them.
     - `rank`: rank of this process.
     - `config`: settings of the run.
-    - `earlier`: records from before the log was opened, see `buffered_records`; the text log begins with them.
     """
 
-    def __init__(
-        self,
-        log_dir: Path,
-        rank: int,
-        config: Experiment,
-        *,
-        earlier: MemoryHandler | None = None,
-    ) -> None:
+    def __init__(self, log_dir: Path, rank: int, config: Experiment) -> None:
         self._log_dir = log_dir
         self._config = config
         self._labels = task_of(config).shown_labels
@@ -136,9 +116,6 @@ class RunLog:
             if self._is_main:
                 self._metrics = JsonLines(log_dir / METRICS_FILE)
             opened.pop_all()
-        if earlier is not None:
-            earlier.setTarget(self._text)
-            earlier.flush()
         zoo_logger = logging.getLogger("zoo")
         self._level = zoo_logger.level
         if zoo_logger.getEffectiveLevel() > logging.INFO:  # outside of the command line nothing else has set it

@@ -38,7 +38,7 @@ from zoo.registry import build_from_config
 from zoo.remat.lean import is_lean, lean
 from zoo.run.experiments import experiment_for
 from zoo.run.log_folder import log_folder
-from zoo.run.run_log import RunLog, buffered_records, read_validation
+from zoo.run.run_log import RunLog, read_validation
 from zoo.run.train_options import TrainOptions
 from zoo.spec.architectures import ARCHITECTURES, LEAN, is_external
 from zoo.spec.network import NetworkSpec
@@ -164,8 +164,7 @@ def train_experiment(
 
     # 2. Task and loaders: all processes have the same images.
     task = task_of(config)
-    with buffered_records() as earlier:
-        loaders = _build_loaders(task, data, process, options)
+    loaders = _build_loaders(task, data, process, options)
     images = _fingerprints(loaders)
     check_same_on_all_ranks(process, lambda: images, "copy the same DATA to every machine", DataError)
 
@@ -174,7 +173,7 @@ def train_experiment(
     build = build_from_config if module is None else partial(_prepared, module)
     with (
         log_folder(log_dir, process, continues=_continues(log_dir, options.resume), overwrite=options.overwrite),
-        RunLog(log_dir, process.rank, config, earlier=earlier) as log,
+        RunLog(log_dir, process.rank, config) as log,
     ):
         state = start(
             task,
