@@ -24,7 +24,7 @@ def test_all_settings_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ("label_smoothing", ["label_smoothing"]),
         ("warmup", ["warmup_epochs", "warmup_start", "decay_after_warmup"]),
         ("seed", ["seed"]),
-        ("gamma", ["gamma", "gamma", "gamma"]),
+        ("gamma", ["gamma", "gamma"]),
     ],
 )
 def test_a_pattern_selects_settings_by_their_dotted_name(

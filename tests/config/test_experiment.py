@@ -148,7 +148,7 @@ def test_pretrained_weights_are_left_out_where_others_come_from_a_file() -> None
     ("kind", "params", "resolved"),
     [
         ("constant", {}, {}),
-        ("cosine", {}, {"end_factor": 0.0, "cycles": 1, "cycle_factor": 1.0}),
+        ("cosine", {}, {"end_factor": 0.0}),
         ("step", {"step_size": 30}, {"step_size": 30, "gamma": 0.1}),
         ("multistep", {"milestones": [3, 5], "gamma": 1}, {"milestones": [3, 5], "gamma": 1.0}),
         ("linear", {"alpha": -0.01, "beta": 1}, {"alpha": -0.01, "beta": 1.0}),

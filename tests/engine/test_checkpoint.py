@@ -110,26 +110,6 @@ def test_a_full_disk_leaves_the_previous_checkpoint_intact_and_no_rubbish(tmp_pa
     assert _files(tmp_path) == {CHECKPOINT: 3, PREVIOUS: 1}
 
 
-def test_a_disk_that_fills_up_at_the_best_weights_leaves_all_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(_state(1), tmp_path, is_best=True)
-
-    before = (tmp_path / BEST).read_bytes()
-    write_file = torch.save
-
-    def fail(content: dict[str, Any], *args: Any) -> None:
-        if "averaged" in content:
-            raise OSError(28, "No space left on device")
-        write_file(content, *args)
-
-    monkeypatch.setattr("torch.save", fail)
-    with pytest.raises(CheckpointError, match="No space left on device"):
-        save(_state(2), tmp_path, is_best=True)
-    assert _files(tmp_path) == {CHECKPOINT: 1}
-    assert (tmp_path / BEST).read_bytes() == before
-
-
 @pytest.mark.parametrize("call", ["save", "fsync", "replace"])
 def test_a_run_that_dies_anywhere_in_a_save_leaves_a_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str

@@ -102,19 +102,6 @@ def test_the_average_follows_the_weights_by_its_decay_and_has_its_buffers() -> N
         assert torch.equal(buffer, own)
 
 
-def test_the_average_is_that_of_timm() -> None:
-    reference = pytest.importorskip("timm.utils.model_ema").ModelEmaV3
-    images, targets = _batch(10)
-    state = _state(ema_decay=0.8)
-    theirs = reference(state.model, decay=0.8, exclude_buffers=True)
-    assert state.ema is not None
-    for number in range(1, 16):
-        train_step(state, StepBatch(images, targets, global_size=10))
-        theirs.update(state.model, step=number)
-        ours = nn.utils.parameters_to_vector(state.ema.parameters())
-        torch.testing.assert_close(ours, nn.utils.parameters_to_vector(theirs.module.parameters()))
-
-
 def test_the_average_is_updated_every_few_batches_of_an_epoch() -> None:
     images, targets = _batch(10)
     state = _state(ema_decay=0.75, ema_every=3)

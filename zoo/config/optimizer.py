@@ -29,7 +29,7 @@ class NoParams(OptimizerParams):
 
 
 class AdamParams(OptimizerParams):
-    """Parameters of Adam, AdamW, NAdam and RAdam."""
+    """Parameters of Adam and AdamW."""
 
     betas: Betas = Field(default=[0.9, 0.999])
     """Decay rates of the averages of the gradient and of its square."""
@@ -46,13 +46,6 @@ class RMSpropParams(OptimizerParams):
     """Added to the denominator."""
 
 
-class AdagradParams(OptimizerParams):
-    """Parameters of Adagrad."""
-
-    eps: Epsilon = 1e-10
-    """Added to the denominator."""
-
-
 class TimmParams(OptimizerParams):
     """Any parameters of an optimizer of timm, which checks them."""
 
@@ -64,11 +57,7 @@ OPTIMIZER_PARAMS: dict[str, type[OptimizerParams]] = {
     "SGD": NoParams,
     "Adam": AdamParams,
     "AdamW": AdamParams,
-    "NAdam": AdamParams,
-    "RAdam": AdamParams,
     "RMSprop": RMSpropParams,
-    "Adagrad": AdagradParams,
-    "Adafactor": NoParams,
 }
 WITH_MOMENTUM = ("SGD", "RMSprop")
 TIMM = "timm:"  # the beginning of the name of an optimizer of timm
@@ -80,8 +69,8 @@ class Optimizer(Section):
     classification_only = ("classifier_lr",)
 
     type: str = "SGD"
-    """Type of optimizer: SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Adagrad or Adafactor of torch.optim, or an optimizer
-    of timm, if that is installed, such as timm:lamb."""
+    """Type of optimizer: SGD, Adam, AdamW or RMSprop of torch.optim, or an optimizer of timm, if that is installed,
+    such as timm:lamb."""
     batch_size: Annotated[int, Field(gt=0, le=MAX_BATCH)] = 256
     """Images per step, over all processes."""
     learning_rate: Rate = 0.1

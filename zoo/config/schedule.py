@@ -101,22 +101,15 @@ class LinearParams(ScheduleParams):
 
 
 class CosineParams(ScheduleParams):
-    """Rate that falls along half a cosine from 1 to ``end_factor``, once or in several cycles of equal length."""
+    """Rate that falls along half a cosine from 1 to ``end_factor``."""
 
     end_factor: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Factor of the rate at the end of each cycle."""
-    cycles: Annotated[int, Field(gt=0, le=1000)] = 1
-    """Number of cycles; the rate restarts at the beginning of each."""
-    cycle_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """What the highest rate is multiplied with at each restart."""
+    """Factor of the rate at the end."""
 
     def factor(self, position: Position) -> float:
-        """Return e + (m - e) (1 + cos(pi u)) / 2 with e = end_factor.
-
-        u is the completed fraction of the cycle, and m = cycle_factor^n in cycle n.
-        """
-        cycle, u = divmod(position.t * self.cycles / position.end, 1)
-        return _anneal(self.cycle_factor**cycle, self.end_factor, u)
+        """Return e + (1 - e) (1 + cos(pi t / t_end)) / 2 with e = end_factor."""
+        end = self.end_factor
+        return end + (1 - end) * (1 + math.cos(math.pi * position.t / position.end)) / 2
 
 
 class TriangleParams(ScheduleParams):
@@ -225,11 +218,6 @@ class Schedule(Section):
                 yield "mode", 'a triangle begins and ends at a rate of 0; use mode "step"'
             if self.params.peak_epoch >= self.epochs:
                 yield "params.peak_epoch", f"should be less than epochs, which is {self.epochs}"
-
-
-def _anneal(start: float, end: float, fraction: float) -> float:
-    """Return the value at a fraction of half a cosine from start to end."""
-    return end + (start - end) * (1 + math.cos(math.pi * fraction)) / 2
 
 
 def _power(gamma: float, exponent: float) -> float:

@@ -78,14 +78,7 @@ class CheckpointWriter:
         state.process.on_main(partial(self._start, state, ranks, is_best))
 
     def _start(self, state: TrainState, ranks: list[dict[str, Any]], is_best: bool) -> None:
-        try:
-            content = _copied(_content(state, ranks))
-        except (MemoryError, RuntimeError) as error:  # torch reports a failed allocation as a RuntimeError
-            raise CheckpointError(
-                f"the state cannot be copied to host memory ({truncate(error)})",
-                self._folder,
-                "free memory for a copy of weights, momentum and moving average, then continue with --resume auto",
-            ) from error
+        content = _copied(_content(state, ranks))
         # The thread is started without work. If a signal handler raises while the pool starts a thread, as torch's does
         # when a data worker dies, the pool does not know that thread, and its shutdown would not wait for the write.
         self._thread.submit(int)

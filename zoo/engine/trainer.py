@@ -75,7 +75,6 @@ class Trainer:
         result = None
         with self.stop, self.writer:
             self._check_data()
-            self._log_merged_batch()
             try:
                 while self.state.epoch < self.config.optimizer.schedule.epochs:
                     self._train_epoch()
@@ -283,14 +282,6 @@ class Trainer:
                 "resume with the same data, or start a new run with --weights and another --log-dir",
             )
         state.class_names = class_names
-
-    def _log_merged_batch(self) -> None:
-        if self.batches.merged:
-            size, batch_size = self.batches.global_size(len(self.batches) - 1), self.config.optimizer.batch_size
-            self.log.message(
-                f"the last batch of each epoch has {size} images: the remainder after batches of {batch_size} is too "
-                "small for a batch of its own"
-            )
 
 
 class _StopInValidation(Exception):
