@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,27 +9,15 @@ from typing import Annotated
 from zoo.cli.options import Command, Positive, argument, check_writable, option
 from zoo.errors import DataError
 
-OUTPUT_KINDS = ("palette", "ids", "prob", "overlay")
-NUMBER_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
-
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Return the numbers in ``text``, such as "0.7, 1, 1.2", which may be in brackets."""
-    inner = text.strip()
-    if inner[:1] + inner[-1:] in ("[]", "()"):
-        inner = inner[1:-1]
-    words = [word.strip() for word in inner.split(",")]
-    if not all(NUMBER_PATTERN.fullmatch(word) for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0.7,1,1.2")
-    return tuple(map(float, words))
+    """Return the numbers in ``text``, such as "0.7,1,1.2"."""
+    return tuple(map(float, text.split(",")))
 
 
-def kinds(text: str) -> tuple[str, ...]:
-    """Return the kinds of files in ``text``, such as "ids,prob"."""
-    words = tuple(word.strip() for word in text.split(","))
-    if not set(words) <= set(OUTPUT_KINDS) or len(set(words)) < len(words):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(OUTPUT_KINDS)}, each at most once")
-    return words
+def words(text: str) -> tuple[str, ...]:
+    """Return the words in ``text``, such as "ids,prob"."""
+    return tuple(text.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +43,7 @@ class Segment(Command):
     1)."""
     flip: bool = False
     """Add the mirror image at each scale."""
-    output: Annotated[tuple[str, ...], kinds] = option(default=OUTPUT_KINDS[:1], metavar="LIST")
+    output: Annotated[tuple[str, ...], words] = option(default=("palette",), metavar="LIST")
     """Files to write for each image, separated by commas: palette (indexed PNG of the classes, with colors), ids (gray
     PNG of the classes, 16 bits for more than 256), prob (npz with the class and probability of each pixel), overlay
     (the colors over the image)."""

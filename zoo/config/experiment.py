@@ -180,20 +180,11 @@ class Score(Section):
     """Accuracy of a classification, or mean intersection over union of a segmentation, percent."""
 
     top1: Percent | None = None
-    """Top-1 accuracy, percent; required in classification."""
+    """Top-1 accuracy, percent; null in segmentation."""
     top5: Percent | None = None
     """Top-5 accuracy, percent; null: not published."""
     miou: Percent | None = None
-    """Intersection over union, mean over the classes, percent; required in segmentation."""
-
-    def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Yield problems of missing scores and of scores of both tasks."""
-        if self.miou is None and self.top1 is None:
-            yield "top1", "is missing (in segmentation miou)"
-        elif self.miou is not None:
-            for key in ("top1", "top5"):
-                if getattr(self, key) is not None:
-                    yield key, "is a score of classification, and miou of segmentation; remove one"
+    """Intersection over union, mean over the classes, percent; null in classification."""
 
 
 class PublishedWeights(Section):
@@ -215,13 +206,6 @@ class Expected(Section):
     "whole" for whole images at one scale, or "whole-flip" for whole images and their mirror images."""
     weights: PublishedWeights | None = None
     """Published weights with these scores; null: not published."""
-
-    def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Yield problems of protocols with a score of another task."""
-        for protocol, score in self.scores.items():
-            if (score.miou is not None) != protocol.startswith("whole"):
-                needed = "miou" if protocol.startswith("whole") else "top1"
-                yield "scores", f"{protocol} should have {needed}, the score of its task"
 
 
 class Experiment(Section):
@@ -270,10 +254,6 @@ class Experiment(Section):
                 yield f"network.{key}", "is stored with weights and is not a setting of experiments; remove the key"
         if self.network.num_classes == 0:
             yield "network.num_classes", "should be greater than 0"
-        if self.expected is not None:
-            for protocol in self.expected.scores:
-                if protocol.startswith("whole") != (self.segmentation is not None):
-                    yield "expected.scores", f"{protocol} is not a protocol of {self.task}"
         if self.regularization.mixes and self.optimizer.batch_size % 2:
             yield "optimizer.batch_size", "should be even with mixup or cutmix, which mix the images of its halves"
         if is_external(self.network.arch) and self.optimizer.classifier_lr != -1:

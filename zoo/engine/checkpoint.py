@@ -224,18 +224,11 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"the checkpoint is damaged ({type(error).__name__}: {truncate(error)})", path, "resume from another one"
         ) from error
-    if isinstance(content, dict) and "averaged" in content and "position" not in content:
-        raise CheckpointError(
-            "this file has the best weights of a run without its training state",
-            path,
-            f"resume from {escape(path.with_name(CHECKPOINT))}, or start a new run with --weights "
-            "and another --log-dir",
-        )
     if not isinstance(content, dict) or "position" not in content or "format_version" not in content:
         raise CheckpointError(
             "this file has no training state to resume from",
             path,
-            "start a new run from weights files, also of the original project, with --weights",
+            f"resume from a {CHECKPOINT}, or start a new run from these weights with --weights and another --log-dir",
         )
     version = content["format_version"]
     if type(version) is not int or version != FORMAT_VERSION:

@@ -5,7 +5,6 @@ Tested by tests/run/test_run_log.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +45,6 @@ class Board:
         for name, value in {"loss": result.loss, **scores}.items():
             self._writer.add_scalar(f"val/{name}", value, step)
         self._writer.flush()
-
-    def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
-        """Write the relative errors reconstruction/CHAIN/BLOCK at the optimizer step."""
-        for name, error in errors.items():
-            self._writer.add_scalar(f"reconstruction/{name}", error, step)
-
-    def gradient_angle(self, step: int, degrees: float) -> None:
-        """Write reconstruction/gradient_angle_degrees at the optimizer step."""
-        self._writer.add_scalar("reconstruction/gradient_angle_degrees", degrees, step)
 
     def close(self) -> None:
         """Flush and close the event file. Raises OSError if records could not be written."""

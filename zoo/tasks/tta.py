@@ -14,7 +14,6 @@ from zoo.errors import ConfigError, DataError, WeightsError, join_names
 from zoo.ops.upsampling import upsample_strips
 from zoo.spec.limits import MAX_PIXELS
 
-MAX_VIEWS = 100
 MAX_SCALE = 100.0
 STRIP_BYTES = 2**22  # of probabilities averaged at a time; small enough for a cache
 
@@ -24,7 +23,7 @@ class TestTimeAugmentation:
     """The views of an image that are predicted; the class of a pixel has the largest mean probability.
 
     Args:
-    - `scales`: scale factors of the image, all different.
+    - `scales`: scale factors of the image.
     - `flip`: whether each scale is also predicted mirrored.
 
     Raises ConfigError for invalid values.
@@ -39,19 +38,6 @@ class TestTimeAugmentation:
             raise ConfigError(
                 f"scales = {join_names(scales)}: give one or more numbers above 0 and up to {MAX_SCALE:g}"
             )
-        if twice := sorted({scale for scale in scales if scales.count(scale) > 1}):
-            what = f"scales = {join_names(scales)}: {join_names(twice)} is repeated"
-            raise ConfigError(what, remedy="give each scale once")
-        if self.count > MAX_VIEWS:
-            raise ConfigError(
-                f"scales: {self.count} views of each image are too many",
-                remedy=f"give scales for at most {MAX_VIEWS}",
-            )
-
-    @property
-    def count(self) -> int:
-        """Number of views per image."""
-        return len(self.scales) * (2 if self.flip else 1)
 
 
 class Segments(NamedTuple):
