@@ -54,7 +54,7 @@ docs: $(TOOLS)
 	@echo "written to build/site/index.html"
 
 faults: $(TOOLS)
-	$(BIN)/python -m pytest -m "not gpu and not network" --fault-table -q \
+	$(BIN)/python -m pytest -m "not gpu and not network" -q \
 	    tests/faults tests/weights/test_fetch.py tests/weights/test_read.py
 
 # The tests with one version of torch, in an environment of its own: make matrix TORCH=2.13.0

@@ -27,7 +27,7 @@ class OriginalTrain(Train):
             raise ConfigError("--evaluate scores the weights of --resume", "command line", "give --resume PATH")
         scored = Validate(
             name=self.config, weights=Path(self.resume), data=self.data, workers=self.workers,
-            log_every=self.log_every, local_rank=self.local_rank, dist_backend=self.dist_backend,
+            log_every=self.log_every,
         )  # fmt: skip
         return scored.run()
 

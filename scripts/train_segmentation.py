@@ -1,4 +1,4 @@
-"""``zoo train`` for segmentation: CONFIG DATA, also for torch.distributed.launch and torchrun."""
+"""``zoo train`` for segmentation: CONFIG DATA, also for torchrun."""
 
 import sys
 

@@ -382,13 +382,6 @@ def lookup_backend(name: str) -> Any:
     return lookup_backend(name)
 
 
-def list_mode_options(mode: str) -> dict[str, Any]:
-    """Return the Inductor options of a mode of torch.compile, for its argument `options`."""
-    from torch._inductor import list_mode_options
-
-    return list_mode_options(mode)
-
-
 def activation_memory_budget(budget: float) -> AbstractContextManager[Any]:
     """Return a context in which compiled graphs save at most this fraction (0 to 1) of their activations."""
     from torch._functorch import config

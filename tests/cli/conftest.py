@@ -15,7 +15,7 @@ from zoo.cli import main
 __all__ = ["_package_and_hub", "hub"]
 
 SETTINGS = {
-    "network": {"arch": "resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 2},
+    "network": {"arch": "resnet32_cifar", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 2},
     "optimizer": {"batch_size": 8, "learning_rate": 0.01, "schedule": {"epochs": 2}},
     "input": {"crop_train": 10, "scale_val": 12, "crop_val": 10},
 }
@@ -41,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     config = root / "tiny.json"
     config.write_text(json.dumps(SETTINGS))
     data = make_images(root / "data", num_train=24, num_val=NUM_VAL)
-    command = ["train", str(config), str(data), "--log-dir", str(root / "log"), "-j", "0", "-p", "1", "--log-hist"]
+    command = ["train", str(config), str(data), "--log-dir", str(root / "log"), "-j", "0", "-p", "1"]
     assert main(command) == 0
     return Run(config, data, root / "log")
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import zoo
-from tests.data.sample_images import make_folder
 from tests.hub_server import Hub
 from zoo.cli import main
 from zoo.config.published import published
@@ -90,30 +89,6 @@ def test_the_license_is_given_or_that_of_published_weights(
     assert "- License: ImageNet terms of access\n" in card_of(hub)
     assert "| center224  |   73.27 |\n" in card_of(hub)
     assert f"Published by the authors: {entry.source}." in card_of(hub)
-
-
-def test_scores_of_these_weights_are_in_the_card(
-    hub: Hub, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    scores = tmp_path / "scores.json"
-    make_folder(tmp_path / "data" / "val", {"a": 2, "b": 2, "c": 2}, width=40, height=40)
-    assert main(["validate", str(weights), str(tmp_path / "data"), "-j", "0", "-c", "32", "--json", str(scores)]) == 0
-    content = json.loads(scores.read_text())
-    command = str(weights), "--license", "mit", "--scores", str(scores)
-    assert push(weights, *command) == 0
-    row = next(line for line in card_of(hub).splitlines() if line.startswith(f"| {content['protocol']} |"))
-    assert [cell.strip() for cell in row.split("|")[2:-1]] == [f"{content['top1']:.2f}", "6"]
-    capsys.readouterr()
-    for text, said in (
-        (json.dumps({**content, "weights_sha256": "0" * 64}), "the scores belong to other weights"),
-        (json.dumps({**content, "protocol": 1}), "holds no scores (protocol)"),
-        (json.dumps({**content, "top1": None}), "holds no scores (top1)"),
-        ("{", "holds no scores"),
-        ("[]", "holds no scores"),
-    ):
-        scores.write_text(text)
-        assert push(weights, *command) == 2
-        assert said in capsys.readouterr().err
 
 
 def test_mistakes_are_one_message_and_send_nothing(

@@ -107,13 +107,6 @@ def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: 
     assert all((tmp_path / f"{paper}.md").exists() for paper in PAPERS)
 
 
-def test_one_paper_fills_its_rows_alone(tmp_path: Path) -> None:
-    assert reproduce("revnet", "--out", tmp_path) == 0
-    states = [(row["paper"], row["state"]) for row in rows_in(tmp_path).values()]
-    assert states == [*[("inplace_abn", "not measured")] * 2, ("revnet", "reproduced"), ("revnet", "not measured"),
-                      *[("revnext", "not measured")] * 2]  # fmt: skip
-
-
 def test_an_unknown_item_is_answered_with_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("revnet", "--only", "Table 1", "--out", tmp_path) == 2
     assert "--only: there is no measurement of Table 1; there are measurements of revnet: Table 9, Figure 1" in (

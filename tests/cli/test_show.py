@@ -28,11 +28,11 @@ def test_a_checkpoint_is_shown_with_its_network_its_progress_and_its_settings(
     monkeypatch.setattr("zoo.registry.build_network", lambda *args: pytest.fail("a network was built"))
     facts = _shown(capsys, finished.checkpoint)
     parameters = sum(p.numel() for p in read_checkpoint(finished.checkpoint)["state_dict"].values())
-    assert (facts["arch"], facts["norm"], facts["class_names"]) == ("resnet18", "inplace", "['class0', 'class1']")
+    assert (facts["arch"], facts["norm"], facts["class_names"]) == ("resnet32_cifar", "inplace", "['class0', 'class1']")
     assert (facts["epochs_done"], facts["steps_done"], facts["torch"]) == ("2", "6", torch.__version__)
     assert facts["md5"] == md5_of(finished.checkpoint)
     assert facts["sha256"] == hashlib.sha256(finished.checkpoint.read_bytes()).hexdigest()
-    assert 11_000_000 < int(facts["parameters"].replace(",", "")) < parameters
+    assert 463_000 < int(facts["parameters"].replace(",", "")) < parameters
     assert facts["batch_size"] == "8"
 
 

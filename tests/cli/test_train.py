@@ -34,8 +34,6 @@ def test_a_run_leaves_checkpoints_text_metrics_and_tensorboard(finished: Run) ->
     board.Reload()
     assert [event.step for event in board.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
     assert [event.step for event in board.Scalars("val/top1")] == [3, 6]
-    assert "classifier.fc.weight" in board.Tags()["histograms"]
-    assert board.Tags()["images"] == ["train/inputs"]
 
 
 def test_a_run_goes_on_where_its_checkpoint_is(finished: Run, tmp_path: Path) -> None:
@@ -63,16 +61,6 @@ def test_the_original_projects_script_scores_the_weights_of_a_run(
     assert "--evaluate scores the weights of --resume" in capsys.readouterr().err
 
 
-def test_a_batch_that_cannot_be_shared_out_is_refused_before_anything_is_written(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "odd.json"
-    config.write_text(json.dumps({**SETTINGS, "optimizer": {"batch_size": 9, "accumulate_steps": 2}}))
-    assert main(["train", str(config), str(finished.data), "--log-dir", str(tmp_path / "log")]) == 2
-    assert "optimizer.batch_size = 9" in capsys.readouterr().err
-    assert not (tmp_path / "log" / "checkpoint.pth.tar").exists()
-
-
 def test_an_experiment_is_given_by_its_name_and_has_a_folder_of_its_own(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,32 +75,19 @@ def test_an_experiment_is_given_by_its_name_and_has_a_folder_of_its_own(
     assert Path("runs/tiny/checkpoint.pth.tar").is_file()
 
 
-def test_the_settings_of_a_run_are_an_experiment_file_beside_its_log(finished: Run, tmp_path: Path) -> None:
+def test_the_settings_of_a_run_are_an_experiment_file_beside_its_log(finished: Run) -> None:
     path = finished.log_dir / "experiment.json"
     assert load_experiment(path) == load_experiment(finished.config)
     assert json.loads(path.read_text())["optimizer"]["momentum"] == 0.9  # a default
-    again = ["train", str(path), str(finished.data), "--log-dir", str(tmp_path / "log"), "-j", "0"]
-    assert main(again) == 0
-    assert (tmp_path / "log" / "experiment.json").read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("content", ["{", None])
-def test_a_resumed_run_keeps_the_file_of_its_settings_up_to_date(
-    finished: Run, tmp_path: Path, content: str | None
-) -> None:
+def test_a_resumed_run_keeps_the_file_of_its_settings_up_to_date(finished: Run, tmp_path: Path) -> None:
     log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
     (log_dir / "checkpoint.previous.pth.tar").rename(log_dir / "checkpoint.pth.tar")
-    path, config = log_dir / "experiment.json", tmp_path / "changed.json"
-    before = path.read_bytes()
-    if content is None:
-        config.write_text(json.dumps({**SETTINGS, "checkpoint": {"every_steps": 2}}))
-    else:
-        shutil.copy(finished.config, config)
-        path.write_text(content)
+    (config := tmp_path / "changed.json").write_text(json.dumps({**SETTINGS, "checkpoint": {"every_steps": 2}}))
     command = ["train", str(config), str(finished.data), "--log-dir", str(log_dir), "-j", "0", "--resume", "auto"]
     assert main(command) == 0
-    assert load_experiment(path) == load_experiment(config)
-    assert (path.read_bytes() == before) == (content is not None)
+    assert load_experiment(log_dir / "experiment.json") == load_experiment(config)
 
 
 def test_a_run_begins_and_ends_with_what_a_person_wants_to_know(finished: Run) -> None:
@@ -120,7 +95,7 @@ def test_a_run_begins_and_ends_with_what_a_person_wants_to_know(finished: Run) -
     validations = [event for event in _events(finished.log_dir) if event["event"] == "validation"]
     best = max(validations, key=lambda event: event["top1"])
     for part in (
-        "training resnet18: 11,177,538 parameters, inplace norms with leaky_relu, 2 classes",
+        "training resnet32_cifar: 463,634 parameters, inplace norms with leaky_relu, 2 classes",
         f"images      24 to train on, {NUM_VAL} to validate on; {finished.data}",
         "schedule    2 epochs of 3 steps, batch 8",
         "device      cpu, 1 process",

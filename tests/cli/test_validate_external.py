@@ -62,7 +62,7 @@ def _check(
     return json.loads((tmp_path / "r.json").read_text())
 
 
-def test_torchvision(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torchvision(data: Path, tmp_path: Path) -> None:
     name = "mobilenet_v3_small"
     torch.manual_seed(0)
     model = get_model(name, weights=None)
@@ -70,13 +70,10 @@ def test_torchvision(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     own = get_model_weights(name).DEFAULT.transforms()
     content = _check(f"torchvision:{name}", model, own, data, weights, tmp_path)
     assert content["protocol"] == "center224"
-    other = ImageClassification(crop_size=64, resize_size=80, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7),
-                                interpolation=own.interpolation.BICUBIC)  # fmt: skip
-    options = ["-c", "64", "-s", "80", "--interpolation", "bicubic", "--mean", "0.1", "0.2", "0.3", "--std", "0.5"]
-    content = _check(f"torchvision:{name}", model, other, data, weights, tmp_path, *options, "0.6", "0.7")
+    other = ImageClassification(crop_size=64, resize_size=80, interpolation=own.interpolation.BICUBIC)
+    options = ["-c", "64", "-s", "80", "--interpolation", "bicubic"]
+    content = _check(f"torchvision:{name}", model, other, data, weights, tmp_path, *options)
     assert content["protocol"] == "center64-scale80-bicubic"
-    assert main(["validate", f"torchvision:{name}", str(data), "--weights", str(weights), "--mean", "0", "2", "0"]) == 2
-    assert "input.mean[1] = 2.0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["resnet10t.c3_in1k", "efficientvit_b0.r224_in1k"])

@@ -17,15 +17,13 @@ from zoo.config.experiment import Score
 from zoo.errors import ConfigError
 from zoo.spec.section import settings_of
 
-SETTINGS = [(section.path, setting) for section in describe_settings() for setting in section.settings]
 
-
-@pytest.mark.parametrize(("path", "setting"), SETTINGS, ids=lambda value: getattr(value, "key", value))
-def test_every_setting_has_a_type_a_default_and_a_sentence_about_it(path, setting) -> None:
-    assert setting.type
-    assert setting.default
-    assert setting.meaning.endswith(".")
-    assert "``" not in setting.meaning
+def test_every_setting_has_a_type_a_default_and_a_sentence_about_it() -> None:
+    for setting in (setting for section in describe_settings() for setting in section.settings):
+        assert setting.type, setting.name
+        assert setting.default, setting.name
+        assert setting.meaning.endswith("."), setting.name
+        assert "``" not in setting.meaning, setting.name
 
 
 def test_every_field_of_every_section_is_described() -> None:

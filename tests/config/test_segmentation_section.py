@@ -69,22 +69,3 @@ def test_settings_that_were_written_out_are_read_again_as_they_were() -> None:
 def test_what_segmentation_cannot_use_is_named(content: dict[str, Any], problem: str) -> None:
     (said,) = problems_of(content)
     assert said.startswith(problem)
-
-
-@pytest.mark.parametrize(
-    ("score", "segments", "problem"),
-    [
-        ({"whole": {"miou": 53.42}, "whole-flip": {"miou": 54}}, True, None),
-        ({"whole": {"miou": 53.42}}, False, "whole is not a protocol of classification"),
-        ({"center224": {"top1": 70}}, True, "center224 is not a protocol of segmentation"),
-        ({"center224": {"miou": 70}}, False, "center224 should have top1"),
-        ({"whole": {"miou": 70, "top5": 80}}, True, "top5 = 80.0: is a score of classification"),
-        ({"whole": {}}, True, "top1 = null: is missing (in segmentation miou)"),
-        ({"tiles": {"miou": 70}}, True, "expected.scores.tiles = "),
-    ],
-)
-def test_a_score_is_one_of_the_task(score: dict[str, Any], segments: bool, problem: str | None) -> None:
-    content = {**(scenes() if segments else {}), "expected": {"source": "a paper", "scores": score}}
-    problems = problems_of(content)
-    assert not problems if problem is None else problem in problems[0]
-    assert len(problems) <= 1

@@ -182,19 +182,6 @@ def test_a_rectangle_is_erased_after_normalization() -> None:
     torch.testing.assert_close(drawn.pixels[:, ~erased], white[:, None].expand(3, int((~erased).sum())))
 
 
-def test_the_crop_grows_at_the_epochs_of_the_settings() -> None:
-    image = PILPixels(random_image(0, width=40, height=30))
-    settings = Input(crop_train=24, sizes_train=[[1, 8], [3, 16]])
-    transform = TrainTransform(settings)
-    assert settings.all_crops == [8, 16, 24]
-    for epoch, side in enumerate([24, 8, 8, 16, 16]):
-        drawn = transform.in_epoch(epoch).draw(image, Random(epoch)).pixels
-        assert torch.equal(drawn, TrainTransform(Input(crop_train=side)).draw(image, Random(epoch)).pixels)
-    assert Input(crop_train=24, sizes_train=[[0, 8]]).all_crops == [8]
-    plain = TrainTransform(Input(crop_train=24))
-    assert plain.in_epoch(3) is plain
-
-
 def _shapes(boxes: np.ndarray, height: int, width: int) -> list[np.ndarray]:
     """Return the areas and the aspect ratios of boxes (n, 4), and their places among those that are possible."""
     top, left, rows, columns = boxes.T

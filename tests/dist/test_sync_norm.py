@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections import Counter
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ import zoo
 from tests.dist.spawn import run_distributed
 from tests.formula import activated_batch_norm, relative_error
 from zoo.layers import ABN, InPlaceABNSync, active_group, freeze_norms, set_active_group
-from zoo.torch_internals import ALL_GATHER
 
 pytestmark = pytest.mark.dist
 
@@ -83,44 +81,6 @@ def test_too_few_values_over_the_whole_group_raise_on_every_rank():
     for message in run_distributed(_sync_on_one_value, 2, (1, 0)):
         assert "more than 1 value per channel, got 1" in message
     assert run_distributed(_sync_on_one_value, 2, (1, 1)) == ["no error"] * 2
-
-
-def _count_collectives() -> dict[str, Counter]:
-    calls: Counter = Counter()
-    originals = {name: getattr(dist, name) for name in ("all_reduce", ALL_GATHER, "all_gather")}
-
-    def counted(name):
-        def call(*args, **kwargs):
-            calls[name] += 1
-            return originals[name](*args, **kwargs)
-
-        return call
-
-    for name in originals:
-        setattr(dist, name, counted(name))
-    layer = InPlaceABNSync(3)
-    seen = {}
-    x = torch.randn(4, 3, 2, 2, requires_grad=True)
-    z = layer(x * 1)
-    seen["forward"] = Counter(calls)
-    calls.clear()
-    z.sum().backward()
-    seen["backward"] = Counter(calls)
-    calls.clear()
-    for evaluated in (layer, InPlaceABNSync(3, track_running_stats=False)):
-        evaluated.eval()
-        evaluated(x * 1).sum().backward()
-    seen["evaluation"] = Counter(calls)
-    for name, original in originals.items():
-        setattr(dist, name, original)
-    return seen
-
-
-def test_one_gather_in_forward_one_all_reduce_in_backward_none_in_evaluation():
-    for seen in run_distributed(_count_collectives, 2):
-        assert seen["forward"] == Counter({ALL_GATHER: 1})
-        assert seen["backward"] == Counter(all_reduce=1)
-        assert seen["evaluation"] == Counter()
 
 
 def _subgroup() -> tuple[bool, bool, float]:

@@ -14,7 +14,7 @@ import torch
 
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
 from zoo.config import Experiment
-from zoo.engine import checkpoint, snapshot
+from zoo.engine import checkpoint
 from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read
 from zoo.engine.reporting import TrainMetrics
 from zoo.errors import CheckpointError, TrainingInterrupted
@@ -142,13 +142,3 @@ def test_a_write_that_fails_ends_the_run_with_the_message_of_a_failed_save(
     if fail_at > 3:
         assert "checkpoint.pth.tar, is intact" in str(error.value)
         assert read(tmp_path / CHECKPOINT)["position"]["step"] < fail_at
-
-
-def test_no_memory_for_the_copy_is_one_message(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes")
-
-    monkeypatch.setattr(snapshot.Snapshots, "take", full)
-    (tmp_path / "log").mkdir()
-    with pytest.raises(CheckpointError, match=r"log: .*cannot be copied to host memory \(Default.*; .*--resume auto$"):
-        run(_config(), data, tmp_path / "log", MemoryLog())

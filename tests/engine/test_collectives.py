@@ -38,11 +38,9 @@ def _network(norm: str) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 2))
 
 
-def _messages_of_a_step(norm: str, num_parts: int, compression: str) -> tuple[list[tuple[str, int]], int]:
+def _messages_of_a_step(norm: str, num_parts: int) -> tuple[list[tuple[str, int]], int]:
     """Return kind and bytes of each message of a step, and the bytes of all parameters."""
-    config = make_config(
-        optimizer={"accumulate_steps": num_parts, "batch_size": 16}, training={"gradient_compression": compression}
-    )
+    config = make_config(optimizer={"accumulate_steps": num_parts, "batch_size": 16})
     state = build_state(task_of(config), _network(norm), this_process())
     batch = StepBatch(torch.randn(8, 3, 8, 8), torch.arange(8) % 2, 16)
     for _ in range(2):  # DistributedDataParallel agrees on its buckets at the second step
@@ -65,13 +63,13 @@ def _messages_of_a_step(norm: str, num_parts: int, compression: str) -> tuple[li
 def test_norms_that_are_not_synchronized_send_nothing_and_gradients_travel_once_in_a_step(
     norm: str, num_parts: int
 ) -> None:
-    for messages, num_bytes in run_distributed(_messages_of_a_step, 2, norm, num_parts, "off"):
+    for messages, num_bytes in run_distributed(_messages_of_a_step, 2, norm, num_parts):
         assert messages == [("all_reduce", num_bytes)]
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])
 def test_a_synchronized_norm_sends_one_message_in_each_direction_and_part(num_parts: int) -> None:
-    for messages, num_bytes in run_distributed(_messages_of_a_step, 2, "sync", num_parts, "off"):
+    for messages, num_bytes in run_distributed(_messages_of_a_step, 2, "sync", num_parts):
         forward = [("all_gather", 8 * (2 * num + 1)) for num in CHANNELS]  # means, variances, count
         backward = [("all_reduce", 4 * 2 * num) for num in CHANNELS]  # two sums
         assert Counter(messages) == Counter(num_parts * (forward + backward) + [("all_reduce", num_bytes)])
@@ -105,30 +103,3 @@ def test_the_loop_sends_one_number_a_step_and_two_messages_more_a_report(tmp_pat
         averages = ("all_reduce", 8 * (2 * 2 + 2 + 1))  # loss and bad step of two ranks, top-1, top-5, count
         failed_write = ("all_reduce", 8)
         assert messages[0:4] == [[averages, failed_write, signal]] * 4
-
-
-def _compressed_gradients() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the gradients of a step as they are exchanged, and those of this process alone."""
-    torch.manual_seed(0)
-    network, config = _network("inplace"), make_config(training={"gradient_compression": "bf16"})
-    state = build_state(task_of(config), network, this_process())
-    torch.manual_seed(1 + dist.get_rank())
-    images = torch.randn(4, 3, 8, 8)
-    with state.wrapped_model.no_sync():
-        state.wrapped_model(images).square().mean().backward()
-    own = [parameter.grad.clone() for parameter in network.parameters()]
-    network.zero_grad()
-    state.wrapped_model(images).square().mean().backward()
-    return [parameter.grad.clone() for parameter in network.parameters()], own
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_compressed_gradients_are_the_rounded_means_of_rounded_gradients(world_size: int) -> None:
-    ranks = run_distributed(_compressed_gradients, world_size)
-    for gradients in zip(*(own for _, own in ranks), *(exchanged for exchanged, _ in ranks), strict=True):
-        own, exchanged = gradients[:world_size], gradients[world_size:]
-        expected = sum(each.bfloat16().float() for each in own) / world_size
-        assert all(torch.equal(each, expected.bfloat16().float()) for each in exchanged)
-        mean = sum(own) / world_size
-        scale = max(each.abs().max() for each in own)
-        assert (exchanged[0] - mean).abs().max() <= 2**-8 * 2 * scale  # a rounding before the sum, and one behind it

@@ -64,15 +64,6 @@ def _all_of(state: TrainState) -> dict[str, Any]:
     return copy.deepcopy({**shared_state(state), **rank_state(state)})
 
 
-def test_angles_are_logged_at_the_interval_and_only_when_asked(data: Path, tmp_path: Path) -> None:
-    log, silent = MemoryLog(), MemoryLog()
-    run(make_config(training={"gradient_angle_meter": 4}), data, tmp_path / "a", log, build=_net)
-    run(make_config(), data, tmp_path / "b", silent, build=_net)
-    assert [step for step, _ in log.angles] == [4, 8, 12]
-    assert all(0 < degrees < 0.1 for _, degrees in log.angles)
-    assert silent.angles == []
-
-
 @pytest.mark.parametrize(
     "changes",
     [{}, {"optimizer": {"accumulate_steps": 2}, "training": {"amp": "bf16"}}],

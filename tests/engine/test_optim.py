@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule, parse_experiment
 from zoo.config.optimizer import OPTIMIZER_PARAMS
-from zoo.engine.optim import build_optimizer, clip_gradients, layers_of, set_lr
+from zoo.engine.optim import build_optimizer, set_lr
 from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN
 
@@ -130,70 +130,10 @@ def test_an_optimizer_of_timm_that_cannot_be_built_is_named(monkeypatch: pytest.
         build_optimizer(_Net(), Optimizer(type="timm:lamb"))
 
 
-class _Blocks(nn.Module):
-    """A stem, two blocks, a norm that belongs to the last block, and a head, as timm's transformers name them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pos_embed = nn.Parameter(torch.zeros(1, 2))
-        self.blocks = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-        self.norm = nn.LayerNorm(2)
-        self.head = nn.Linear(2, 3, bias=False)
-
-    def no_weight_decay(self) -> set[str]:
-        return {"pos_embed"}
-
-    def group_matcher(self, coarse: bool) -> dict[str, Any]:
-        assert not coarse
-        return {"stem": r"^pos_embed", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
-
-
-def test_rates_decay_by_layer_and_named_parameters_are_not_decayed() -> None:
-    found = _built(_Blocks(), learning_rate=0.8, layer_decay=0.5, weight_decay=0.1, decay_norms=False)
-    assert found == {
-        "pos_embed": (0.1, 0.0),
-        "blocks.0.weight": (0.2, 0.1),
-        "blocks.1.weight": (0.4, 0.1),
-        **dict.fromkeys(("norm.weight", "norm.bias"), (0.4, 0.0)),
-        "head.weight": (0.8, 0.1),
-    }
-
-
-def test_a_matcher_may_be_a_function() -> None:
-    model = _Blocks()
-    model.group_matcher = lambda coarse: lambda name: 1 if name.startswith("head") else (0, 3)  # type: ignore
-    assert set(layers_of(model).values()) == {0, 1}
-
-
-def test_a_layer_decay_of_a_network_without_layers_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"optimizer\.layer_decay: .*_Net has no method group_matcher"):
-        _built(_Net(), layer_decay=0.5)
-
-
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18", "convnext_atto", "swin_tiny_patch4_window7_224"])
-def test_layers_are_those_of_timm(name: str) -> None:
-    timm = pytest.importorskip("timm")
-    model = timm.create_model(name)
-    ours = _built(model, learning_rate=1.0, layer_decay=0.7, weight_decay=0.05, decay_norms=False, decay_biases=False)
-    theirs = timm.optim.param_groups_layer_decay(model, 0.05, layer_decay=0.7)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    scales = {names[id(parameter)]: group["lr_scale"] for group in theirs for parameter in group["params"]}
-    assert {name: lr for name, (lr, _) in ours.items()} == pytest.approx(scales)
-
-
-@pytest.mark.parametrize("mode", ["norm", "value", "agc"])
-def test_gradients_are_clipped(mode: str) -> None:
-    weight = nn.Parameter(torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]]))
-    bias = nn.Parameter(torch.tensor([0.3, 0.4]))
-    weight.grad = torch.tensor([[6.0, 8.0], [0.0, 2.0], [0.01, 0.0]])
-    bias.grad = torch.tensor([0.0, 0.02])
-    expected = {
-        "norm": (weight.grad * 0.1 / 104.0005**0.5, bias.grad * 0.1 / 104.0005**0.5),
-        "value": (torch.tensor([[0.1, 0.1], [0.0, 0.1], [0.01, 0.0]]), torch.tensor([0.0, 0.02])),
-        "agc": (torch.tensor([[0.3, 0.4], [0.0, 1e-4], [0.01, 0.0]]), torch.tensor([0.0, 0.02])),
-    }[mode]
-    clip_gradients([weight, bias, nn.Parameter(torch.zeros(1))], 0.1, mode)
-    torch.testing.assert_close((weight.grad, bias.grad), expected)
+def test_parameters_that_the_model_names_are_not_decayed() -> None:
+    model = _Net()
+    model.no_weight_decay = lambda: {"conv.weight"}  # type: ignore[assignment]  # as networks of timm have it
+    assert [name for name, (_, decay) in _built(model, weight_decay=0.1).items() if not decay] == ["conv.weight"]
 
 
 EPOCHS, STEPS = 9, 7
@@ -202,7 +142,6 @@ BASE_LR = 0.1
 TORCH = {
     "step": ({"step_size": 4, "gamma": 0.3}, lr_scheduler.StepLR),
     "multistep": ({"milestones": [2, 3, 7], "gamma": 0.5}, lr_scheduler.MultiStepLR),
-    "exponential": ({"gamma": 0.9}, lr_scheduler.ExponentialLR),
     "constant": ({}, lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda t: 1.0)),
     "cosine": ({}, lr_scheduler.CosineAnnealingLR),
     "polynomial": ({"power": 0.9}, lr_scheduler.PolynomialLR),
@@ -240,11 +179,7 @@ def _torchs(build: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler], 
 @pytest.mark.parametrize("kind", TORCH)
 def test_published_schedules_give_the_rates_of_torchs_schedulers(kind: str, mode: str) -> None:
     params, scheduler = TORCH[kind]
-    ends = (
-        (EPOCHS * (STEPS if mode == "step" else 1),)
-        if kind in ("cosine", "one-cycle", "triangle", "polynomial")
-        else ()
-    )
+    ends = (EPOCHS * (STEPS if mode == "step" else 1),) if kind in ("cosine", "polynomial") else ()
     expected = _torchs(lambda optimizer: scheduler(optimizer, *ends, **params), mode)
     assert _ours(_schedule(type=kind, mode=mode, params=params)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
@@ -258,12 +193,13 @@ def test_a_triangle_interpolates_between_zero_the_peak_and_zero_after_each_step(
 
 
 def test_the_90_epochs_of_wider_resnet38_fall_from_a_tenth_to_a_millionth_and_never_below() -> None:
-    steps_per_epoch = 5005
     schedule = _schedule(type="linear", mode="step", epochs=90, params={"alpha": -2.222e-6, "beta": 1.0})
-    rates = torch.tensor(_ours(schedule, steps_per_epoch), dtype=torch.float64)
-    published = BASE_LR * (1 - 2.222e-6 * torch.arange(450_450, dtype=torch.float64))
+    steps = torch.tensor([*range(0, 449_000, 450), *range(449_000, 90 * 5005)], dtype=torch.float64)
+    rates = torch.tensor(
+        [BASE_LR * schedule.factor(*divmod(int(step), 5005), 5005, BASE_LR) for step in steps], dtype=torch.float64
+    )
+    published = BASE_LR * (1 - 2.222e-6 * steps)
     held = published < MIN_LINEAR_LR
-    assert len(rates) == 450_450
     assert held.sum() == 409  # the last 405 of them would have been negative
     torch.testing.assert_close(rates[~held], published[~held], rtol=1e-12, atol=0)
     torch.testing.assert_close(rates[held], torch.full((409,), 1e-6, dtype=torch.float64), rtol=1e-12, atol=0)
@@ -278,36 +214,17 @@ def test_warm_up_rises_in_equal_steps_to_the_schedule_and_leaves_the_rest_alone(
     assert ratios[10:] == [1.0] * (EPOCHS * STEPS - 10)
 
 
-@pytest.mark.parametrize("cycles", [1, 3])
 @pytest.mark.parametrize("mode", ["epoch", "step"])
-def test_a_cosine_with_restarts_is_that_of_timm(mode: str, cycles: int) -> None:
+def test_a_cosine_after_a_warmup_is_that_of_timm(mode: str) -> None:
     timm = pytest.importorskip("timm.scheduler")
     unit = STEPS if mode == "step" else 1
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=BASE_LR)
     scheduler = timm.CosineLRScheduler(
-        optimizer, t_initial=EPOCHS * unit // cycles, lr_min=0.0, cycle_decay=0.5, cycle_limit=cycles,
-        warmup_t=2 * unit, warmup_lr_init=0.1 * BASE_LR,
+        optimizer, t_initial=EPOCHS * unit, lr_min=0.0, warmup_t=2 * unit, warmup_lr_init=0.1 * BASE_LR,
     )  # fmt: skip
     times = [step if mode == "step" else step // STEPS for step in range(EPOCHS * STEPS)]
     expected = [scheduler._get_lr(t)[0] for t in times]
-    params = {"cycles": cycles, "cycle_factor": 0.5}
-    ours = _ours(_schedule(type="cosine", mode=mode, params=params, warmup_epochs=2.0, warmup_start=0.1))
-    assert ours == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-def test_one_cycle_is_that_of_torch() -> None:
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=BASE_LR)
-    scheduler = lr_scheduler.OneCycleLR(
-        optimizer, BASE_LR, total_steps=EPOCHS * STEPS, pct_start=0.4, div_factor=25, final_div_factor=1e4,
-        cycle_momentum=False,
-    )  # fmt: skip
-    expected = []
-    for _ in range(EPOCHS * STEPS):
-        expected.append(scheduler.get_last_lr()[0])
-        optimizer.step()
-        if len(expected) < EPOCHS * STEPS:
-            scheduler.step()
-    ours = _ours(_schedule(type="one-cycle", mode="step", params={"rise": 0.4}))
+    ours = _ours(_schedule(type="cosine", mode=mode, warmup_epochs=2.0, warmup_start=0.1))
     assert ours == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 

@@ -44,10 +44,9 @@ def _config(repeats: int = 3, **changes: Any) -> Experiment:
         "random_erasing_train": 0.5,
         "random_erasing_mode_train": "pixel",
         "repeats_train": repeats,
-        "sizes_train": [[1, 10], [2, 12]],
     }
     mixing = {"mixup": 0.8, "cutmix": 1.0, "mix_probability": 0.9, "mix_off_epoch": 2, "loss": "bce"}
-    averaging = {"ema_warmup": True, "ema_every": 2, "label_smoothing": 0.1}
+    averaging = {"ema_every": 2, "label_smoothing": 0.1}
     return make_config(input=images, regularization=mixing, optimizer={**averaging, **changes})
 
 
@@ -85,7 +84,6 @@ def test_a_run_that_was_stopped_within_an_epoch_ends_as_the_straight_one(
             os.kill(os.getpid(), signal.SIGTERM)
 
     checkpoint, expected = straight
-    assert [images.shape[-1] for images, _ in expected] == [8] * 6 + [10] * 6 + [12] * 6
     assert {targets.dim() for _, targets in expected[:12]} == {1, 2}  # some batches are not mixed
     assert {targets.dim() for _, targets in expected[12:]} == {1}
     stopped = tmp_path / "stopped"

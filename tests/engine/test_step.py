@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import make_config, this_process
 from zoo.engine.process import Process
-from zoo.engine.state import TrainState, average_decay, broadcast_buffers, build_state
+from zoo.engine.state import TrainState, broadcast_buffers, build_state
 from zoo.engine.step import StepBatch, train_step
 from zoo.engine.wrapping import distribute
 from zoo.tasks import task_of
@@ -100,23 +100,6 @@ def test_the_average_follows_the_weights_by_its_decay_and_has_its_buffers() -> N
     broadcast_buffers(state)
     for buffer, own in zip(state.ema.buffers(), state.model.buffers(), strict=True):
         assert torch.equal(buffer, own)
-
-
-@pytest.mark.parametrize("warmup", [False, True])
-def test_the_average_is_that_of_timm(warmup: bool) -> None:
-    reference = pytest.importorskip("timm.utils.model_ema").ModelEmaV3
-    images, targets = _batch(10)
-    state = _state(ema_decay=0.8, ema_warmup=warmup)
-    theirs = reference(state.model, decay=0.8, use_warmup=warmup, exclude_buffers=True)
-    assert state.ema is not None
-    for number in range(1, 16):
-        train_step(state, StepBatch(images, targets, global_size=10))
-        theirs.update(state.model, step=number)
-        ours = nn.utils.parameters_to_vector(state.ema.parameters())
-        torch.testing.assert_close(ours, nn.utils.parameters_to_vector(theirs.module.parameters()))
-    # After 11 steps the decay of 1 - 12^(-2/3) is more than 0.8.
-    assert average_decay(state.config.optimizer, 8) < (0.8 if warmup else 0.81)
-    assert average_decay(state.config.optimizer, 11) == 0.8
 
 
 def test_the_average_is_updated_every_few_batches_of_an_epoch() -> None:

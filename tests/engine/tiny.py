@@ -114,7 +114,6 @@ class MemoryLog:
         self.messages: list[str] = []
         self.metrics: list[TrainMetrics] = []
         self.validations: list[tuple[int, int, Result, bool]] = []
-        self.image_shapes: list[torch.Size] = []
         self.reconstructions: list[tuple[int, dict[str, float]]] = []
         self.angles: list[tuple[int, float]] = []
         self.bars: list[tuple[str, int, int]] = []
@@ -136,17 +135,11 @@ class MemoryLog:
     def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
         self.validations.append((epoch, step, result, is_best))
 
-    def images(self, step: int, images: Tensor) -> None:
-        self.image_shapes.append(images.shape)
-
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         self.reconstructions.append((step, dict(errors)))
 
     def gradient_angle(self, step: int, degrees: float) -> None:
         self.angles.append((step, degrees))
-
-    def parameters(self, step: int, model: nn.Module) -> None:
-        pass
 
     @property
     def numbers(self) -> list[tuple[float, ...]]:
@@ -160,7 +153,7 @@ def this_process() -> Process:
     """Return the process that the default group describes, or one that is alone."""
     if not dist.is_initialized():
         return Process()
-    return Process(dist.get_rank(), dist.get_rank(), dist.get_world_size(), control=dist.new_group(backend="gloo"))
+    return Process(dist.get_rank(), dist.get_world_size(), control=dist.new_group(backend="gloo"))
 
 
 def save(state: TrainState, folder: Path, is_best: bool = False) -> Path:

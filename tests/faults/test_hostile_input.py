@@ -17,7 +17,6 @@ from tests.cli.conftest import SETTINGS
 from tests.faults.fuzz import EXAMPLES, JSON, damaged_tree, fuzz, mutated
 from zoo.config import load_experiment, parse_experiment
 from zoo.config.parse import experiments_dir
-from zoo.config.published import read_checksums
 from zoo.data.reading import decode_as, load_rgb
 from zoo.weights.stored_spec import parse_stored_spec
 
@@ -39,20 +38,6 @@ def test_any_bytes_of_an_experiment_file_are_an_experiment_or_a_message(count: i
         load_experiment(path)
 
     fuzz(load, count, mutated(originals) | st.binary(max_size=200), tmp_path)
-
-
-@EXAMPLES
-def test_any_checksums_are_a_list_or_a_message(count: int, tmp_path: Path) -> None:
-    path = tmp_path / "checksums.md5"
-    original = (experiments_dir().parent / "checksums.md5").read_bytes()
-
-    def load(content: bytes) -> None:
-        path.write_bytes(content)
-        for name, md5 in read_checksums(path).items():
-            assert len(md5) == 32
-            assert "/" not in name
-
-    fuzz(load, count, mutated([original, original[:60]]) | st.binary(max_size=200), tmp_path)
 
 
 @EXAMPLES

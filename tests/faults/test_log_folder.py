@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
-import os
 import resource
 import shutil
-import signal
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
@@ -47,27 +42,6 @@ def test_a_second_run_in_a_folder_is_refused(finished: Run, log_dir: Path, capsy
         assert f"{log_dir}: another run is training in this folder; wait for it" in capsys.readouterr().err
         assert _states(log_dir) == before
     assert _train(finished, log_dir, "--resume", "auto") == 0
-
-
-def _hold(path: Path, ready: Any) -> None:
-    with FileLock(path):
-        multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True).start()
-        ready.set()
-        time.sleep(60)
-
-
-def test_a_killed_run_frees_its_folder_at_once_though_its_workers_still_live(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    ready = context.Event()
-    holder = context.Process(target=_hold, args=(tmp_path / ".lock", ready))
-    holder.start()
-    assert ready.wait(30)
-    with pytest.raises(Timeout), FileLock(tmp_path / ".lock", timeout=0):
-        pass
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.join()
-    with FileLock(tmp_path / ".lock", timeout=10):
-        pass
 
 
 def test_a_folder_with_a_run_is_not_replaced_unless_asked(

@@ -62,10 +62,9 @@ def _write_settings(path: Path, **changes: Any) -> str:
     ("changes", "message"),
     [
         ({"optimizer": {**SETTINGS["optimizer"], "learning_rate": 0.5}}, "optimizer.learning_rate = 0.5, not 0.01"),
-        ({"seed": 3}, "seed = 3, not 0"),
         ({"optimizer": {**SETTINGS["optimizer"], "batch_size": 9}}, "optimizer.batch_size = 9, not 8"),
     ],
-    ids=["rate", "seed", "batch_size"],
+    ids=["rate", "batch_size"],
 )
 def test_a_setting_that_differs_between_ranks_is_refused_by_its_key_on_every_rank(
     tmp_path: Path, data: Path, changes: dict[str, Any], message: str
@@ -77,13 +76,6 @@ def test_a_setting_that_differs_between_ranks_is_refused_by_its_key_on_every_ran
         assert f"rank 1: {message} as on rank 0" in printed
         assert seconds < END_S
     assert not (tmp_path / "log").exists()
-
-
-def test_an_option_that_the_ranks_have_to_share_is_refused_by_its_name(tmp_path: Path, data: Path) -> None:
-    command = ["train", _write_settings(tmp_path / "a.json"), str(data), "-j", "0", "--log-dir", "log"]
-    for code, printed, _ in _run([command, [*command, "-p", "3"]], tmp_path):
-        assert code == 2
-        assert "rank 1: --log-every = " in printed
 
 
 def _copy_with_an_image_less(data: Path, target: Path) -> Path:

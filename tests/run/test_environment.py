@@ -64,20 +64,6 @@ def test_changed_files_make_the_commit_dirty(checkout: Callable[..., str]) -> No
     assert environment.checkout_commit() == f"{checkout('rev-parse', 'HEAD')}-dirty"
 
 
-def test_a_result_that_was_written_before_is_no_change_of_the_code(checkout: Callable[..., str]) -> None:
-    """Benchmarks write over the files of docs/results one after another; all ran the code of the commit."""
-    (environment.ROOT / "docs" / "results" / "model_cpu.json").write_text("{}")
-    assert environment.checkout_commit() == checkout("rev-parse", "HEAD")
-
-
-def test_the_commit_is_the_one_that_the_process_began_with(checkout: Callable[..., str]) -> None:
-    """The code was loaded then: what is changed or committed during a long run is not what it measures."""
-    began = environment.checkout_commit()
-    (environment.ROOT / "zoo/run/environment.py").write_text("changed")
-    checkout("commit", "-am", "second")
-    assert environment.checkout_commit() == began != checkout("rev-parse", "HEAD")
-
-
 def test_without_git_there_is_no_commit(
     checkout: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,5 +73,3 @@ def test_segment_writes_files_for_a_folder(tmp_path: Path) -> None:
         "out/ids/a.png",
         "out/overlay/a.png",
     ]
-    with pytest.raises(zoo.ConfigError, match="fusion = 'median'"):
-        zoo.segment(network, tmp_path / "in", tmp_path / "out", fusion="median")

@@ -12,15 +12,13 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import ToTensor
 
-from scripts.test_vistas import original_files
 from tests.data.sample_images import random_image
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import this_process
 from zoo.config import parse_experiment
 from zoo.errors import ConfigError, DataError
-from zoo.run.label_images import palette_for
 from zoo.run.scoring import LoadedNetwork
-from zoo.run.segmenting import Outputs, output_folders, segment_images
+from zoo.run.segmenting import segment as segment_images
 from zoo.tasks.tta import TestTimeAugmentation as Augmentation
 from zoo.tasks.tta import segment
 
@@ -59,10 +57,6 @@ def _images(folder: Path) -> Path:
     return folder
 
 
-def _folders(out: Path, kinds: tuple[str, ...] = ("ids",)) -> Outputs:
-    return output_folders(out, kinds, palette_for(CLASSES))
-
-
 def _files(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
@@ -71,7 +65,9 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 def test_all_kinds_are_those_of_the_views_at_the_images_own_size(tmp_path: Path) -> None:
     images, network, views = _images(tmp_path / "in"), _network(), Augmentation((0.5, 1.0), True)
-    summary = segment_images(network, images, _folders(tmp_path / "out", KINDS), views, longest_side=64)
+    summary = segment_images(
+        network, images, tmp_path / "out", output=KINDS, scales=(0.5, 1.0), flip=True, longest_side=64
+    )
     assert (summary.written, summary.skipped, summary.faults) == (5, 0, [])
     names = {"a", "b", "sub/a", "sub/deep/c", "sub/z"}
     endings = {"palette": ".png", "ids": ".png", "prob": ".npz", "overlay": ".png"}
@@ -89,8 +85,8 @@ def test_all_kinds_are_those_of_the_views_at_the_images_own_size(tmp_path: Path)
 
 
 def test_what_is_there_is_skipped_and_replaced_on_request(tmp_path: Path) -> None:
-    images, network, out = _images(tmp_path / "in"), _network(), _folders(tmp_path / "out", ("ids", "prob"))
-    segment_images(network, images, out)
+    images, network, out = _images(tmp_path / "in"), _network(), tmp_path / "out"
+    segment_images(network, images, out, output=("ids", "prob"))
     before = _files(tmp_path / "out")
     (tmp_path / "out" / "prob" / "a.npz").unlink()
     kept = tmp_path / "out" / "ids" / "b.png"
@@ -98,17 +94,17 @@ def test_what_is_there_is_skipped_and_replaced_on_request(tmp_path: Path) -> Non
         Image.new("L", written.size, 3).save(kept)
     changed = kept.read_bytes()
     network.model.num_images = 0
-    summary = segment_images(network, images, out)
+    summary = segment_images(network, images, out, output=("ids", "prob"))
     assert (summary.written, summary.skipped, network.model.num_images) == (1, 4, 1)
     assert _files(tmp_path / "out") == {**before, "ids/b.png": changed}
-    assert segment_images(network, images, out, overwrite=True).written == 5
+    assert segment_images(network, images, out, output=("ids", "prob"), overwrite=True).written == 5
     assert _files(tmp_path / "out") == before
 
 
 def test_an_image_that_a_scale_makes_too_large_is_left_out(tmp_path: Path) -> None:
     images = _images(tmp_path / "in")
     Image.new("1", (30_000, 40)).save(images / "wide.png")
-    summary = segment_images(_network(), images, _folders(tmp_path / "out"), Augmentation((10.0,)))
+    summary = segment_images(_network(), images, tmp_path / "out", scales=(10.0,))
     assert summary.written == 5
     assert len(summary.faults) == 1
     assert "30000 x 40 px at scale 10 has 300000 x 400 px" in summary.faults[0]
@@ -118,7 +114,7 @@ def test_an_image_that_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Pa
     images = _images(tmp_path / "in")
     (images / "broken.png").write_bytes(b"no image")
     random_image(0, 200, 1).save(images / "thin.png")
-    summary = segment_images(_network(), images, _folders(tmp_path / "out"), longest_side=40)
+    summary = segment_images(_network(), images, tmp_path / "out", longest_side=40)
     assert summary.written == 5
     assert len(summary.faults) == 2
     assert "broken.png" in summary.faults[0]
@@ -126,89 +122,41 @@ def test_an_image_that_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Pa
     assert "thin.png" in summary.faults[1]
 
 
-def test_full_memory_is_a_fault_of_the_image_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, network = _images(tmp_path / "in"), _network()
-    plain = Tiny.forward
-
-    def forward(model: Tiny, x: Tensor) -> Tensor:
-        if x.shape[-1] == 22:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return plain(model, x)
-
-    monkeypatch.setattr(Tiny, "forward", forward)
-    summary = segment_images(network, images, _folders(tmp_path / "out"))
-    assert summary.written == 4
-    assert len(summary.faults) == 1
-    assert "the memory of cpu is full; give a smaller --longest-side" in summary.faults[0]
-    assert "a.bmp" in summary.faults[0]
-
-
 def test_a_place_without_images_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, message in (("empty", "there is no image in the folder"), ("no", "there is no image or folder .*no;")):
         with pytest.raises(DataError, match=message):
-            segment_images(_network(), tmp_path / name, _folders(tmp_path / "out"))
+            segment_images(_network(), tmp_path / name, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
 @pytest.mark.parametrize(
-    ("extra", "out", "mode", "message"),
-    [
-        ("b.tif", "out", None, "b.JPG and of .*b.tif would have the same name"),
-        ("a_prob.jpg", "out", "prob", "a.png and of .*a_prob.jpg would have the same name"),
-        (None, "in/out", None, "would lie among the images"),
-        (None, "in", "raw", "a.png is one of the images and would be overwritten"),
-    ],
+    ("extra", "out", "message"),
+    [("b.tif", "out", "b.JPG and of .*b.tif would have the same name"), (None, "in/out", "would lie among the images")],
 )
 def test_clashing_names_are_refused_before_anything_is_computed(
-    tmp_path: Path, extra: str | None, out: str, mode: str | None, message: str
+    tmp_path: Path, extra: str | None, out: str, message: str
 ) -> None:
     images, network = _images(tmp_path / "in"), _network()
     if extra is not None:
         random_image(9).save(images / extra)
-    output = _folders(tmp_path / out) if mode is None else original_files(tmp_path / out, mode, palette_for(CLASSES))
     before = _files(tmp_path)
     with pytest.raises(DataError, match=message):
-        segment_images(network, images, output)
+        segment_images(network, images, tmp_path / out)
     assert network.model.num_images == 0
     assert _files(tmp_path) == before
 
 
-def test_a_network_of_another_task_and_too_many_classes_are_refused(tmp_path: Path) -> None:
+def test_a_network_of_another_task_and_an_unknown_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tiny classifies whole images"):
-        segment_images(_network("resnet18"), tmp_path, _folders(tmp_path))
-    with pytest.raises(ConfigError, match="300 classes"):
-        output_folders(tmp_path, ("palette",), palette_for(300))
-
-
-@pytest.mark.parametrize("mode", ["palette", "raw", "prob"])
-def test_the_originals_files_are_classes_of_the_networks_size_resized_by_nearest(tmp_path: Path, mode: str) -> None:
-    image = random_image(0, 24, 36)
-    (tmp_path / "in").mkdir()
-    image.save(tmp_path / "in" / "a.png")
-    network, palette = _network(), palette_for(CLASSES)
-    segment_images(
-        network, tmp_path / "in", original_files(tmp_path / "out", mode, palette), longest_side=18, at_image_size=False
-    )
-    settings = network.experiment.input
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (settings.mean, settings.std))
-    small = image.resize((12, 18), Image.Resampling.BILINEAR)
-    expected = segment(network.model, (ToTensor()(small) - mean) / std)
-    with Image.open(tmp_path / "out" / "a.png") as written:
-        assert written.mode == ("P" if mode == "palette" else "L")
-        assert np.array_equal(np.asarray(written), expected.classes.numpy().repeat(2, 0).repeat(2, 1))
-        if mode == "palette":
-            assert written.getpalette("RGB")[: 3 * CLASSES] == palette.colors.ravel().tolist()
-    assert (tmp_path / "out" / "a_prob.png").exists() == (mode == "prob")
-    if mode == "prob":
-        with Image.open(tmp_path / "out" / "a_prob.png") as written:
-            truncated = (expected.probabilities.double() * 255).int().numpy()
-            assert np.array_equal(np.asarray(written)[::2, ::2], truncated)
+        segment_images(_network("resnet18"), tmp_path, tmp_path / "out")
+    with pytest.raises(ConfigError, match="output = 'raw': give one or more of palette, ids, prob, overlay"):
+        segment_images(_network(), tmp_path, tmp_path / "out", output=["raw"])
 
 
 def _segment_as_rank(images: Path, out: Path) -> tuple[int, int, int]:
     network = _network()
-    summary = segment_images(network, images, _folders(out), process=this_process())
+    summary = segment_images(network, images, out, process=this_process())
     return network.model.num_images, summary.written, len(summary.faults)
 
 

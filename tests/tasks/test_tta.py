@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.errors import ConfigError, DataError, WeightsError
 from zoo.tasks import tta as module
-from zoo.tasks.tta import FUSIONS, Fusion, segment
 from zoo.tasks.tta import TestTimeAugmentation as Augmentation
+from zoo.tasks.tta import segment
 
 CLASSES = 5
 
@@ -49,21 +48,6 @@ def _plain_probabilities(
             yield F.interpolate(logits, size=size, mode="bilinear", align_corners=False).softmax(1)[0]
 
 
-def _plain_fusion(probabilities: list[list[float]], fusion: Fusion) -> tuple[int, float]:
-    """Return the class and probability of one pixel, given those of all classes in each view."""
-    classes = range(len(probabilities[0]))
-    if fusion == "mean":
-        means = [sum(view[k] for view in probabilities) / len(probabilities) for k in classes]
-        return means.index(max(means)), max(means)
-    winners = [(view.index(max(view)), max(view)) for view in probabilities]
-    if fusion == "max":
-        return max(winners, key=lambda winner: winner[1])  # the first of equal ones
-    votes = Counter(k for k, _ in winners)
-    sums = {k: sum(p for winner, p in winners if winner == k) for k in votes}
-    best = min(votes, key=lambda k: (-votes[k], -sums[k], k))
-    return best, sums[best] / votes[best]
-
-
 def _check(forward: Callable[[Tensor], Tensor], image: Tensor, views: Augmentation, size: tuple[int, int]) -> None:
     with torch.no_grad():
         plain = [view.tolist() for view in _plain_probabilities(forward, image, views, size)]
@@ -71,12 +55,11 @@ def _check(forward: Callable[[Tensor], Tensor], image: Tensor, views: Augmentati
     assert found.classes.shape == found.probabilities.shape == size
     for row, column in itertools.product(*map(range, size)):
         pixel = [[of_class[row][column] for of_class in view] for view in plain]
-        expected, probability = _plain_fusion(pixel, views.fusion)
-        assert int(found.classes[row, column]) == expected
-        assert float(found.probabilities[row, column]) == pytest.approx(probability, abs=1e-6)
+        means = [sum(of_class) / len(pixel) for of_class in zip(*pixel, strict=True)]
+        assert int(found.classes[row, column]) == means.index(max(means))
+        assert float(found.probabilities[row, column]) == pytest.approx(max(means), abs=1e-6)
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
 @pytest.mark.parametrize(
     ("scales", "flip", "size"),
     [
@@ -86,33 +69,12 @@ def _check(forward: Callable[[Tensor], Tensor], image: Tensor, views: Augmentati
         ((2.0,), True, (9, 9)),
     ],
 )
-def test_fused_views_are_those_of_whole_maps(
-    fusion: Fusion, scales: tuple[float, ...], flip: bool, size: tuple[int, int]
-) -> None:
-    _check(_network(), _image(), Augmentation(scales, flip, fusion), size)
+def test_averaged_views_are_those_of_whole_maps(scales: tuple[float, ...], flip: bool, size: tuple[int, int]) -> None:
+    _check(_network(), _image(), Augmentation(scales, flip), size)
 
 
-@pytest.mark.parametrize("fusion", ["max", "voting"])
-def test_ties_go_to_the_higher_sum_or_the_earlier_view_and_then_to_the_smaller_class(fusion: Fusion) -> None:
-    """The logits are few whole numbers that every view draws anew, so that equal votes and probabilities are common."""
-    generator = torch.Generator().manual_seed(3)
-    drawn: list[Tensor] = []
-
-    def forward(x: Tensor) -> Tensor:
-        if len(drawn) < 6:
-            drawn.append(torch.randint(0, 3, (1, 4, 12, 12), generator=generator).double())
-        calls.append(len(calls))
-        return drawn[calls[-1] % 6]
-
-    calls: list[int] = []
-    _check(forward, _image(12, 12), Augmentation((1.0, 0.9, 0.8), True, fusion), (12, 12))
-    plain = torch.stack(drawn).softmax(2).amax(2)
-    assert (plain[0] == plain[1]).any()
-
-
-@pytest.mark.parametrize("fusion", FUSIONS)
-def test_strips_of_any_height_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
-    views = Augmentation((0.7, 1.0), True, fusion)
+def test_strips_of_any_height_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    views = Augmentation((0.7, 1.0), True)
     whole = segment(_network(), _image(), views, (40, 40))
     monkeypatch.setattr(module, "STRIP_BYTES", 1)
     rows = segment(_network(), _image(), views, (40, 40))
@@ -134,12 +96,11 @@ class _LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
-def test_no_map_of_all_classes_exists_at_the_size_of_the_image(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
+def test_no_map_of_all_classes_exists_at_the_size_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STRIP_BYTES", 2**16)
     network = _network(stride=8, classes=50)
     with _LargestTensor() as largest:
-        segment(network, _image(128, 128), Augmentation((1.0, 1.5), True, fusion))
+        segment(network, _image(128, 128), Augmentation((1.0, 1.5), True))
     assert largest.numel < 50 * 128 * 128 / 4
 
 
@@ -148,12 +109,8 @@ def test_no_map_of_all_classes_exists_at_the_size_of_the_image(monkeypatch: pyte
     [
         ({"scales": ()}, "one or more numbers above 0"),
         ({"scales": (0.0,)}, "above 0"),
-        ({"scales": (-1.0,)}, "above 0"),
         ({"scales": (float("nan"),)}, "above 0"),
         ({"scales": (float("inf"),)}, "above 0"),
-        ({"scales": (1.0, 0.5, 1.0)}, "1.0 is repeated"),
-        ({"scales": tuple(1 + k / 100 for k in range(51)), "flip": True}, "102 views"),
-        ({"fusion": "median"}, "'median' is not one of mean, max, voting"),
     ],
 )
 def test_impossible_views_are_refused(arguments: dict[str, Any], message: str) -> None:

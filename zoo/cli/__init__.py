@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import shlex
 import sys
 import traceback
@@ -126,8 +125,6 @@ def _run(args: argparse.Namespace, command_line: str) -> int:
         _print_error(args, "interrupted")
         return EXIT_KEYBOARD_INTERRUPT
     except BrokenPipeError:
-        if not _reader_has_left():
-            raise
         # Python flushes stdout again at exit, and would report that it cannot.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
@@ -159,10 +156,3 @@ def _print_error(args: argparse.Namespace, message: str) -> None:
         traceback.print_exc()
     # A message may have several lines. Other control characters are escaped.
     print(f"{args.prog}:", "\n".join(map(escape, message.split("\n"))), file=sys.stderr)
-
-
-def _reader_has_left() -> bool:
-    """Return whether the reader of standard output has closed it; otherwise another pipe is broken."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))

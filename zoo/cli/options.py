@@ -211,16 +211,6 @@ class LoaderOptions:
     """Batches between two log lines."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessOptions:
-    """Options of commands that run in several processes."""
-
-    local_rank: WholeNumber | None = option("--local_rank", "--local-rank")
-    """Index of this process on its machine, passed by torch.distributed.launch; torchrun sets LOCAL_RANK instead."""
-    dist_backend: Literal["nccl", "gloo"] | None = None
-    """Backend of torch.distributed (default: nccl with CUDA, gloo without)."""
-
-
 def check_writable(*files: Path | None) -> None:
     """Raise ConfigError for an output file that cannot be written, or that two options name.
 

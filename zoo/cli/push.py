@@ -24,13 +24,11 @@ class Push(Command):
     """Repository on the Hub."""
     license: str | None = option(metavar="ID")
     """License of the weights, as the Hub names it, such as apache-2.0 (default: the license of published weights)."""
-    scores: tuple[Path, ...] = ()
-    """Scores for the model card, files of zoo validate --json (default: the published scores of published weights)."""
 
     def run(self) -> int:
         from zoo.run.publishing import push
         from zoo.run.scoring import load_network
 
         network = load_network(self.name, self.weights)
-        print(push(network, self.repository, license_id=self.license, score_files=self.scores))
+        print(push(network, self.repository, license_id=self.license))
         return 0

@@ -12,7 +12,6 @@ from zoo.cli.options import (
     Group,
     LoaderOptions,
     Positive,
-    ProcessOptions,
     option,
 )
 from zoo.errors import EXIT_USER_ERROR, EXIT_VERIFICATION_FAILED
@@ -69,7 +68,7 @@ class ReproduceRevNeXt(ReproduceAll):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceImageNet(Command, LoaderOptions, ImageNetOptions, ProcessOptions):
+class ReproduceImageNet(Command, LoaderOptions, ImageNetOptions):
     """Score the nine published networks on ImageNet by three protocols, with the published scores beside.
 
     Exit code: 0 if everything was measured, 2 if something is missing, 3 if a score is off by more than 0.1 points.
@@ -85,7 +84,7 @@ class ReproduceImageNet(Command, LoaderOptions, ImageNetOptions, ProcessOptions)
         from zoo.engine.process import open_process
         from zoo.reproduce.imagenet import SCORES_FILE, reproduce_imagenet, scores_table
 
-        with open_process(self.local_rank, self.dist_backend) as process:
+        with open_process() as process:
             comparisons, left_out = reproduce_imagenet(self, process)
             if process.is_main:
                 reasons = [f"left out: {name}: {reason}" for name, reason in left_out.items()]

@@ -2,57 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
-from zoo.cli.options import Command, Positive, ProcessOptions, argument, check_writable, option
+from zoo.cli.options import Command, Positive, argument, check_writable, option
 from zoo.errors import DataError
-
-if TYPE_CHECKING:
-    from zoo.run.segmenting import Segmented
-
-OUTPUT_KINDS = ("palette", "ids", "prob")
-OVERLAY = "overlay"
-NUMBER_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Return the numbers in ``text``, such as "0.7, 1, 1.2", which may be in brackets."""
-    inner = text.strip()
-    if inner[:1] + inner[-1:] in ("[]", "()"):
-        inner = inner[1:-1]
-    words = [word.strip() for word in inner.split(",")]
-    if not all(NUMBER_PATTERN.fullmatch(word) for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0.7,1,1.2")
-    return tuple(map(float, words))
+    """Return the numbers in ``text``, such as "0.7,1,1.2"."""
+    return tuple(map(float, text.split(",")))
 
 
-def kinds(text: str) -> tuple[str, ...]:
-    """Return the kinds of files in ``text``, such as "ids,prob"."""
-    words = tuple(word.strip() for word in text.split(","))
-    if not set(words) <= set(OUTPUT_KINDS) or len(set(words)) < len(words):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(OUTPUT_KINDS)}, each at most once")
-    return words
-
-
-Scales = Annotated[tuple[float, ...], numbers]
+def words(text: str) -> tuple[str, ...]:
+    """Return the words in ``text``, such as "ids,prob"."""
+    return tuple(text.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewOptions(ProcessOptions):
-    """How the network sees an image."""
-
-    scales: Scales = option(default=(1.0,), metavar="LIST")
-    """Factors by which the sides of the image are scaled, separated by commas (default: 1)."""
-    flip: bool = False
-    """Add the mirror image at each scale."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segment(Command, ViewOptions):
+class Segment(Command):
     """Write the class of each pixel of images into files.
 
     The files are OUT/KIND/NAME, with the subfolders of IN. Logits are resized to the size of the image before the
@@ -69,14 +38,15 @@ class Segment(Command, ViewOptions):
     """Folder for the files, outside of IN."""
     weights: Path | None = None
     """Weights file or published name (default: the weights of NAME)."""
-    fusion: Literal["mean", "max", "voting"] = "mean"
-    """How predictions of the views are combined: class of the largest mean probability, class of the largest single
-    probability, or majority vote."""
-    output: Annotated[tuple[str, ...], kinds] = option(default=OUTPUT_KINDS[:1], metavar="LIST")
+    scales: Annotated[tuple[float, ...], numbers] = option(default=(1.0,), metavar="LIST")
+    """Factors by which the sides of the image are scaled, separated by commas; probabilities are averaged (default:
+    1)."""
+    flip: bool = False
+    """Add the mirror image at each scale."""
+    output: Annotated[tuple[str, ...], words] = option(default=("palette",), metavar="LIST")
     """Files to write for each image, separated by commas: palette (indexed PNG of the classes, with colors), ids (gray
-    PNG of the classes, 16 bits for more than 256), prob (npz with the class and probability of each pixel)."""
-    overlay: bool = False
-    """Also write the colors over the image."""
+    PNG of the classes, 16 bits for more than 256), prob (npz with the class and probability of each pixel), overlay
+    (the colors over the image)."""
     longest_side: Positive | None = option(metavar="PX")
     """Scale images to this longer side for the network (default: the experiment's segmentation.longest_side_val)."""
     overwrite: bool = False
@@ -86,34 +56,28 @@ class Segment(Command, ViewOptions):
         from zoo.engine.process import open_process
         from zoo.run.segmenting import segment
 
-        with open_process(self.local_rank, self.dist_backend) as process:
+        with open_process() as process:
             process.on_main(lambda: check_writable(self.out / "NAME.png"))
             result = segment(
                 self.name,
                 self.source,
                 self.out,
                 weights=self.weights,
-                output=(*self.output, *([OVERLAY] if self.overlay else [])),
+                output=self.output,
                 scales=self.scales,
                 flip=self.flip,
-                fusion=self.fusion,
                 longest_side=self.longest_side,
                 overwrite=self.overwrite,
                 process=process,
             )
         if process.is_main:
-            print_result(result)
+            num_images = result.written + len(result.faults)
+            skipped = f", {result.skipped} already had files" if result.skipped else ""
+            print(f"{result.written} of {num_images} images segmented{skipped}")
+            if result.faults:
+                raise DataError(
+                    f"{len(result.faults)} of {num_images} images could not be segmented and are listed above, the "
+                    "others have their files",
+                    remedy="repair or remove them, and run the same command again",
+                )
         return 0
-
-
-def print_result(result: Segmented) -> None:
-    """Print the number of images; DataError if some could not be segmented."""
-    num_images = result.written + len(result.faults)
-    skipped = f", {result.skipped} already had files" if result.skipped else ""
-    print(f"{result.written} of {num_images} images segmented{skipped}")
-    if result.faults:
-        raise DataError(
-            f"{len(result.faults)} of {num_images} images could not be segmented and are listed above, the others "
-            "have their files",
-            remedy="repair or remove them, and run the same command again",
-        )

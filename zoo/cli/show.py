@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli.list_networks import describe, sizes_of
@@ -117,7 +117,7 @@ def _facts_of_file(found: Resolved) -> dict[str, Any]:
         **digests_of(stored.path),
         "network": None if spec is None else spec.model_dump(mode="json"),
         "parameters": stored.num_parameters,
-        **asdict(parse_progress(stored.content)),
+        **parse_progress(stored.content),
         "settings": None if experiment is None else experiment.model_dump(mode="json"),
     }
 

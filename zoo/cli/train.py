@@ -9,7 +9,6 @@ from zoo.cli.options import (
     Command,
     DataFolder,
     Positive,
-    ProcessOptions,
     WholeNumber,
     argument,
     default_workers,
@@ -22,7 +21,7 @@ RUNS_DIR = Path("runs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(Command, TrainOptions, ProcessOptions):
+class Train(Command, TrainOptions):
     """Train an experiment on DATA/train and validate on DATA/val."""
 
     config: str = argument("CONFIG")
@@ -66,6 +65,6 @@ class Train(Command, TrainOptions, ProcessOptions):
         config = experiment_for(self.config, data, self.epochs, self.batch_size, self.memory)
         if self.seed is not None:
             config = parse_experiment({**config.model_dump(mode="json"), "seed": self.seed}, f"seed {self.seed}")
-        with open_process(self.local_rank, self.dist_backend) as process:
+        with open_process() as process:
             train_experiment(config, data, log_dir, process, self)
         return 0

@@ -13,7 +13,6 @@ from zoo.cli.options import (
     DataFolder,
     LoaderOptions,
     Positive,
-    ProcessOptions,
     argument,
     check_writable,
     option,
@@ -45,7 +44,7 @@ def scale(text: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions(LoaderOptions, ProcessOptions):
+class ScoreOptions(LoaderOptions):
     """How weights are scored, and which files are written."""
 
     protocol: str | None = option(choices=[*PROTOCOLS, *WHOLE_IMAGES], metavar=None)
@@ -63,13 +62,9 @@ class ScoreOptions(LoaderOptions, ProcessOptions):
     crop_mode: CropMode | None = option()
     """Which sides are resized before the crop: the shorter one (center), both (squash), or the longer one, with borders
     of the mean color (border) (default: the experiment's crop_mode_val)."""
-    mean: tuple[float, ...] | None = option(nargs=3, metavar=("R", "G", "B"))
-    """Mean of the colors, from 0 to 1 (default: the experiment's)."""
-    std: tuple[float, ...] | None = option(nargs=3, metavar=("R", "G", "B"))
-    """Standard deviation of the colors, from 0 to 1 (default: the experiment's)."""
     batch_size: Positive | None = None
     """Images per batch and process (default: the experiment's batch size over the number of processes, a tenth of it
-    for ten crops); halved when memory runs out."""
+    for ten crops)."""
     limit: Positive | None = None
     """Score only N images, spread evenly over the data."""
     json: Path | None = None
@@ -101,9 +96,9 @@ class Validate(Command, ScoreOptions):
         from zoo.tasks.prediction import Recorder
 
         self._check_protocol()
-        with open_process(self.local_rank, self.dist_backend) as process:
+        with open_process() as process:
             process.on_main(lambda: check_writable(self.json, self.predictions))
-            network = _with_colors(self, load_network(self.name, self.weights))
+            network = load_network(self.name, self.weights)
             self._check_task(network)
             # The items of a data set by name have no folder.
             recorder = Recorder(Path() if isinstance(self.data, DataName) else self.data) if self.predictions else None
@@ -145,21 +140,6 @@ class Validate(Command, ScoreOptions):
         if self.set_name is None:
             return score_data(network, self.data, protocol, **options)
         return score_set(network, require_local(self.data), self.set_name, protocol, **options)
-
-
-def _with_colors(options: Validate, network: LoadedNetwork) -> LoadedNetwork:
-    """Return ``network`` with the requested mean and standard deviation; ConfigError if they are out of range."""
-    from dataclasses import replace
-
-    from zoo.config import Input
-    from zoo.spec.section import parse_section
-
-    colors = {name: list(value) for name in ("mean", "std") if (value := getattr(options, name)) is not None}
-    if not colors:
-        return network
-    experiment = network.experiment
-    images = parse_section(Input, {**experiment.input.model_dump(), **colors}, "the command line", ("input",))
-    return replace(network, experiment=experiment.model_copy(update={"input": images}))
 
 
 def _write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:

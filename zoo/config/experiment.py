@@ -15,7 +15,7 @@ from zoo.config.regularization import Regularization
 from zoo.config.segmentation_section import Segmentation
 from zoo.errors import ConfigError
 from zoo.spec.architectures import ARCHITECTURES, is_external
-from zoo.spec.limits import MAX_BATCH, MAX_EPOCHS, MAX_SIDE, MAX_STEPS
+from zoo.spec.limits import MAX_BATCH, MAX_SIDE, MAX_STEPS
 from zoo.spec.network import STORED_ALONE, NetworkSpec, Preprocessing, Scale, Side
 from zoo.spec.section import Section
 
@@ -26,7 +26,6 @@ Percent = Annotated[float, Field(ge=0, le=100)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
 Decoder = Literal["pil", "torchvision"]
 TWO = Field(min_length=2, max_length=2)
-SizeFrom = Annotated[list[Annotated[int, Field(ge=0, le=MAX_EPOCHS)]], TWO]  # epoch, side
 
 
 def _check_jitter(value: Any) -> Any:
@@ -43,7 +42,7 @@ class Input(Preprocessing):
 
     classification_only = (
         *("scale_train", "pad_train", "crop_scale_train", "crop_ratio_train", "interpolation_train", "augment_train"),
-        *("random_erasing_train", "repeats_train", "sizes_train", "cutout_train", "shuffle_shards", "decoder"),
+        *("random_erasing_train", "repeats_train", "cutout_train", "shuffle_shards", "decoder"),
         *("scale_val", "crop_val", "interpolation_val", "crop_mode_val"),
     )
 
@@ -64,9 +63,6 @@ class Input(Preprocessing):
     """Smallest and largest aspect ratio of a random resized crop, width / height."""
     interpolation_train: Literal["bilinear", "bicubic", "random"] = "bilinear"
     """Interpolation of training images; random: bilinear or bicubic for each image, as in timm."""
-    sizes_train: Annotated[list[SizeFrom], Field(max_length=1000)] = Field(default=[])
-    """Progressive image size: pairs of an epoch, counted from 0, and the side of the training crop from that epoch on.
-    Before the first of these epochs it is crop_train."""
     repeats_train: Annotated[int, Field(ge=1, le=1000)] = 1
     """Repeated augmentation (Hoffer et al. 2020): each image that an epoch draws is drawn this many times in succession
     with different augmentations, and an epoch has as many images as without; 1: none."""
@@ -106,16 +102,6 @@ class Input(Preprocessing):
         section = AUGMENT_PARAMS.get(info.data.get("augment_train") or "")
         return value if section is None else section.model_validate(value).model_dump()
 
-    def crop_in(self, epoch: int) -> int:
-        """Return the side of the training crop in an epoch, counted from 0."""
-        return next((side for first, side in reversed(self.sizes_train) if first <= epoch), self.crop_train)
-
-    @property
-    def all_crops(self) -> list[int]:
-        """The sides of the training crop in all epochs, without duplicates, smallest first."""
-        first = [] if self.sizes_train and self.sizes_train[0][0] == 0 else [self.crop_train]
-        return sorted({*first, *(side for _, side in self.sizes_train)})
-
     @property
     def decoder_train(self) -> Decoder:
         """Decoder of training images."""
@@ -136,15 +122,13 @@ class Input(Preprocessing):
             yield "pad_mode_train", "has no effect without pad_train; set pad_train, or remove the key"
         if self.pad_train is not None and self.scale_train != -1:
             yield from self._pad_conflicts(self.pad_train)
-        least = min(self.all_crops)
-        if self.cutout_train > least:
-            limit = "sizes_train" if least < self.crop_train else "crop_train"
-            yield "cutout_train", f"should be at most {limit}, which is {least}"
+        if self.cutout_train > self.crop_train:
+            yield "cutout_train", f"should be at most crop_train, which is {self.crop_train}"
         for key in ("crop_scale_train", "crop_ratio_train"):
             if getattr(self, key)[0] > getattr(self, key)[1]:
                 yield key, "should be the smallest value, then the largest"
         if self.pad_train is not None:
-            for key in ("crop_scale_train", "crop_ratio_train", "sizes_train"):
+            for key in ("crop_scale_train", "crop_ratio_train"):
                 if getattr(self, key) != Input.model_fields[key].default:
                     yield key, "has no effect with pad_train, which crops without resizing; remove one"
         yield from self._augmentation_conflicts()
@@ -158,11 +142,6 @@ class Input(Preprocessing):
             yield "augment_params_train", "magnitude should be less than num_magnitude_bins"
         if self.random_erasing_mode_train != "const" and not self.random_erasing_train:
             yield "random_erasing_mode_train", "has no effect without random_erasing_train"
-        epochs, sides = [epoch for epoch, _ in self.sizes_train], [side for _, side in self.sizes_train]
-        if epochs != sorted(set(epochs)):
-            yield "sizes_train", "should be in increasing order of the epochs"
-        if any(not 0 < side <= MAX_SIDE for side in sides):
-            yield "sizes_train", f"should have sides from 1 to {MAX_SIDE}"
 
     def _pad_conflicts(self, pad: int) -> Iterator[tuple[str, str]]:
         side = self.scale_train + 2 * pad
@@ -182,23 +161,12 @@ class Training(Section):
     compile: bool = False
     """Whether to compile the network with torch.compile. With network.memory "lean", its graphs save what lean training
     saves, see `zoo.remat.inductor_options`."""
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
-    """Mode of torch.compile. "reduce-overhead" uses CUDA graphs, for small batches that are limited by kernel launches
-    (not measured); "max-autotune" tries more kernels and takes longer to compile."""
-    gradient_compression: Literal["off", "bf16"] = "off"
-    """Dtype in which processes exchange gradients; off: the dtype of the gradients. bf16 halves the bytes and keeps 8
-    significant bits of each gradient."""
     reconstruction_meter: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
     """Steps between two logs of the reconstruction error of reversible chains, which takes the memory that the chains
     save; 0: never."""
     gradient_angle_meter: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
     """Steps between two logs of the angle between the gradients from reconstructed and from stored activations, which
     takes the memory that reversible chains save and the time of two more steps; 0: never."""
-
-    def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Yield problems of compiler settings without torch.compile."""
-        if self.compile_mode != "default" and not self.compile:
-            yield "compile_mode", "has no effect without torch.compile; set training.compile to true, or remove the key"
 
 
 class CheckpointConfig(Section):
@@ -212,20 +180,11 @@ class Score(Section):
     """Accuracy of a classification, or mean intersection over union of a segmentation, percent."""
 
     top1: Percent | None = None
-    """Top-1 accuracy, percent; required in classification."""
+    """Top-1 accuracy, percent; null in segmentation."""
     top5: Percent | None = None
     """Top-5 accuracy, percent; null: not published."""
     miou: Percent | None = None
-    """Intersection over union, mean over the classes, percent; required in segmentation."""
-
-    def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Yield problems of missing scores and of scores of both tasks."""
-        if self.miou is None and self.top1 is None:
-            yield "top1", "is missing (in segmentation miou)"
-        elif self.miou is not None:
-            for key in ("top1", "top5"):
-                if getattr(self, key) is not None:
-                    yield key, "is a score of classification, and miou of segmentation; remove one"
+    """Intersection over union, mean over the classes, percent; null in classification."""
 
 
 class PublishedWeights(Section):
@@ -247,13 +206,6 @@ class Expected(Section):
     "whole" for whole images at one scale, or "whole-flip" for whole images and their mirror images."""
     weights: PublishedWeights | None = None
     """Published weights with these scores; null: not published."""
-
-    def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Yield problems of protocols with a score of another task."""
-        for protocol, score in self.scores.items():
-            if (score.miou is not None) != protocol.startswith("whole"):
-                needed = "miou" if protocol.startswith("whole") else "top1"
-                yield "scores", f"{protocol} should have {needed}, the score of its task"
 
 
 class Experiment(Section):
@@ -302,10 +254,6 @@ class Experiment(Section):
                 yield f"network.{key}", "is stored with weights and is not a setting of experiments; remove the key"
         if self.network.num_classes == 0:
             yield "network.num_classes", "should be greater than 0"
-        if self.expected is not None:
-            for protocol in self.expected.scores:
-                if protocol.startswith("whole") != (self.segmentation is not None):
-                    yield "expected.scores", f"{protocol} is not a protocol of {self.task}"
         if self.regularization.mixes and self.optimizer.batch_size % 2:
             yield "optimizer.batch_size", "should be even with mixup or cutmix, which mix the images of its halves"
         if is_external(self.network.arch) and self.optimizer.classifier_lr != -1:

@@ -6,7 +6,7 @@ Tested by tests/engine/test_optim.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator
 
@@ -29,7 +29,7 @@ class NoParams(OptimizerParams):
 
 
 class AdamParams(OptimizerParams):
-    """Parameters of Adam, AdamW, NAdam and RAdam."""
+    """Parameters of Adam and AdamW."""
 
     betas: Betas = Field(default=[0.9, 0.999])
     """Decay rates of the averages of the gradient and of its square."""
@@ -46,13 +46,6 @@ class RMSpropParams(OptimizerParams):
     """Added to the denominator."""
 
 
-class AdagradParams(OptimizerParams):
-    """Parameters of Adagrad."""
-
-    eps: Epsilon = 1e-10
-    """Added to the denominator."""
-
-
 class TimmParams(OptimizerParams):
     """Any parameters of an optimizer of timm, which checks them."""
 
@@ -64,11 +57,7 @@ OPTIMIZER_PARAMS: dict[str, type[OptimizerParams]] = {
     "SGD": NoParams,
     "Adam": AdamParams,
     "AdamW": AdamParams,
-    "NAdam": AdamParams,
-    "RAdam": AdamParams,
     "RMSprop": RMSpropParams,
-    "Adagrad": AdagradParams,
-    "Adafactor": NoParams,
 }
 WITH_MOMENTUM = ("SGD", "RMSprop")
 TIMM = "timm:"  # the beginning of the name of an optimizer of timm
@@ -80,8 +69,8 @@ class Optimizer(Section):
     classification_only = ("classifier_lr",)
 
     type: str = "SGD"
-    """Type of optimizer: SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Adagrad or Adafactor of torch.optim, or an optimizer
-    of timm, if that is installed, such as timm:lamb."""
+    """Type of optimizer: SGD, Adam, AdamW or RMSprop of torch.optim, or an optimizer of timm, if that is installed,
+    such as timm:lamb."""
     batch_size: Annotated[int, Field(gt=0, le=MAX_BATCH)] = 256
     """Images per step, over all processes."""
     learning_rate: Rate = 0.1
@@ -97,13 +86,7 @@ class Optimizer(Section):
     params: SerializeAsAny[OptimizerParams] = Field(default={}, validate_default=True)
     """Parameters of the optimizer's type, see optimizer.params; for an optimizer of timm, any of its arguments."""
     clip: Annotated[float, Field(ge=0, le=MAX_STEPS)] = 1.0
-    """Gradient clipping threshold, see clip_mode; 0: no clipping."""
-    clip_mode: Literal["norm", "value", "agc"] = "norm"
-    """What is clipped: the norm of the whole gradient, each of its values, or, adaptively, the norm of the gradient of
-    each output unit, relative to the norm of its weights (agc)."""
-    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Factor of the learning rate from one layer to the one before it, where a layer is a block. For networks of this
-    package and of timm."""
+    """Gradient clipping: largest norm of the whole gradient; 0: no clipping."""
     schedule: Schedule = Schedule()
     """Number of epochs and learning-rate schedule."""
     decay_norms: bool = True
@@ -117,8 +100,6 @@ class Optimizer(Section):
     """Share of a target that is spread over all classes."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of an exponential moving average of the weights, which is then validated instead; null: none."""
-    ema_warmup: bool = False
-    """Whether the decay of the average rises to ema_decay as 1 - (1 + step)^(-2/3), as timm's model-ema-warmup."""
     ema_every: Annotated[int, Field(gt=0, le=MAX_STEPS)] = 1
     """Steps between two updates of the average, counted from the start of each epoch, as torchvision's model-ema-steps.
     ema_decay is the decay of one update."""
@@ -149,8 +130,7 @@ class Optimizer(Section):
             yield "nesterov", f"{self.type} takes no such setting; remove the key, or use type SGD"
         elif self.nesterov and self.momentum == 0:
             yield "nesterov", "needs a momentum greater than 0"
-        for key in ("ema_warmup", "ema_every"):
-            if self.ema_decay is None and getattr(self, key) != Optimizer.model_fields[key].default:
-                yield key, "has no effect without ema_decay; set it, or remove the key"
+        if self.ema_decay is None and self.ema_every != 1:
+            yield "ema_every", "has no effect without ema_decay; set it, or remove the key"
         if self.batch_size % self.accumulate_steps:
             yield "batch_size", f"should be a multiple of accumulate_steps, which is {self.accumulate_steps}"

@@ -7,18 +7,15 @@ Tested by tests/test_experiments.py.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from zoo.config.experiment import Experiment, PublishedWeights
 from zoo.config.parse import experiments_dir, find_experiment, load_experiment
-from zoo.errors import ConfigError, escape, nearest, truncate
+from zoo.errors import ConfigError, nearest
 from zoo.spec.network import NetworkSpec
 
 SUFFIX = ".pth.tar"
-CHECKSUM = re.compile(rf"(?P<md5>[0-9a-f]{{32}}) [ *](?P<name>\w[\w.-]*){re.escape(SUFFIX)}", re.ASCII)
 
 
 @dataclass
@@ -65,29 +62,9 @@ class Published:
 @cache
 def published() -> dict[str, Published]:
     """Return the published weights by name, in the order of checksums.md5."""
-    checksums = read_checksums(experiments_dir().parent / "checksums.md5")
-    return {name: _published(name, md5) for name, md5 in checksums.items()}
-
-
-def read_checksums(path: Path) -> dict[str, str]:
-    """Return the md5 of each file that a list of `md5sum` names, by the name without ``SUFFIX``.
-
-    Raises ConfigError for a list that cannot be read, and for a line that is not of the list.
-    """
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot be read ({truncate(error)})", path, "take the published list") from None
-    checksums: dict[str, str] = {}
-    for place, line in enumerate(lines, start=1):
-        match = CHECKSUM.fullmatch(line)
-        if match is None or match["name"] in checksums:
-            raise ConfigError(
-                f"{escape(path)}:{place}: {truncate(line)} is not 32 hexadecimal digits and the name of a {SUFFIX} "
-                "file that no other line has; take the published list"
-            )
-        checksums[match["name"]] = match["md5"]
-    return checksums
+    lines = (experiments_dir().parent / "checksums.md5").read_text(encoding="ascii").splitlines()
+    md5s = {name.removesuffix(SUFFIX): md5 for md5, name in map(str.split, lines)}
+    return {name: _published(name, md5) for name, md5 in md5s.items()}
 
 
 def entry_of(name: str) -> Published:

@@ -87,17 +87,6 @@ class MultistepParams(ScheduleParams):
         return _power(self.gamma, bisect_right(self.milestones, position.t))
 
 
-class ExponentialParams(ScheduleParams):
-    """Rate times ``gamma`` every epoch (or step)."""
-
-    gamma: Gamma
-    """What the rate is multiplied with every epoch (or step)."""
-
-    def factor(self, position: Position) -> float:
-        """Return gamma^t."""
-        return _power(self.gamma, position.t)
-
-
 class LinearParams(ScheduleParams):
     """Rate times ``alpha * epoch (or step) + beta``; the rate stops falling at 1e-6."""
 
@@ -112,43 +101,15 @@ class LinearParams(ScheduleParams):
 
 
 class CosineParams(ScheduleParams):
-    """Rate that falls along half a cosine from 1 to ``end_factor``, once or in several cycles of equal length."""
+    """Rate that falls along half a cosine from 1 to ``end_factor``."""
 
     end_factor: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Factor of the rate at the end of each cycle."""
-    cycles: Annotated[int, Field(gt=0, le=1000)] = 1
-    """Number of cycles; the rate restarts at the beginning of each."""
-    cycle_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """What the highest rate is multiplied with at each restart."""
-
-    def factor(self, position: Position) -> float:
-        """Return e + (m - e) (1 + cos(pi u)) / 2 with e = end_factor.
-
-        u is the completed fraction of the cycle, and m = cycle_factor^n in cycle n.
-        """
-        cycle, u = divmod(position.t * self.cycles / position.end, 1)
-        return _anneal(self.cycle_factor**cycle, self.end_factor, u)
-
-
-class OneCycleParams(ScheduleParams):
-    """Rate that rises along half a cosine and then falls along another (Smith and Topin, Super-Convergence, 2019)."""
-
-    rise: Annotated[float, Field(gt=0, lt=1)] = 0.3
-    """Fraction of training in which the rate rises."""
-    start_factor: Annotated[float, Field(gt=0, le=1)] = 0.04
-    """Factor of the rate at the start."""
-    end_factor: Annotated[float, Field(ge=0, le=1)] = 4e-6
     """Factor of the rate at the end."""
 
     def factor(self, position: Position) -> float:
-        """Return half a cosine from start_factor to 1 up to the peak, then another to end_factor.
-
-        The peak is at ``rise`` of all steps but the last, and the end at the last step, as in torch's OneCycleLR.
-        """
-        peak, last = self.rise * position.end - 1, position.end - 1
-        if position.t <= peak:
-            return _anneal(self.start_factor, 1.0, position.t / peak)
-        return _anneal(1.0, self.end_factor, (position.t - peak) / (last - peak))
+        """Return e + (1 - e) (1 + cos(pi t / t_end)) / 2 with e = end_factor."""
+        end = self.end_factor
+        return end + (1 - end) * (1 + math.cos(math.pi * position.t / position.end)) / 2
 
 
 class TriangleParams(ScheduleParams):
@@ -181,10 +142,8 @@ SCHEDULE_PARAMS: dict[str, type[ScheduleParams]] = {
     "constant": ConstantParams,
     "step": StepParams,
     "multistep": MultistepParams,
-    "exponential": ExponentialParams,
     "linear": LinearParams,
     "cosine": CosineParams,
-    "one-cycle": OneCycleParams,
     "triangle": TriangleParams,
     "polynomial": PolynomialParams,
 }
@@ -193,9 +152,7 @@ SCHEDULE_PARAMS: dict[str, type[ScheduleParams]] = {
 class Schedule(Section):
     """Number of epochs and learning-rate schedule."""
 
-    type: Literal[
-        "constant", "step", "multistep", "exponential", "linear", "cosine", "one-cycle", "triangle", "polynomial"
-    ] = "constant"
+    type: Literal["constant", "step", "multistep", "linear", "cosine", "triangle", "polynomial"] = "constant"
     """Type of schedule; all except constant have parameters."""
     mode: Literal["epoch", "step"] = "epoch"
     """Whether the rate changes once per epoch or once per step; also the unit of the parameters."""
@@ -254,18 +211,13 @@ class Schedule(Section):
             yield "warmup_start", "has no effect without warmup_epochs"
         if self.decay_after_warmup and self.warmup_start is None:
             yield "decay_after_warmup", "needs warmup_start"
-        if self.type in ("triangle", "one-cycle") and self.warmup_epochs:
-            yield "warmup_epochs", f"a {self.type} schedule rises by itself; remove the key, and set params"
+        if self.type == "triangle" and self.warmup_epochs:
+            yield "warmup_epochs", "a triangle schedule rises by itself; remove the key, and set params"
         if isinstance(self.params, TriangleParams):
             if self.mode == "epoch":
                 yield "mode", 'a triangle begins and ends at a rate of 0; use mode "step"'
             if self.params.peak_epoch >= self.epochs:
                 yield "params.peak_epoch", f"should be less than epochs, which is {self.epochs}"
-
-
-def _anneal(start: float, end: float, fraction: float) -> float:
-    """Return the value at a fraction of half a cosine from start to end."""
-    return end + (start - end) * (1 + math.cos(math.pi * fraction)) / 2
 
 
 def _power(gamma: float, exponent: float) -> float:

@@ -185,7 +185,7 @@ class ImageFolder(ImageDataset):
 
     def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         name, encoded = self.file_name(index), self.source.read(index)
-        drawn = prepare(encoded, escape(name), self.transform.in_epoch(epoch), self.decoder, generator)
+        drawn = prepare(encoded, escape(name), self.transform, self.decoder, generator)
         target = int(self._outputs[self.source.targets[index]])
         return Sample(drawn.pixels, target, name, colors=drawn.colors, normalization=drawn.normalization)
 

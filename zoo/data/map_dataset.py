@@ -112,7 +112,7 @@ class MapDataset(ImageDataset):
         image, target = item[0], self._target(item[1], name)
         if isinstance(image, Tensor) and image.is_floating_point():
             return Sample(image, target, name)
-        drawn = self.transform.in_epoch(epoch).draw(as_pixels(image), generator)
+        drawn = self.transform.draw(as_pixels(image), generator)
         return Sample(drawn.pixels, target, name, colors=drawn.colors, normalization=drawn.normalization)
 
     def _target(self, label: Any, name: str) -> int:

@@ -67,10 +67,6 @@ class Drawn(NamedTuple):
 class Transform(ABC):
     """A transform from an image to the input of a network."""
 
-    def in_epoch(self, epoch: int) -> Transform:
-        """Return the transform of an epoch, counted from 0."""
-        return self
-
     @abstractmethod
     def draw(self, image: Pixels, generator: Random) -> Drawn:
         """Return a crop of ``image``, not yet normalized; DataError if the image cannot be cropped."""
@@ -106,25 +102,16 @@ class TrainTransform(Transform):
     area with an aspect ratio of crop_ratio_train and resize it to crop_train -> flip with probability 1/2 ->
     [automatic augmentation] -> [color jitter in 8 bits] -> scale values to 0..1 -> [color jitter] -> [lighting] ->
     normalize -> [cutout] -> [random erasing]. With ``pad_train``, the image is normalized, padded and cropped, and not
-    resized. With ``sizes_train``, `in_epoch` returns the transform of an epoch; this one has the side crop_train.
+    resized.
 
     Raises ConfigError as `Policy` does.
     """
 
     settings: Input
     _policy: Policy = field(init=False, repr=False)
-    _by_side: dict[int, TrainTransform] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        settings = self.settings
-        object.__setattr__(self, "_policy", Policy(settings))
-        changes = [{"crop_train": side, "sizes_train": []} for side in settings.all_crops if settings.sizes_train]
-        by_side = {each["crop_train"]: TrainTransform(settings.model_copy(update=each)) for each in changes}
-        object.__setattr__(self, "_by_side", by_side)
-
-    def in_epoch(self, epoch: int) -> TrainTransform:
-        """Return the transform with the training crop of an epoch."""
-        return self._by_side[self.settings.crop_in(epoch)] if self._by_side else self
+        object.__setattr__(self, "_policy", Policy(self.settings))
 
     def draw(self, image: Pixels, generator: Random) -> Drawn:
         """Return a random crop of ``image``. With padding, cutout or random erasing it is already normalized."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from zoo.engine.process import Process
-from zoo.engine.snapshot import Snapshots
 from zoo.engine.state import TrainState, broadcast_buffers, rank_state, shared_state
 from zoo.errors import CheckpointError, escape, truncate
 from zoo.files import remove_leftovers, replacing
@@ -29,19 +28,19 @@ CHECKPOINT = "checkpoint.pth.tar"  # the original project's names; the files are
 BEST = "model_best.pth.tar"
 PREVIOUS = "checkpoint.previous.pth.tar"
 FORMAT_VERSION = 1
+MAX_COUNT = 2**63  # of numbers shown from untrusted files
 # The keys of a checkpoint that model_best.pth.tar has too: what inference needs, and the origin of the weights.
 KEYS_OF_BEST = (
     "epoch", "arch", "best_prec1", "best_epoch", "network", "class_names", "config", "config_digest", "torch_version",
 )  # fmt: skip
 ZIP_MAGIC = b"PK"
-MAX_VERSION_LENGTH, MAX_COUNT = 40, 2**63  # limits of values shown from untrusted files
 
 
 class CheckpointWriter:
     """Context that writes the checkpoints of a run to ``folder`` in a thread, one at a time, while training goes on.
 
     Every rank has to open it and call the same methods; rank 0 writes. Training waits while rank 0 copies the state to
-    host memory (`Snapshots`), not while the copy is written. A write that fails raises CheckpointError, on every rank,
+    host memory, not while the copy is written. A write that fails raises CheckpointError, on every rank,
     in the next `save`, `raise_if_failed` or `join`; the earlier files are then intact. The end of the context waits for
     the write. If it ends with another error, a failed write is logged instead.
     """
@@ -49,7 +48,6 @@ class CheckpointWriter:
     def __init__(self, process: Process, folder: Path) -> None:
         self._process = process
         self._folder = folder
-        self._snapshots = Snapshots()
         self._thread = ThreadPoolExecutor(1, "zoo-checkpoint")
         self._write: Future[None] | None = None
 
@@ -80,14 +78,7 @@ class CheckpointWriter:
         state.process.on_main(partial(self._start, state, ranks, is_best))
 
     def _start(self, state: TrainState, ranks: list[dict[str, Any]], is_best: bool) -> None:
-        try:
-            content = self._snapshots.take(_content(state, ranks))
-        except (MemoryError, RuntimeError) as error:  # torch reports a failed allocation as a RuntimeError
-            raise CheckpointError(
-                f"the state cannot be copied to host memory ({truncate(error)})",
-                self._folder,
-                "free memory for a copy of weights, momentum and moving average, then continue with --resume auto",
-            ) from error
+        content = _copied(_content(state, ranks))
         # The thread is started without work. If a signal handler raises while the pool starts a thread, as torch's does
         # when a data worker dies, the pool does not know that thread, and its shutdown would not wait for the write.
         self._thread.submit(int)
@@ -112,6 +103,18 @@ class CheckpointWriter:
         write, self._write = self._write, None
         if write is not None:
             write.result()
+
+
+def _copied(tree: Any) -> Any:
+    """Return a copy of nested dicts, lists and tuples, with copies of their tensors on the CPU."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, dict):
+        copied = copy.copy(tree)  # keeps the version numbers of modules, an attribute of a state dict
+        for key, value in tree.items():
+            copied[key] = _copied(value)
+        return copied
+    return type(tree)(map(_copied, tree)) if isinstance(tree, (list, tuple)) else tree
 
 
 def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -221,18 +224,11 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"the checkpoint is damaged ({type(error).__name__}: {truncate(error)})", path, "resume from another one"
         ) from error
-    if isinstance(content, dict) and "averaged" in content and "position" not in content:
-        raise CheckpointError(
-            "this file has the best weights of a run without its training state",
-            path,
-            f"resume from {escape(path.with_name(CHECKPOINT))}, or start a new run with --weights "
-            "and another --log-dir",
-        )
     if not isinstance(content, dict) or "position" not in content or "format_version" not in content:
         raise CheckpointError(
             "this file has no training state to resume from",
             path,
-            "start a new run from weights files, also of the original project, with --weights",
+            f"resume from a {CHECKPOINT}, or start a new run from these weights with --weights and another --log-dir",
         )
     version = content["format_version"]
     if type(version) is not int or version != FORMAT_VERSION:
@@ -245,36 +241,24 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-@dataclass(frozen=True)
-class CheckpointProgress:
-    """Progress of the run that wrote a checkpoint; values that the file lacks are None.
+def parse_progress(content: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the progress of the run that wrote a weights file, from its content; None for what the file lacks.
 
-    Args:
-    - `epochs_done`, `steps_done`: position of the run.
-    - `best_score`: best validation score, percent.
-    - `moving_average`: whether the file has a moving average of the weights, which is then loaded.
-    - `torch`: the version that wrote it.
+    The best validation score is in percent. ``moving_average``: whether the file has a moving average of the weights,
+    which is then loaded.
     """
-
-    epochs_done: int | None
-    steps_done: int | None
-    best_score: float | None
-    moving_average: bool
-    torch: str | None
-
-
-def parse_progress(content: Mapping[Any, Any]) -> CheckpointProgress:
-    """Return the progress of the run that wrote a weights file, from its content."""
     position, version = content.get("position"), content.get("torch_version")
     steps = position.get("step") if isinstance(position, dict) else None
-    numbers: tuple[Any, ...] = (content.get("epoch"), steps, content.get("best_prec1"))
-    epochs, steps, best_score = (
-        value if type(value) in (int, float) and -MAX_COUNT <= value <= MAX_COUNT else None for value in numbers
-    )
-    return CheckpointProgress(
-        epochs_done=epochs,
-        steps_done=steps,
-        best_score=best_score,
-        moving_average=isinstance(content.get("ema"), dict) or content.get("averaged") is True,
-        torch=escape(version[:MAX_VERSION_LENGTH]) if isinstance(version, str) else None,
-    )
+    numbers: dict[str, Any] = {
+        "epochs_done": content.get("epoch"),
+        "steps_done": steps,
+        "best_score": content.get("best_prec1"),
+    }
+    return {
+        **{
+            name: number if type(number) in (int, float) and abs(number) < MAX_COUNT else None
+            for name, number in numbers.items()
+        },
+        "moving_average": isinstance(content.get("ema"), dict) or content.get("averaged") is True,
+        "torch": truncate(version) if isinstance(version, str) else None,
+    }

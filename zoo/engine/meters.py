@@ -48,7 +48,7 @@ class Meter:
     """Sums of the loss, the task's counts and the number of images since the last `reset`.
 
     The sums stay on ``device``; only `read` waits for them. Counts are int64 and the loss is float64, so that the sums
-    over a whole data set are exact. (MPS has no float64 and sums the loss in float32.)
+    over a whole data set are exact.
 
     Args:
     - `device`: device of the batches.
@@ -57,8 +57,7 @@ class Meter:
 
     def __init__(self, device: torch.device | str, num_counts: int) -> None:
         self.device = torch.device(device)
-        loss_dtype = torch.float32 if self.device.type == "mps" else torch.float64
-        self._loss = torch.zeros((), dtype=loss_dtype, device=self.device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self._counts = torch.zeros(num_counts - COUNT, dtype=torch.int64, device=self.device)
         self.reset()
 

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from zoo.data.loader import LoaderOptions
 from zoo.errors import ConfigError, ZooError, truncate
 
-BACKENDS = ("nccl", "gloo")
 CPU = torch.device("cpu")
 # How long a collective operation waits for a rank that sends nothing. A process that dies is noticed at once, so this
 # only matters for machines that freeze or lose their network. It has to be longer than any rank may legitimately lag
@@ -36,14 +35,12 @@ class Process:
 
     Args:
     - `rank`: rank among all processes of the run.
-    - `local_rank`: rank among the processes of this machine.
     - `world_size`: number of processes of the run.
     - `device`: device that the process computes on.
     - `control`: Gloo group of all ranks for messages between hosts, which never wait for a GPU; None for one process.
     """
 
     rank: int = 0
-    local_rank: int = 0
     world_size: int = 1
     device: torch.device = CPU
     control: dist.ProcessGroup | None = None
@@ -99,36 +96,23 @@ class Process:
 
 
 @contextmanager
-def open_process(local_rank_arg: int | None = None, backend: str | None = None) -> Iterator[Process]:
-    """Join the process group that the launcher's environment describes, and leave it at the end.
+def open_process() -> Iterator[Process]:
+    """Join the process group that torchrun's environment describes, and leave it at the end.
 
-    Without a launcher the process runs alone and has no group. Each process gets the CUDA device of its local rank, or
-    the CPU. Raises ConfigError if the environment is incomplete or inconsistent, if there are fewer devices
-    than local ranks, or if the backend is not available; ZooError, in one line, if a worker of a data loader dies. When
-    another rank dies, collective operations raise torch's own errors; torchrun ends and restarts the processes.
-
-    Args:
-    - `local_rank_arg`: the value of ``--local-rank``, None without it; the variable LOCAL_RANK may be set instead.
-    - `backend`: "nccl", "gloo", or None for NCCL with CUDA and Gloo without.
+    Without torchrun the process runs alone and has no group. Each process gets the CUDA device of its local rank and
+    the backend NCCL, or the CPU and Gloo. Raises ConfigError if there are fewer devices than local ranks; ZooError, in
+    one line, if a worker of a data loader dies. When another rank dies, collective operations raise torch's own errors;
+    torchrun ends and restarts the processes.
     """
-    if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ):
-        what = "only one of RANK and WORLD_SIZE is set"
-        raise ConfigError(what, "environment", "start with torchrun, or unset it for a single process")
-    world_size = _number("WORLD_SIZE", 1)
-    rank = _number("RANK", 0)
-    if rank >= world_size:  # torch would wait for the other processes
-        what = f"RANK={rank} is not below WORLD_SIZE={world_size}"
-        raise ConfigError(what, "environment", "start with torchrun, or count ranks from 0")
-    local_rank = _number("LOCAL_RANK", local_rank_arg or 0)
-    device = _open_device(local_rank)
+    device, world_size = _open_device(int(os.environ.get("LOCAL_RANK", "0"))), int(os.environ.get("WORLD_SIZE", "1"))
     with concise_worker_errors():
         if world_size == 1:
-            yield Process(0, local_rank, 1, device)
+            yield Process(device=device)
             return
-        dist.init_process_group(_backend(backend, device), timeout=COLLECTIVE_TIMEOUT)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
         try:
             control: Any = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-            yield Process(dist.get_rank(), local_rank, world_size, device, control)
+            yield Process(dist.get_rank(), world_size, device, control)
             # A rank that finishes first must not close the connections of one that still works. After an error there is
             # no barrier, as the other ranks would not reach it.
             dist.barrier(control)
@@ -151,14 +135,6 @@ def concise_worker_errors() -> Iterator[None]:
         ) from error
 
 
-def _number(name: str, default: int) -> int:
-    """Return the number in a variable of the environment, or the default if it is not set."""
-    value = os.environ.get(name, str(default))
-    if not value.isdecimal():
-        raise ConfigError(f"{name}={truncate(repr(value))} is not a whole number", "environment", "start with torchrun")
-    return int(value)
-
-
 def _open_device(local_rank: int) -> torch.device:
     """Return this process's CUDA device, made the current one, or the CPU where there is no CUDA."""
     if not torch.cuda.is_available():
@@ -171,16 +147,6 @@ def _open_device(local_rank: int) -> torch.device:
     torch.cuda.set_device(local_rank)
     torch.backends.cudnn.benchmark = True  # all training batches have one shape
     return torch.device("cuda", local_rank)
-
-
-def _backend(name: str | None, device: torch.device) -> str:
-    if name is None:
-        return "nccl" if device.type == "cuda" else "gloo"
-    if name not in BACKENDS:
-        raise ConfigError(f"{name!r} is no backend", "--dist-backend", f"give one of {', '.join(BACKENDS)}")
-    if name == "nccl" and device.type != "cuda":
-        raise ConfigError("nccl needs CUDA, which this machine lacks; --dist-backend: leave it out for gloo")
-    return name
 
 
 def seed_everything(seed: int, rank: int) -> None:

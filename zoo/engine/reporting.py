@@ -1,7 +1,5 @@
 """Reports of the training loop: the metrics of a log interval, and the interface of the log that receives them.
 
-zoo/report implements the interface.
-
 Tested by tests/engine/test_trainer.py.
 """
 
@@ -15,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
 
 from zoo.engine.meters import Reading
 from zoo.engine.state import TrainState
@@ -83,17 +80,11 @@ class Log(Protocol):
     def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
         """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
 
-    def images(self, step: int, images: Tensor) -> None:
-        """Record a few images of a batch (N, 3, H, W), normalized and on the device."""
-
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains, by ``chain/index``."""
 
     def gradient_angle(self, step: int, degrees: float) -> None:
         """Record the angle between the gradients of a step from reconstructed and from stored activations."""
-
-    def parameters(self, step: int, model: nn.Module) -> None:
-        """Record histograms of the bare model's parameters; called at each log interval."""
 
 
 class Pace:

@@ -22,7 +22,6 @@ from zoo.errors import CheckpointError, escape, join_names, truncate
 from zoo.registry import build_from_config
 from zoo.spec.network import NetworkSpec
 from zoo.weights import load_weights
-from zoo.weights.stored_spec import parse_network
 
 AUTO = "auto"
 # Prefixes of settings that may change on a resume because they do not affect the computation. All others must match.
@@ -40,7 +39,6 @@ def start(
     *,
     resume: str | None = None,
     weights: str | None = None,
-    allow_world_size_change: bool = False,
     build: Callable[[NetworkSpec], nn.Module] = build_from_config,
 ) -> TrainState:
     """Return the initial state of training, with the same weights on all ranks; every rank has to call it.
@@ -54,7 +52,6 @@ def start(
     - `log`: receives messages about the start of the run.
     - `resume`: "auto" for the newest good checkpoint of ``log_dir``, the path of a checkpoint, or None.
     - `weights`: path of a file of initial weights, or None.
-    - `allow_world_size_change`: accept a checkpoint of another world size.
     - `build`: builds and initializes the network.
     """
     config = task.config
@@ -74,7 +71,7 @@ def start(
     state = build_state(task, model, process)
     seed_everything(config.seed, process.rank)
     if resumed is not None:
-        for notice in restore(state, resumed, allow_world_size_change):
+        for notice in restore(state, resumed):
             log.message(notice)
     return state
 
@@ -125,34 +122,26 @@ def load_newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
     )
 
 
-def restore(state: TrainState, resumed: LoadedCheckpoint, allow_world_size_change: bool = False) -> list[str]:
+def restore(state: TrainState, resumed: LoadedCheckpoint) -> list[str]:
     """Load the checkpoint into ``state`` and the random generators; return notices for the user.
 
     A run with more epochs than the checkpoint's continues from the same position, with the learning rate that the
-    longer schedule has there. With another world size the averages of the running epoch are reset. Raises
-    CheckpointError if the checkpoint was written with other settings, or with another world size and
-    ``allow_world_size_change`` is off; WeightsError if its description of the network is invalid.
+    longer schedule has there. Raises CheckpointError if the checkpoint was written with other settings or another
+    world size.
     """
     saved = resumed.content
     try:
         prolonged = list(_check_config(saved["config"], state.config, resumed.path))
-        same_ranks = saved["world_size"] == state.process.world_size
-        if not same_ranks and not allow_world_size_change:
+        if saved["world_size"] != state.process.world_size:
             raise CheckpointError(
                 f"the checkpoint is of {truncate(saved['world_size'])} process(es), this run has "
                 f"{state.process.world_size}",
                 resumed.path,
-                "start as many, or give --allow-world-size-change (the last bits of the results will differ)",
+                "start as many, or start a new run from these weights with --weights and another --log-dir",
             )
-        if saved["network"] is None:  # a network of the user's own
-            state.class_names = _class_names(saved["class_names"])
-        else:
-            state.class_names = parse_network(saved["network"], escape(resumed.path)).class_names
-        if len(saved["ranks"]) != saved["world_size"]:
-            raise ValueError(f"ranks has {len(saved['ranks'])} entries for {saved['world_size']} processes")
+        state.class_names = saved["class_names"]
         load_shared_state(state, saved)
-        if state.process.rank < len(saved["ranks"]):
-            load_rank_state(state, saved["ranks"][state.process.rank])
+        load_rank_state(state, saved["ranks"][state.process.rank])
         differences = list(_differences(saved, state))
     except ODD_CONTENT as error:
         first_line = next(iter(str(error).strip().splitlines()), "")
@@ -162,16 +151,8 @@ def restore(state: TrainState, resumed: LoadedCheckpoint, allow_world_size_chang
             resumed.path,
             "use another checkpoint, or start a new run from its weights with --weights and another --log-dir",
         ) from error
-    if not same_ranks:
-        state.meter.reset()
     position = f"resumed from {escape(resumed.path)}: {_position(state)}"
     return [*resumed.notices, position, *prolonged, *differences]
-
-
-def _class_names(names: Any) -> list[str] | None:
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise TypeError(f"class_names is of type {type(names).__name__}, not a list of names")
-    return names
 
 
 def _position(state: TrainState) -> str:
@@ -184,7 +165,6 @@ def _position(state: TrainState) -> str:
 def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
     """Yield a notice for each difference that may change the last bits of the results."""
     now = {
-        "world_size": ("processes", state.process.world_size),
         "num_threads": ("threads", torch.get_num_threads()),
         "torch_version": ("torch", str(torch.__version__)),
         "device": ("device", state.process.device.type),

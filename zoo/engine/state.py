@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from zoo.config import Experiment, Optimizer
+from zoo.config import Experiment
 from zoo.engine.meters import Meter
 from zoo.engine.optim import build_optimizer
 from zoo.engine.process import Process
@@ -81,12 +81,12 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
     settings = config.training
     trained = task.trained_network(model)
     if settings.compile:
-        trained = compile_network(trained, settings.compile_mode)
+        trained = compile_network(trained)
     return TrainState(
         task=task,
         process=process,
         model=model,
-        wrapped_model=distribute(trained, process, settings.gradient_compression == "bf16"),
+        wrapped_model=distribute(trained, process),
         optimizer=build_optimizer(model, config.optimizer),
         scaler=torch.amp.GradScaler(process.device.type, enabled=config.training.amp == "fp16"),
         ema=copy.deepcopy(model).requires_grad_(False) if config.optimizer.ema_decay is not None else None,
@@ -95,26 +95,16 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
 
 
 def update_average(state: TrainState) -> None:
-    """Update the moving average, if this step does: ema = decay * ema + (1 - decay) * weights, see `average_decay`.
+    """Update the moving average, if this step does: ema = decay * ema + (1 - decay) * weights; the first one copies.
 
     `torch.optim.swa_utils.AveragedModel` copies its step counter to the device and waits for it. Buffers are not
     averaged; `broadcast_buffers` copies them.
     """
-    settings = state.config.optimizer
-    if state.ema is None or state.batch % settings.ema_every:
+    decay, every = state.config.optimizer.ema_decay, state.config.optimizer.ema_every
+    if state.ema is None or decay is None or state.batch % every:
         return
-    move = get_ema_multi_avg_fn(average_decay(settings, state.step))
+    move = get_ema_multi_avg_fn(decay if state.step > 0 else 0.0)
     move(list(state.ema.parameters()), list(state.model.parameters()), state.step)
-
-
-def average_decay(settings: Optimizer, step: int) -> float:
-    """Return the decay of the moving average at a step, counted from 0: 0 at the first, `ema_decay` in the end.
-
-    With `ema_warmup` it rises as in timm's ModelEmaV3.
-    """
-    decay = settings.ema_decay or 0.0
-    rising = 1 - (1 + step) ** (-2 / 3) if settings.ema_warmup else decay
-    return min(decay, rising) if step > 0 else 0.0
 
 
 def all_finite(network: nn.Module) -> bool:

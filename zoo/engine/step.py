@@ -9,7 +9,6 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from zoo.engine.optim import clip_gradients
 from zoo.engine.precision import AMP_DTYPES, at_least_float32, autocast
 from zoo.engine.reconstruction import angle_between, gradients
 from zoo.engine.state import TrainState, update_average
@@ -48,7 +47,7 @@ def train_step(state: TrainState, batch: StepBatch) -> None:
     # 2. Gradient clipping, on unscaled gradients.
     if config.clip > 0:
         state.scaler.unscale_(state.optimizer)
-        clip_gradients(state.model.parameters(), config.clip, config.clip_mode)
+        nn.utils.clip_grad_norm_(state.model.parameters(), config.clip)
 
     # 3. Update of the weights and of their moving average.
     state.scaler.step(state.optimizer)

@@ -33,7 +33,7 @@ class EvalProtocol(Protocol):
     def logits(self, forward: Forward, images: Tensor) -> Tensor:
         """Return the logits of a batch of ``images`` from the validation loader of this protocol.
 
-        ``forward`` is the network: (N, 3, h, w) -> logits, in parts if memory is short.
+        ``forward`` is the network: (N, 3, h, w) -> logits.
         """
 
 

@@ -75,7 +75,6 @@ class Trainer:
         result = None
         with self.stop, self.writer:
             self._check_data()
-            self._log_merged_batch()
             try:
                 while self.state.epoch < self.config.optimizer.schedule.epochs:
                     self._train_epoch()
@@ -119,8 +118,6 @@ class Trainer:
         images, targets = self._mixed(images, targets)
         if self.config.training.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        if state.step == 0:
-            self.log.images(state.step, images)
         return StepBatch(images, targets, self.batches.global_size(state.batch))
 
     def _mixed(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,7 +167,6 @@ class Trainer:
         now = self._checked_reading()
         self.writer.raise_if_failed()
         self.log.train_metrics(metrics_since(reported, now, self.state, len(self.batches), lr, self.pace))
-        self.log.parameters(self.state.step, self.state.model)
         return now
 
     def _finish_epoch(self) -> Result | None:
@@ -286,14 +282,6 @@ class Trainer:
                 "resume with the same data, or start a new run with --weights and another --log-dir",
             )
         state.class_names = class_names
-
-    def _log_merged_batch(self) -> None:
-        if self.batches.merged:
-            size, batch_size = self.batches.global_size(len(self.batches) - 1), self.config.optimizer.batch_size
-            self.log.message(
-                f"the last batch of each epoch has {size} images: the remainder after batches of {batch_size} is too "
-                "small for a batch of its own"
-            )
 
 
 class _StopInValidation(Exception):

@@ -19,7 +19,7 @@ from zoo.engine.meters import Meter, Reading
 from zoo.engine.precision import AMP_DTYPES, at_least_float32, autocast
 from zoo.engine.task import EvalProtocol, Result, Task
 from zoo.engine.wrapping import unwrap
-from zoo.errors import VerificationError, ZooError
+from zoo.errors import VerificationError
 
 logger = logging.getLogger(__name__)
 
@@ -52,38 +52,23 @@ def validate(
     - `record`: called with each batch of images and its logits on the device.
     """
     net = unwrap(model)
-    forward = _ShrinkingForward(net, device, amp)
     meter = Meter(device, task.num_counts)
+
+    def forward(images: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
+        with autocast(device, AMP_DTYPES[amp]):
+            return at_least_float32(net(finished(images.to(device, non_blocking=True))))
+
     with _evaluating(net), torch.inference_mode():
         for index, batch in enumerate(loader):
             targets = batch.targets.to(device, non_blocking=True)
-            try:
-                logits = protocol.logits(partial(forward, finished=batch.finished), batch.images)
-                scored = task.scored(logits, targets)
-            except RuntimeError as error:
-                if not is_memory_full(error):
-                    raise
-                raise _out_of_memory(len(targets), batch.images, device) from error
+            logits = protocol.logits(partial(forward, finished=batch.finished), batch.images)
+            scored = task.scored(logits, targets)
             meter.update(*scored, len(targets), index)
             if record is not None:
                 record(batch, logits)
             if advance is not None:
                 advance(1)
     return task.result(_checked(meter.read(reduce=world_size > 1), num_images), protocol.name)
-
-
-def is_memory_full(error: RuntimeError) -> bool:
-    """Return whether ``error`` is torch's report of an out-of-memory condition."""
-    # The CPU's allocator has no error class of its own.
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-def _out_of_memory(num_images: int, images: Tensor, device: torch.device) -> ZooError:
-    what = "one image" if num_images == 1 else f"{num_images} images"
-    return ZooError(
-        f"out of memory with {what} of {tuple(images.shape[1:])} at a time; validation on {device}: use smaller "
-        "images, or free memory on the device"
-    )
 
 
 @contextmanager
@@ -111,34 +96,3 @@ def _checked(reading: Reading, num_images: int) -> Reading:
             reading.first_bad_step,
         )
     return reading
-
-
-class _ShrinkingForward:
-    """Calls a network on as many images at a time as fit into memory; halves the number when memory runs out."""
-
-    def __init__(self, model: nn.Module, device: torch.device, amp: str) -> None:
-        self._model = model
-        self._device = device
-        self._dtype = AMP_DTYPES[amp]
-        self._num_images: int | None = None  # at a time
-
-    def __call__(self, images: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the logits of images (N, 3, h, w), at least float32; ``finished`` normalizes them on the device."""
-        while True:
-            num_images = min(self._num_images or len(images), len(images))
-            try:
-                return torch.cat([self._logits(finished, part) for part in images.split(num_images)])
-            except RuntimeError as error:
-                if not is_memory_full(error):
-                    raise
-                if num_images == 1:
-                    raise _out_of_memory(num_images, images, self._device) from error
-            self._num_images = num_images // 2
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
-            logger.warning("out of memory with %d images at once: trying %d", num_images, self._num_images)
-
-    def _logits(self, finished: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        inputs = finished(images.to(self._device, non_blocking=True))
-        with autocast(self._device, self._dtype):
-            return at_least_float32(self._model(inputs))

@@ -7,38 +7,34 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from zoo.engine.process import Process
 from zoo.remat.graph.capture import inductor_options
 from zoo.remat.lean import is_lean, lean
-from zoo.torch_internals import ALL_GATHER, list_mode_options, uncompiled
+from zoo.torch_internals import ALL_GATHER, uncompiled
 
 _NAMES = ("forward_sync_buffers", "broadcast_buffers")  # new versions of torch warn about the second one
 _BUFFER_OPTION = next(name for name in _NAMES if name in inspect.signature(DistributedDataParallel).parameters)
 
 
-def compile_network(model: nn.Module, mode: str = "default") -> nn.Module:
-    """Return the model, compiled with a ``mode`` of torch.compile.
+def compile_network(model: nn.Module) -> nn.Module:
+    """Return the model, compiled by torch.compile.
 
     The graphs of a `zoo.lean` network save what lean training saves, see `zoo.remat.inductor_options`, and the network
     itself is lean no longer.
     """
     if not is_lean(model):
-        return torch.compile(model, mode=mode)  # type: ignore[return-value]
-    # torch.compile takes either options or a mode.
-    options = list_mode_options(mode) | inductor_options()
-    return torch.compile(lean(model, enabled=False), options=options)  # type: ignore[return-value]
+        return torch.compile(model)  # type: ignore[return-value]
+    return torch.compile(lean(model, enabled=False), options=inductor_options())  # type: ignore[return-value]
 
 
-def distribute(network: nn.Module, process: Process, compress: bool = False) -> nn.Module:
+def distribute(network: nn.Module, process: Process) -> nn.Module:
     """Return ``network``, wrapped in DistributedDataParallel if there are several processes.
 
     Rank 0's weights are broadcast to all ranks. Buffers are not broadcast at each step, as training does not read
-    running statistics; `zoo.engine.state.broadcast_buffers` does so before they are read or saved. With ``compress``
-    gradients are communicated in bfloat16.
+    running statistics; `zoo.engine.state.broadcast_buffers` does so before they are read or saved.
     """
     if process.world_size == 1:
         return network
@@ -46,10 +42,8 @@ def distribute(network: nn.Module, process: Process, compress: bool = False) -> 
     if process.device.type == "cuda":
         options["device_ids"] = [process.device]
     wrapped = DistributedDataParallel(network, gradient_as_bucket_view=True, **options)
-    if process.device.type == "cpu" and (process.world_size > 2 or compress):
-        wrapped.register_comm_hook(torch.bfloat16 if compress else None, _average_in_rank_order)
-    elif compress:
-        wrapped.register_comm_hook(None, bf16_compress_hook)
+    if process.device.type == "cpu" and process.world_size > 2:
+        wrapped.register_comm_hook(None, _average_in_rank_order)
     return wrapped
 
 
@@ -62,24 +56,23 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model if inner is model else unwrap(inner)
 
 
-def _average_in_rank_order(dtype: torch.dtype | None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _average_in_rank_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Communication hook: overwrite the bucket with its mean over all ranks, summed from rank 0 to the last.
 
     Gloo's all-reduce starts at another rank for each part of a bucket, and DistributedDataParallel rebuilds its buckets
     after the first step. With more than two ranks the first step after a resume would differ, in the last bit, from the
-    same step of an uninterrupted run. Like a ring all-reduce this sends and receives twice the size of the bucket. With
-    ``dtype`` values are rounded to it for each transfer; sums have the dtype of the bucket.
+    same step of an uninterrupted run. Like a ring all-reduce this sends and receives twice the size of the bucket.
     """
     world_size, flat = dist.get_world_size(), bucket.buffer()
-    parts = F.pad(flat.to(dtype or flat.dtype), (0, -flat.numel() % world_size)).view(world_size, -1)
+    parts = F.pad(flat, (0, -flat.numel() % world_size)).view(world_size, -1)
     # A reduce-scatter (rank r sums part r of all ranks) and an all-gather.
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts)
-    total = received[0].to(flat.dtype)
+    total = received[0].clone()
     for part in received[1:]:
         total += part
     means = parts.view(-1)
-    getattr(dist, ALL_GATHER)(means, (total / world_size).to(means.dtype))
+    getattr(dist, ALL_GATHER)(means, total / world_size)
     flat.copy_(means[: flat.numel()])
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(flat)

@@ -30,8 +30,7 @@ NUM_RECONSTRUCTIONS, NUM_ANGLES = 12, 160
 TEXT_LOG = "training_0.log"
 # Settings in which runs of an experiment may differ, because they do not change the expected accuracy.
 COMPUTATION = {
-    "channels_last", "compile", "compile_mode", "reconstruction_meter",
-    "gradient_angle_meter",
+    "channels_last", "compile", "reconstruction_meter", "gradient_angle_meter",
 }  # fmt: skip
 VARIABLE_SETTINGS = {
     "expected": True, "seed": True, "checkpoint": True, "network": {"memory"}, "training": COMPUTATION,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -13,9 +14,9 @@ from PIL import Image
 from zoo.config import Experiment
 from zoo.errors import ConfigError, escape
 from zoo.files import write_bytes
+from zoo.tasks.tta import Segments
 
 PALETTE_SIZE = 256  # colors of a palette PNG
-MAX_ID = 65535  # largest value of a 16-bit PNG
 OVERLAY_OPACITY = 0.5
 MIN_BRIGHTNESS = 128  # of the brightest channel of a color
 RGB_WEIGHTS = (2, 4, 3)  # of the squared differences of the channels
@@ -91,56 +92,61 @@ def distinct_colors(count: int) -> np.ndarray:
     return np.resize(np.array(colors, dtype=np.uint8), (count, 3))
 
 
-def check_kind(kind: str, num_classes: int) -> None:
-    """Raise ConfigError if files of ``kind`` ("palette", "ids", "prob", "overlay") cannot hold that many classes."""
-    limits = {"palette": PALETTE_SIZE, "ids": MAX_ID + 1}
-    if num_classes > limits.get(kind, num_classes):
-        other = "ids, prob or overlay" if kind == "palette" else "prob or overlay"
-        raise ConfigError(
-            f"the network has {num_classes:,} classes, but PNG files of kind {kind} can hold {limits[kind]:,}",
-            "--output",
-            f"give {other}",
-        )
-
-
-def palette_image(classes: np.ndarray, palette: Palette) -> Image.Image:
-    """Return classes (H, W) as an image of mode P whose values are the classes; unused colors are black."""
-    image = Image.fromarray(classes.astype(np.uint8))
+def write_palette(path: Path, _: Image.Image, segments: Segments, palette: Palette) -> None:
+    """Write the classes as an indexed PNG with the colors of ``palette``; ConfigError for more than 256 classes."""
+    if len(palette) > PALETTE_SIZE:
+        what = f"the network has {len(palette):,} classes, but PNG files of kind palette can hold {PALETTE_SIZE}"
+        raise ConfigError(what, "--output", "give ids, prob or overlay")
+    image = Image.fromarray(segments.classes.numpy().astype(np.uint8))
     colors = np.zeros((PALETTE_SIZE, 3), dtype=np.uint8)
     colors[: len(palette)] = palette.colors
     image.putpalette(colors.tobytes())  # red, green and blue of the first color, then of the second
-    return image
+    _write_png(path, image)
 
 
-def id_image(classes: np.ndarray, num_classes: int) -> Image.Image:
-    """Return classes (H, W) as a gray image whose values are the classes, with 8 bits up to 256 classes, else 16."""
-    return Image.fromarray(classes.astype(_id_type(num_classes)))
+def write_ids(path: Path, _: Image.Image, segments: Segments, palette: Palette) -> None:
+    """Write the classes as a gray PNG, with 8 bits up to 256 classes, else 16."""
+    _write_png(path, Image.fromarray(_ids(segments, palette)))
 
 
-def write_probabilities(path: Path, classes: np.ndarray, probabilities: np.ndarray, num_classes: int) -> None:
+def write_probabilities(path: Path, _: Image.Image, segments: Segments, palette: Palette) -> None:
     """Write a compressed npz file of two arrays (H, W): ``classes``, and their ``probability`` as float16.
 
     float16 has three decimals near 1, more than probabilities are accurate to. Probabilities of the other classes are
     left out: for the 65 classes of Vistas they would take 270 MB per image of two megapixels.
     """
     content = io.BytesIO()
-    np.savez_compressed(
-        content, classes=classes.astype(_id_type(num_classes)), probability=probabilities.astype(np.float16)
-    )
+    probability = segments.probabilities.numpy().astype(np.float16)
+    np.savez_compressed(content, classes=_ids(segments, palette), probability=probability)
     write_bytes(path, content.getvalue())
 
 
-def overlay(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
-    """Return the RGB ``image`` blended with the colors of ``classes`` (H, W), half of each."""
-    return Image.blend(image.convert("RGB"), Image.fromarray(palette.colors[classes]), OVERLAY_OPACITY)
+def write_overlay(path: Path, image: Image.Image, segments: Segments, palette: Palette) -> None:
+    """Write the image blended with the colors of its classes, half of each, as PNG."""
+    colors = Image.fromarray(palette.colors[segments.classes.numpy()])
+    _write_png(path, Image.blend(image.convert("RGB"), colors, OVERLAY_OPACITY))
 
 
-def write_png(path: Path, image: Image.Image) -> None:
-    """Write ``image`` as PNG, atomically; creates the folder if necessary."""
+def _ids(segments: Segments, palette: Palette) -> np.ndarray:
+    return segments.classes.numpy().astype(np.uint8 if len(palette) <= PALETTE_SIZE else np.uint16)
+
+
+def _write_png(path: Path, image: Image.Image) -> None:
     content = io.BytesIO()
     image.save(content, format="PNG")
     write_bytes(path, content.getvalue())
 
 
-def _id_type(num_classes: int) -> type[np.unsignedinteger]:
-    return np.uint8 if num_classes <= PALETTE_SIZE else np.uint16 if num_classes <= MAX_ID + 1 else np.uint32
+class Output(NamedTuple):
+    """A kind of files: the end of their names, and the function that writes one atomically."""
+
+    suffix: str
+    write: Callable[[Path, Image.Image, Segments, Palette], None]
+
+
+OUTPUTS = {
+    "palette": Output(".png", write_palette),
+    "ids": Output(".png", write_ids),
+    "prob": Output(".npz", write_probabilities),
+    "overlay": Output(".png", write_overlay),
+}

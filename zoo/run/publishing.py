@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from zoo.config.published import Published, published
-from zoo.errors import ConfigError, WeightsError, escape, join_names, truncate
+from zoo.errors import ConfigError, WeightsError, escape, join_names
 from zoo.registry import describe_images
 from zoo.run.scoring import LoadedNetwork
 from zoo.spec.architectures import HUB_PREFIX
@@ -27,9 +26,7 @@ OF_TIMM = ("first_conv", "classifier", "pool_size", "fixed_input_size", "min_inp
 PIPELINES = {"classification": "image-classification", "segmentation": "image-segmentation"}
 
 
-def push(
-    network: LoadedNetwork, repository: str, *, license_id: str | None = None, score_files: Sequence[Path] = ()
-) -> str:
+def push(network: LoadedNetwork, repository: str, *, license_id: str | None = None) -> str:
     """Publish a network as ``hf-hub:repository``, and return the address of the commit.
 
     The repository is created if it does not exist. Its model card, which its owner may have edited, is not replaced.
@@ -38,10 +35,8 @@ def push(
     - `network`: result of `zoo.load_network`.
     - `repository`: OWNER/NAME.
     - `license_id`: license of the weights, as the Hub calls it ("apache-2.0"). Default: as for published weights.
-    - `score_files`: files of ``zoo validate --json`` with scores of these weights, for the model card. Default: the
-      published scores of published weights.
 
-    Raises ConfigError for a malformed name, a missing license, and scores of other weights; WeightsError for weights
+    Raises ConfigError for a malformed name and a missing license; WeightsError for weights
     that are not finite, and if the Hub refuses.
     """
     if not is_repository(repository):
@@ -57,7 +52,7 @@ def push(
     if license_id is None and entry is None:
         what = f"the license of {escape(network.weights)} is unknown"
         raise ConfigError(what, remedy="give it, such as --license apache-2.0")
-    scores = _score_section(network, score_files, entry)
+    scores = _score_section(network, entry)
     experiment = network.experiment
     spec = experiment.network.described(experiment.input, network.class_names)
     files = {
@@ -164,37 +159,11 @@ def model_card(
     )
 
 
-def _score_section(network: LoadedNetwork, files: Sequence[Path], entry: Published | None) -> str:
-    """Return Markdown of the scores in result files, otherwise of the published ones, otherwise ""."""
-    labels = network.task.shown_labels
-    headers = ["protocol", *(f"{label} %" for label in labels.values())]
-    if files:
-        measured = [_measured(file, network) for file in files]
-        rows = [[each["protocol"], *(each.get(name) for name in labels), each["count"]] for each in measured]
-        table, source = markdown_table([*headers, "images"], rows), "Measured with `zoo validate`."
-    elif entry is not None:
-        rows = [[protocol, *map(score.get, labels)] for protocol, score in entry.scores.items()]
-        table, source = markdown_table(headers, rows), f"Published by the authors: {entry.source}."
-    else:
+def _score_section(network: LoadedNetwork, entry: Published | None) -> str:
+    """Return Markdown of the published scores; "" if the weights are not published ones."""
+    if entry is None:
         return ""
-    return f"## Scores\n\n{table}\n\n{source}"
-
-
-def _measured(path: Path, network: LoadedNetwork) -> dict[str, Any]:
-    """Return the content of a result file; ConfigError if it is none, or if it has scores of other weights."""
-    remedy = "give a file that zoo validate --json has written for these weights"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        measured = content["weights_md5"], content.get("weights_sha256")
-        is_result = {"protocol": str, "count": int, **dict.fromkeys(network.task.shown_labels, float)}
-        wrong = [key for key, kind in is_result.items() if not isinstance(content[key], kind)]
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"the file holds no scores ({type(error).__name__}: {truncate(error)})", path, remedy
-        ) from None
-    if wrong:
-        raise ConfigError(f"the file holds no scores ({', '.join(wrong)})", path, remedy)
-    if measured != network.digests():
-        what = f"the scores belong to other weights (md5 {truncate(measured[0])}, not {network.digests()[0]})"
-        raise ConfigError(what, path, remedy)
-    return {**content, "protocol": truncate(content["protocol"])}
+    labels = network.task.shown_labels
+    rows = [[protocol, *map(score.get, labels)] for protocol, score in entry.scores.items()]
+    table = markdown_table(["protocol", *(f"{label} %" for label in labels.values())], rows)
+    return f"## Scores\n\n{table}\n\nPublished by the authors: {entry.source}."

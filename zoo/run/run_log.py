@@ -12,13 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from logging.handlers import MemoryHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from zoo.config import Experiment
 from zoo.engine.reporting import TrainMetrics
@@ -56,17 +54,6 @@ class TextLog(logging.FileHandler):
         """Close the file, even if a full disk loses buffered lines."""
         with suppress(OSError):
             super().close()
-
-
-@contextmanager
-def buffered_records() -> Iterator[MemoryHandler]:
-    """Context manager: buffers zoo's log records until the log of the run is open."""
-    handler = MemoryHandler(capacity=0)
-    logging.getLogger("zoo").addHandler(handler)
-    try:
-        yield handler
-    finally:
-        logging.getLogger("zoo").removeHandler(handler)
 
 
 class JsonLines:
@@ -110,23 +97,12 @@ class RunLog:
     - `log_dir`: folder of all files; created if necessary. A second run in the same folder appends to them.
     - `rank`: rank of this process.
     - `config`: settings of the run.
-    - `histograms`: whether to write parameter histograms to TensorBoard.
-    - `earlier`: records from before the log was opened, see `buffered_records`; the text log begins with them.
     """
 
-    def __init__(
-        self,
-        log_dir: Path,
-        rank: int,
-        config: Experiment,
-        *,
-        histograms: bool = False,
-        earlier: MemoryHandler | None = None,
-    ) -> None:
+    def __init__(self, log_dir: Path, rank: int, config: Experiment) -> None:
         self._log_dir = log_dir
         self._config = config
         self._labels = task_of(config).shown_labels
-        self._histograms = histograms
         self._is_main = rank == 0
         self._progress: Progress | None = None
         self._board: Board | None = None
@@ -140,9 +116,6 @@ class RunLog:
             if self._is_main:
                 self._metrics = JsonLines(log_dir / METRICS_FILE)
             opened.pop_all()
-        if earlier is not None:
-            earlier.setTarget(self._text)
-            earlier.flush()
         zoo_logger = logging.getLogger("zoo")
         self._level = zoo_logger.level
         if zoo_logger.getEffectiveLevel() > logging.INFO:  # outside of the command line nothing else has set it
@@ -242,27 +215,13 @@ class RunLog:
         if self._board is not None:
             self._write(partial(self._board.validation, step, result))
 
-    def images(self, step: int, images: Tensor) -> None:
-        """Record the first images of a normalized batch (N, 3, H, W) in TensorBoard."""
-        if self._board is not None:
-            self._write(partial(self._board.images, step, images))
-
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains."""
         self._add_line("reconstruction", step=step, errors=dict(errors))
-        if self._board is not None:
-            self._write(partial(self._board.reconstruction, step, errors))
 
     def gradient_angle(self, step: int, degrees: float) -> None:
         """Record the angle between the gradients of a step from reconstructed and from stored activations."""
         self._add_line("gradient_angle", step=step, degrees=degrees)
-        if self._board is not None:
-            self._write(partial(self._board.gradient_angle, step, degrees))
-
-    def parameters(self, step: int, model: nn.Module) -> None:
-        """Record histograms of the classifier and the last norm, if requested."""
-        if self._board is not None and self._histograms:
-            self._write(partial(self._board.parameters, step, model))
 
 
 def read_validation(log_dir: Path, epoch: int) -> dict[str, Any]:

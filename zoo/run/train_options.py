@@ -23,7 +23,3 @@ class TrainOptions:
     its body."""
     overwrite: bool = False
     """Remove an earlier run in the log folder and start over; otherwise an earlier run is an error."""
-    log_hist: bool = False
-    """Write histograms of the classifier and the last norm to TensorBoard."""
-    allow_world_size_change: bool = False
-    """Resume with another number of processes, which changes the last bits of the results."""

@@ -38,7 +38,7 @@ from zoo.registry import build_from_config
 from zoo.remat.lean import is_lean, lean
 from zoo.run.experiments import experiment_for
 from zoo.run.log_folder import log_folder
-from zoo.run.run_log import RunLog, buffered_records, read_validation
+from zoo.run.run_log import RunLog, read_validation
 from zoo.run.train_options import TrainOptions
 from zoo.spec.architectures import ARCHITECTURES, LEAN, is_external
 from zoo.spec.network import NetworkSpec
@@ -112,8 +112,8 @@ def train(
     - `batch_size`: images per step, over all processes, instead of the experiment's.
     - `memory`: ``network.memory`` instead of the experiment's, such as "lean"; a module can only become "lean".
     - `process`: this process, if `zoo.engine.process.open_process` is open already.
-    - `options`: ``workers``, ``log_every``, ``resume``, ``weights``, ``overwrite``, ``log_hist`` and
-      ``allow_world_size_change``; see `TrainOptions`.
+    - `options`: ``workers``, ``log_every``, ``resume``, ``weights`` and ``overwrite``; see
+      `TrainOptions`.
 
     Raises TypeError for unknown options; ConfigError, DataError, WeightsError and CheckpointError for files, data and
     settings that do not fit; NonFiniteLossError; and TrainingInterrupted after a signal, once the state is saved.
@@ -164,8 +164,7 @@ def train_experiment(
 
     # 2. Task and loaders: all processes have the same images.
     task = task_of(config)
-    with buffered_records() as earlier:
-        loaders = _build_loaders(task, data, process, options)
+    loaders = _build_loaders(task, data, process, options)
     images = _fingerprints(loaders)
     check_same_on_all_ranks(process, lambda: images, "copy the same DATA to every machine", DataError)
 
@@ -174,7 +173,7 @@ def train_experiment(
     build = build_from_config if module is None else partial(_prepared, module)
     with (
         log_folder(log_dir, process, continues=_continues(log_dir, options.resume), overwrite=options.overwrite),
-        RunLog(log_dir, process.rank, config, histograms=options.log_hist, earlier=earlier) as log,
+        RunLog(log_dir, process.rank, config) as log,
     ):
         state = start(
             task,
@@ -183,7 +182,6 @@ def train_experiment(
             log,
             resume=options.resume,
             weights=options.weights,
-            allow_world_size_change=options.allow_world_size_change,
             build=build,
         )
 
@@ -230,7 +228,6 @@ def _check_settings_agree(config: Experiment, process: Process, options: TrainOp
             **environment_fingerprint(process, "train"),
             **config.model_dump(mode="json", exclude={"expected"}),
             "--log-every": options.log_every,
-            "--allow-world-size-change": options.allow_world_size_change,
         },
         "give every process the same experiment, options and version of zoo",
     )
@@ -261,9 +258,7 @@ def _count_parameters(config: Experiment) -> int:
     """Return the number of parameters. Raises ConfigError for unknown networks and impossible image sizes."""
     network, model = config.network, build_on_meta(config.network)
     if is_external(network.arch):
-        setting = "input.sizes_train" if config.input.sizes_train else "input.crop_train"
-        for side in config.input.all_crops:
-            check_logits(model.train(), network.arch, network.num_classes, side, setting)
+        check_logits(model.train(), network.arch, network.num_classes, config.input.crop_train, "input.crop_train")
         check_logits(model.eval(), network.arch, network.num_classes, config.input.crop_val, "input.crop_val")
     return _size(model)
 

@@ -1,10 +1,10 @@
-"""Test-time augmentation of a segmentation: fuses predictions at several scales and of mirror images."""
+"""Test-time augmentation of a segmentation: averages predictions at several scales and of mirror images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,33 +14,23 @@ from zoo.errors import ConfigError, DataError, WeightsError, join_names
 from zoo.ops.upsampling import upsample_strips
 from zoo.spec.limits import MAX_PIXELS
 
-Fusion = Literal["mean", "max", "voting"]
-FUSIONS: tuple[Fusion, ...] = get_args(Fusion)
-
-MAX_VIEWS = 100
 MAX_SCALE = 100.0
-STRIP_BYTES = 2**22  # of probabilities fused at a time; small enough for a cache
+STRIP_BYTES = 2**22  # of probabilities averaged at a time; small enough for a cache
 
 
 @dataclass(frozen=True)
 class TestTimeAugmentation:
-    """The views of an image that are predicted, and how the predictions are fused.
+    """The views of an image that are predicted; the class of a pixel has the largest mean probability.
 
     Args:
-    - `scales`: scale factors of the image, all different.
+    - `scales`: scale factors of the image.
     - `flip`: whether each scale is also predicted mirrored.
-    - `fusion`: how the class of a pixel is chosen.
-      "mean": the largest mean probability.
-      "max": the largest probability in any view; ties go to the earlier view, a scale before its mirror image.
-      "voting": the class that is most probable in most views; ties go to the larger sum of the votes' probabilities,
-      then to the smaller class.
 
     Raises ConfigError for invalid values.
     """
 
     scales: tuple[float, ...] = (1.0,)
     flip: bool = False
-    fusion: Fusion = "mean"
 
     def __post_init__(self) -> None:
         scales = self.scales
@@ -48,21 +38,6 @@ class TestTimeAugmentation:
             raise ConfigError(
                 f"scales = {join_names(scales)}: give one or more numbers above 0 and up to {MAX_SCALE:g}"
             )
-        if twice := sorted({scale for scale in scales if scales.count(scale) > 1}):
-            what = f"scales = {join_names(scales)}: {join_names(twice)} is repeated"
-            raise ConfigError(what, remedy="give each scale once")
-        if self.count > MAX_VIEWS:
-            raise ConfigError(
-                f"scales: {self.count} views of each image are too many",
-                remedy=f"give scales for at most {MAX_VIEWS}",
-            )
-        if self.fusion not in FUSIONS:
-            raise ConfigError(f"fusion = {self.fusion!r} is not one of {', '.join(FUSIONS)}")
-
-    @property
-    def count(self) -> int:
-        """Number of views per image."""
-        return len(self.scales) * (2 if self.flip else 1)
 
 
 class Segments(NamedTuple):
@@ -70,8 +45,7 @@ class Segments(NamedTuple):
 
     Args:
     - `classes`: class of each pixel, (H, W), int32, on the CPU.
-    - `probabilities`: probability of that class, (H, W), float32, on the CPU. With "voting", the mean over the views
-      that voted for the class.
+    - `probabilities`: mean probability of that class, (H, W), float32, on the CPU.
     """
 
     classes: Tensor
@@ -88,7 +62,7 @@ def segment(
     """Return the class and its probability for each pixel of an image, with test-time augmentation.
 
     A view is the image resized to round(side * scale) px, bilinearly with ``align_corners=False``. Its logits are
-    upsampled to ``size`` in one bilinear step, converted to probabilities, and fused with the other views.
+    upsampled to ``size`` in one bilinear step, converted to probabilities, and averaged over the views.
     This is done in strips of rows, so that probabilities never exist for the whole image. They would take 64 times the
     memory of the logits of a head with output stride 8. (The test script of Inplace-ABN fuses whole maps.)
 
@@ -110,7 +84,7 @@ def segment(
     classes = torch.empty(size, dtype=torch.int32)
     probabilities = torch.empty(size)
     for first in range(0, size[0], num_rows):
-        best, winners = FUSE[views.fusion](_probabilities(next(strip)[1][0]) for strip in strips)
+        best, winners = _mean(_probabilities(next(strip)[1][0]) for strip in strips)
         classes[first : first + num_rows] = winners.cpu()
         probabilities[first : first + num_rows] = best.cpu()
     return Segments(classes, probabilities)
@@ -150,47 +124,10 @@ def _probabilities(logits: Tensor) -> Tensor:
 
 
 def _mean(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the largest mean probability and its class, (rows, W), of views (C, rows, W), which are overwritten."""
     mean = None
     for number, probabilities in enumerate(views, start=1):
         mean = probabilities if mean is None else mean.add_(probabilities.sub_(mean), alpha=1 / number)
     assert mean is not None
     best, winners = mean.max(0)
     return best, winners
-
-
-def _max(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    best = winners = None
-    for probabilities in views:
-        largest, classes = probabilities.max(0)
-        if best is None or winners is None:
-            best, winners = largest, classes
-        else:
-            better = largest > best
-            best, winners = torch.where(better, largest, best), torch.where(better, classes, winners)
-    assert best is not None
-    assert winners is not None
-    return best, winners
-
-
-def _voting(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    votes = sums = None
-    for probabilities in views:
-        if votes is None or sums is None:
-            votes, sums = torch.zeros_like(probabilities, dtype=torch.int16), torch.zeros_like(probabilities)
-        largest, classes = (part[None] for part in probabilities.max(0))
-        votes.scatter_add_(0, classes, torch.ones_like(classes, dtype=votes.dtype))
-        sums.scatter_add_(0, classes, largest)
-    assert votes is not None
-    assert sums is not None
-    most = votes.amax(0)
-    sum_of_winner, winners = sums.masked_fill_(votes < most, -1).max(0)
-    return sum_of_winner / most, winners
-
-
-# A fusion consumes the probabilities (C, rows, W) of the views one by one, may overwrite them, and returns the
-# probabilities and classes (rows, W).
-FUSE: dict[Fusion, Callable[[Iterable[Tensor]], tuple[Tensor, Tensor]]] = {
-    "mean": _mean,
-    "max": _max,
-    "voting": _voting,
-}
