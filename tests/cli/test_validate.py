@@ -171,7 +171,7 @@ def test_an_experiment_that_contradicts_its_weights_gets_no_score(
 def test_launched_processes_score_every_image_once(finished: Run, tmp_path: Path) -> None:
     command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0"]
     alone = _result([*command, "--predictions", str(tmp_path / "alone.csv")], tmp_path)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    launcher = [sys.executable, "-m", "torch.distributed.launch", "--standalone", "--nproc_per_node", "2"]
     script = [str(SCRIPTS / "test_imagenet.py"), str(finished.config), str(finished.checkpoint), str(finished.data)]
     options = ["-j", "0", "--batch-size", "2", "--json", str(tmp_path / "launched.json")]
     files = tmp_path / "alone.csv", tmp_path / "launched.csv"

@@ -1,4 +1,4 @@
-"""Which process this is, from what torchrun sets."""
+"""Which process this is, from what launchers set."""
 
 from __future__ import annotations
 
@@ -57,3 +57,23 @@ def test_two_processes_find_each_other_and_leave() -> None:
     shared = {"backend": "gloo", "broadcast": "by 0", "any": (True, False), "left": True}
     assert found[0] == {"rank": 0, "gathered": ["from 0", "from 1"], **shared}
     assert found[1] == {"rank": 1, "gathered": [], **shared}
+
+
+@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE"])
+def test_a_half_set_environment_is_refused(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    _set(monkeypatch, {name: value for name, value in TWO_RANKS.items() if name != missing})
+    with pytest.raises(ConfigError, match="only one of RANK and WORLD_SIZE is set"), open_process():
+        pass
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
+def test_a_variable_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    _set(monkeypatch, {**TWO_RANKS, name: "two"})
+    with pytest.raises(ConfigError, match=f"environment: {name}='two' is not a whole number"), open_process():
+        pass
+
+
+def test_a_rank_beyond_the_world_size_does_not_wait_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(monkeypatch, {**TWO_RANKS, "RANK": "3"})
+    with pytest.raises(ConfigError, match="environment: RANK=3 is not below WORLD_SIZE=2"), open_process():
+        pass

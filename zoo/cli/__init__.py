@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ``argv`` defaults to the arguments of the process. Usage errors exit with code 2, as argparse does.
     """
     parser = build_parser()
-    words = sys.argv[1:] if argv is None else argv
+    words = _arguments(argv)
     args = parser.parse_args(words)
     if "command" not in args:
         parser.print_help(sys.stderr)
@@ -71,8 +71,14 @@ def run_script(command: type[Command], argv: Sequence[str] | None = None) -> int
     """Run ``command`` as a standalone script, whose arguments are its options; return its exit code."""
     parser = argparse.ArgumentParser(description=_descriptions(command)[1])
     add_options(parser, command)
-    words = sys.argv[1:] if argv is None else argv
+    words = _arguments(argv)
     return _run(parser.parse_args(words), shlex.join([sys.argv[0], *words]))
+
+
+def _arguments(argv: Sequence[str] | None) -> list[str]:
+    """Return the arguments without --local-rank, which torch.distributed.launch passes beside LOCAL_RANK."""
+    words = sys.argv[1:] if argv is None else argv
+    return [word for word in words if not word.startswith(("--local-rank=", "--local_rank="))]
 
 
 def build_parser() -> argparse.ArgumentParser:

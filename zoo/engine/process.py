@@ -100,11 +100,18 @@ def open_process() -> Iterator[Process]:
     """Join the process group that torchrun's environment describes, and leave it at the end.
 
     Without torchrun the process runs alone and has no group. Each process gets the CUDA device of its local rank and
-    the backend NCCL, or the CPU and Gloo. Raises ConfigError if there are fewer devices than local ranks; ZooError, in
-    one line, if a worker of a data loader dies. When another rank dies, collective operations raise torch's own errors;
-    torchrun ends and restarts the processes.
+    the backend NCCL, or the CPU and Gloo. Raises ConfigError if the environment is incomplete or inconsistent, or if
+    there are fewer devices than local ranks; ZooError, in one line, if a worker of a data loader dies. When another
+    rank dies, collective operations raise torch's own errors; torchrun ends and restarts the processes.
     """
-    device, world_size = _open_device(int(os.environ.get("LOCAL_RANK", "0"))), int(os.environ.get("WORLD_SIZE", "1"))
+    if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ):
+        what = "only one of RANK and WORLD_SIZE is set"
+        raise ConfigError(what, "environment", "start with torchrun, or unset it for a single process")
+    world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
+    if rank >= world_size:  # torch would wait for the other processes
+        what = f"RANK={rank} is not below WORLD_SIZE={world_size}"
+        raise ConfigError(what, "environment", "start with torchrun, or count ranks from 0")
+    device = _open_device(_number("LOCAL_RANK", 0))
     with concise_worker_errors():
         if world_size == 1:
             yield Process(device=device)
@@ -133,6 +140,14 @@ def concise_worker_errors() -> Iterator[None]:
             f"a data loader worker died ({reason}); --workers: if memory ran out, use fewer workers; continue with "
             "--resume auto"
         ) from error
+
+
+def _number(name: str, default: int) -> int:
+    """Return the number in a variable of the environment, or the default if it is not set."""
+    value = os.environ.get(name, str(default))
+    if not value.isdecimal():
+        raise ConfigError(f"{name}={truncate(repr(value))} is not a whole number", "environment", "start with torchrun")
+    return int(value)
 
 
 def _open_device(local_rank: int) -> torch.device:
