@@ -287,25 +287,6 @@ def test_an_operation_that_saves_its_output_differs_from_the_next_that_saves_it_
     assert found == [(relu, True), (relu, False), (relu, True), ("ExpBackward0", True)]
 
 
-def test_fake_quantization_is_one_operation_that_calls_another():
-    calls = []
-
-    class Log(internals.TorchDispatchMode):
-        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-            calls.append(operation)
-            return operation(*args, **(kwargs or {}))
-
-    x, on, limit, scale = torch.arange(4.0), torch.ones(1), torch.tensor([9.0]), torch.ones(1)
-    zero = torch.zeros(1, dtype=torch.int32)
-    with Log():
-        arguments = (on, on, -limit, limit, scale, zero, 0.01, 0, 255, -1, False, False)
-        out = torch.fused_moving_avg_obs_fake_quant(x, *arguments)
-    assert calls[-1] is internals.FAKE_QUANTIZE
-    assert scale.item() != 1
-    again, _ = internals.FAKE_QUANTIZE_TENSOR(x, scale, zero, on, 0, 255)
-    assert torch.equal(out, again)
-
-
 def test_hooks_for_saved_tensors_are_hidden_while_aot_autograd_traces_unless_that_is_ignored():
     set_tracing = torch._C._autograd._saved_tensors_hooks_set_tracing
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):

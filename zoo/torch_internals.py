@@ -425,13 +425,6 @@ OperatorOverload: Any = torch._ops.OpOverload
 #: The operator for `Tensor.to` that always copies: (x, dtype=...) -> a copy.
 CAST = torch.ops.aten._to_copy.default
 
-#: The operator of `torch.fused_moving_avg_obs_fake_quant`, which updates its scale in place: (x, observer on, enabled,
-#: running min and max, scale, zero point, averaging constant, low, high, channel axis, per channel) -> (out, mask).
-FAKE_QUANTIZE = torch.ops.aten._fused_moving_avg_obs_fq_helper.default
-
-#: What it calls without channels: (x, scale, zero point, enabled, low, high) -> (out, mask).
-FAKE_QUANTIZE_TENSOR = torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default
-
 #: Batch norms of functionalized graphs: (x, weight, bias, running mean, running var, training, momentum, eps) -> (out,
 #: mean, invstd, new running mean, new running var).
 BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default

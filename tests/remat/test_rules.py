@@ -32,7 +32,6 @@ from zoo.remat.rules import (
 )
 
 X, Y = torch.randn(2, 2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
-SCALES, ZEROS, ONE = torch.tensor([0.05, 0.1, 0.2, 0.3]), torch.zeros(4, dtype=torch.int32), torch.ones(1)
 
 # The arguments after the first tensor, of two tensors x and y of 2 x 4 x 6 x 6.
 Arguments = Callable[[Tensor, Tensor], tuple[Any, ...]]
@@ -113,10 +112,6 @@ ARGUMENTS: dict[str, Arguments] = {
     "_softmax.default": lambda x, y: (1, False), "_log_softmax.default": lambda x, y: (1, False),
     "_safe_softmax.default": lambda x, y: (3,), "glu.default": lambda x, y: (1,),
     "upsample_bicubic2d.default": lambda x, y: ([9, 7], False),
-    "fake_quantize_per_tensor_affine_cachemask.default": lambda x, y: (0.05, 3, 0, 255),
-    "fake_quantize_per_channel_affine_cachemask.default": lambda x, y: (SCALES, ZEROS, 1, 0, 255),
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": lambda x, y: (
-        SCALES[:1], ZEROS[:1], ONE, 0, 255),
 }  # fmt: skip
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Where the first argument is not a tensor of that shape.
@@ -273,30 +268,6 @@ def test_an_operation_from_elsewhere_is_kept_and_its_gradient_is_right() -> None
         tripled(X.clone().requires_grad_().exp()).square().sum()
     assert [each.is_kept for each in log if each.bytes] == [True, True]  # exp's output has to be kept for it
     assert_same(lambda x, y: tripled((x * y).exp()).tanh() * tripled(y), X, Y)
-
-
-@pytest.mark.parametrize("is_enabled", [True, False])
-@pytest.mark.parametrize("is_per_channel", [True, False])
-def test_fake_quantization_is_repeated_with_the_scale_that_it_had(is_enabled: bool, is_per_channel: bool) -> None:
-    def program(x: Tensor, y: Tensor) -> Tensor:
-        on, off = torch.ones(1), torch.tensor([float(is_enabled)])
-        lowest, highest = torch.full((2, 4 if is_per_channel else 1), torch.inf)
-        scale, zero = torch.ones_like(lowest), torch.zeros_like(lowest, dtype=torch.int32)
-        lowest, highest = lowest.clone(), -highest
-        for each in (y, 2 * y):  # the second call changes scale and zero in place
-            x = torch.fused_moving_avg_obs_fake_quant(
-                x * each, on, off, lowest, highest, scale, zero, 0.01, 0, 255, 0 if is_per_channel else -1,
-                is_per_channel, False
-            ) * y  # fmt: skip
-        return x
-
-    x, y = X.flatten(0, 1)[:4].contiguous(), Y.flatten(0, 1)[:4].contiguous()
-    log: list[Decision] = []
-    with Rematerializer(log=log, smallest_bytes=0):
-        program(x.clone().requires_grad_(), y.clone().requires_grad_())
-    outputs = [each for each in log if each.made_by == "aten._fused_moving_avg_obs_fq_helper" and each.bytes]
-    assert {each.is_kept for each in outputs} == {is_per_channel and not is_enabled}
-    assert_same(program, x, y)
 
 
 @pytest.mark.parametrize(("smaller", "larger"), [(torch.bfloat16, torch.float32), (torch.float32, torch.float64)])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import kernels_for
-from zoo.torch_internals import BATCH_NORM, FAKE_QUANTIZE_TENSOR, DisableTorchDispatch, has_kernel, schema_of
+from zoo.torch_internals import BATCH_NORM, DisableTorchDispatch, has_kernel, schema_of
 
 aten = torch.ops.aten
 Operation = Any  # torch._ops.OpOverload, or a function of this package
@@ -40,8 +40,7 @@ OTHERS = (
     "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_softmax", "_log_softmax", "_safe_softmax", "glu", "mean", "sum",
     "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm",
     "native_layer_norm", "native_group_norm", "max_pool2d_with_indices", "max_pool3d_with_indices",
-    "log_sigmoid_forward", "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask",
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "log_sigmoid_forward",
 )  # fmt: skip
 VIEWS = (
     "view", "_unsafe_view", "_reshape_alias", "t", "transpose", "permute", "slice", "select", "unsqueeze", "squeeze",
@@ -305,20 +304,6 @@ def rectified_of(
 def own(x: Tensor) -> Tensor:
     """Return a tensor itself if torch owns its memory; else a copy, as other programs may refill this memory."""
     return x if x.untyped_storage().resizable() else torch.empty_like(x).copy_(x)
-
-
-# --------------------------------------------------------------------------------------------- fake quantization
-def repeated_fake_quantization(args: tuple[Any, ...]) -> tuple[Operation, tuple[Any, ...]] | None:
-    """Return an operation and arguments that recompute the outputs of `FAKE_QUANTIZE`, which has updated its scale.
-
-    None if it quantizes per channel on a GPU, where whether it is enabled is unknown without synchronization.
-    """
-    x, _, is_enabled, _, _, scale, zero_point, _, low, high, axis, is_per_channel = (*args, False)[:12]
-    if not is_per_channel:
-        return FAKE_QUANTIZE_TENSOR, (x, scale, zero_point, is_enabled, low, high)
-    if x.device.type != "cpu" or not is_enabled.item():
-        return None
-    return aten.fake_quantize_per_channel_affine_cachemask.default, (x, scale, zero_point, axis, low, high)
 
 
 # -------------------------------------------------------------------------------------------------------- dropout

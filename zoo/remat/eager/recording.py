@@ -33,12 +33,10 @@ from zoo.remat.rules import (
     call_with_keywords,
     mask_of,
     recipe_of_batch_norm,
-    repeated_fake_quantization,
     writes_inside,
     written_arguments,
 )
 from zoo.torch_internals import (
-    FAKE_QUANTIZE,
     DisableTorchDispatch,
     count_writes,
     may_overlap,
@@ -128,16 +126,6 @@ class Recorder:
             recipe = Recipe(repeat, (*values, *own), {}, is_view=False)
             self._tracker.note(outputs[0], recipe, 0, outputs[0]._version)
 
-    def record_fake_quantization(
-        self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
-    ) -> None:
-        """Record how to quantize again with the scale that the operation has updated."""
-        with DisableTorchDispatch():
-            repeated = repeated_fake_quantization(args)
-        if repeated is not None:
-            operation, args = repeated
-            self.record(traits._replace(rule=Rule(operation, is_view=False, overwrites=False)), args, kwargs, outputs)
-
     def record_mask(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record that a dropout mask can be unpacked from its bits, without drawing random numbers."""
         position = MASKS[traits.operation]
@@ -201,8 +189,6 @@ def traits_of(operation: Operation) -> Traits:
         record = Recorder.record_mask
     elif operation in BATCH_NORMS:
         record = Recorder.record_batch_norm
-    elif operation is FAKE_QUANTIZE:
-        record = Recorder.record_fake_quantization
     is_listed = rule is not None or record is not None or operation in PRICED
     rule = rule or Rule(operation, is_view=False, overwrites=False)
     written, inside = written_arguments(operation), writes_inside(operation)
