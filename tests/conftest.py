@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_finish() -> None:
-    """Planning collects garbage before each step that it measures; the modules of all tests need no such search."""
+    """Planning collects garbage after the steps that it measures; the modules of all tests need no such search."""
     gc.collect()
     gc.freeze()
 
