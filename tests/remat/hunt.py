@@ -854,10 +854,7 @@ def same(a: Result, b: Result) -> str:
     """Return "" if two results have the same bits, NaNs being equal; the name of the first tensor that differs."""
     if len(a.tensors) != len(b.tensors):
         return "number of gradients"
-    return next(
-        (name for (name, x), (_, y) in zip(a.tensors, b.tensors, strict=True) if not same_bits(x, y)),
-        "",
-    )
+    return next((name for (name, x), (_, y) in zip(a.tensors, b.tensors, strict=True) if not same_bits(x, y)), "")
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -874,7 +871,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 #: HIDDEN: wrong where plain training is right, after a write through ``.data`` or numpy into what was computed, which
 #: nothing can see. INVALID: without a truth.
-RIGHT, BOTH_RAISE, ALLOWED, FAILS, WRONG, HIDDEN, LIKE_PLAIN, LIKE_EAGER, LIKE_AOT, OTHERWISE, INVALID = VERDICTS = (
+RIGHT, BOTH_RAISE, ALLOWED, FAILS, WRONG, HIDDEN, LIKE_PLAIN, LIKE_EAGER, LIKE_AOT, OTHERWISE, INVALID = (
     "right", "both raise", "raises RecipeError", "fails when lean", "silently wrong", "hidden write",
     "wrong like plain", "like Dynamo", "like aot_eager", "wrong, not like plain", "invalid",
 )  # fmt: skip
