@@ -32,7 +32,7 @@ def test_bits_give_the_mask_again(shape: tuple[int, ...], dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("p", [0.1, 1.0])
 @pytest.mark.parametrize("name", DROPOUTS)
 def test_gradients_and_random_numbers_are_the_same(name: str, p: float, layout: torch.memory_format) -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:

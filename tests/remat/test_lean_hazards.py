@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import gc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,7 +19,6 @@ from tests.remat.programs import are_equal
 from zoo.remat.lean import lean
 from zoo.remat.memory_report import memory_report
 from zoo.remat.memory_use import measure_memory
-from zoo.remat.recipes import RecipeError
 from zoo.torch_internals import TorchDispatchMode
 
 SIZE_PX = 96  # 8 channels of 96 x 96 px take more than 64 KiB, up to which tensors are kept
@@ -63,90 +60,7 @@ def assert_lean_is_plain(model: nn.Module, *inputs: Any) -> None:
     assert are_equal(plain.buffers(), model.buffers())
 
 
-# --------------------------------------------------------------------------------------------- recomputed memory
-MULTIPLE_VIEWS: dict[str, Callable[[Tensor], Any]] = {
-    "chunk": lambda h: h.chunk(2, 1),
-    "split": lambda h: h.split(4, 1),
-    "split_with_sizes": lambda h: h.split([4, 4], 1),
-    "tensor_split": lambda h: h.tensor_split(2, 1),
-    "unbind": lambda h: [each.squeeze(1) for each in h.unflatten(1, (2, 4)).unbind(1)],
-    "slices": lambda h: (h[:, :4], h[:, 4:]),
-}
-
-
-@pytest.mark.parametrize("views", MULTIPLE_VIEWS)
-def test_recomputed_memory_that_a_view_shows_is_not_overwritten(views: str) -> None:
-    def middle(h: Tensor) -> Tensor:
-        a, _ = MULTIPLE_VIEWS[views](h)
-        b, _ = MULTIPLE_VIEWS[views](h * 0.5)
-        return b + a
-
-    assert_lean_is_plain(Network(middle, channels=4), images())
-
-
-class Overwriting(torch.autograd.Function):
-    """Doubles x; its backward overwrites what it saved."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        x.zero_()
-        return gradient * 2
-
-
-@pytest.mark.parametrize("view", [lambda h: h, lambda h: h[:, :4]], ids=["itself", "a view of it"])
-def test_a_saved_tensor_that_a_backward_overwrites_is_recomputed_for_the_next_reader(view: Any) -> None:
-    def middle(h: Tensor, function: Callable[[Tensor], Tensor] = Overwriting.apply) -> Tensor:
-        h = h.relu()
-        return h.sin() + h * h + function(view(h)).repeat(1, h.shape[1] // view(h).shape[1], 1, 1)
-
-    expected = train(Network(lambda h: middle(h, lambda x: x * 2)), images())
-    found = train(lean(Network(middle)), images())
-    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(expected, found, strict=True))
-
-
 # -------------------------------------------------------------------------------------- writes that no one notices
-class Conditioned(nn.Module):
-    """A network that adds an embedding to its features and returns both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.norm, self.out = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
-        self.embed = nn.Linear(5, 8)
-
-    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-        e = self.embed(condition)
-        return self.out((self.norm(self.conv(x)) + e[:, :, None, None]).sigmoid()), e
-
-
-@pytest.mark.parametrize("write", [lambda e: e.mul_(2), lambda e: e.clamp_(0), lambda e: e.data.zero_()])
-def test_a_small_tensor_may_be_overwritten_after_forward(write: Callable[[Tensor], Any]) -> None:
-    assert_lean_is_plain(Conditioned(), images(), torch.randn(2, 5), between=lambda out: write(out[1].detach()))
-    assert_lean_is_plain(Conditioned(), images(), torch.randn(2, 5), between=lambda out: _without_grad(write, out[1]))
-
-
-def _without_grad(write: Callable[[Tensor], Any], e: Tensor) -> None:
-    with torch.no_grad():
-        write(e)
-
-
-def test_a_small_tensor_may_be_overwritten_through_an_alias_within_forward() -> None:
-    class Alias(Conditioned):
-        def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-            e = self.embed(condition)
-            h = self.norm(self.conv(x)) + e[:, :, None, None]
-            e.data.mul_(3)
-            return self.out(h.sigmoid()), e
-
-    assert_lean_is_plain(Alias(), images(), torch.randn(2, 5))
-
-
 def test_a_large_tensor_may_be_overwritten_through_data_within_forward() -> None:
     def middle(h: Tensor) -> Tensor:
         y = h.sin()
@@ -163,26 +77,6 @@ def test_a_large_tensor_may_be_overwritten_through_data_within_forward() -> None
     assert are_equal(*expected)
 
 
-class Statistics(nn.Module):
-    """Reads running statistics that its own norm moves, which does not count as a modification in torch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.norm, self.out = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.conv(x)
-        shift = self.norm.running_mean[None, :, None, None]
-        before = h + shift
-        h = self.norm(before)
-        return self.out((h.sigmoid() - shift) * before)
-
-
-def test_running_statistics_that_forward_reads_and_moves() -> None:
-    assert_lean_is_plain(Statistics(), images())
-
-
 @pytest.mark.parametrize("is_training", [False, True])
 def test_running_statistics_that_move_between_forward_and_backward(is_training: bool) -> None:
     def gradients(model: nn.Module) -> list[Tensor]:
@@ -196,43 +90,6 @@ def test_running_statistics_that_move_between_forward_and_backward(is_training: 
     model = Network(F.relu)
     expected = gradients(copy.deepcopy(model))
     assert are_equal(expected, gradients(lean(model)))
-
-
-LOADERS: dict[str, Callable[[np.ndarray], Tensor]] = {
-    "numpy": torch.from_numpy,
-    "dlpack": torch.from_dlpack,
-    "frombuffer": lambda array: torch.frombuffer(array, dtype=torch.uint8).view(array.shape),
-}
-
-
-@pytest.mark.parametrize("loader", LOADERS)
-def test_an_input_buffer_may_be_refilled_from_outside_of_torch(loader: str) -> None:
-    class Normalizing(Network):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward((x.float() / 255 - 0.5) / 0.25)
-
-    def gradients(model: nn.Module, is_refilled: bool) -> list[Tensor]:
-        buffer = np.random.default_rng(0).integers(0, 255, (2, 3, SIZE_PX, SIZE_PX), dtype=np.uint8)
-        return train(model, LOADERS[loader](buffer), between=lambda _: buffer.fill(7) if is_refilled else None)
-
-    expected = gradients(Normalizing(F.relu), is_refilled=False)
-    found = gradients(lean(Normalizing(F.relu)), is_refilled=True)
-    assert are_equal(expected, found)
-
-
-def test_memory_that_autograd_keeps_and_others_refill_starts_no_recipe() -> None:
-    def gradients(is_lean: bool) -> Tensor:
-        buffer = np.random.default_rng(0).standard_normal((1, 3, SIZE_PX, SIZE_PX), dtype=np.float32)
-        weight = torch.ones(3, 1, 1, requires_grad=True)
-        module = nn.Module()
-        module.forward = lambda x: ((x * weight).sum() * 0, (x.sigmoid() * 2) * weight)
-        x = torch.from_numpy(buffer)
-        _, out = (lean(module) if is_lean else module)(x)
-        buffer.fill(0)
-        out.sum().backward()
-        return weight.grad
-
-    assert torch.equal(gradients(False), gradients(True))
 
 
 # ------------------------------------------------------------------------------------------- tensors it leaves alone
@@ -253,8 +110,6 @@ def test_distributed_tensors_train_as_they_are() -> None:
 
 TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
     "grad": lambda f, h: torch.func.grad(lambda x: f(x).sum())(h),
-    "jacrev": lambda f, h: torch.func.jacrev(lambda x: f(x).sum((2, 3)))(h[:1, :2, :2, :2]).sum() * h,
-    "vjp": lambda f, h: torch.func.vjp(f, h)[1](h)[0],
     "vmap of grad": lambda f, h: torch.func.vmap(torch.func.grad(lambda x: f(x[None]).sum()))(h),
     "jvp": lambda f, h: torch.func.jvp(f, (h,), (h,))[1],
 }
@@ -270,35 +125,11 @@ def test_transforms_inside_of_forward(transform: str) -> None:
     assert_lean_is_plain(Network(middle), images())
 
 
-@pytest.mark.parametrize("size", [1, SIZE_PX])
-def test_inference_tensors_are_read(size: int) -> None:
-    with torch.inference_mode():
-        mask = torch.rand(1, 8, size, size)
-    assert_lean_is_plain(Network(lambda h: torch.cat([(h.relu() + mask).sigmoid() + mask[:, :1], h])[:2]), images())
-
-
-def test_lazy_modules() -> None:
-    class Lazy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.LazyConv2d(4, 3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(x)
-
-    torch.manual_seed(1)
-    expected = train(Lazy(), images())
-    torch.manual_seed(1)
-    found = train(lean(Lazy()), images())
-    assert are_equal(expected, found)
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
-def test_nested_tensors(layout: torch.layout) -> None:
+def test_jagged_tensors() -> None:
     def middle(h: Tensor) -> Tensor:
         rows = h.flatten(2)
-        nested = torch.nested.as_nested_tensor([rows[0, :, :5000].T, rows[1, :, :].T], layout=layout)
+        nested = torch.nested.as_nested_tensor([rows[0, :, :5000].T, rows[1, :, :].T], layout=torch.jagged)
         nested = F.silu(nested * 2)
         return torch.nested.to_padded_tensor(nested, 0.0).transpose(1, 2).reshape_as(h).relu()
 
@@ -306,7 +137,7 @@ def test_nested_tensors(layout: torch.layout) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ interruptions
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, ValueError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_no_mode_and_no_hook_stays_after_an_interruption(error: type[BaseException]) -> None:
     is_interrupted = True
 
@@ -325,25 +156,6 @@ def test_no_mode_and_no_hook_stays_after_an_interruption(error: type[BaseExcepti
     is_interrupted = False
     expected = train(Network(F.relu), images())
     assert are_equal(expected, train(model, images()))
-
-
-@pytest.mark.slow
-def test_a_step_leaves_no_reference_cycle() -> None:
-    model = lean(Network(F.relu))
-    model(images())
-    while gc.collect():  # finalizers of what other tests left may leave garbage of their own
-        pass
-    gc.disable()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        model(images()).square().mean().backward()
-        gc.collect()
-        leaked = [type(found) for found in gc.garbage]
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-    assert [kind for kind in leaked if issubclass(kind, Tensor) or kind.__module__.startswith("zoo.")] == []
 
 
 def test_what_is_not_a_module_is_a_type_error() -> None:
@@ -367,61 +179,6 @@ def test_the_parts_of_a_concatenation_on_the_way_of_a_recipe_are_freed() -> None
     out = lean(Network(rotary))(images())
     assert references[0]() is None
     out.sum().backward()
-
-
-def test_an_operator_whose_schema_hides_a_write() -> None:
-    @torch.library.custom_op("zoo_tests::hidden_write", mutates_args=())
-    def hidden_write(x: Tensor) -> Tensor:
-        x.mul_(2)
-        return x.sum((2, 3), keepdim=True)
-
-    @hidden_write.register_fake
-    def _(x: Tensor) -> Tensor:
-        return x.new_empty((*x.shape[:2], 1, 1))
-
-    hidden_write.register_autograd(lambda ctx, gradient: None, setup_context=lambda ctx, inputs, output: None)
-
-    def middle(h: Tensor) -> Tensor:
-        y = (h * 0.5).relu()
-        z = y.sigmoid() + hidden_write(y.detach())
-        return z * y.exp() + y * y
-
-    assert_true_or_refused(middle)
-
-
-def assert_true_or_refused(middle: Callable[[Tensor], Tensor]) -> None:
-    """Assert that lean training has the gradients of a run that copies all that it saves, or says that it cannot."""
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach().clone(), lambda tensor: tensor):
-        expected = train(Network(middle), images())
-    with pytest.raises(RuntimeError, match="modified"):
-        train(Network(middle), images())
-    try:
-        found = train(lean(Network(middle)), images())
-    except RecipeError:
-        return
-    assert are_equal(expected, found)
-
-
-@pytest.mark.parametrize(
-    "write", [lambda y: torch._foreach_mul_([y], 1.1), lambda y: y.mul_(1.1)], ids=["foreach", "mul"]
-)
-def test_an_operation_that_overwrites_what_autograd_saved(write: Callable[[Tensor], Any]) -> None:
-    def middle(h: Tensor) -> Tensor:
-        y = h.sigmoid()
-        z = y.exp()
-        with torch.no_grad():
-            write(y)
-        return z * y.cos() + y * y
-
-    assert_true_or_refused(middle)
-
-
-def test_recomputation_of_integers_that_become_floats() -> None:
-    def middle(h: Tensor) -> Tensor:
-        u = (h.detach() * 10).to(torch.uint8)
-        return F.layer_norm((u.square() + 1).sqrt() * h, (SIZE_PX,)) + (u.square() + 1).sqrt()
-
-    assert_lean_is_plain(Network(middle), images())
 
 
 # ----------------------------------------------------------------------------------------------- memory and settings
@@ -481,13 +238,9 @@ def test_a_parameter_that_each_forward_overwrites() -> None:
 
 LINALG: dict[str, Callable[[Tensor], Tensor]] = {
     "pinv": torch.linalg.pinv,
-    "pinv with a tolerance": lambda x: torch.linalg.pinv(x, rtol=1e-3),
-    "pinv of a Hermitian matrix": lambda x: torch.linalg.pinv(x.mH @ x, hermitian=True),
-    "pinverse": torch.pinverse,
     "lstsq": lambda x: torch.linalg.lstsq(x, x[:, :2] * 2 + 1).solution,
 }
-if hasattr(torch.linalg, "polar"):  # since torch 2.15
-    LINALG["polar"] = lambda x: torch.cat(torch.linalg.polar(x))
+if hasattr(torch.linalg, "matrix_sqrth"):  # since torch 2.15
     LINALG["matrix_sqrth"] = lambda x: torch.linalg.matrix_sqrth(x.mH @ x + torch.eye(3))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import warnings
 import weakref
 from collections import Counter
@@ -19,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.remat.hunt import Saves
 from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held, images, network
-from tests.step import loss_of, step
 from zoo.remat import Rematerializer
 from zoo.remat.budget import INPUT, Decision
 from zoo.remat.eager.deciding import Decider
@@ -216,84 +214,6 @@ def test_a_graph_that_is_never_run_backward_is_freed_too() -> None:
         gc.enable()
 
 
-def test_backward_may_run_inside_of_the_context_and_in_another_thread() -> None:
-    expected = step(network(), images())
-    model, x = network(), images().requires_grad_()
-    torch.manual_seed(1)
-    with Rematerializer(smallest_bytes=0):
-        loss_of(model(x)).backward()
-    assert torch.equal(x.grad, expected[1])
-    model, y = network(), images().requires_grad_()
-    torch.manual_seed(1)
-    with Rematerializer(smallest_bytes=0):
-        loss = loss_of(model(y))
-    thread = threading.Thread(target=loss.backward)
-    thread.start()
-    thread.join()
-    assert torch.equal(y.grad, expected[1])
-
-
-def test_a_retained_graph_gives_the_same_gradient_twice_and_double_backward_is_right() -> None:
-    x = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
-
-    def f(x: Tensor) -> Tensor:
-        return (x.sigmoid() * x.tanh()).exp().sum()
-
-    with Rematerializer(smallest_bytes=0):
-        out = f(x)
-    first = torch.autograd.grad(out, x, retain_graph=True)[0]
-    assert torch.equal(first, torch.autograd.grad(out, x, retain_graph=True)[0])
-    gradient = torch.autograd.grad(out, x, create_graph=True)[0]
-    second = torch.autograd.grad(gradient.square().sum(), x)[0]
-    plain = torch.autograd.grad(f(x), x, create_graph=True)[0]
-    assert torch.equal(second, torch.autograd.grad(plain.square().sum(), x)[0])
-
-
-def test_gradients_by_tensors_in_the_middle() -> None:
-    x = torch.randn(4, 4, requires_grad=True)
-
-    def run(context: Any) -> list[Tensor]:
-        with context:
-            middle = x.cumsum(0).relu() * 2
-            out = middle.sigmoid() * middle
-        return [*torch.autograd.grad(out.sum(), [middle, x])]
-
-    plain, found = run(torch.enable_grad()), run(Rematerializer(smallest_bytes=0))
-    assert are_equal(plain, found)
-
-
-def test_tensors_that_a_foreign_function_saves_are_repeated_too() -> None:
-    assert_same(lambda x, y: Saves.apply((x * y).sigmoid() + 1).tanh(), X, Y)
-
-
-def test_recordings_within_recordings_have_the_same_bits() -> None:
-    def program(x: Tensor, y: Tensor) -> Tensor:
-        middle = (x * y).sigmoid()
-        with Rematerializer(smallest_bytes=0):
-            middle = (middle * y).tanh() * middle
-        return (middle * x).relu() * middle
-
-    assert_same(program, X, Y)
-
-
-def test_parts_without_gradients_and_exceptions_leave_nothing_behind() -> None:
-    def program(x: Tensor, y: Tensor) -> Tensor:
-        with torch.no_grad():
-            scale = (x * y).sigmoid().mean()
-        return (x * scale).tanh() * x
-
-    assert_same(program, X, Y)
-
-    def fail() -> None:
-        with Rematerializer():
-            _ = X.clone().requires_grad_().sigmoid()
-            raise ValueError("in the middle of forward")
-
-    with pytest.raises(ValueError, match="in the middle"):
-        fail()
-    assert_same(program, X, Y)
-
-
 def test_an_input_that_is_overwritten_before_backward_is_an_error_and_never_a_wrong_gradient() -> None:
     x = torch.randn(8, 8)
     weight = torch.randn(8, 8, requires_grad=True)
@@ -302,29 +222,6 @@ def test_an_input_that_is_overwritten_before_backward_is_an_error_and_never_a_wr
     x.add_(1)
     with pytest.raises(RecipeError, match=r"\(8, 8\).*modified in place.*version 1, not 0"):
         out.backward()
-
-
-def test_what_recipes_start_from_is_copied_before_forward_overwrites_it() -> None:
-    def program(x: Tensor, y: Tensor) -> Tensor:
-        base = x.cumsum(0)
-        product = (base + 1) * y  # base + 1 is saved, and repeated from base, which autograd does not need
-        base.relu_()
-        return product * base
-
-    assert_same(program, X, Y)
-
-
-def test_random_numbers_are_drawn_once() -> None:
-    x = torch.randn(16, 16, requires_grad=True)
-
-    def run(context: Any) -> Tensor:
-        torch.manual_seed(5)
-        with context:
-            out = F.dropout(x.sigmoid(), 0.5) * x
-        out.sum().backward()
-        return torch.rand(3)
-
-    assert torch.equal(run(torch.enable_grad()), run(Rematerializer(smallest_bytes=0)))
 
 
 def test_a_recipe_starts_from_a_parameter_that_was_initialized_in_place_and_tells_when_it_is_overwritten() -> None:
@@ -364,15 +261,6 @@ def test_a_network_is_not_walked_over_if_its_recipes_need_no_buffer() -> None:
 
     with Rematerializer(parameters=parameters()):
         model(images(64)).sum().backward()
-
-
-def test_small_tensors_and_parameters_are_saved_without_bookkeeping() -> None:
-    model = network()
-    with Rematerializer(smallest_bytes=10**9) as recording:
-        loss = model(images()).sum()
-        assert recording._tracker.known == {}
-        assert recording._kept == set()
-    loss.backward()
 
 
 def test_only_memory_that_is_alive_counts_as_saved() -> None:

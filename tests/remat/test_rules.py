@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.remat.programs import assert_same, gradients_of, runs
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import kernels_for
-from zoo.remat import Rematerializer, recipes
-from zoo.remat.budget import Decision
+from zoo.remat import recipes
 from zoo.remat.recipes import TrackedTensor
 from zoo.remat.rules import (
     IN_PLACE,
@@ -142,16 +140,6 @@ IN_PLACE_CALLS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 }
 
 
-# Functions of torch that consist of several operations.
-COMPOSITES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "relu6": lambda x, y: F.relu6(x), "selu": lambda x, y: F.selu(x), "softsign": lambda x, y: F.softsign(x),
-    "square": lambda x, y: x.square(), "narrow": lambda x, y: x.narrow(1, 1, 2), "chunk": lambda x, y: x.chunk(2, 1)[1],
-    "movedim": lambda x, y: x.movedim(1, 3), "swapaxes": lambda x, y: x.swapaxes(1, 2),
-    "unflatten": lambda x, y: x.unflatten(1, (2, 2)), "detach": lambda x, y: x * x.detach(),
-    "batch_norm": lambda x, y: F.batch_norm(x, None, None, y[0, :, 0, 0], y[0, :, 0, 1], training=True),
-}  # fmt: skip
-
-
 def name_of(operation: Any) -> str:
     return str(operation).removeprefix("aten.")
 
@@ -222,52 +210,15 @@ def test_every_row_is_repeated_and_gives_the_bits_of_plain_autograd(operation: A
     program, repeat = example(operation, ROWS[operation]), functional(operation)
     assert repeated_by(program, X, Y) & {repeat, IN_PLACE.get(repeat)}
     assert_same(program, X, Y)
-    assert_same(program, X.double(), Y.double())
-    assert_same_where_it_runs(program)
-
-
-def assert_same_where_it_runs(program: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Assert that a program has the same bits for dtypes and layouts that torch has its operations for."""
-
-    def under_autocast(x: Tensor, y: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return program(torch.matmul(x, y.transpose(2, 3)), y)
-
     for change in ({"dtype": torch.bfloat16}, {"memory_format": torch.channels_last}):
         x, y = X.to(**change), Y.to(**change)
-        for each in (program, under_autocast):
-            if runs(each, x, y):
-                assert_same(each, x, y)
-
-
-@pytest.mark.parametrize("name", COMPOSITES)
-def test_functions_of_several_operations_give_the_bits_of_plain_autograd(name: str) -> None:
-    def program(x: Tensor, y: Tensor) -> Tensor:
-        return (COMPOSITES[name](x * y, y * 1.5) ** 2).sin()
-
-    assert_same(program, X, Y)
-    assert_same_where_it_runs(program)
+        if runs(program, x, y):  # torch lacks some operations
+            assert_same(program, x, y)
 
 
 def test_every_name_of_the_lists_has_a_row_that_recordings_see() -> None:
     names = {each for kind in (SAME_DTYPE, PROMOTED, OTHERS, VIEWS) for each in kind}
     assert names == {name_of(functional(operation)).partition(".")[0] for operation in ROWS}
-
-
-def test_an_operation_from_elsewhere_is_kept_and_its_gradient_is_right() -> None:
-    @torch.library.custom_op("zoo_tests::tripled", mutates_args=())
-    def tripled(x: Tensor) -> Tensor:
-        return 3 * x
-
-    tripled.register_autograd(
-        lambda ctx, dy: dy * ctx.saved_tensors[0] * 3 / ctx.saved_tensors[0],
-        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
-    )
-    log: list[Decision] = []
-    with Rematerializer(log=log, smallest_bytes=0):
-        tripled(X.clone().requires_grad_().exp()).square().sum()
-    assert [each.is_kept for each in log if each.bytes] == [True, True]  # exp's output has to be kept for it
-    assert_same(lambda x, y: tripled((x * y).exp()).tanh() * tripled(y), X, Y)
 
 
 @pytest.mark.parametrize(("smaller", "larger"), [(torch.bfloat16, torch.float32), (torch.float32, torch.float64)])
