@@ -74,13 +74,6 @@ FOUND: dict[str, Program] = {
         l = sigmoid(x)
         d = foreach_(l)
     """, returns="l"),
-    "An operation on a list of tensors writes through a view of an input that a convolution saved.": program("""
-        l = conv_depthwise(f)
-        d = strided(f)
-        g = shift(l)
-        c = foreach_(d)
-        a = shift(g)
-    """, returns="a"),
     "A registered operator overwrites an input through a detached alias.": program("""
         l = elu(x)
         l = shrink_(x)
@@ -89,22 +82,10 @@ FOUND: dict[str, Program] = {
         l = square(u)
         l = matmul(l, y)
     """, returns="l"),
-    "A recomputation of the cube of a mask, times a float.": program("""
-        l = greater(x)
-        k = pow(l)
-        h = shift(k)
-        g = norm_eval(h)
-    """, returns="g", smallest_bytes=300),
     "A sum with a tensor that inference mode made.": program("""
         h = inference(x)
         b = add(x, h)
     """, returns="b"),
-    "A product of tensors that inference mode made, with a budget that computes products again.": program("""
-        l = inference(x)
-        d = shift(l)
-        g = matmul(l, d)
-        k = mul(x, g)
-    """, returns="k", budget="40 FLOP/B"),
     "A part of a small leaf is read after an alias of another part was overwritten.": program("""
         da = split_sizes(e)
         a = grow_(a)
@@ -116,11 +97,6 @@ FOUND: dict[str, Program] = {
         b = conv1(l)
         l = overwrites(l)
     """, returns="lb"),
-    "A registered operator overwrites an input that a sum's recipe starts from.": program("""
-        a = shift(x)
-        c = shrink_(x)
-        l = addcmul(x, a)
-    """, returns="l"),
     "The array that an input shares its memory with is refilled in forward before a recipe reads it.": program("""
         a = shift(u)
         b = shift(a)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
@@ -150,10 +149,9 @@ def test_training_has_the_same_bits(way: str) -> None:
     assert are_equal(found, expected)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize(
-    ("arch", "options"),
-    [("resnet18", {"norm": "inplace"}), ("densenet121", {"norm": "inplace"}), ("revnet38_cifar", {})],
+    ("arch", "options", "autocast"),
+    [("resnet18", {"norm": "inplace"}, False), ("resnet18", {"norm": "inplace"}, True), ("revnet38_cifar", {}, False)],
 )
 def test_networks_that_save_memory_themselves_have_the_same_bits(
     arch: str, options: dict[str, Any], autocast: bool
@@ -164,30 +162,3 @@ def test_networks_that_save_memory_themselves_have_the_same_bits(
     x = torch.randn(2, 3, 32, 32)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         assert are_equal(step(plain, x), step(other, x))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("arch", ["resnet18", "convnext_atto"])
-def test_networks_of_timm_train_for_steps_with_the_same_bits(arch: str, autocast: bool) -> None:
-    timm = pytest.importorskip("timm")
-    states = []
-    for is_lean in (False, True):
-        torch.manual_seed(0)
-        model = timm.create_model(arch, num_classes=5, drop_rate=0.2, drop_path_rate=0.2)
-        lean(model, enabled=is_lean)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        losses = []
-        for _ in range(25 if arch == "convnext_atto" else 5):
-            x, labels = torch.randn(2, 3, 32, 32), torch.randint(5, (2,))
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                loss = F.cross_entropy(model(x), labels)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            losses.append(loss.item())
-        states.append((losses, model.state_dict()))
-    (losses, expected), (found_losses, found) = states
-    assert found_losses == losses
-    assert all(torch.equal(found[key], expected[key]) for key in expected)

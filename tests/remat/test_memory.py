@@ -89,6 +89,7 @@ def test_tensors_hidden_in_closures_are_counted(counter: Counter) -> None:
     assert counter(lambda: _Hiding.apply(weight).sum(), [weight]).held == pytest.approx(4000, abs=64)
 
 
+@pytest.mark.slow
 def test_tensors_inside_a_compiled_graph_are_counted() -> None:
     first, second, x = nn.Parameter(torch.ones(64, 512)), nn.Parameter(torch.ones(512, 64)), torch.ones(256, 64)
     compiled = torch.compile(lambda: ((x @ first) @ second).square().sum(), backend="aot_eager", fullgraph=True)

@@ -136,26 +136,6 @@ def test_the_peaks_are_those_of_training_steps() -> None:
     assert str(on_meta).endswith("; on the meta device, attention is counted as on the CPU")
 
 
-def test_checkpoints_of_halves_are_no_advice() -> None:
-    halves = [nn.Sequential(*network(blocks=6, channels=16)[:-3]), nn.Sequential(*network(6, 16)[1:])]
-    report = zoo.memory_report(nn.Sequential(*map(Whole, halves)), images(64))
-    assert report.plain_peak is not None
-    assert report.with_checkpoints is not None
-    assert report.with_checkpoints > 0.5 * report.plain_peak  # although the inputs of the halves are nearly nothing
-    assert report.plain > 20 * images(64).nbytes
-
-
-class Whole(nn.Module):
-    """A block that is not a container."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)
-
-
 class OutOfMemory(nn.Conv2d):
     """Takes more memory than there is in plain training."""
 

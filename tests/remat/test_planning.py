@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -22,7 +20,7 @@ import zoo
 from tests.remat.programs import are_equal, images, network
 from tests.step import step
 from zoo.errors import ConfigError
-from zoo.remat import Rematerializer, planning
+from zoo.remat import Rematerializer, inductor_options, planning
 from zoo.remat.graph.capture import NotCaptured
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import measure_memory
@@ -85,8 +83,9 @@ def assert_met(build: Callable[[], nn.Module], x: Tensor, share: float) -> None:
 @pytest.mark.parametrize(
     "share", [0.5, pytest.param(0.1, marks=pytest.mark.exhaustive), pytest.param(0.8, marks=pytest.mark.exhaustive)]
 )
-def test_the_peak_is_close_below_the_limit(share: float) -> None:
+def test_the_peak_is_close_below_the_limit_after_a_few_measured_steps(share: float, measured: Count) -> None:
     assert_met(products, torch.randn(768, 128), share)
+    assert measured.number <= 1 + planning.MAX_STEPS
 
 
 @pytest.mark.slow
@@ -237,9 +236,10 @@ def test_nothing_is_measured_without_gradients(measured: Count) -> None:
     assert measured.number == 0
 
 
-def test_a_context_cannot_measure() -> None:
+@pytest.mark.parametrize("use", [Rematerializer, inductor_options])
+def test_a_limit_in_bytes_needs_a_module(use: Callable[[str], object]) -> None:
     with pytest.raises(ConfigError, match=r"use zoo\.lean"):
-        Rematerializer("8GB")
+        use("8GB")
 
 
 @pytest.mark.slow
@@ -350,47 +350,33 @@ def test_a_profiler_of_the_user_goes_on() -> None:
     assert any(event.name == "aten::addmm" for event in profiler.events())
 
 
-def test_planning_prints_nothing() -> None:
-    program = (
-        "import torch, zoo\n"
-        'zoo.lean(torch.nn.Sequential(torch.nn.Linear(8, 8)), "1GB")(torch.ones(1, 8)).sum().backward()\n'
-    )
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert (finished.stdout, finished.stderr) == ("", "")
+def test_planning_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    lean(nn.Sequential(nn.Linear(8, 8)), "1GB")(torch.ones(1, 8)).sum().backward()
+    assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("share", [0.3, 0.7])
-def test_products_count_that_only_recipes_read(share: float) -> None:
+def test_products_count_that_only_recipes_read() -> None:
     def network() -> nn.Module:  # autograd saves the outputs of the ReLUs
         return nn.Sequential(*chain.from_iterable((nn.Linear(128, 128), nn.ReLU()) for _ in range(8)))
 
     x = torch.randn(768, 128)
     most, least = (peak(lean(network(), budget), x) for budget in (None, "1000000 FLOP/B"))
-    limit = round(1.03 * (least + share * (most - least)))
+    limit = round(1.03 * (least + 0.3 * (most - least)))
     model = lean(network(), limit)
     assert 0.8 * limit < peak(model, x) <= limit
     assert price(model) > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.5, 0.7])
-def test_a_limit_means_the_same_for_captured_training(share: float) -> None:
+def test_a_limit_means_the_same_for_captured_training() -> None:
     x = torch.randn(768, 128)
     most, least = (peak(lean(products(), budget), x) for budget in (None, "1000000 FLOP/B"))
-    limit = round(1.03 * (least + share * (most - least)))
+    limit = round(1.03 * (least + 0.5 * (most - least)))
     model = lean(products(), limit, capture=True)
     assert 0.8 * limit < peak(model, x) <= limit
     assert price(model) > 0
     with pytest.raises(ConfigError, match=r"at least \d+\.\d\d MB, more than the limit of 1\.00 MB"):
         lean(products(), "1MB", capture=True)(x)
-
-
-@pytest.mark.slow
-def test_the_least_peak_of_captured_training_is_the_least_of_eager_training() -> None:
-    x = torch.randn(768, 128)
-    eager, captured = (lean(products(), "1000000 FLOP/B", capture=capture) for capture in (False, True))
-    peak(captured, x)  # compiles
-    assert peak(captured, x) <= 1.01 * peak(eager, x)
 
 
 @pytest.mark.slow
@@ -411,8 +397,7 @@ def test_state_of_an_optimizer_counts_in_captured_training() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_hook", [False, True])
-def test_a_network_that_is_not_one_graph_has_the_limit_of_eager_training(has_hook: bool) -> None:
+def test_a_network_that_is_not_one_graph_has_the_limit_of_eager_training() -> None:
     class Reading(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -424,8 +409,7 @@ def test_a_network_that_is_not_one_graph_has_the_limit_of_eager_training(has_hoo
     x = torch.randn(768, 128)
     limit = round(0.9 * peak(lean(Reading()), x))
     eager, model = lean(Reading(), limit), lean(Reading(), limit, capture=True)
-    if has_hook:
-        model.register_forward_hook(lambda *_: None)
+    model.register_forward_hook(lambda *_: None)
     eager(x)
     with pytest.warns(NotCaptured, match="Reading"):
         assert peak(model, x) <= limit
