@@ -181,6 +181,24 @@ def test_the_parts_of_a_concatenation_on_the_way_of_a_recipe_are_freed() -> None
     out.sum().backward()
 
 
+def test_a_write_that_the_schema_of_an_operator_hides_gives_no_wrong_gradient() -> None:
+    @torch.library.custom_op("zoo_tests::hidden_write", mutates_args=())
+    def hidden_write(x: Tensor) -> Tensor:
+        x.mul_(2)
+        return x.sum((2, 3), keepdim=True)
+
+    def middle(h: Tensor) -> Tensor:
+        y = (h * 0.5).relu()
+        z = y.sigmoid() + hidden_write(y.detach())
+        return z * y.exp() + y * y
+
+    with pytest.raises(RuntimeError, match="modified"):
+        train(Network(middle), images())
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
+        expected = train(Network(middle), images())
+    assert are_equal(expected, train(lean(Network(middle)), images()))
+
+
 # ----------------------------------------------------------------------------------------------- memory and settings
 def test_parameters_in_memory_that_torch_does_not_own_are_inputs_of_recipes(tmp_path: Path) -> None:
     """Plain training reads them in backward, too."""
