@@ -42,6 +42,13 @@ def test_grids_reconstruct_exactly_and_finer_grids_change_the_logits_less(tmp_pa
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
+def test_values_beyond_the_range_of_a_grid_are_noted() -> None:
+    results = Results("grid", "zoo benchmark grid x", CPU, {"threads": 1})
+    measure_grids(results, tiny("revnet38_cifar"), (22,), steps=1)
+    assert "revnet38_cifar, grid 22: block" in results.notes[0]
+    assert "set grid_bits to" in results.notes[0]
+
+
 def test_a_network_without_a_grid_is_refused() -> None:
     results = Results("grid", "zoo benchmark grid x", CPU, {"threads": 1})
     with pytest.raises(ConfigError, match="grid_bits"):

@@ -580,6 +580,28 @@ def _runs_of_quickstart(name: str) -> list[dict[str, Any]]:
     return list(result(QUICKSTARTS[name])["runs"])
 
 
+# --- grids ---
+
+
+def grids() -> str:
+    """Values in reversible networks, errors of their reconstruction, and what a grid changes in their logits."""
+    rows = []
+    for name in ("grid", "grid_revnet104"):
+        for subject in dict.fromkeys(record["subject"] for record in result(name)["records"]):
+            values = [each["median"] for each in records(name, "largest value", subject=subject)]
+            metric = "largest relative error of reconstruction"
+            error = records(name, metric, subject=subject, provider="float32")[0]["median"]
+            logits = [
+                records(name, "logits, relative difference to float32", subject=subject, provider=provider)[0]["median"]
+                for provider in (*(f"grid {bits}" for bits in (10, 12, 14, 16)), "bfloat16")
+            ]
+            shown = [f"{value:.1e}" for value in (error, *logits)]
+            rows.append([f"`{subject}`", _range(values, ".0f"), *shown])
+    columns = ("10 bits", "12 bits", "14 bits", "16 bits", "bfloat16")
+    headers = ["network", "largest values", "error without a grid", *(f"logits, {column}" for column in columns)]
+    return table(headers, rows)
+
+
 # --- settings ---
 
 
@@ -652,6 +674,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "options": options,
     "published": published_scores,
     "held": held,
+    "grids": grids,
     "reversible": reversible,
     "depth": depth,
     "cifar10": cifar10,

@@ -871,7 +871,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 #: HIDDEN: wrong where plain training is right, after a write through ``.data`` or numpy into what was computed, which
 #: nothing can see. INVALID: without a truth.
-RIGHT, BOTH_RAISE, ALLOWED, FAILS, WRONG, HIDDEN, LIKE_PLAIN, LIKE_EAGER, LIKE_AOT, OTHERWISE, INVALID = (
+RIGHT, BOTH_RAISE, ALLOWED, FAILS, WRONG, HIDDEN, LIKE_PLAIN, LIKE_EAGER, LIKE_AOT, OTHERWISE, INVALID = VERDICTS = (
     "right", "both raise", "raises RecipeError", "fails when lean", "silently wrong", "hidden write",
     "wrong like plain", "like Dynamo", "like aot_eager", "wrong, not like plain", "invalid",
 )  # fmt: skip

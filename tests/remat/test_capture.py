@@ -16,6 +16,7 @@ import torchvision
 from torch import Tensor, fx, nn
 
 from tests.remat.programs import FrozenBody, images, network
+from zoo.errors import ConfigError
 from zoo.remat import Rematerializer, inductor_options
 from zoo.remat.graph import capture, cut
 from zoo.remat.graph.capture import NotCaptured

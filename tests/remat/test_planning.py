@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import chain
 from typing import Any

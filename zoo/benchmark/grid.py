@@ -20,6 +20,7 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
 from zoo.engine.precision import DTYPES, autocast
 from zoo.engine.reconstruction import reconstruction_errors
+from zoo.errors import VerificationError
 from zoo.files import write_bytes
 from zoo.layers.reversible import ReversibleSequential
 from zoo.run.plot_style import Line, Panel, draw_panels
@@ -49,9 +50,13 @@ def measure_grids(results: Results, setup: Setup, all_bits: Sequence[int], steps
     for name, network in networks.items():
         print(f"{setup.case.subject}: {name}", file=sys.stderr, flush=True)
         stored, largest, _ = _train(network, "plain", steps)
-        reconstructed, _, errors = _train(network, "auto", steps)
-        of_weights = max(float((a - b).abs().max()) for a, b in zip(stored, reconstructed, strict=True))
         results.add(setup.case, name, "largest value", "1", [largest])
+        try:
+            reconstructed, _, errors = _train(network, "auto", steps)
+        except VerificationError as error:  # a value beyond the range of the grid
+            results.note(f"{setup.case.subject}, {name}: {error}")
+            continue
+        of_weights = max(float((a - b).abs().max()) for a, b in zip(stored, reconstructed, strict=True))
         results.add(setup.case, name, "largest relative error of reconstruction", "1", [max(errors)])
         results.add(setup.case, name, "largest difference of weights", "1", [of_weights])
         results.summary.setdefault("errors", {}).setdefault(setup.case.subject, {})[name] = errors
