@@ -10,20 +10,18 @@ from torch import Tensor
 
 from zoo.errors import DataError
 from zoo.ops.abn import native
-from zoo.ops.resample import resize_box
+from zoo.ops.resample import resize_image
 from zoo.spec.limits import MAX_PIXELS
 
 compiled = pytest.mark.skipif(
     native.unavailable_reason() is not None, reason=f"compiled kernels: {native.unavailable_reason()}"
 )
 SIDES = st.one_of(st.integers(1, 12), st.integers(1, 70), st.integers(1, 700))
-# The two ends of a box along one axis, as fractions of the image.
-EDGES = st.one_of(st.just((0.0, 1.0)), st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted))
 
 
-def resized_by_pil(image: Tensor, size: tuple[int, int], box=None) -> Tensor:
+def resized_by_pil(image: Tensor, size: tuple[int, int]) -> Tensor:
     source = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
-    return torch.from_numpy(np.array(source.resize(size[::-1], Image.Resampling.BILINEAR, box))).permute(2, 0, 1)
+    return torch.from_numpy(np.array(source.resize(size[::-1], Image.Resampling.BILINEAR))).permute(2, 0, 1)
 
 
 def make_image(height: int, width: int, seed: int = 0, extreme: bool = False) -> Tensor:
@@ -35,31 +33,25 @@ def make_image(height: int, width: int, seed: int = 0, extreme: bool = False) ->
 
 @st.composite
 def cases(draw):
-    """Return an image, a size, a box or None, and a window."""
+    """Return an image, a size, and a window."""
     image = make_image(draw(SIDES), draw(SIDES), draw(st.integers(0, 99)), draw(st.booleans()))
     size = draw(SIDES), draw(SIDES)
-    (top, bottom), (left, right) = draw(EDGES), draw(EDGES)
-    box = left * image.shape[2], top * image.shape[1], right * image.shape[2], bottom * image.shape[1]
-    if draw(st.booleans()):
-        box = int(box[0]), int(box[1]), int(np.ceil(box[2])), int(np.ceil(box[3]))
-    if not (np.float32(box[0]) < np.float32(box[2]) and np.float32(box[1]) < np.float32(box[3])):
-        box = None
     first_row, first_column = draw(st.integers(0, size[0] - 1)), draw(st.integers(0, size[1] - 1))
     rows, columns = draw(st.integers(1, size[0] - first_row)), draw(st.integers(1, size[1] - first_column))
-    return image, size, box, (first_row, first_column, rows, columns)
+    return image, size, (first_row, first_column, rows, columns)
 
 
 @settings(max_examples=150, deadline=None)
 @given(cases())
 def test_images_and_windows_are_those_of_pil(case):
-    image, size, box, window = case
-    expected = resized_by_pil(image, size, box)
-    result = resize_box(image, size, box)
+    image, size, window = case
+    expected = resized_by_pil(image, size)
+    result = resize_image(image, size)
     assert result.is_contiguous()
     assert torch.equal(result, expected)
     first_row, first_column, rows, columns = window
     expected = expected[:, first_row : first_row + rows, first_column : first_column + columns]
-    assert torch.equal(resize_box(image, size, box, window), expected)
+    assert torch.equal(resize_image(image, size, window), expected)
 
 
 # Neither axis, one axis, both; more pixels in a sum than are read at once; heights that shrink more than the widths.
@@ -84,22 +76,7 @@ def test_images_and_windows_are_those_of_pil(case):
 )
 def test_sizes_of_every_kind_are_those_of_pil(source, size):
     image = make_image(*source)
-    assert torch.equal(resize_box(image, size), resized_by_pil(image, size))
-
-
-@pytest.mark.parametrize("edge", ["top left", "bottom right", "one row", "one column", "one pixel", "everything"])
-def test_windows_at_every_edge_are_parts_of_the_whole(edge):
-    image, size = make_image(60, 50), (41, 37)
-    row, column, rows, columns = {
-        "top left": (0, 0, 8, 9),
-        "bottom right": (33, 28, 8, 9),
-        "one row": (40, 0, 1, 37),
-        "one column": (0, 36, 41, 1),
-        "one pixel": (20, 20, 1, 1),
-        "everything": (0, 0, 41, 37),
-    }[edge]
-    expected = resized_by_pil(image, size)[:, row : row + rows, column : column + columns]
-    assert torch.equal(resize_box(image, size, window=(row, column, rows, columns)), expected)
+    assert torch.equal(resize_image(image, size), resized_by_pil(image, size))
 
 
 def interleaved(image: Tensor) -> Tensor:
@@ -123,29 +100,17 @@ LAYOUTS = {
 def test_the_layout_of_the_image_does_not_matter(layout, source):
     image = LAYOUTS[layout](make_image(*source))
     assert image.shape == (3, *source)
-    assert torch.equal(resize_box(image, (32, 40)), resized_by_pil(image, (32, 40)))
-
-
-def test_the_result_is_written_into_out_and_nowhere_else():
-    image = make_image(50, 40)
-    batch = torch.full((2, 3, 30, 29), 7, dtype=torch.uint8)
-    out = batch[1, :, 2:26, 3:27]
-    assert resize_box(image, (24, 24), out=out) is out
-    assert torch.equal(out, resized_by_pil(image, (24, 24)))
-    out.fill_(7)
-    assert (batch == 7).all()
+    assert torch.equal(resize_image(image, (32, 40)), resized_by_pil(image, (32, 40)))
 
 
 @compiled
 @pytest.mark.parametrize("source", [(40, 50), (300, 40), (9, 2)])
 def test_without_the_kernels_the_result_is_the_same(source, monkeypatch):
-    image, arguments = make_image(*source), ((31, 20), (0.3, 1.5, 1.9, 8.25), (4, 5, 20, 13))
-    native_result = resize_box(image, *arguments)
+    image, arguments = make_image(*source), ((31, 20), (4, 5, 20, 13))
+    native_result = resize_image(image, *arguments)
     monkeypatch.setattr(native, "unavailable_reason", lambda: "not built")
     monkeypatch.setattr(native, "resize_into", None)
-    out = torch.empty(3, 20, 13, dtype=torch.uint8)
-    assert torch.equal(resize_box(image, *arguments), native_result)
-    assert torch.equal(resize_box(image.contiguous(), *arguments, out=out), native_result)
+    assert torch.equal(resize_image(image, *arguments), native_result)
 
 
 @compiled
@@ -177,28 +142,13 @@ def test_the_operator_itself_refuses_what_it_would_read_or_write_elsewhere(messa
 
 
 @pytest.mark.parametrize(
-    ("error", "message", "arguments"),
+    ("image", "size", "message"),
     [
-        (ValueError, "torch.float32", {"image": torch.rand(3, 4, 5)}),
-        (ValueError, r"\(1, 4, 5\)", {"image": torch.zeros(1, 4, 5, dtype=torch.uint8)}),
-        (ValueError, "meta", {"image": torch.zeros(3, 4, 5, dtype=torch.uint8, device="meta")}),
-        (DataError, "5 x 0 px", {"image": torch.zeros(3, 0, 5, dtype=torch.uint8)}),
-        (ValueError, "0 x 8", {"size": (0, 8)}),
-        (DataError, "smaller size", {"size": (1, MAX_PIXELS + 1)}),
-        (
-            DataError,
-            "remove the image",
-            {"image": torch.zeros(3, 1, 1, dtype=torch.uint8).expand(3, 1, MAX_PIXELS + 1)},
-        ),
-        (ValueError, "box", {"box": (0, 0, 10.5, 20)}),
-        (ValueError, "box", {"box": (3, 0, 3, 20)}),
-        (ValueError, "box", {"box": (0, float("nan"), 10, 20)}),
-        (ValueError, "window", {"window": (0, 0, 9, 8)}),
-        (ValueError, "window", {"window": (-1, 0, 4, 4)}),
-        (ValueError, "got an out", {"out": torch.zeros(3, 8, 7, dtype=torch.uint8)}),
-        (ValueError, "got an out", {"out": torch.zeros(8, 8, 3, dtype=torch.uint8).permute(2, 0, 1)}),
+        (torch.zeros(3, 0, 5, dtype=torch.uint8), (8, 8), "5 x 0 px"),
+        (make_image(20, 10), (1, MAX_PIXELS + 1), "smaller size"),
+        (torch.zeros(3, 1, 1, dtype=torch.uint8).expand(3, 1, MAX_PIXELS + 1), (8, 8), "remove the image"),
     ],
 )
-def test_arguments_out_of_range_are_refused(error, message, arguments):
-    with pytest.raises(error, match=message):
-        resize_box(**{"image": make_image(20, 10), "size": (8, 8), **arguments})
+def test_empty_and_huge_images_are_refused(image, size, message):
+    with pytest.raises(DataError, match=message):
+        resize_image(image, size)

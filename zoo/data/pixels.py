@@ -18,7 +18,7 @@ from torchvision.transforms import functional as tvF
 
 from zoo.config import Decoder
 from zoo.data.reading import decode_as, load_rgb
-from zoo.ops.resample import resize_box
+from zoo.ops.resample import resize_image
 from zoo.spec.limits import Interpolation
 
 # The operator behind torchvision.io.decode_jpeg, which is deprecated and warns. Without it, PIL decodes all files into
@@ -142,7 +142,7 @@ class ByteTensorPixels:
         if interpolation == "bicubic":
             image = PILPixels(Image.fromarray(self.image.permute(1, 2, 0).contiguous().numpy()))
             return ByteTensorPixels(image.resized(height, width, window, interpolation).tensor())
-        return ByteTensorPixels(resize_box(self.image, (height, width), window=window))
+        return ByteTensorPixels(resize_image(self.image, (height, width), window))
 
     def tensor(self) -> Tensor:
         """Return the pixels, uint8."""

@@ -143,19 +143,14 @@ def forward_(
 
 
 def resize_into(
-    out: Tensor,
-    image: Tensor,
-    size: tuple[int, int],
-    box: tuple[float, float, float, float],
-    corner: tuple[int, int],
-    vertical_first: bool,
+    out: Tensor, image: Tensor, size: tuple[int, int], corner: tuple[int, int], vertical_first: bool
 ) -> None:
-    """Overwrite ``out`` with the part of the resized box that begins at ``corner`` (row, column).
+    """Overwrite ``out`` with the part of the resized image that begins at ``corner`` (row, column).
 
-    The image has interleaved pixels; the rows of ``out`` are contiguous. See `zoo.ops.resample.resize_box` for the
-    arguments.
+    The image has interleaved pixels; the rows of ``out`` are contiguous.
     """
-    torch.ops.zoo.resize_into.default(out, image, *size, *box, *corner, vertical_first)
+    height, width = image.shape[1:]
+    torch.ops.zoo.resize_into.default(out, image, *size, 0, 0, width, height, *corner, vertical_first)
 
 
 def _operator_arguments(settings: NormSettings) -> tuple[Tensor | None, Tensor | None, float, int, float]:
