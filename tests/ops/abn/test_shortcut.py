@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-
 import pytest
 import torch
 
@@ -111,35 +108,3 @@ def test_a_shortcut_that_would_be_overwritten_itself_is_refused():
     with pytest.raises(ValueError, match="share memory"):
         inplace_abn(x, w, b, None, None, shortcut=x.view(-1).view(x.shape))
     assert inplace_abn(x, w, b, None, None, shortcut=x, inplace=False).isfinite().all()
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_input_and_shortcut_may_be_two_parts_of_one_tensor(layout):
-    x, w, b, dz, shortcut = make_with_shortcut()
-    both = torch.cat([x, shortcut], 1).contiguous(memory_format=layout).requires_grad_()
-    parts = both * 1
-    channels = x.shape[1]
-    z = inplace_abn(parts[:, :channels], w, b, None, None, shortcut=parts[:, channels:])
-    expected = run(x, w, b, dz, shortcut)
-    (gradient,) = torch.autograd.grad(z, both, dz)
-    assert relative_error(z, expected[0]) < 1e-12
-    assert relative_error(gradient, torch.cat([expected[1], expected[4]], 1)) < 1e-12
-
-
-@pytest.mark.parametrize("shape", [(4, 6, 5, 3), (3, 5, 2, 2)])
-def test_parts_overlap_exactly_where_they_have_an_element_in_common(shape):
-    choose = random.Random(0).choice
-    memory = torch.zeros(shape, dtype=torch.float64)
-    place = torch.arange(memory.numel()).view(shape)
-    size = 2
-    starts = list(itertools.product(*(range(length - size + 1) for length in shape)))
-    w, b = torch.ones(size).double(), torch.zeros(size).double()
-    for _ in range(60):
-        one, other = (choose(starts) for _ in range(2))
-        cut_one, cut_other = (tuple(slice(start, start + size) for start in each) for each in (one, other))
-        in_common = set(place[cut_one].flatten().tolist()) & set(place[cut_other].flatten().tolist())
-        if in_common:
-            with pytest.raises(ValueError, match="share memory"):
-                inplace_abn(memory[cut_one], w, b, None, None, shortcut=memory[cut_other])
-        else:
-            inplace_abn(memory[cut_one], w, b, None, None, shortcut=memory[cut_other])

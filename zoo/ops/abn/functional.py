@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -149,12 +148,12 @@ def check_activation(activation: str, activation_param: float, known: tuple[str,
 
 
 def _check_shortcut(x: Tensor, shortcut: Tensor | None, inplace: bool) -> None:
-    """Raise ValueError unless the shortcut has the shape and dtype of x, and no memory of an x to be overwritten."""
+    """Raise ValueError unless the shortcut has the shape and dtype of x, and no storage of an x to be overwritten."""
     if shortcut is None:
         return
-    if inplace and not torch.compiler.is_compiling() and _may_overlap(x, shortcut):
+    if inplace and not torch.compiler.is_compiling() and is_alias_of(x, shortcut):
         raise ValueError(
-            f"x and the shortcut, of shape {tuple(x.shape)}, share memory, so overwriting x would modify the shortcut, "
+            f"x and the shortcut, of shape {tuple(x.shape)}, share memory, so overwriting x may modify the shortcut, "
             "which backward needs; set inplace = False"
         )
     if (shortcut.shape, shortcut.dtype) != (x.shape, x.dtype):
@@ -162,28 +161,6 @@ def _check_shortcut(x: Tensor, shortcut: Tensor | None, inplace: bool) -> None:
             f"the shortcut is {shortcut.dtype} of shape {tuple(shortcut.shape)}; it must have the dtype and shape of "
             f"the normalized tensor, {x.dtype} of shape {tuple(x.shape)}"
         )
-
-
-def _may_overlap(x: Tensor, shortcut: Tensor) -> bool:
-    """Return whether two tensors may overlap; True for all tensors of one storage whose strides differ."""
-    if not is_alias_of(x, shortcut):
-        return False
-    if (x.shape, x.stride(), x.dtype) != (shortcut.shape, shortcut.stride(), shortcut.dtype):
-        return True
-    steps = sorted(
-        ((stride, size - 1) for stride, size in zip(x.stride(), x.shape, strict=True) if stride), reverse=True
-    )
-    return _is_reached(int(shortcut.storage_offset() - x.storage_offset()), steps)
-
-
-def _is_reached(distance: int, steps: Sequence[tuple[int, int]]) -> bool:
-    """Return whether ``distance`` is a sum of multiples of strides; ``steps`` are (stride, largest multiple)."""
-    if not steps:
-        return distance == 0
-    (stride, most), *rest = steps
-    reach = sum(length * count for length, count in rest)
-    first, last = max(-most, -((reach - distance) // stride)), min(most, (distance + reach) // stride)
-    return any(_is_reached(distance - count * stride, rest) for count in range(first, last + 1))
 
 
 def _check_overwritable(x: Tensor, inplace: bool) -> None:
