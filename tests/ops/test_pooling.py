@@ -18,14 +18,7 @@ from zoo.ops.abn.backend import forced
 from zoo.ops.pooling import max_pool2d
 from zoo.remat.memory_use import measure_memory
 
-BACK_ENDS = ["auto", "reference"]
-
-
-@pytest.fixture(params=BACK_ENDS)
-def back_end(request):
-    """Take the kernels that there are, and plain torch in their place."""
-    with forced(request.param):
-        yield request.param
+needs_kernels = pytest.mark.skipif(native.unavailable_reason() is not None, reason=str(native.unavailable_reason()))
 
 
 def gradients(pool, x, *args):
@@ -48,7 +41,7 @@ def same(actual, expected):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(2, 3, 12, 12), (1, 1, 7, 5), (3, 2, 1, 1), (2, 3, 2, 9), (0, 3, 6, 6)])
-def test_outputs_gradients_and_layout_are_torchs(back_end, shape, layout, dtype):
+def test_outputs_gradients_and_layout_are_torchs(shape, layout, dtype):
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=dtype).contiguous(memory_format=layout)
     (z, dx), (their_z, their_dx) = gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x, 3, 2, 1)
@@ -60,7 +53,7 @@ def test_outputs_gradients_and_layout_are_torchs(back_end, shape, layout, dtype)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_kind_of_window_has_torchs_gradient(back_end, seed):
+def test_every_kind_of_window_has_torchs_gradient(seed):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low, high):
@@ -78,7 +71,7 @@ def test_every_kind_of_window_has_torchs_gradient(back_end, seed):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_ties_nan_and_infinities_choose_the_same_element(back_end, layout):
+def test_ties_nan_and_infinities_choose_the_same_element(layout):
     torch.manual_seed(0)
     x = torch.randint(0, 2, (2, 3, 9, 9)).float()
     x[0, 0, 2:5, 2:5] = float("nan")
@@ -90,12 +83,19 @@ def test_ties_nan_and_infinities_choose_the_same_element(back_end, layout):
     assert torch.equal(dx, their_dx)
 
 
-def test_maps_narrower_than_the_window_and_maps_without_a_batch(back_end):
+def test_maps_narrower_than_the_window_and_maps_without_a_batch():
     x = torch.tensor([[[[3.0], [1.0], [5.0]]]])
     args = (16, 1, 8)
     assert torch.equal(gradients(max_pool2d, x, *args)[1], gradients(F.max_pool2d, x, *args)[1])
     x = torch.randn(3, 8, 8)
     assert torch.equal(gradients(max_pool2d, x, 3, 2, 1)[1], gradients(F.max_pool2d, x, 3, 2, 1)[1])
+
+
+def test_without_compiled_kernels_it_is_torchs_pooling(monkeypatch):
+    monkeypatch.setattr(pooling, "_run_pool", None)
+    x = torch.randn(2, 3, 8, 8)
+    with forced("reference"):
+        assert all_equal(gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x, 3, 2, 1))
 
 
 def test_windows_too_large_for_a_byte_take_torchs_pooling():
@@ -112,7 +112,8 @@ def test_inputs_with_gaps_have_torchs_gradient(cut):
         assert all_equal(ours, theirs)
 
 
-def test_one_byte_per_output_is_kept_and_no_step_makes_more_than_torchs_indices(back_end):
+@needs_kernels
+def test_one_byte_per_output_is_kept_and_no_step_makes_more_than_torchs_indices():
     x = torch.randn(8, 16, 64, 64, requires_grad=True)
     outputs = x.numel() // 4
     memory = measure_memory(lambda: max_pool2d(x, 3, 2, 1).sum(), [x])
@@ -122,7 +123,8 @@ def test_one_byte_per_output_is_kept_and_no_step_makes_more_than_torchs_indices(
     assert memory.peak < theirs.peak + outputs + 5000  # the indices come back for the call, beside the bytes
 
 
-def test_taking_gradients_twice_is_refused(back_end):
+@needs_kernels
+def test_taking_gradients_twice_is_refused():
     x = torch.randn(1, 1, 4, 4, requires_grad=True)
     (dx,) = torch.autograd.grad(max_pool2d(x, 3, 2, 1).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
@@ -184,7 +186,7 @@ def test_planes_of_many_bands_have_torchs_bits(window, dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("channels", [1, 3, 40])
-def test_zeros_have_the_sign_that_torchs_have(back_end, channels, layout, dtype):
+def test_zeros_have_the_sign_that_torchs_have(channels, layout, dtype):
     torch.manual_seed(0)
     x = (torch.rand(2, channels, 20, 20) - 0.5).sign().mul(0).to(dtype).contiguous(memory_format=layout)
     x.requires_grad_()
@@ -197,7 +199,7 @@ def test_zeros_have_the_sign_that_torchs_have(back_end, channels, layout, dtype)
     assert all_equal(*results)
 
 
-@pytest.mark.skipif(native.unavailable_reason() is not None, reason="torch's own operations write outside of the map")
+@needs_kernels
 def test_a_window_without_any_element_gives_minus_infinity_and_takes_no_gradient():
     """Torch itself returns an index outside of the map there."""
     for layout in (torch.contiguous_format, torch.channels_last):
@@ -208,7 +210,7 @@ def test_a_window_without_any_element_gives_minus_infinity_and_takes_no_gradient
         assert not dx.any()
 
 
-def test_every_number_of_16_bits_is_compared_as_torch_compares_it(back_end):
+def test_every_number_of_16_bits_is_compared_as_torch_compares_it():
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16)[torch.randperm(2**16)]
     for dtype in (torch.bfloat16, torch.float16):
         x = every.view(dtype).view(1, 4, 128, 128)
@@ -218,10 +220,11 @@ def test_every_number_of_16_bits_is_compared_as_torch_compares_it(back_end):
         assert torch.equal(dx, their_dx)
 
 
+@needs_kernels
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own check
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_opcheck_accepts_both_operators(back_end, layout):
+def test_opcheck_accepts_both_operators(layout):
     x = torch.randn(2, 3, 9, 8).contiguous(memory_format=layout)
     window = [3, 3], [2, 2], [1, 1], [1, 1], False
     torch.library.opcheck(torch.ops.zoo.max_pool2d.default, (x.clone().requires_grad_(), *window))
@@ -289,7 +292,7 @@ class Marked(Tensor):
 
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_what_nothing_looks_at_goes_without_the_operator_to_the_same_bits(back_end, monkeypatch, layout, batched):
+def test_what_nothing_looks_at_goes_without_the_operator_to_the_same_bits(monkeypatch, layout, batched):
     x = torch.randn(2, 3, 9, 8).contiguous(memory_format=layout)
     x = (x if batched else x[0]).requires_grad_()
     with DispatchMode(set()):
@@ -304,8 +307,9 @@ def test_what_nothing_looks_at_goes_without_the_operator_to_the_same_bits(back_e
     assert not max_pool2d(x.detach(), 3, 2, 1).requires_grad
 
 
+@needs_kernels
 @pytest.mark.parametrize("when", ["forward", "backward"])
-def test_a_dispatch_mode_sees_the_operators(back_end, when):
+def test_a_dispatch_mode_sees_the_operators(when):
     x, seen = torch.randn(2, 3, 8, 8, requires_grad=True), set()
     with DispatchMode(seen if when == "forward" else set()):
         z = max_pool2d(x, 3, 2, 1)
@@ -317,7 +321,8 @@ def test_a_dispatch_mode_sees_the_operators(back_end, when):
     assert seen & OPERATORS == {expected[when]}
 
 
-def test_a_function_mode_sees_the_operator(back_end):
+@needs_kernels
+def test_a_function_mode_sees_the_operator():
     seen: set[str] = set()
     with FunctionMode(seen):
         max_pool2d(torch.randn(2, 3, 8, 8, requires_grad=True), 3, 2, 1)
@@ -325,7 +330,7 @@ def test_a_function_mode_sees_the_operator(back_end):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_fake_tensors_stay_fake_inside_and_outside_of_their_mode(back_end, inside):
+def test_fake_tensors_stay_fake_inside_and_outside_of_their_mode(inside):
     with FakeTensorMode() as mode:
         x = torch.empty(2, 3, 8, 8, requires_grad=True)
         if inside:
@@ -340,7 +345,7 @@ def test_fake_tensors_stay_fake_inside_and_outside_of_their_mode(back_end, insid
         assert fake.shape == shape
 
 
-def test_subclasses_of_tensors_stay_what_they_are(back_end):
+def test_subclasses_of_tensors_stay_what_they_are():
     x = torch.randn(2, 3, 8, 8)
     marked = x.as_subclass(Marked).requires_grad_()
     z = max_pool2d(marked, 3, 2, 1)
@@ -355,14 +360,14 @@ def ones_gradient(x):
     return z, *torch.autograd.grad(z.sum(), x)
 
 
-def test_views_that_negate_are_pooled_as_the_numbers_that_they_show(back_end):
+def test_views_that_negate_are_pooled_as_the_numbers_that_they_show():
     x = torch._neg_view(torch.randn(2, 3, 8, 8)).requires_grad_()
     assert x.is_neg()
     assert all_equal(gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x.clone(), 3, 2, 1))
 
 
 @pytest.mark.parametrize("transform", ["grad", "vmap", "both"])
-def test_transforms_take_torchs_pooling(back_end, transform):
+def test_transforms_take_torchs_pooling(transform):
     x = torch.randn(4, 3, 8, 8)
 
     def of_one(pool):

@@ -3,9 +3,9 @@
 torch's maximum pooling saves its input and 64-bit indices. Its mean pooling saves the input, but reads only the shape.
 
 `max_pool2d` calls the operator zoo::max_pool2d, which writes the maximum of each window and its position in the window
-in one pass. zoo/ops/abn/backend.py chooses the kernel: csrc/pool.cpp on the CPU, pooling_triton.py on CUDA, or plain
-torch operations. Backward scatters the gradient to the saved positions. In plain eager mode the functions behind the
-operators are called directly, because the dispatcher takes longer than pooling a small map.
+in one pass. zoo/ops/abn/backend.py chooses the kernel: csrc/pool.cpp on the CPU or pooling_triton.py on CUDA; without
+compiled kernels torch pools. Backward scatters the gradient to the saved positions. In plain eager mode the functions
+behind the operators are called directly, because the dispatcher takes longer than pooling a small map.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def max_pool2d(
     """Return `torch.nn.functional.max_pool2d` of the same arguments; the gradient has torch's bits, too.
 
     The position of each maximum within its window is saved for backward, one byte per output. torch's own pooling is
-    used for windows of more than 256 positions, under torch.compile (which saves bytes itself), TorchScript and
-    `torch.func`. There are no second derivatives.
+    used for windows of more than 256 positions, without compiled kernels, under torch.compile (which saves bytes
+    itself), TorchScript and `torch.func`. There are no second derivatives.
     """
     window = Window(pair(kernel_size), pair(stride), pair(padding), pair(dilation), ceil_mode)
     directly = is_unwatched(x)
@@ -78,7 +78,7 @@ def _sides_if_supported(x: Tensor, window: Window) -> list[int] | None:
         return None
     if window.size[0] * window.size[1] > 256 or not all(x.shape[-3:]):
         return None
-    if not (x.requires_grad and torch.is_grad_enabled()) and kernels_for(x) is reference:
+    if kernels_for(x) is reference:
         return None
     try:
         return window.outputs(x.shape[-2:])
@@ -117,12 +117,9 @@ def _pool(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _run_pool(x: Tensor, window: Window, sides: Sequence[int], layout: torch.memory_format) -> tuple[Tensor, Tensor]:
     """Return the result of `_pool` for a known output size and layout."""
-    kernels = kernels_for(x)
-    if kernels is reference:
-        return _pool_by_torch(x, window)
     z, place = _new_outputs(x, sides, layout)
     x = x.contiguous(memory_format=layout)
-    if kernels is native:
+    if kernels_for(x) is native:
         torch.ops.zoo.max_pool2d_into.default(z, place, x, *window[:4])
     elif z.numel():
         from zoo.ops import pooling_triton
@@ -143,13 +140,11 @@ def _new_gradient(dz: Tensor, place: Tensor, height: int, width: int, channels_l
 )
 def _unpool(dz: Tensor, place: Tensor, height: int, width: int, channels_last: bool, *arguments: Any) -> Tensor:
     """Return the gradient of the pooled map, of the given height and width."""
-    window, kernels = Window(*arguments), kernels_for(dz)
+    window = Window(*arguments)
     dx = _new_gradient(dz, place, height, width, channels_last)
-    if kernels is reference:
-        return _unpool_by_torch(dx, dz, place, window)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     dz, place = dz.contiguous(memory_format=layout), place.contiguous(memory_format=layout)
-    if kernels is native:
+    if kernels_for(dz) is native:
         torch.ops.zoo.max_pool2d_backward_into.default(dx, dz, place, *window[:4])
     elif dx.numel():
         from zoo.ops import pooling_triton
@@ -194,47 +189,6 @@ class _MaxPool(torch.autograd.Function):
 
 MAX_POOL = torch.ops.zoo.max_pool2d.default
 torch.library.register_autograd("zoo::max_pool2d", _backward, setup_context=_save_places, lib=_library)
-
-
-def _pool_by_torch(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    z, index = torch.ops.aten.max_pool2d_with_indices(x, *window)
-    distances = _distances(window, x.shape, x.device)
-    # In a map narrower than the window, two positions may have the same distance; both mean the same element.
-    last_row, last_column = ((size - 1) * step for size, step in zip(window.size, window.dilation, strict=True))
-    places = torch.zeros(last_row * x.shape[-1] + last_column + 1, dtype=torch.uint8, device=x.device)
-    places[distances] = torch.arange(len(distances), dtype=torch.uint8, device=x.device)
-    return z, _look_up(places, index.sub_(_corners(window, x.shape, z)))
-
-
-def _unpool_by_torch(dx: Tensor, dz: Tensor, place: Tensor, window: Window) -> Tensor:
-    index = _look_up(_distances(window, dx.shape, dz.device), place.int()).add_(_corners(window, dx.shape, dz))
-    # The operator reads only shape and layout of its second argument, the input; dx has the same.
-    torch.ops.aten.max_pool2d_with_indices_backward.grad_input(dz, dx, *window, index, grad_input=dx)
-    return dx
-
-
-def _distances(window: Window, shape: torch.Size, device: torch.device) -> Tensor:
-    """Return the distance of each position of a window from the first one, in elements of a map of that shape."""
-    rows, columns = (
-        torch.arange(size, device=device) * dilation
-        for size, dilation in zip(window.size, window.dilation, strict=True)
-    )
-    return (rows.view(-1, 1) * shape[-1] + columns).flatten()
-
-
-def _corners(window: Window, shape: torch.Size, z: Tensor) -> Tensor:
-    """Return the flat index of each window's first corner, (rows, columns) of the output z."""
-    rows, columns = (
-        torch.arange(length, device=z.device) * stride - padding
-        for length, stride, padding in zip(z.shape[-2:], window.stride, window.padding, strict=True)
-    )
-    return rows.view(-1, 1) * shape[-1] + columns
-
-
-def _look_up(table: Tensor, index: Tensor) -> Tensor:
-    """Return the table's entries at a dense ``index``, in the same layout."""
-    in_memory_order = index.as_strided((index.numel(),), (1,))
-    return table.index_select(0, in_memory_order).as_strided(index.shape, index.stride())
 
 
 def mean_pool2d(x: Tensor) -> Tensor:
