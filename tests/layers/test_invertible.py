@@ -146,23 +146,6 @@ def test_frozen_layers_get_no_gradients_and_the_others_theirs():
         assert parameter.grad is None or relative_error(parameter.grad, theirs.grad) < 1e-10
 
 
-@pytest.mark.parametrize("kind", ["flat", "hybrid"])
-def test_the_inverse_of_a_chain_gives_its_input_in_evaluation(kind):
-    torch.manual_seed(0)
-    layers, x = chain_of(kind), images(kind).detach()
-    layers(x)
-    layers.eval()
-    y = layers(x)
-    for layer in reversed(list(layers)):
-        y = layer.inverse(y)
-    assert relative_error(y, x) < 1e-9
-
-
-def test_a_norm_in_training_refuses_an_inverse_that_knows_no_statistics():
-    with pytest.raises(RuntimeError, match=r"call eval\(\)"):
-        InvertibleNorm(ABN(4), 0.0).inverse(torch.randn(2, 4, 3, 3))
-
-
 def test_half_precision_keeps_the_stream_in_float32_and_recomputes_in_the_forward_dtype():
     torch.manual_seed(0)
     layers = chain_of("whole").float()

@@ -26,15 +26,12 @@ from zoo.ops.abn.statistics import Statistics
 from zoo.ops.chain import Gradients, Tensors, add_gradients
 from zoo.ops.inverse import (
     batch_pool,
-    batch_unpool,
     batch_unpool_,
     channel_pool,
-    channel_unpool,
     channel_unpool_,
     convolve,
     convolve_gradients,
     couple_,
-    denormalize_,
     halves,
     invert_coupling_,
     invert_leaky_relu_,
@@ -59,10 +56,6 @@ class Invertible(nn.Module):
 
     def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> tuple[Tensor, Tensor, Gradients]:
         """Return x in the memory of y, dx in the memory of dy, and the gradients of the parameters."""
-        raise NotImplementedError
-
-    def inverse(self, y: Tensor) -> Tensor:
-        """Return x in a new tensor."""
         raise NotImplementedError
 
     def record(self, x: Tensor) -> tuple[Tensor, Any]:
@@ -105,19 +98,14 @@ class LayerCall:
 
 
 class _Pool(Invertible):
-    """Base class of the pools; subclasses set the functions: pooling, its inverse, and the in-place inverse."""
+    """Base class of the pools; subclasses set two functions: pooling, and its inverse in place."""
 
     pool: Callable[[Tensor], Tensor]
-    unpool: Callable[[Tensor], Tensor]
     unpool_: Callable[[Tensor], Tensor]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y in a new tensor."""
         return self.pool(x)
-
-    def inverse(self, y: Tensor) -> Tensor:
-        """Return x in a new tensor."""
-        return self.unpool(y)
 
     def record(self, x: Tensor) -> tuple[Tensor, Any]:
         """Return y in a new tensor, and nothing."""
@@ -132,7 +120,6 @@ class ChannelPool(_Pool):
     """Moves 2x2 windows into channels: (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.inverse.channel_pool`."""
 
     pool = staticmethod(channel_pool)
-    unpool = staticmethod(channel_unpool)
     unpool_ = staticmethod(channel_unpool_)
 
 
@@ -140,7 +127,6 @@ class BatchPool(_Pool):
     """Moves 2x2 windows into the batch: (N, C, H, W) -> (4 N, C, H/2, W/2), see `zoo.ops.inverse.batch_pool`."""
 
     pool = staticmethod(batch_pool)
-    unpool = staticmethod(batch_unpool)
     unpool_ = staticmethod(batch_unpool_)
 
 
@@ -154,10 +140,6 @@ class InvertibleLeakyReLU(Invertible):
     def forward(self, x: Tensor) -> Tensor:
         """Return y in a new tensor."""
         return F.leaky_relu(x, self.slope)
-
-    def inverse(self, y: Tensor) -> Tensor:
-        """Return x in a new tensor."""
-        return F.leaky_relu(y, 1 / self.slope)
 
     def record_(self, x: Tensor) -> tuple[Tensor, Any]:
         """Return y in the memory of x, and nothing."""
@@ -201,18 +183,6 @@ class InvertibleNorm(Invertible):
         """Implement `forward`, which torch.fx does not trace into."""
         return normalize(x, self.norm.take_statistics(x), self._settings(), inplace=False)
 
-    @torch.no_grad()
-    def inverse(self, y: Tensor) -> Tensor:
-        """Return x in a new tensor. Raises RuntimeError in training: y does not determine the statistics of x."""
-        if self.norm.training:
-            raise RuntimeError(
-                "the inverse of a batch norm in training needs the statistics of its input; call eval() to use the "
-                "running statistics"
-            )
-        x = y.clone()
-        denormalize_(x, self.norm.take_statistics(y), self._settings())
-        return x
-
     def record_(self, x: Tensor) -> tuple[Tensor, Statistics]:
         """Return y in the memory of x, and the statistics; updates the running statistics in training."""
         statistics = self.norm.take_statistics(x)
@@ -246,14 +216,6 @@ class Coupling(Invertible):
         x1, x2 = halves(x)
         y1 = x1 + self.f(x2)
         return torch.cat([y1, x2 + self.g(y1)], 1)
-
-    @torch.no_grad()
-    def inverse(self, y: Tensor) -> Tensor:
-        """Return x in a new tensor; does not update running statistics."""
-        y1, y2 = halves(y)
-        with paused_statistics(self):
-            x2 = y2 - self.g(y1)
-            return torch.cat([y1 - self.f(x2), x2], 1)
 
 
 class InvertibleConv(Coupling):

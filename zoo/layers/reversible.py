@@ -311,11 +311,6 @@ class ReversibleSequential(nn.Sequential):
         _check_channels(x)
         return self._run((_Halve(), *self, _Join()), x)[0]
 
-    def forward_pair(self, x1: Tensor, x2: Tensor) -> Pair:
-        """Return the two output halves for two input halves. Custom blocks may return one of the inputs itself."""
-        y1, y2 = self._run(tuple(self), x1, x2)
-        return y1, y2
-
     def _run(self, links: tuple[Any, ...], *xs: Tensor) -> Tensors:
         return run_chain(links, *xs, store=self.store, meter=self.meter, grid_bits=self.grid_bits)
 
@@ -398,6 +393,6 @@ def _halves_in_layout(x: Tensor) -> Pair:
 def _check_channels(x: Tensor) -> None:
     if not is_fx_proxy(x) and (x.dim() < 2 or x.shape[1] % 2):
         raise ValueError(
-            f"reversible blocks split (N, C, ...) into halves and need an even C, got shape {tuple(x.shape)}; pass two "
-            "halves of your own to forward_pair"
+            f"reversible blocks split (N, C, ...) into halves and need an even C, got shape {tuple(x.shape)}; pass a "
+            "pair of halves of your own"
         )

@@ -54,11 +54,6 @@ def batch_pool(x: Tensor) -> Tensor:
     return _split_windows(x).flatten(0, 2)
 
 
-def batch_unpool(y: Tensor) -> Tensor:
-    """Return the inverse of `batch_pool`, bit for bit."""
-    return _join_windows(y.unflatten(0, (-1, 2, 2)))
-
-
 def _split_windows(x: Tensor) -> Tensor:
     """Split 2x2 windows: (N, C, H, W) -> (N, 2, 2, C, H/2, W/2), contiguous."""
     if not is_fx_proxy(x) and (x.shape[2] % 2 or x.shape[3] % 2):
