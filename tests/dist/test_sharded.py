@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 import zoo
 from tests.dist.spawn import run_distributed
 from zoo.layers import ABN
-from zoo.layers.residual import ResidualBlock
 from zoo.layers.reversible import ReversibleBlock
+from zoo.models.resnet import ResidualBlock
 
 pytestmark = pytest.mark.dist
 

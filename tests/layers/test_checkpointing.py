@@ -13,7 +13,8 @@ from tests.formula import relative_error
 from tests.step import step
 from zoo.layers import InPlaceABN, InPlaceABNSync, init_weights
 from zoo.layers.checkpointing import CheckpointedSequential
-from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
+from zoo.layers.residual import IdentityResidualBlock
+from zoo.models.resnet import ResidualBlock
 
 
 def blocks(kind="pre-activation", norm=InPlaceABN) -> nn.Sequential:

@@ -16,7 +16,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, checkpoint, init_weights
-from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
+from zoo.layers.residual import IdentityResidualBlock
+from zoo.models.resnet import ResidualBlock
 
 LAYERS = 6
 # torch's own warnings while it traces and compiles

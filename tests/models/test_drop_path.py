@@ -14,8 +14,9 @@ from tests.step import step
 from zoo.config import parse_experiment
 from zoo.errors import ConfigError
 from zoo.layers.norm import norm_act
-from zoo.layers.residual import IdentityResidualBlock, ResidualBlock, drop_path
+from zoo.layers.residual import IdentityResidualBlock, drop_path
 from zoo.layers.revnet_blocks import PreactBlock
+from zoo.models.resnet import ResidualBlock
 from zoo.remat import Rematerializer
 from zoo.remat import lean as lean_module
 from zoo.remat.lean import lean

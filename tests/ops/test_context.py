@@ -16,7 +16,8 @@ from zoo.layers import InPlaceABN, init_weights
 from zoo.layers.checkpointing import CheckpointedSequential
 from zoo.layers.conv import MaxPool2d
 from zoo.layers.dense import DenseModule
-from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
+from zoo.layers.residual import IdentityResidualBlock
+from zoo.models.resnet import ResidualBlock
 from zoo.ops.context import in_selective_checkpoint
 
 POLICIES = {

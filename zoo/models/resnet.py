@@ -1,19 +1,19 @@
-"""ResNet v1 (He et al. 2016), stride on the 3x3 convolution of a bottleneck.
-
-Tested by tests/models/test_networks.py.
-"""
+"""ResNet v1 (He et al. 2016), stride on the 3x3 convolution of a bottleneck, and its residual block."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from zoo.layers.conv import conv2d, max_pool
-from zoo.layers.norm import NormFactory
-from zoo.layers.residual import FUSE_BY_MEMORY, ResidualBlock, build_stage
+from zoo.layers.norm import InPlaceABN, NormFactory, activate_
+from zoo.layers.residual import build_stage, drop_path
 from zoo.models.base import BlockDilation, Network, dilation_per_block
+from zoo.ops.context import is_fx_proxy
 
 
 class ResNet(Network):
@@ -62,7 +62,7 @@ class ResNet(Network):
             for block in range(1, blocks + 1):
                 block_dilation = entry if isinstance(entry, int) else entry[block - 1]
                 module[f"block{block}"] = ResidualBlock(
-                    in_channels, channels, norm, stride if block == 1 else 1, block_dilation, FUSE_BY_MEMORY[memory]
+                    in_channels, channels, norm, stride if block == 1 else 1, block_dilation, memory
                 )
                 in_channels = channels[-1]
             reduction *= stride
@@ -76,3 +76,101 @@ class ResNet(Network):
             return super().forward(x)
         outputs = self.forward_stages(x)
         return [*outputs, self.classifier(outputs[-1])] if hasattr(self, "classifier") else outputs
+
+
+class ResidualBlock(nn.Module):
+    """Post-activation block, f(branch(x) + shortcut(x)), He et al. 2016; does not modify x.
+
+    The last norms of branch and shortcut have no activation; f is the activation of the first norm.
+
+    Args:
+    - `in_channels`: channels of x.
+    - `channels`: output channels of the convolutions: two for a basic block, three for a bottleneck.
+    - `norm`: channels -> norm with activation.
+    - `stride`: stride of the first 3x3 convolution.
+    - `dilation`: dilation of the 3x3 convolutions.
+    - `memory`: when the last norm, if in-place, adds the shortcut and applies the activation itself, so that its own
+      output is not saved in addition to the result. "plain": never; "fused": always; otherwise in single and double
+      precision. In half precision the norm's gradient is then accurate only while its |weight| is at least
+      0.01 rms(sum), so not for a zero-initialized last scale.
+
+    The attribute ``drop_path`` is the probability that training drops the branch for an image; 0 by default.
+    """
+
+    drop_path = 0.0
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: Sequence[int],
+        norm: NormFactory,
+        stride: int = 1,
+        dilation: int = 1,
+        memory: str = "auto",
+    ) -> None:
+        super().__init__()
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        if len(channels) == 3:  # a bottleneck
+            layers["conv1"] = conv2d(in_channels, channels[0], 1)
+            layers["bn1"] = norm(channels[0])
+            layers["conv2"] = conv2d(channels[0], channels[1], 3, stride=stride, dilation=dilation)
+            layers["bn2"] = norm(channels[1])
+            layers["conv3"] = conv2d(channels[1], channels[2], 1)
+            layers["bn3"] = _without_activation(norm(channels[2]))
+        else:
+            layers["conv1"] = conv2d(in_channels, channels[0], 3, stride=stride, dilation=dilation)
+            layers["bn1"] = norm(channels[0])
+            layers["conv2"] = conv2d(channels[0], channels[1], 3, dilation=dilation)
+            layers["bn2"] = _without_activation(norm(channels[1]))
+        self.convs = _Branch(layers)
+        self.memory = memory
+        self.has_projection = stride != 1 or in_channels != channels[-1]
+        if self.has_projection:
+            self.proj_conv = conv2d(in_channels, channels[-1], kernel_size=1, stride=stride)
+            self.proj_bn = _without_activation(norm(channels[-1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output in a new tensor."""
+        shortcut = self.proj_bn(self.proj_conv(x)) if self.has_projection else x
+        first_norm: Any = self.convs.bn1
+        activation = first_norm.activation, first_norm.activation_param
+        return self.convs(x, shortcut, activation, self.memory, self.drop_path if self.training else 0.0)
+
+
+class _Branch(nn.Sequential):
+    """The layers of a post-activation branch; the last is a norm without activation."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, shortcut: Tensor, activation: tuple[str, float], memory: str, drop_probability: float
+    ) -> Tensor:
+        """Return f(layers(x) + shortcut) in a new tensor, where images may miss layers(x)."""
+        *layers, norm = self
+        for layer in layers:
+            x = layer(x)
+        if drop_probability:
+            return activate_(drop_path(norm(x), drop_probability) + shortcut, *activation)
+        if memory != "plain" and _can_fuse(norm, x, shortcut, activation, in_half=memory == "fused"):
+            return norm(x, shortcut=shortcut, activation=activation)  # keyword arguments: hooks get x as the only input
+        return activate_(norm(x) + shortcut, *activation)
+
+
+def _can_fuse(norm: Any, x: Tensor, shortcut: Tensor, activation: tuple[str, float], in_half: bool) -> bool:
+    """Return whether the norm can add the shortcut, activate the sum, and recover it precisely enough."""
+    return (
+        type(norm).forward is InPlaceABN.forward  # an overridden forward may not accept a shortcut
+        and norm.activation == "identity"
+        and activation[0] in norm.activations
+        and not is_fx_proxy(x)
+        and (x.shape, x.dtype) == (shortcut.shape, shortcut.dtype)
+        and (in_half or x.dtype in (torch.float32, torch.float64))
+    )
+
+
+def _without_activation(norm: Any) -> Any:
+    if not hasattr(norm, "activation"):
+        raise ValueError(
+            f"{type(norm).__name__} has no attribute `activation`, which post-activation ResNets set to identity; use "
+            "norms that have one (ABN, InPlaceABN, InPlaceABNSync)"
+        )
+    norm.activation = "identity"
+    return norm

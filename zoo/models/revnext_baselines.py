@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from zoo.layers.conv import MaxPool2d, conv2d
 from zoo.layers.norm import NormFactory
-from zoo.layers.residual import FUSE_BY_MEMORY, ResidualBlock
 from zoo.layers.reversible import PairPool, ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import add_zero_channels
+from zoo.models.resnet import ResidualBlock
 from zoo.models.revnext import LargestValueNetwork
 
 
@@ -61,8 +61,7 @@ class RevNeXtBaseline(LargestValueNetwork):
                 chain = [build_two_branch_block(channels, norm) for _ in range(depth)]
                 modules.append(ReversibleSequential(chain, store=memory == "plain", grid_bits=grid_bits))
             else:
-                fuse = FUSE_BY_MEMORY[memory]
-                modules += [ResidualBlock(channels, (channels, channels), norm, fuse=fuse) for _ in range(depth)]
+                modules += [ResidualBlock(channels, (channels, channels), norm, memory=memory) for _ in range(depth)]
             self.add_module(f"level{level}", nn.Sequential(*modules))
             self._add_stage(f"level{level}", channels=channels, reduction=2**level)
         self._add_classifier(classes)

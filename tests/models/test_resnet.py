@@ -1,4 +1,4 @@
-"""The post-activation block with its last norm fused: same numbers, less kept; and when it is not fused."""
+"""The block of a ResNet with its last norm fused: same numbers, less kept; and when it is not fused."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import nn
 from tests.formula import relative_error
 from zoo.layers.init import init_weights
 from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync
-from zoo.layers.residual import ResidualBlock
+from zoo.models.resnet import ResidualBlock
 
 
 def build(
-    fuse="auto", norm=InPlaceABN, stride=1, channels=(4, 4, 16), dtype=torch.float64, **settings
+    memory="auto", norm=InPlaceABN, stride=1, channels=(4, 4, 16), dtype=torch.float64, **settings
 ) -> ResidualBlock:
     torch.manual_seed(0)
-    block = ResidualBlock(16, channels, lambda c: norm(c, **settings), stride=stride, fuse=fuse)
+    block = ResidualBlock(16, channels, lambda c: norm(c, **settings), stride=stride, memory=memory)
     init_weights(block)
     return block.to(dtype)
 
@@ -52,28 +52,28 @@ def kept_bytes(block, dtype=torch.float32) -> int:
 @pytest.mark.parametrize("activation", ["leaky_relu", "elu"])
 def test_fused_and_unfused_blocks_compute_the_same(norm, stride, channels, activation):
     settings = {"norm": norm, "stride": stride, "channels": channels, "activation": activation}
-    fused, unfused = step(build("auto", **settings)), step(build("never", **settings))
+    fused, unfused = step(build("auto", **settings)), step(build("plain", **settings))
     for ours, truth in zip(fused, unfused, strict=True):
         assert relative_error(ours, truth) < 1e-10
 
 
 def test_the_fused_block_keeps_the_output_of_its_last_norm_no_more():
     output = 8 * 16 * 16 * 16 * 4
-    blocks = [build(fuse, dtype=torch.float32) for fuse in ("never", "auto")]
+    blocks = [build(memory, dtype=torch.float32) for memory in ("plain", "auto")]
     assert kept_bytes(blocks[0]) - kept_bytes(blocks[1]) == output
 
 
 def test_half_precision_is_fused_only_when_asked():
-    def kept(fuse):
-        return kept_bytes(build(fuse, dtype=torch.float32), torch.bfloat16)
+    def kept(memory):
+        return kept_bytes(build(memory, dtype=torch.float32), torch.bfloat16)
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert kept("auto") == kept("never") > kept("always")
+        assert kept("auto") == kept("plain") > kept("fused")
 
 
 def test_under_autocast_the_fused_block_has_the_outputs_of_the_unfused_one():
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours, truth = (step(build(fuse, dtype=torch.float32), torch.float32) for fuse in ("always", "never"))
+        ours, truth = (step(build(memory, dtype=torch.float32), torch.float32) for memory in ("fused", "plain"))
     assert relative_error(ours[0], truth[0]) < 2e-2  # two roundings to bfloat16 instead of three
 
 
@@ -97,7 +97,7 @@ class OwnForward(InPlaceABN):
 @pytest.mark.parametrize("norm", [ABN, Halving, OwnForward])
 def test_a_norm_that_cannot_fuse_takes_the_unfused_path(norm):
     torch.manual_seed(0)
-    block = ResidualBlock(16, (4, 4, 16), norm, fuse="always")
+    block = ResidualBlock(16, (4, 4, 16), norm, memory="fused")
     init_weights(block)
     x = torch.randn(2, 16, 6, 6)
     branch = nn.Sequential(*block.convs)
