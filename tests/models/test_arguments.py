@@ -16,25 +16,12 @@ from zoo.weights import StoredWeights
 IMAGE = torch.randn(2, 3, 64, 64)
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "resnet18",
-        "resnext50",
-        "densenet121",
-        "resnet32_cifar",
-        "revnet38_cifar",
-        "revnext",
-        "irevnet_revnext",
-        "revnext_resnet18",
-    ],
-)
-@pytest.mark.parametrize("in_chans", [4])
-def test_images_may_have_any_number_of_channels(arch, in_chans) -> None:
-    model = zoo.get(arch, in_chans=in_chans, num_classes=2).eval()
+@pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnet38_cifar", "revnext", "revnext_resnet18"])
+def test_images_may_have_any_number_of_channels(arch) -> None:
+    model = zoo.get(arch, in_chans=4, num_classes=2).eval()
     assert all(parameter.isfinite().all() for parameter in model.parameters())
-    assert model(torch.randn(1, in_chans, 32, 32)).shape == (1, 2)
-    assert (model.in_chans, zoo.get(arch, in_chans=3).in_chans) == (in_chans, 3)
+    assert model(torch.randn(1, 4, 32, 32)).shape == (1, 2)
+    assert (model.in_chans, zoo.get(arch, in_chans=3).in_chans) == (4, 3)
 
 
 def test_filters_of_colors_are_adapted_to_other_channels_and_the_log_says_so(tmp_path, caplog) -> None:
@@ -57,9 +44,7 @@ def test_filters_of_colors_are_adapted_to_other_channels_and_the_log_says_so(tmp
     assert zoo.load_weights(six, path).input_channels == 3  # nothing to do: the file has six
 
 
-@pytest.mark.parametrize(
-    "arch", ["resnet50", "resnext50", "densenet121", "wider_resnet16", "resnet32_cifar", "revnext"]
-)
+@pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnext"])
 def test_chosen_features_are_those_of_the_whole_list(arch) -> None:
     torch.manual_seed(0)
     whole = zoo.get(arch, features_only=True).eval()
@@ -78,9 +63,7 @@ def test_chosen_features_are_those_of_the_whole_list(arch) -> None:
     ("arch", "options", "module"),
     [
         ("resnet18", {"norm": "inplace"}, "mod1.bn1"),
-        ("resnext50", {}, "mod1.conv1"),
         ("resnext50", {"input_3x3": True, "norm": "inplace"}, "mod1.conv3"),
-        ("densenet121", {"memory": "plain"}, "mod1.conv1"),
         ("revnet56", {"norm": "inplace"}, "mod1.bn1"),
     ],
 )
@@ -135,23 +118,12 @@ def test_what_does_not_go_together_is_refused_with_what_to_do(arch, arguments, m
         zoo.get(arch, **arguments)
 
 
-@pytest.mark.parametrize(
-    ("arch", "strides"),
-    [
-        ("resnet50", (8, 16, 32)),
-        ("resnext50", (8, 16, 32)),
-        ("densenet121", (8, 16, 32)),
-        ("wider_resnet16_a2", (8, 16, 32)),
-    ],
-)
-def test_the_stride_of_the_last_map_can_be_asked_for(arch, strides) -> None:
-    keys = None
-    for stride in strides:
-        model = zoo.get(arch, output_stride=stride, features_only=True).eval()
-        assert model.feature_info.reduction()[-1] == stride
-        assert model(IMAGE[:1])[-1].shape[-1] == 64 // stride
-        keys = keys or list(model.state_dict())
-        assert list(model.state_dict()) == keys
+@pytest.mark.parametrize("arch", ["resnet50", "resnext50", "densenet121", "wider_resnet16_a2"])
+def test_the_stride_of_the_last_map_can_be_asked_for(arch) -> None:
+    with torch.device("meta"):
+        models = [zoo.get(arch, output_stride=stride, features_only=True) for stride in (8, 16, 32)]
+        assert [model(torch.empty(2, 3, 64, 64))[-1].shape[-1] for model in models] == [8, 4, 2]
+    assert [model.feature_info.reduction()[-1] for model in models] == [8, 16, 32]
 
 
 def test_published_weights_may_be_read_at_another_stride(monkeypatch) -> None:
@@ -186,7 +158,7 @@ def test_a_function_of_norm_and_activation_builds_the_preactivation_networks() -
     assert isinstance(zoo.get("resnet18", norm=ABN).mod1.bn1, ABN)
 
 
-@pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnet38_cifar", "irevnet_revnext", "revnext"])
+@pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnet38_cifar", "revnext"])
 def test_networks_have_the_methods_of_timm_with_and_without_a_classifier(arch) -> None:
     torch.manual_seed(0)
     model = zoo.get(arch, num_classes=4).eval()
