@@ -375,15 +375,3 @@ class Network(nn.Module):
             module = getattr(self, name)
             x = checkpoint(module, x) if name in self.recomputed and not is_fx_proxy(x) else module(x)
         return x
-
-
-def count_network(model: Network) -> dict[str, int]:
-    """Return the size of a network, which may be on the meta device.
-
-    ``parameters`` is the number of parameters, ``parameters_headless`` the number without the classifier, and ``norms``
-    the number of norm layers with running statistics.
-    """
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    in_classifier = sum(parameter.numel() for parameter in model.get_classifier().parameters())
-    norms = sum(name.endswith("running_mean") for name, _ in model.named_buffers())
-    return {"parameters": parameters, "parameters_headless": parameters - in_classifier, "norms": norms}
