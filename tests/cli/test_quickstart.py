@@ -71,7 +71,8 @@ def test_the_quickstart_of_segmentation_tells_of_classes(
         "optimizer": {"batch_size": 4, "schedule": {"epochs": 1}},
         "input": {"crop_train": 16},
     }
-    experiments = {"quickstart_scenes": settings, "quickstart_scenes_body": SETTINGS}
+    body = SETTINGS | {"network": SETTINGS["network"] | {"arch": "resnet18"}}
+    experiments = {"quickstart_scenes": settings, "quickstart_scenes_body": body}
     _replace_experiments(monkeypatch, tmp_path / "experiments", **experiments)
     data = make_labeled(tmp_path / "data", num_train=4, num_val=3)
     shutil.copytree(finished.data, data / GARMENTS_DIR)
