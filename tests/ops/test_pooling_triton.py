@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 import torch
 
 from tests.ops.pooling_cases import CASES, LAYOUTS
-from tests.ops.triton_stub import Device, interpret
+from tests.ops.triton_stub import Compiler, Device, interpret
 from zoo.ops.abn import triton
 
 pytestmark = [
@@ -31,21 +30,6 @@ def test_outputs_and_gradients_are_the_bits_of_torch(interpreted, case):
 def test_several_programs_and_none_give_the_same(interpreted):
     assert interpreted["several programs"]
     assert interpreted["empty"]
-
-
-class Compiler:
-    """Replaces a kernel: compiles what would be launched, and records the code."""
-
-    def __init__(self, kernel: Any, record: list[str]) -> None:
-        self.kernel, self.record = kernel, record
-
-    def __getitem__(self, grid: tuple[int]) -> Any:
-        def compile_only(*arguments: Any, **constants: Any) -> None:
-            code = self.kernel.warmup(*arguments, grid=grid, **constants).asm
-            assert len(code["cubin"]) > 0
-            self.record.append(code["ptx"])
-
-        return compile_only
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])

@@ -65,6 +65,21 @@ class Device:
         return lambda *_: started.append(name)
 
 
+class Compiler:
+    """Replaces a kernel: compiles what would be launched, and records the code."""
+
+    def __init__(self, kernel: Any, record: list[str]) -> None:
+        self.kernel, self.record = kernel, record
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def compile_only(*arguments: Any, **constants: Any) -> None:
+            code = self.kernel.warmup(*arguments, grid=grid, **constants).asm
+            assert len(code["cubin"]) > 0
+            self.record.append(code["ptx"])
+
+        return compile_only
+
+
 @contextmanager
 def stubbed(capability: int = 90) -> Iterator[Device]:
     """Within the block, norms of tensors on the CPU go through Triton, whose kernels are not started."""

@@ -32,9 +32,11 @@ from zoo.remat.graph.nodes import (
     is_node,
     is_symbol,
     is_tensor,
-    norm_has_exact_line,
+    norm_is_fusible,
     norm_of,
+    outputs_of,
 )
+from zoo.remat.norm_order import normalize, order_of
 from zoo.remat.rules import (
     ADD,
     MASKS,
@@ -252,14 +254,20 @@ class _Rewriting:
         momentum, eps = norm.args[-2:]
         value = source.meta["val"]
         at = self._at(x, user)
-        outputs = {node.args[1]: node for node in norm.users if node.target is operator.getitem}
-        has_statistics = self._is_eager and {1, 2} <= outputs.keys()
+        outputs = outputs_of(norm)
+        is_fused = self._is_eager and norm_is_fusible(norm)
+        other = None if shortcut is None else self._at(shortcut, user)
         if norm.target is CUDNN_BATCH_NORM:
-            return self._call(user, cudnn_norm.recompute, (at, weight, bias, momentum, eps), {}, value)
-        if has_statistics and norm.target is BATCH_NORM and value.is_cuda:
+            if not is_fused:
+                return self._call(user, cudnn_norm.recompute, (at, weight, bias, momentum, eps), {}, value)
+            order = order_of(x.meta["val"])
+            return self._call(
+                user, normalize, (at, weight, bias, outputs[1], outputs[2], order, other, is_rectified), {}, value
+            )
+        if self._is_eager and norm.target is BATCH_NORM and value.is_cuda and {1, 2} <= outputs.keys():
             args = at, weight, bias, outputs[1], outputs[2], eps
             return self._call(user, aten.batch_norm_elemt.default, args, {}, value)
-        if not (has_statistics and norm_has_exact_line(norm)):
+        if not is_fused:
             again = self._call(
                 user, BATCH_NORM_OF_BATCH, (at, weight, bias, True, momentum, eps), {}, norm.meta["val"][:3]
             )
@@ -268,7 +276,6 @@ class _Rewriting:
         alpha, beta = (
             self._call(user, operator.getitem, (line, index), {}, outputs[1].meta["val"]) for index in range(2)
         )
-        other = None if shortcut is None else self._at(shortcut, user)
         return self._call(user, apply_line, (at, alpha, beta, other, is_rectified), {}, value)
 
     def _match_norm(self, source: Node) -> tuple[Node | None, Node | None, bool]:
@@ -286,7 +293,7 @@ class _Rewriting:
                     node, shortcut = first, second
                     break
         norm = None if node is source else norm_of(node)
-        return (norm, shortcut, is_rectified) if norm is not None and norm_has_exact_line(norm) else (None, None, False)
+        return (norm, shortcut, is_rectified) if norm is not None and norm_is_fusible(norm) else (None, None, False)
 
     def _is_passed_through(self, node: Any) -> bool:
         """Return whether backward reads a node only as the input of others, so that it need not exist by itself."""
