@@ -1,6 +1,7 @@
 # `make quickstart` installs zoo in .venv, trains a small network and scores it. The other targets install the development
 # tools, too. `make test` is for every edit; `make check` runs lint and all tests but those that repeat shorter ones with
 # more cases, and those that need a GPU or a network; `make faults` takes an hour.
+# `make libraries` installs the packages of docs/integrations.md, whose tests are skipped without them.
 # `make wheel` builds two wheels in dist/, for every Python and torch from those of pyproject.toml on: one for every machine,
 # and one with the CPU kernels for machines like this.
 
@@ -19,7 +20,10 @@ WHEEL := $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --whe
 # What `make matrix` asks pip for: with the oldest torch the oldest version of every dependency, otherwise pip's choice.
 DEPENDENCIES = $(if $(filter torch==$* torch==$(*:.0=),$(OLDEST)),$(OLDEST),torch==$* torchvision)
 
-.PHONY: quickstart test test-slow test-pages test-gpu test-all lint check docs faults matrix audit wheel
+# Other packages that lean training is tested with.
+LIBRARIES = timm peft transformers accelerate trl bitsandbytes diffusers ultralytics monai segmentation-models-pytorch lightning
+
+.PHONY: quickstart test test-slow test-pages test-gpu test-all lint check docs faults libraries matrix audit wheel
 
 quickstart: $(READY)
 	$(BIN)/python -m zoo quickstart
@@ -56,6 +60,11 @@ docs: $(TOOLS)
 faults: $(TOOLS)
 	$(BIN)/python -m pytest -m "not gpu and not network" -q \
 	    tests/faults tests/weights/test_fetch.py tests/weights/test_read.py
+
+libraries: $(TOOLS)
+	@for library in $(LIBRARIES); do \
+	    $(BIN)/python -m pip install --quiet --no-compile $$library || echo "not installed, its tests are skipped: $$library"; \
+	done
 
 # The tests with one version of torch, in an environment of its own: make matrix TORCH=2.13.0
 matrix:

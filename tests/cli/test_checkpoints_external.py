@@ -101,7 +101,7 @@ def test_commands_take_it(trained: tuple[str, Path, Path], tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["to-torchvision"], "a network of torchvision, and to-torchvision converts networks of zoo; "),
+        (["to-torchvision"], ", and to-torchvision converts networks of zoo; "),
         (["export", "--norm", "inplace"], "is not for "),
         (["export", "--arch", "resnet18"], "but arch='resnet18' is asked for by the options"),
     ],
