@@ -95,13 +95,22 @@ def test_without_a_grid_the_first_block_of_an_irevnet_gets_noise_as_gradient():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("norm", NORMS)
-def test_a_thousand_steps_of_revnet38_have_the_bits_of_stored_activations(norm):
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    ("name", "norm", "options"),
+    [
+        ("revnet38_cifar", "standard", {}),
+        ("revnet38_cifar", "inplace", {}),
+        ("revnet110_cifar", "standard", {}),
+        ("irevnet_cifar", "standard", IREVNET),
+    ],
+)
+def test_a_thousand_steps_have_the_bits_of_stored_activations(name, norm, options, autocast):
     results = []
     for memory in ("auto", "plain"):
         torch.manual_seed(0)
-        model = zoo.get("revnet38_cifar", memory=memory, norm=norm, activation=NORMS[norm], grid_bits=14)
-        results.append(train(model, steps=1000))
+        model = zoo.get(name, memory=memory, norm=norm, activation=NORMS[norm], grid_bits=14, **options)
+        results.append(train(model, steps=1000, autocast=autocast))
     assert not differing(*results)
 
 
