@@ -17,8 +17,9 @@ import torch
 torch.set_num_threads(1)
 
 
-def pytest_collection_finish() -> None:
-    """Planning collects garbage after the steps that it measures; the modules of all tests need no such search."""
+@pytest.fixture(autouse=True, scope="module")
+def _frozen_heap() -> None:
+    """Planning collects garbage around each step that it measures, and need not search what earlier tests imported."""
     gc.collect()
     gc.freeze()
 
