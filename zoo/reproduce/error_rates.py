@@ -56,7 +56,8 @@ def errors_of(name: str, published: PublishedNumber | None, runs: Sequence[Train
     for is_stored in (False, True):
         runs_of_kind = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
         if runs_of_kind or not is_stored:
-            comparisons.append(_score(name + ", stored" * is_stored, name, published, runs_of_kind))
+            what = runs_of_kind[0].group if runs_of_kind else name
+            comparisons.append(_score(what, name, published, runs_of_kind))
     return comparisons
 
 

@@ -34,7 +34,11 @@ def _of_item(item: str) -> list[PublishedNumber]:
 CIFAR_ERRORS, IMAGENET_ERRORS = (
     {number.network: number for number in _of_item(table)} for table in ("Table 3", "Table 4")
 )
-SHORT_EXPERIMENTS = ("resnet32_cifar10_short", "revnet38_cifar10_short")
+SHORT_EXPERIMENTS = (
+    "resnet32_cifar10_short",
+    "revnet38_cifar10_short",
+    'revnet38_cifar10_short {"network.options": {"grid_bits": 14}}',
+)
 RESNET, REVNET = "resnet101_preact", "revnet104"
 # The RevNet and the ResNet of each pair of Tables 3 and 4.
 PAIRS = {
