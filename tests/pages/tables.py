@@ -471,6 +471,7 @@ CIFAR_RUNS = {  # title: file, label of the runs that reconstruct, label of thos
     ),
     "ResNet-32": ("revnet_runs", None, "resnet32_cifar10_short"),
     "RevNet-38": ("revnet_runs", "revnet38_cifar10_short", "revnet38_cifar10_short, stored"),
+    "RevNet-38, grid_bits=14": ("revnet_runs", "revnet38_cifar10_short, grid_bits 14", None),
 }  # fmt: skip
 
 
