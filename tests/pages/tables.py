@@ -545,10 +545,10 @@ def experiments() -> str:
         network, optimizer = experiment.network, experiment.optimizer
         paper = next((paper for pattern, paper in PAPERS.items() if fnmatchcase(name, pattern)), "")
         rows.append([f"[`{name}`]({path.name})", f"`{network.arch}`", network.norm, paper, _expected(experiment),
-                     _measured(name), _cost(name), str(optimizer.batch_size),
+                     _measured(name), str(optimizer.batch_size),
                      str(optimizer.schedule.epochs)])  # fmt: skip
-    headers = ["experiment", "network", "norm", "paper", "expected", "measured here", "cost", "batch", "epochs"]
-    return table(headers, rows, text_columns=7)
+    headers = ["experiment", "network", "norm", "paper", "expected", "measured here", "batch", "epochs"]
+    return table(headers, rows, text_columns=6)
 
 
 def _expected(experiment: Experiment) -> str:
@@ -566,14 +566,6 @@ def _measured(name: str) -> str:
         score = "miou" if load_experiment(name).task == "segmentation" else "top1"
         return ", ".join(f"{run['results'][0][score]:.2f}" for run in _runs_of_quickstart(name))
     return _final(_runs_of(SHORT_RUNS[name])[0] or _runs_of(SHORT_RUNS[name])[1]) if name in SHORT_RUNS else ""
-
-
-def _cost(name: str) -> str:
-    if name not in QUICKSTARTS:
-        return ""
-    runs = _runs_of_quickstart(name)
-    threads = result(QUICKSTARTS[name])["environment"]["threads"]
-    return f"{_range([run['seconds'] for run in runs], '.0f')} s on {threads} CPU cores"
 
 
 def _runs_of_quickstart(name: str) -> list[dict[str, Any]]:
