@@ -24,7 +24,7 @@ def tiny(arch: str) -> Setup:
 def test_grids_reconstruct_exactly_and_finer_grids_change_the_logits_less(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     results = Results("grid", "zoo benchmark grid x", CPU, {"threads": 1})
-    measure_grids(results, tiny("revnet38_cifar"), (8, 14), steps=3)
+    measure_grids(results, tiny("revnet38_cifar"), (8, 14), steps=3, rounds=1)
     found: dict[str, dict[str, float]] = {}
     for record in results.records:
         found.setdefault(record["metric"], {})[record["provider"]] = record["median"]
@@ -34,6 +34,8 @@ def test_grids_reconstruct_exactly_and_finer_grids_change_the_logits_less(tmp_pa
     assert 0 < logits["grid 14"] < logits["grid 8"]
     assert logits["grid 14"] < logits[BFLOAT16]
     assert all(1 < value < 100 for value in found["largest value"].values())
+    assert found["held"][FLOAT] <= found["held"]["grid 14"] < found["held"][FLOAT] + 0.001  # a digest per addition
+    assert found["step ratio"]["grid 14"] > 0
 
     errors = results.summary["errors"]["revnet38_cifar"]
     assert len(errors[FLOAT]) == 9 - 2  # nine blocks, of which two change shape and are recomputed
@@ -44,7 +46,7 @@ def test_grids_reconstruct_exactly_and_finer_grids_change_the_logits_less(tmp_pa
 
 def test_values_beyond_the_range_of_a_grid_are_noted() -> None:
     results = Results("grid", "zoo benchmark grid x", CPU, {"threads": 1})
-    measure_grids(results, tiny("revnet38_cifar"), (22,), steps=1)
+    measure_grids(results, tiny("revnet38_cifar"), (22,), steps=1, rounds=0)
     assert "revnet38_cifar, grid 22: block" in results.notes[0]
     assert "set grid_bits to" in results.notes[0]
 
@@ -52,4 +54,4 @@ def test_values_beyond_the_range_of_a_grid_are_noted() -> None:
 def test_a_network_without_a_grid_is_refused() -> None:
     results = Results("grid", "zoo benchmark grid x", CPU, {"threads": 1})
     with pytest.raises(ConfigError, match="grid_bits"):
-        measure_grids(results, tiny("revnext"), (14,), steps=1)
+        measure_grids(results, tiny("revnext"), (14,), steps=1, rounds=0)

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from tests.ops.grid_cases import expected, terms
 from zoo.errors import ConfigError, VerificationError
 from zoo.layers import ReversibleBlock, ReversibleSequential
 from zoo.layers.invertible import InvertibleLeakyReLU
 from zoo.layers.reversible import PairPool
+from zoo.ops.abn.backend import forced
 from zoo.ops.chain import run_chain
-from zoo.ops.grid import digest, round_to_grid
+from zoo.ops.grid import digest, round_to_grid, sum_on_grid
 
 
 @pytest.mark.parametrize("bits", [0, 3, 14, 22])
@@ -56,6 +58,36 @@ def test_it_can_be_exported():
 def test_a_grid_that_does_not_exist_is_refused(bits):
     with pytest.raises(ConfigError, match="grid_bits must be a whole number from 0 to 22, got"):
         round_to_grid(torch.zeros(1), bits)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("subtract", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_sums_and_their_summary_have_the_bits_of_the_separate_operations(backend, subtract, layout):
+    x, r = (term.contiguous(memory_format=layout) for term in terms())
+    total, summary = expected(x, r, subtract)
+    with forced(backend):
+        for out in (None, x):
+            found, its_summary = sum_on_grid(x, r, 14, subtract, out)
+            assert (found is x) == (out is x)
+            assert torch.equal(found.view(torch.int32), total.view(torch.int32))
+            assert its_summary is None or torch.equal(its_summary, summary)
+
+
+def test_a_sum_of_other_layouts_and_half_precision_is_right():
+    x, r = terms()
+    others = (r.mT.contiguous().mT, r.contiguous(memory_format=torch.channels_last), r.bfloat16(), r[:, :, ::2, :])
+    for other in others:
+        of_x = x[:, :, ::2, :] if other.shape != x.shape else x
+        found, _ = sum_on_grid(of_x, other, 14)
+        assert torch.equal(found, of_x + round_to_grid(other, 14))
+
+
+def test_the_largest_value_of_a_sum_that_is_not_a_number_is_none():
+    x, r = terms()
+    r.view(-1)[100] = torch.nan
+    _, summary = sum_on_grid(x, r, 14)
+    assert summary is None or summary[1].view(torch.float32).isnan()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

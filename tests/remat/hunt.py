@@ -804,10 +804,13 @@ class Captured(Runner):
     def tolerance(self) -> float:
         """The relative rounding of gradients that are added in another order than in plain training.
 
-        The gradients of a tensor come from several graphs then, or from a graph and from code outside of it. In one
-        graph, the order is the same, unless an output is not contiguous: torch copies its gradient into its layout.
+        The gradients of a tensor come from several graphs then, or from a graph and from code outside of it, such as a
+        copy of an input to an output. In one graph, the order is the same, unless an output is not contiguous: torch
+        copies its gradient into its layout.
         """
-        if self.graphs == 1 and self.program.forwards == 1 and not self.has_aliases and not self.has_layouts:
+        program = self.program
+        is_read_outside = any(step.b in INPUTS for step in program.between)
+        if self.graphs == 1 and program.forwards == 1 and not (self.has_aliases or self.has_layouts or is_read_outside):
             return 0.0
         is_low = {"bfloat16", "autocast", "type_as"} & {step.name for step in self.program.steps}
         return 0.02 if is_low else 1e-5

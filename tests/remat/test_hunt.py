@@ -200,6 +200,15 @@ def test_captured_gradients_of_some_outputs_have_the_bits_of_aot_eager(found: Pr
     assert not differs(captured, torchs, 0.0)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_captured_gradients_differ_by_rounding_if_code_after_the_graph_reads_its_input() -> None:
+    found = program("d = shift(x)\nl = div(x, y)", between="a = copy_(d, y)", returns="dl", is_early=False)
+    captured, plain = Captured(found, "lean"), Runner(found, "plain").run()
+    assert differs(captured.run(), plain, 0.0)
+    assert not differs(captured.result, plain, captured.tolerance)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("default")
 def test_two_thousand_random_captured_programs_train_rightly() -> None:

@@ -1,4 +1,4 @@
-"""Reconstruction in reversible networks: its error over depth, in floating point and on grids.
+"""Reconstruction in reversible networks: its error over depth, memory and time, in floating point and on grids.
 
 Tested by tests/benchmark/test_grid.py.
 """
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
 from zoo.engine.precision import DTYPES, autocast
@@ -23,6 +24,7 @@ from zoo.engine.reconstruction import reconstruction_errors
 from zoo.errors import VerificationError
 from zoo.files import write_bytes
 from zoo.layers.reversible import ReversibleSequential
+from zoo.remat.memory_use import measure_memory
 from zoo.run.plot_style import Line, Panel, draw_panels
 
 FLOAT, BFLOAT16 = "float32", "bfloat16"
@@ -30,11 +32,12 @@ FLOAT, BFLOAT16 = "float32", "bfloat16"
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 2e-4
 
 
-def measure_grids(results: Results, setup: Setup, all_bits: Sequence[int], steps: int) -> None:
+def measure_grids(results: Results, setup: Setup, all_bits: Sequence[int], steps: int, rounds: int) -> None:
     """Add what a grid changes in the forward and backward passes of a network, for each of ``all_bits``.
 
     Each network is trained twice for ``steps`` steps on the same random images and labels: with stored and with
-    reconstructed activations. The last step's errors of reconstruction by block are added to the summary.
+    reconstructed activations. The last step's errors of reconstruction by block are added to the summary. Held bytes
+    and the time of a step are measured with reconstructed activations, in ``rounds`` interleaved timings; 0 for none.
 
     Raises ConfigError if the architecture has no grid.
     """
@@ -60,6 +63,13 @@ def measure_grids(results: Results, setup: Setup, all_bits: Sequence[int], steps
         results.add(setup.case, name, "largest relative error of reconstruction", "1", [max(errors)])
         results.add(setup.case, name, "largest difference of weights", "1", [of_weights])
         results.summary.setdefault("errors", {}).setdefault(setup.case.subject, {})[name] = errors
+    if rounds:
+        models = {name: network.build("standard", "auto") for name, network in networks.items()}
+        forwards = {name: setup.forward_of(model) for name, model in models.items()}
+        for name, model in models.items():
+            held = measure_memory(forwards[name], model.parameters()).held
+            results.add(setup.case, name, "held", "MB", [held / 1e6])
+        add_times(results, setup.case, forwards, models, FLOAT, rounds)
 
 
 def draw_errors(stem: Path, content: dict[str, Any], steps: int) -> None:

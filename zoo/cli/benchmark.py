@@ -279,6 +279,8 @@ class BenchmarkGrid(Benchmark):
     """Image size."""
     steps: Positive = 30
     """Training steps on random images and labels."""
+    rounds: WholeNumber = 7
+    """Timings of a step; 0: no times."""
 
     def measure(self, results: Results) -> None:
         from zoo.benchmark.grid import draw_errors, measure_grids
@@ -289,7 +291,7 @@ class BenchmarkGrid(Benchmark):
         check_matplotlib()
         for network in self.networks:
             setup = Setup(NetworkSpec(arch=network), self.batch, self.size, device=results.device)
-            measure_grids(results, setup, self.bits, self.steps)
+            measure_grids(results, setup, self.bits, self.steps, self.rounds)
         draw_errors(self.stem, results.content(), self.steps)
 
 

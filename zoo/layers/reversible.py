@@ -20,10 +20,10 @@ from torch.func import functional_call
 from zoo.layers.checkpointing import paused_statistics
 from zoo.ops.chain import Gradients, Meter, Tensors, run_chain, storage_ids
 from zoo.ops.context import is_fx_proxy
-from zoo.ops.grid import round_to_grid
+from zoo.ops.grid import round_to_grid, sum_on_grid
 from zoo.ops.inverse import channel_pool, channel_unpool, halves
 from zoo.ops.pooling import memory_format_of
-from zoo.torch_internals import has_backward_hooks
+from zoo.torch_internals import are_transforms_active, has_backward_hooks
 
 torch.fx.wrap("round_to_grid")
 
@@ -72,11 +72,15 @@ class CouplingHalf:
 
     def __init__(self, branch: nn.Module, into: int, grid_bits: int | None) -> None:
         self.branch, self.into, self.grid_bits = branch, into, grid_bits
+        self.summary: Tensor | None = None
 
     def __call__(self, *xs: Tensor) -> Pair:
         """Return both halves; the half that the branch reads stays unchanged."""
         source, x = self._source_first(xs)
-        return self._in_order(source, x + _run_branch(self.branch, source, self.grid_bits))
+        if self.grid_bits is None or is_fx_proxy(x) or torch.is_grad_enabled() or are_transforms_active():
+            return self._in_order(source, x + _run_branch(self.branch, source, self.grid_bits))
+        y, self.summary = sum_on_grid(x, _run_branch(self.branch, source, None), self.grid_bits)
+        return self._in_order(source, y)
 
     def modules(self) -> Iterable[nn.Module]:
         """Return the modules of the branch."""
@@ -86,7 +90,9 @@ class CouplingHalf:
         """Return the halves before the addition, their gradients, and the gradients of the branch's parameters."""
         source, y = self._source_first(ys)
         dsource, dy = self._source_first(grads)
-        x, dsource, gradients = subtract_branch(self.branch, source, y, dsource, dy, may_overwrite, self.grid_bits)
+        x, dsource, gradients, self.summary = subtract_branch(
+            self.branch, source, y, dsource, dy, may_overwrite, self.grid_bits
+        )
         return self._in_order(source, x), self._in_order(dsource, dy), gradients
 
     def _source_first(self, pair: Tensors) -> Pair:
@@ -104,8 +110,8 @@ def subtract_branch(
     dy: Tensor,
     may_overwrite: bool,
     grid_bits: int | None,
-) -> tuple[Tensor, Tensor, Gradients]:
-    """Invert y = x + branch(source); return x, the gradient of ``source``, and the gradients of the parameters.
+) -> tuple[Tensor, Tensor, Gradients, Tensor | None]:
+    """Invert y = x + branch(source); return x, the gradients of ``source`` and the parameters, and a summary of x.
 
     Called for g and then for f, this is Algorithm 1 of Gomez et al. 2017: x2 = y2 - g(y1), x1 = y1 - f(x2).
     Parameters without a gradient are left out. The branch's norms do not update their running statistics.
@@ -127,18 +133,22 @@ def subtract_branch(
         with torch.enable_grad():
             added = run(leaf)
         graph = get_gradient_edge(added) if added.requires_grad else None
-        added = _on_grid(added.detach(), grid_bits)
-        x = y.sub_(added) if may_overwrite else y - added
+        added, out, summary = added.detach(), y if may_overwrite else None, None
+        if grid_bits is None:
+            x = torch.sub(y, added, out=out)
+        else:
+            x, summary = sum_on_grid(y, added, grid_bits, subtract=True, out=out)
         del added  # frees its memory before the backward pass of the branch
         if graph is None:
-            return x, dsource, {}
+            return x, dsource, {}, summary
         through, *of_parameters = torch.autograd.grad((graph,), (leaf, *parameters.values()), (dy,), allow_unused=True)
     if through is not None:
         dsource = dsource.add_(through) if may_overwrite else dsource + through
     gradients = {p: dp for p, dp in zip(trained.values(), of_parameters, strict=True) if dp is not None}
     # The gradient of a parameter that is added to the output is dy itself, which the next link may overwrite.
     storage_of_dy = storage_ids((dy,))
-    return x, dsource, {p: dp.clone() if storage_ids((dp,)) == storage_of_dy else dp for p, dp in gradients.items()}
+    gradients = {p: dp.clone() if storage_ids((dp,)) == storage_of_dy else dp for p, dp in gradients.items()}
+    return x, dsource, gradients, summary
 
 
 def _on_grid(x: Tensor, grid_bits: int | None) -> Tensor:
@@ -227,7 +237,7 @@ class ShiftBlock(nn.Module):
         Overwrites y2 if ``may_overwrite``.
         """
         x2, dx2 = self._unpool(ys[0], layouts[1]), self._unpool(grads[0])
-        x1, dx2, gradients = subtract_branch(self.branch, x2, ys[1], dx2, grads[1], may_overwrite, self.grid_bits)
+        x1, dx2, gradients, _ = subtract_branch(self.branch, x2, ys[1], dx2, grads[1], may_overwrite, self.grid_bits)
         return (self._unpool(x1, layouts[0]), x2), (self._unpool(grads[1]), dx2), gradients
 
     def as_links(self) -> tuple[PoolingCall]:

@@ -46,7 +46,8 @@ class Link(Protocol):
                 ChannelPool, BatchPool, InvertibleLeakyReLU, InvertibleNorm, InvertibleConv, LayerwiseBlock,
                 Stem, GlobalMax                             the last two are the ends of the chain
 
-    A link whose ``is_end`` is True only splits or joins the streams at an end of the chain; it has no number.
+    A link whose ``is_end`` is True only splits or joins the streams at an end of the chain; it has no number. A link
+    that replaces a single input may have a ``summary`` of its latest call on a grid (`zoo.ops.grid.sum_on_grid`).
     """
 
     def __call__(self, *xs: Tensor) -> Any:
@@ -225,7 +226,7 @@ class _Chain(torch.autograd.Function):
             ctx.inputs.append([x.detach() for x in xs] if meter and is_first and block is not None else None)
             inputs, xs = xs, _run([link], xs)
             if digests is not None:
-                digests.record(inputs, xs, compared=not _is_end(link))
+                digests.record(link, inputs, xs, compared=not _is_end(link))
             del inputs
             state, before = RandomState.now(xs[0]), state
             ctx.random_states.append(None if state.is_same(before) else before)
@@ -261,7 +262,7 @@ class _Chain(torch.autograd.Function):
                     if true_inputs is not None:
                         ctx.meter(place.block, _relative_error(ys, true_inputs))
                     if ctx.digests is not None:
-                        found.update(ctx.digests.of(index, ys))
+                        found.update(ctx.digests.of(index, place.link, ys))
         finally:
             if state_of_caller is not None:
                 state_of_caller.restore()

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from zoo.errors import ConfigError, VerificationError
+from zoo.ops.abn import native, reference
+from zoo.ops.abn.backend import kernels_for
 from zoo.spec.limits import MAX_GRID_BITS
 
 HALF = (torch.float16, torch.bfloat16)
@@ -50,6 +52,34 @@ class _RoundToGrid(torch.autograd.Function):
         return dy, None
 
 
+def sum_on_grid(
+    x: Tensor, r: Tensor, bits: int, subtract: bool = False, out: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Return x + round_to_grid(r), or x less it, and a summary of it if a kernel computes both in one pass.
+
+    For links, which add in forward and subtract in backward, without gradients. x is on the grid, and has the shape of
+    r. The result is in a new tensor or in ``out``, which may be x.
+
+    The summary is an int32 tensor of two numbers: the `digest` of the term that is on the grid before the addition or
+    after the subtraction, and the bits of the largest absolute value of the result.
+    """
+    r = r.float() if r.dtype in HALF else r
+    kernels = kernels_for(x)
+    dense = x.stride() == r.stride() and (x.is_contiguous() or x.movedim(1, -1).is_contiguous())
+    if x.dtype != torch.float32 or r.dtype != x.dtype or not dense or kernels is reference or x.is_meta:
+        rounded = round_to_grid(r, bits)
+        return torch.sub(x, rounded, out=out) if subtract else torch.add(x, rounded, out=out), None
+    result = torch.empty_like(x) if out is None else out
+    summary = torch.empty(2, dtype=torch.int32, device=x.device)
+    if kernels is native:
+        torch.ops.zoo.grid_sum_into.default(result, summary, x, r, 2.0**bits, subtract)
+    else:
+        from zoo.ops import grid_triton
+
+        grid_triton.sum_into(result, summary, x, r, 2.0**bits, subtract)
+    return result, summary
+
+
 def digest(x: Tensor) -> Tensor:
     """Return the sum of b (2 b + 1) over the values of x, whose bits are the integers b; the sum wraps around.
 
@@ -67,7 +97,13 @@ class _Seen(NamedTuple):
     replaced: list[int]  # positions
     shape: torch.Size
     digests: Tensor
-    extremes: Tensor
+    extremes: Tensor  # of the outputs
+
+
+def _summary_of(link: Any) -> tuple[Tensor, Tensor] | None:
+    """Return digest and largest value of the summary that the link has from its latest call, see `sum_on_grid`."""
+    summary = getattr(link, "summary", None)
+    return None if summary is None else (summary[:1], summary[1:].view(torch.float32))
 
 
 class Digests:
@@ -83,21 +119,26 @@ class Digests:
         self.bits, self.blocks, self.num_blocks = bits, blocks, num_blocks
         self._seen: list[_Seen | None] = []
 
-    def record(self, xs: Sequence[Tensor], ys: Sequence[Tensor], compared: bool) -> None:
-        """Add the next link, which has inputs xs and outputs ys."""
+    def record(self, link: Any, xs: Sequence[Tensor], ys: Sequence[Tensor], compared: bool) -> None:
+        """Add the next link, which has returned ys for inputs xs."""
         replaced = [i for i, x in enumerate(xs) if all(x is not y for y in ys)] if compared else []
-        new = [y.detach() for y in ys if all(y is not x for x in xs)]
         if not replaced:
             self._seen.append(None)
             return
-        digests = torch.stack([digest(xs[i]) for i in replaced])
-        extremes = torch.stack([extreme for y in new for extreme in torch.aminmax(y)])
-        self._seen.append(_Seen(replaced, xs[replaced[0]].shape, digests, extremes))
+        summary = _summary_of(link)
+        if summary is None:
+            new = [y.detach() for y in ys if all(y is not x for x in xs)]
+            extremes = torch.stack([extreme for y in new for extreme in torch.aminmax(y)])
+            summary = torch.stack([digest(xs[i]) for i in replaced]), extremes
+        self._seen.append(_Seen(replaced, xs[replaced[0]].shape, *summary))
 
-    def of(self, link: int, xs: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Return {link: digests of its reconstructed inputs xs}; nothing for a link that is not compared."""
-        seen = self._seen[link]
-        return {} if seen is None else {link: torch.stack([digest(xs[i]) for i in seen.replaced])}
+    def of(self, index: int, link: Any, xs: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Return {index of the link: digests of its reconstructed inputs xs}; empty for a link not compared."""
+        seen = self._seen[index]
+        if seen is None:
+            return {}
+        summary = _summary_of(link)
+        return {index: torch.stack([digest(xs[i]) for i in seen.replaced]) if summary is None else summary[0]}
 
     def compare(self, found: Mapping[int, Tensor]) -> None:
         """Compare the digests that backward found, in its order; waits for the device once.

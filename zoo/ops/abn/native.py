@@ -1,6 +1,6 @@
 """The CPU kernels, compiled from csrc/. Results equal the results of reference.py up to rounding.
 
-The library also contains the operators of zoo/ops/pooling.py and zoo/ops/resample.py.
+The library also contains the operators of zoo/ops/pooling.py, zoo/ops/grid.py and zoo/ops/resample.py.
 
 Contiguous and channels_last tensors are read in place. Tensors of other layouts are first copied to contiguous ones;
 `apply_` copies the result back, and the other functions then return contiguous tensors. ``dz`` and ``shortcut`` are
@@ -47,6 +47,7 @@ SCHEMAS = (
     " float momentum, float eps) -> (Tensor, Tensor, Tensor)",
     f"max_pool2d_into(Tensor(a!) z, Tensor(b!) place, Tensor x, {WINDOW}) -> ()",
     f"max_pool2d_backward_into(Tensor(a!) dx, Tensor dz, Tensor place, {WINDOW}) -> ()",
+    "grid_sum_into(Tensor(a!) out, Tensor(b!) summary, Tensor x, Tensor r, float scale, bool subtracts) -> ()",
     "resize_into(Tensor(a!) out, Tensor image, int height, int width, float left, float top, float right, float bottom,"
     " int first_row, int first_column, bool vertical_first) -> ()",
 )
@@ -180,4 +181,5 @@ if _reason is None:  # the fake kernels, for torch.compile and meta tensors
     _register("zoo::batch_norm", lambda x, *_: (torch.empty_like(x), *new_vectors(x)))
     _register("zoo::max_pool2d_into", lambda *_: None)
     _register("zoo::max_pool2d_backward_into", lambda *_: None)
+    _register("zoo::grid_sum_into", lambda *_: None)
     _register("zoo::resize_into", lambda *_: None)
