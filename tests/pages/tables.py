@@ -589,10 +589,11 @@ def grids() -> str:
                 for provider in (*(f"grid {bits}" for bits in (10, 12, 14, 16)), "bfloat16")
             ]
             shown = [f"{value:.1e}" for value in (error, *logits)]
-            rows.append([f"`{subject}`", _range(values, ".0f"), *shown])
+            (time,) = records(name, "step ratio", subject=subject, provider="grid 14")
+            rows.append([f"`{subject}`", _range(values, ".0f"), *shown, f"{time['median']:.2f}"])
     columns = ("10 bits", "12 bits", "14 bits", "16 bits", "bfloat16")
-    headers = ["network", "largest values", "error without a grid", *(f"logits, {column}" for column in columns)]
-    return table(headers, rows)
+    logits_of = [f"logits, {column}" for column in columns]
+    return table(["network", "largest values", "error without a grid", *logits_of, "time, 14 bits"], rows)
 
 
 # --- settings ---
