@@ -82,10 +82,11 @@ class Shards:
     root: DataPath
 
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
-        self._begin(root, _open_index(root), allow_empty_classes)
+        self._begin(root, root, _open_index(root), allow_empty_classes)
 
-    def _begin(self, root: DataPath, index: Index, allow_empty_classes: bool) -> None:
-        self.root, self._index = root, index
+    def _begin(self, root: DataPath, folder: Path, index: Index, allow_empty_classes: bool) -> None:
+        """Set the state: ``folder`` has the files of ``root``, which messages name."""
+        self.root, self._folder, self._index = root, folder, index
         self._set_state()
         self.classes = [str(name) for name in self._index.header["classes"]]
         check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
@@ -99,17 +100,14 @@ class Shards:
 
     def read(self, index: int) -> bytes:
         """Return the bytes of image ``index``; Unreadable if that is impossible or the checksum differs."""
-        with self._naming(index):
-            file = self._open(os.path.join(self.root, self._index.header["shards"][self._shards[index]][0]))
+        with naming(escape(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
+            file = self._open(os.path.join(self._folder, self._index.header["shards"][self._shards[index]][0]))
             return self._read_from(file.number, index)
 
     @property
     def details(self) -> tuple[np.ndarray, ...]:
         """What distinguishes the images besides their names."""
         return self.targets, self._lengths, self._checksums
-
-    def _naming(self, index: int) -> naming:
-        return naming(escape(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image")
 
     def _read_from(self, file: int, index: int) -> bytes:
         """Return the bytes of image ``index`` from the open file of its shard; ValueError if the checksum differs.
@@ -133,7 +131,7 @@ class Shards:
         return windowed_permutation(shards, int(shards.max()) + 1, window, generator)
 
     def __getstate__(self) -> dict[str, object]:
-        return {"root": self.root, "classes": self.classes, "_index": self._index}
+        return {key: getattr(self, key) for key in ("root", "classes", "_folder", "_index")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__ |= state
