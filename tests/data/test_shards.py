@@ -326,14 +326,3 @@ def test_shards_of_others_that_changed_after_their_index_was_made_are_noticed(da
     _write_tar(root / "a-0.tar", {"1.cls": b"0", "1.png": changed})
     with pytest.raises(DataError, match="the shard is damaged, or has changed since it was indexed"):
         open_source(root).read(0)
-
-
-def test_a_pipe_in_place_of_a_shards_files_is_refused_and_not_waited_for(shards: Path) -> None:
-    for path in (shards / "train" / "classes.txt", index_path(shards / "train")):
-        content = path.read_bytes()
-        path.unlink()
-        os.mkfifo(path)
-        with pytest.raises(DataError, match=f"{path}: .*it is not a regular file"):
-            open_source(shards / "train")
-        path.unlink()
-        path.write_bytes(content)

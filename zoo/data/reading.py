@@ -13,7 +13,6 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from zoo.errors import DataError, escape
-from zoo.files import open_regular
 from zoo.spec.limits import MAX_FILE_BYTES, MAX_PIXELS
 
 # PIL's names of the accepted formats, and torchvision's image extensions. PIL supports more formats; one of them, EPS,
@@ -36,8 +35,8 @@ class Unreadable(DataError):
 def read_image(path: Path) -> Image.Image:
     """Return the image in ``path`` as 8-bit RGB.
 
-    The EXIF orientation is not applied, as for the published scores. Raises Unreadable for anything but a regular file,
-    for a truncated image, and for one of more than 89,478,485 pixels, before memory is allocated.
+    The EXIF orientation is not applied, as for the published scores. Raises Unreadable for a truncated image, and for
+    one of more than 89,478,485 pixels, before memory is allocated.
     """
     return read_as(path, load_rgb, "an image")
 
@@ -57,9 +56,9 @@ def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile]
 
 
 def read_bytes(path: str | Path, what: str = "an image") -> bytes:
-    """Return the content of the file ``path``; Unreadable also if it is not a regular file or too large."""
+    """Return the content of the file ``path``; Unreadable also if it is too large."""
     with naming(escape(path), what):
-        file = open_regular(path)  # a Python file object takes twice as long
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # a Python file object takes twice as long
         try:
             size = os.fstat(file).st_size
             if size > MAX_FILE_BYTES:

@@ -28,7 +28,6 @@ from zoo.data.reading import EXTENSIONS, naming, read_bytes, read_text
 from zoo.data.scan import check_filled
 from zoo.data.seeding import windowed_permutation
 from zoo.errors import DataError, ZooError, escape
-from zoo.files import open_regular
 from zoo.spec.limits import MAX_CLASSES, MAX_FILE_BYTES
 
 logger = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ class _OpenFile:
     """An open file, which is closed when nothing refers to it."""
 
     def __init__(self, path: str) -> None:
-        self.number = open_regular(path)
+        self.number = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self.number)
 
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from zoo.config.published import SUFFIX, entry_of, published
 from zoo.errors import ConfigError, WeightsError, escape, hide_password, truncate
-from zoo.files import cache_dir, is_offline, open_regular
+from zoo.files import cache_dir, is_offline
 
 logger = logging.getLogger("zoo")
 
@@ -183,9 +183,9 @@ def _remedy(name: str) -> str:
 
 
 def open_weights(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Return the regular file at ``path``, opened for reading; raises WeightsError if it cannot be read."""
+    """Return the file at ``path``, opened for reading; raises WeightsError if it cannot be read."""
     try:
-        return os.fdopen(open_regular(path), "rb")
+        return open(path, "rb")
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise _unreadable(path, error) from None
 
