@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -224,25 +223,6 @@ def test_a_missing_folder_is_named_with_what_is_there_instead(tmp_path: Path, la
         _find(tmp_path, layout=layout)
     with pytest.raises(DataError, match="there is no folder"):
         _find(tmp_path / "nowhere" / "at all", layout=layout)
-
-
-@pytest.mark.parametrize(
-    ("function", "denied"), [("stat", "train/images"), ("listdir", "val"), ("stat", "classes.txt")]
-)
-def test_a_place_without_permission_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, denied: str
-) -> None:
-    data, original = make_labeled(tmp_path / "data", 1, 1), getattr(os, function)
-    (data / "val" / "images").rename(data / "val" / "pictures")
-
-    def _deny(path: os.PathLike[str], **options: object) -> object:
-        if str(path) == str(data / denied):
-            raise PermissionError(13, "Permission denied", str(path))
-        return original(path, **options)
-
-    monkeypatch.setattr(os, function, _deny)  # file modes would not stop root
-    with pytest.raises(DataError, match=f"{data / denied}: .*cannot be listed: Permission denied; correct"):
-        _find(data, "val" if denied == "val" else "train")
 
 
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:

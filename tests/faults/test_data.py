@@ -39,13 +39,11 @@ def test_names_that_a_terminal_would_obey_are_escaped_in_messages(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = make_folder(tmp_path / "a\x1b[31m\nepoch 1", {"class\nname": 0, "b": 1})
-    (root / os.fsdecode(b"b/\xff.txt")).write_bytes(b"")
     with pytest.raises(DataError, match=r"class\\nname") as caught:
         scan_folder(root)
     scan_folder(root, allow_empty_classes=True)
     for message in (str(caught.value), *(record.getMessage() for record in caplog.records)):
         assert message.isprintable()
-    assert r"b/\udcff.txt" in caplog.text
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n%%EOF\n"

@@ -31,7 +31,7 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from zoo.data.reading import EXTENSIONS, read_as, read_image, read_names, read_text
-from zoo.data.scan import find_names, log_strays, unlistable
+from zoo.data.scan import find_names
 from zoo.errors import ConfigError, DataError, escape, join_names
 
 Split = Literal["train", "val"]
@@ -121,13 +121,10 @@ def find_labeled_images(
     name = rules.splits[split]
     image_folder = rules.images.format(split=name)
     candidates = [folder.format(split=name) for folder in rules.labels]
-    try:
-        label_folder = next((folder for folder in candidates if (data / folder).is_dir()), candidates[-1])
-        for folder in (image_folder, label_folder):
-            _check_exists(data, folder, layout)
-        classes, table = rules.classes(data, label_folder, num_classes, ignore_label)
-    except OSError as error:
-        raise unlistable(Path(error.filename), error) from error
+    label_folder = next((folder for folder in candidates if (data / folder).is_dir()), candidates[-1])
+    for folder in (image_folder, label_folder):
+        _check_exists(data, folder, layout)
+    classes, table = rules.classes(data, label_folder, num_classes, ignore_label)
     if not classes:
         raise DataError("the file of class names is empty", where, "add the names")
     if twice := [name for name, count in Counter(map(escape, classes)).items() if count > 1]:
@@ -136,8 +133,8 @@ def find_labeled_images(
     if len(classes) != num_classes:
         what = f"network.num_classes = {num_classes}: the data have {len(classes)} classes ({join_names(classes, 3)})"
         raise ConfigError(what, where, f"set network.num_classes to {len(classes)}")
-    images = _by_key(data / image_folder, rules.image_endings, log=True)
-    labels = _by_key(data / label_folder, (rules.label_ending,), log=layout != "cityscapes")
+    images = _by_key(data / image_folder, rules.image_endings)
+    labels = _by_key(data / label_folder, (rules.label_ending,))
     if not images:
         remedy = f"images of layout {layout} end in {' '.join(rules.image_endings)}"
         raise DataError("there is no image in the folder", data / image_folder, remedy)
@@ -229,22 +226,18 @@ def _check_exists(data: Path, folder: str, layout: str) -> None:
         raise DataError(f"{what}; segmentation.layout {layout} needs {escape(data / folder)}")
 
 
-def _by_key(root: Path, endings: Sequence[str], log: bool) -> dict[str, str]:
+def _by_key(root: Path, endings: Sequence[str]) -> dict[str, str]:
     """Return the files below ``root`` with one of the ``endings``, by their stems, sorted."""
-    names, strays = find_names(root)
     found: dict[str, str] = {}
-    for name in names:
+    for name in find_names(root):
         ending = next((ending for ending in endings if name.lower().endswith(ending.lower())), None)
         if ending is None:
-            strays.append(name)
             continue
         key = name[: -len(ending)]
         if key in found:
             what = f"two files differ only in their extension: {found[key]} and {name}"
             raise DataError(what, root, "rename one, because images and label maps are matched by name")
         found[key] = name
-    if log:
-        log_strays(root, strays)
     return found
 
 
