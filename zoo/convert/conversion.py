@@ -47,7 +47,6 @@ class ConversionReport:
     - `exact`: whether the outputs are the same up to rounding in the dtype of the weights.
     - `reason`: why the conversion is exact or approximate.
     - `clamped`: by norm, the number of scales that in-place norms cannot represent and that were set to eps.
-    - `left`: by norm, the reason why it was not converted.
     - `max_difference`: largest absolute difference between the outputs of source and result, in float64 and evaluation
       mode; None if the weights are unchanged.
     - `max_output`: largest absolute output of the source in that comparison.
@@ -59,7 +58,6 @@ class ConversionReport:
     exact: bool
     reason: str
     clamped: dict[str, int] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
     max_difference: float | None = None
     max_output: float | None = None
 
@@ -77,12 +75,6 @@ class ConversionReport:
         if self.clamped:
             counts = tuple(f"{name}: {count}" for name, count in self.clamped.items())
             lines.append(f"  norms with scales set to eps: {_counted(counts)}")
-        if self.left:
-            more = (
-                f" (the first {MAX_PRINTED_NAMES} here; --json lists all)" if len(self.left) > MAX_PRINTED_NAMES else ""
-            )
-            lines.append(f"  norms not converted: {len(self.left)}{more}")
-            lines += [f"    {name}: {reason}" for name, reason in list(self.left.items())[:MAX_PRINTED_NAMES]]
         if self.max_difference is None:
             lines.append("  outputs: not compared")
         else:

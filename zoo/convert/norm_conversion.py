@@ -60,7 +60,6 @@ class NormPlan:
     - `owner`: otherwise, name of the module whose forward method calls the activation, and is rewritten.
     - `follower`: the activation that is kept: a submodule of the norm, or a module behind it that must not overwrite
       its input.
-    - `replaces_relu`: whether leaky ReLU replaces ReLU.
     - `convolution`: name of the convolution whose filters are negated for ``num_negative`` negative scales.
     - `num_clamped`: number of scales that cannot be represented and become eps.
     """
@@ -73,7 +72,6 @@ class NormPlan:
     absorbed: str | None = None
     owner: str | None = None
     follower: nn.Module | None = None
-    replaces_relu: bool = False
     convolution: str | None = None
     num_negative: int = 0
     num_clamped: int = 0
@@ -98,8 +96,7 @@ def convert_norm(
     - `partial`: convert the norms that can be converted, and log a warning with the others and the reasons. Norms
       before an activation that is not invertible and saves its input (SiLU, Hardswish, GELU, Mish, PReLU) are then
       in-place too, but the activation is not: one of their two saved maps remains.
-    - `relu`: "leaky_relu" replaces ReLU behind in-place norms with leaky ReLU of slope 0.01. This changes the outputs;
-      `zoo.convert.convert_network` reports by how much.
+    - `relu`: "leaky_relu" replaces ReLU behind in-place norms with leaky ReLU of slope 0.01, which changes the outputs.
 
     Parameters and buffers remain the same objects under the same names. The in-place scale is |weight| + eps, so eps is
     subtracted from the weights; for a negative weight, the signs of the filter before it and of the running mean are
@@ -279,10 +276,9 @@ class _Planner:
 
     def _plan_own_activation(self, name: str, norm: Any, node: fx.Node) -> NormPlan:
         """Return the plan for a norm of timm that includes its activation."""
-        found = _activation_of(norm.act)
-        if form := self._form_of(found):
+        if form := self._form_of(_activation_of(norm.act)):
             self._check_not_overwritten(node)
-            return NormPlan(name, norm, *form, inplace=True, replaces_relu=form != found)
+            return NormPlan(name, norm, *form, inplace=True)
         if self.in_place and not self._keeps_input(norm.act):
             raise _no_form(f"{name}.act", norm.act)
         return NormPlan(name, norm, "identity", LEAKY_RELU_SLOPE, True, follower=norm.act)
@@ -307,7 +303,6 @@ class _Planner:
                 raise _no_form(str(last.target), module or last)
             if form and (plan.absorbed is not None or plan.owner is not None):
                 plan.activation, plan.activation_param = form
-                plan.replaces_relu = form != found
                 output = last
         if self.in_place or output is not node:
             self._check_not_overwritten(output)
