@@ -179,9 +179,8 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "network is unknown": (lambda path: write(path, network_in(json.dumps(UNKNOWN))), "no such network"),
     "a pickle": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "damaged or truncated"),
     "a file of torch": (lambda path: torch.save({"a": torch.ones(1)}, path), "damaged or truncated"),
-    "a web page": (lambda path: path.write_bytes(b"<html>"), "is a web page"),
-    "a pointer of Git LFS": (lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n"), "git lfs"),
-    "an empty file": (lambda path: path.write_bytes(b""), "is empty"),
+    "a web page": (lambda path: path.write_bytes(b"<html>"), "damaged or truncated"),
+    "an empty file": (lambda path: path.write_bytes(b""), "damaged or truncated"),
     "of another network": (lambda path: write(path, {"a": ENTRY}), "does not fit"),
 }  # fmt: skip
 

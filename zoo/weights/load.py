@@ -48,8 +48,6 @@ class LoadReport:
     - `negative_scales`: number of negative scales of each in-place norm that has any, by the norm's name.
     - `input_channels`: number of input channels that the filters of the first convolution were adapted to; 3 if they
       were not changed.
-    - `num_not_finite`: number of loaded values that are infinite or NaN, in the file or after conversion to the
-      network's dtype.
     - `initial`: modules that the file has no tensors for and that keep their initial values: head and cls of a DeepLab
       whose body got the weights of a classification network.
     """
@@ -60,7 +58,6 @@ class LoadReport:
     filled_counters: tuple[str, ...]
     negative_scales: dict[str, int]
     input_channels: int = 3
-    num_not_finite: int = 0
     initial: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -71,20 +68,16 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     """Copy ``state_dict`` into ``model`` and return a report; ``source`` names the file in messages.
 
     Missing batch counters become 0. The classifier of the file is not loaded if the model has none, or one with another
-    number of classes. This, negative scales of in-place norms, and values that are not finite are logged.
+    number of classes. This and negative scales of in-place norms are logged.
 
     Raises WeightsError and leaves the model unchanged if another key is missing or unexpected, if a shape or a kind of
     number differs, or if a tensor is sparse, quantized or nested.
     """
     of_network = model.state_dict()
-    _refuse_meta(of_network, source)
     _refuse_odd_tensors(state_dict, source)
     match = _matched(model, of_network, state_dict, source)
-    of_file = match.of_file
     # Do everything that can fail before the first value of the network changes.
-    num_not_finite_in_file = _count_not_finite(of_file)
-    of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in of_file.items()}
-    num_not_finite = _count_not_finite(of_file)
+    of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in match.of_file.items()}
     model.load_state_dict(match.complete | of_file)
     report = LoadReport(
         source,
@@ -93,9 +86,8 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
         match.counters,
         _negative_scales(model, of_file),
         input_channels=match.input_channels,
-        num_not_finite=num_not_finite,
     )
-    _log(report, state_dict, of_network, num_not_finite_in_file)
+    _log(report, state_dict, of_network)
     return report
 
 
@@ -186,34 +178,17 @@ def _matched(
     return _Match(of_file, complete, classifier, counters, input_channels)
 
 
-def _count_not_finite(state_dict: Mapping[str, Tensor]) -> int:
-    return sum(int((~tensor.isfinite()).sum()) for tensor in state_dict.values())
-
-
-def _refuse_meta(of_network: Mapping[str, Tensor], source: str) -> None:
-    if any(tensor.is_meta for tensor in of_network.values()):
-        what = "the network is on the meta device, which holds no values"
-        raise WeightsError(what, source, "move the network first: model.to_empty(device=...)")
-
-
 def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
     """Raise WeightsError for tensors that a network cannot hold, such as sparse or quantized ones."""
-    odd = [f"{key} ({kind})" for key, tensor in of_file.items() if (kind := _odd_kind(tensor))]
+    odd = [
+        f"{key} ({tensor.dtype}, {tensor.layout})"
+        for key, tensor in of_file.items()
+        if tensor.is_nested or tensor.is_meta or tensor.layout != torch.strided or tensor.dtype not in PLAIN_DTYPES
+    ]
     if odd:
         what = f"the file holds tensors that no network supports ({len(odd)}): {join_names(odd, MAX_KEYS)}"
         remedy = "save dense tensors of floating point or integer dtypes; the network was not changed"
         raise WeightsError(what, source, remedy)
-
-
-def _odd_kind(tensor: Tensor) -> str | None:
-    """Return why a network cannot hold a tensor; None if it can."""
-    if tensor.is_nested:
-        return "nested"
-    if tensor.layout != torch.strided:
-        return str(tensor.layout).removeprefix("torch.")
-    if tensor.is_meta:
-        return "without values"
-    return None if tensor.dtype in PLAIN_DTYPES else str(tensor.dtype).removeprefix("torch.")
 
 
 def _compare_classifiers(
@@ -293,9 +268,7 @@ def _negative_scales(model: nn.Module, of_file: Mapping[str, Tensor]) -> dict[st
     return {name: count for name, count in counts.items() if count}
 
 
-def _log(
-    report: LoadReport, of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], num_not_finite_in_file: int
-) -> None:
+def _log(report: LoadReport, of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor]) -> None:
     if report.classifier == "dropped":
         logger.info("%s: the classifier was not loaded because the network has none", report.source)
     if report.classifier == "kept":
@@ -310,12 +283,6 @@ def _log(
         logger.info(
             "%s: the red, green and blue filters of the first convolution were %s for %d input channels",
             report.source, how, report.input_channels,
-        )  # fmt: skip
-    if report.num_not_finite:
-        logger.warning(
-            "%s: %d values are infinite or NaN (%d of them in the file, the others after conversion to the network's "
-            "dtype): the network's outputs will not be finite either",
-            report.source, report.num_not_finite, num_not_finite_in_file,
         )  # fmt: skip
     if report.negative_scales:
         logger.warning(
