@@ -5,12 +5,9 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
-from zoo.data.reading import naming, read_names
-from zoo.data.shards import CLASSES, has_shards
 from zoo.errors import DataError, escape, join_names, truncate
 
 if TYPE_CHECKING:
@@ -19,39 +16,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def class_names(num_classes: int, source: Path | None = None, known: Sequence[str] | None = None) -> list[str]:
-    """Return a name for each class of a network, in the order of its outputs.
+def class_names(num_classes: int, known: Sequence[str] | None = None) -> list[str]:
+    """Return a name for each class of a network, in the order of its outputs: ``known``, those in its weights file.
 
-    Without names, 1000 classes get the names of ImageNet, and any other number of classes is numbered. Raises DataError
-    unless ``source`` has ``num_classes`` names.
-
-    Args:
-    - `num_classes`: number of outputs.
-    - `source`: a folder with one folder per class, such as DATA/train, a folder of shards with a file of names, or a
-      text file with one name per line.
-    - `known`: the names in the weights file, used without a source. Unnamed classes get numbers. The wnids of ImageNet
-      are replaced by its names.
+    Without names, 1000 classes get the names of ImageNet, and any other classes get numbers. The wnids of ImageNet are
+    replaced by its names.
     """
-    if source is None:
-        of_imagenet = num_classes == NUM_CLASSES and tuple(known or imagenet_wnids()) == imagenet_wnids()
-        if of_imagenet:
-            return imagenet_names()
-        return [*(known or ()), *(str(index) for index in range(len(known or ()), num_classes))]
-    names = _names_in(source)
-    if len(names) != num_classes:
-        what = f"there are {len(names)} class names ({join_names(names, 3)}) but the network has {num_classes} classes"
-        remedy = "give the folder with the class folders (DATA/train), or a file with one name per line"
-        raise DataError(what, source, remedy)
-    return names
-
-
-def _names_in(source: Path) -> list[str]:
-    if has_shards(source):
-        source = source / CLASSES
-    if not source.is_dir():
-        return read_names(source)
-    with naming(escape(source), "the class names"):  # sorted as in `ImageFolder`
-        return sorted(path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if num_classes == NUM_CLASSES and tuple(known or imagenet_wnids()) == imagenet_wnids():
+        return imagenet_names()
+    return [*(known or ()), *(str(index) for index in range(len(known or ()), num_classes))]
 
 
 def check_num_classes(images: ImageDataset, num_outputs: int) -> None:

@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image, ImageFile
 
-from zoo.data.reading import EXTENSIONS, read_as, read_image, read_names, read_text
+from zoo.data.reading import EXTENSIONS, read_as, read_image, read_text
 from zoo.data.scan import find_names
 from zoo.errors import ConfigError, DataError, escape, join_names
 
@@ -244,7 +244,10 @@ def _by_key(root: Path, endings: Sequence[str]) -> dict[str, str]:
 def _folder_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
     """Return the names in DATA/classes.txt, or numbers without it, and a table of the classes and the ignore label."""
     file = data / "classes.txt"
-    names = read_names(file) if file.exists() else [str(number) for number in range(num_classes)]
+    names = [str(number) for number in range(num_classes)]
+    if file.exists():
+        text = read_text(file, "the class names", encoding="utf-8-sig")  # Windows editors write a BOM
+        names = [line.strip() for line in text.split("\n") if line.strip()]
     return names, _table(data, {**{number: number for number in range(len(names))}, ignore_label: ignore_label})
 
 

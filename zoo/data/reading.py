@@ -81,12 +81,6 @@ def read_text(path: str | Path, what: str, *, encoding: str = "utf-8", errors: s
             raise ValueError("it is not UTF-8 text") from None
 
 
-def read_names(path: Path) -> list[str]:
-    """Return the class names in the text file ``path``, one per line; Unreadable as for `read_bytes`."""
-    text = read_text(path, "the class names", encoding="utf-8-sig")  # Windows editors write a BOM
-    return [line.strip() for line in text.split("\n") if line.strip()]
-
-
 class naming:
     """Context manager that re-raises any exception as Unreadable: ``what`` in the file ``name`` cannot be read.
 
