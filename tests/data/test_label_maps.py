@@ -75,12 +75,6 @@ def test_classes_of_folders_are_named_by_a_file_whose_number_of_lines_has_to_fit
         _find(data)
     (data / "classes.txt").write_text("\ufeffground\ncat\nhat\n", encoding="utf-8")
     assert _find(data).classes[0] == "ground"
-    (data / "classes.txt").write_text("ground\ncat\nground\n", encoding="utf-8")
-    with pytest.raises(DataError, match="several classes have the same name: ground; "):
-        _find(data)
-    (data / "classes.txt").write_text("\n")
-    with pytest.raises(DataError, match="the file of class names is empty; "):
-        _find(data)
 
 
 def test_cityscapes_has_the_19_classes_of_its_benchmark_and_all_else_is_void(tmp_path: Path) -> None:
@@ -232,24 +226,3 @@ def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
         DataError, match=r"train/images: .*no image in the folder; images of layout folders end in \.jpg"
     ):
         _find(tmp_path)
-
-
-def test_two_images_with_one_label_map_are_an_error(tmp_path: Path) -> None:
-    data = make_labeled(tmp_path)
-    random_image(0).save(data / "train" / "images" / "000.jpg")
-    with pytest.raises(
-        DataError, match=r"train/images: two files differ only in their extension: 000\.jpg and 000\.png"
-    ):
-        _find(data)
-
-
-def test_more_classes_than_a_label_map_can_number_are_one_error(tmp_path: Path) -> None:
-    for folder in ("images", "labels"):
-        (tmp_path / "train" / folder).mkdir(parents=True)
-    (tmp_path / "classes.txt").write_text("".join(f"{number}\n" for number in range(70_000)))
-    message = f"{tmp_path}: the ids of the classes go up to 69,999, but a label map can hold at most 65,535; "
-    with pytest.raises(DataError, match=message):
-        labeled_images(tmp_path, "train", "folders", 70_000, 255)
-    (tmp_path / "classes.txt").unlink()
-    with pytest.raises(DataError, match=message):
-        labeled_images(tmp_path, "train", "folders", 70_000, 255)

@@ -138,15 +138,10 @@ def class_names_of(dataset: Dataset[Any] | None) -> list[str]:
 
 
 def _check_map_style(dataset: Any) -> None:
-    where, remedy = type(dataset).__name__, "give a map-style Dataset, with __len__ and __getitem__"
-    if isinstance(dataset, IterableDataset):
-        raise DataError("an iterable data set has no items by index, and no exact resume", where, remedy)
-    if not hasattr(dataset, "__getitem__"):
-        raise DataError("it is neither a folder nor a data set", where, remedy)
-    if not hasattr(dataset, "__len__"):
-        raise DataError("the data set has no length", where, remedy)
-    if _length(dataset) == 0:
-        raise DataError("the data set is empty", where)
+    is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not is_map or isinstance(dataset, IterableDataset) or _length(dataset) == 0:
+        what = "it is neither a folder nor a data set with items by index"
+        raise DataError(what, type(dataset).__name__, "give a map-style Dataset, with __len__ and __getitem__")
 
 
 def _length(dataset: Any) -> int:
