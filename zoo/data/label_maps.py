@@ -121,7 +121,8 @@ def find_labeled_images(
     candidates = [folder.format(split=name) for folder in rules.labels]
     label_folder = next((folder for folder in candidates if (data / folder).is_dir()), candidates[-1])
     for folder in (image_folder, label_folder):
-        _check_exists(data, folder, layout)
+        if not (data / folder).is_dir():
+            raise DataError("there is no such folder", data / folder, f"segmentation.layout {layout} needs it")
     classes, table = rules.classes(data, label_folder, num_classes, ignore_label)
     if len(classes) != num_classes:
         what = f"network.num_classes = {num_classes}: the data have {len(classes)} classes ({join_names(classes, 3)})"
@@ -207,16 +208,6 @@ def _ids(image: ImageFile.ImageFile) -> np.ndarray:
         raise ValueError(f"it holds no ids between 0 and {NUM_IDS - 1} (mode {image.mode})")
     # A boolean array would be a mask, not indices.
     return ids.astype(np.uint8) if ids.dtype.kind == "b" else ids // spread if spread > 1 else ids
-
-
-def _check_exists(data: Path, folder: str, layout: str) -> None:
-    missing = next(
-        (step for step in (data, *reversed((data / folder).parents), data / folder) if not step.is_dir()), None
-    )
-    if missing is not None:
-        present = join_names(sorted(os.listdir(missing.parent))) if missing.parent.is_dir() else ""
-        what = f"there is no folder {escape(missing)} ({escape(missing.parent)} holds {present or 'nothing'})"
-        raise DataError(f"{what}; segmentation.layout {layout} needs {escape(data / folder)}")
 
 
 def _by_key(root: Path, endings: Sequence[str]) -> dict[str, str]:

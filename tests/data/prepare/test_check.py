@@ -69,7 +69,7 @@ def test_a_missing_split_is_a_fault_beside_those_of_the_other(tmp_path: Path) ->
     (data / "val" / "images" / "000.png").write_bytes(b"")
     (data / "train" / "images").rename(data / "train" / "pictures")
     train, val = _check(experiment(), data)
-    assert f"there is no folder {data / 'train' / 'images'} (" in train.faults[0]
+    assert f"{data / 'train' / 'images'}: there is no such folder" in train.faults[0]
     assert "an image cannot be read" in val.faults[0]
 
 
