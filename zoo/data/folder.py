@@ -189,13 +189,6 @@ class ImageFolder(ImageDataset):
         target = int(self._outputs[self.source.targets[index]])
         return Sample(drawn.pixels, target, name, colors=drawn.colors, normalization=drawn.normalization)
 
-    def __getstate__(self) -> dict[str, object]:
-        return {key: value for key, value in self.__dict__.items() if key != "_names"}  # restored from the source
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__ |= state
-        self._names = self.source.names
-
 
 def open_source(root: DataPath, allow_empty_classes: bool = False) -> Source:
     """Return the images in ``root``: local or remote tar files, or a folder per class.

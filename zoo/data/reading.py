@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,18 +58,11 @@ def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile]
 
 def read_bytes(path: str | Path, what: str = "an image") -> bytes:
     """Return the content of the file ``path``; Unreadable also if it is too large."""
-    with naming(escape(path), what):
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # a Python file object takes twice as long
-        try:
-            size = os.fstat(file).st_size
-            if size > MAX_FILE_BYTES:
-                raise ValueError(f"it has {size:,} bytes, more than {MAX_FILE_BYTES:,}")
-            content = os.read(file, size)
-            while len(content) < size and (more := os.read(file, size - len(content))):
-                content += more  # a network file system may return fewer bytes than requested
-            return content
-        finally:
-            os.close(file)
+    with naming(escape(path), what), open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise ValueError(f"it has {size:,} bytes, more than {MAX_FILE_BYTES:,}")
+        return file.read()
 
 
 def read_text(path: str | Path, what: str, *, encoding: str = "utf-8", errors: str = "strict") -> str:
@@ -81,23 +75,15 @@ def read_text(path: str | Path, what: str, *, encoding: str = "utf-8", errors: s
             raise ValueError("it is not UTF-8 text") from None
 
 
-class naming:
-    """Context manager that re-raises any exception as Unreadable: ``what`` in the file ``name`` cannot be read.
-
-    It is entered three times per image, so it is a class: a generator takes several times as long.
-    """
-
-    def __init__(self, name: str, what: str) -> None:
-        self._name, self._what = name, what
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Raise Unreadable instead of ``error``, unless it is Unreadable, a MemoryError or an exit."""
-        # Decoders raise OSError, SyntaxError, ValueError, RuntimeError, struct.error and more.
-        if isinstance(error, Exception) and not isinstance(error, (MemoryError, Unreadable)):
-            raise Unreadable(f"{self._what} cannot be read: {_reason(error)}", self._name) from error
+@contextmanager
+def naming(name: str, what: str) -> Iterator[None]:
+    """Context that re-raises any exception as Unreadable: ``what`` in the file ``name`` cannot be read."""
+    try:
+        yield
+    except (MemoryError, Unreadable):
+        raise
+    except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, RuntimeError, struct.error and more
+        raise Unreadable(f"{what} cannot be read: {_reason(error)}", name) from error
 
 
 def read_many(read: Callable[[S], T], files: Sequence[S], workers: int) -> Iterator[T]:

@@ -77,7 +77,6 @@ class RemoteShards(Shards):
                 return super().read(index)
             except Unreadable as error:
                 reason = str(error)
-                self._open.cache_clear()
                 path.unlink(missing_ok=True)
         raise Unreachable(reason, address, FETCH_REMEDY)
 

@@ -10,10 +10,8 @@ import json
 import logging
 import os
 import tarfile
-import weakref
 import zlib
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -35,7 +33,6 @@ logger = logging.getLogger(__name__)
 CLASSES = "classes.txt"  # the names of the classes, one per line
 MAX_LABEL_BYTES = 1 << 20  # of a .cls or .json member
 PIECE_BYTES = 2**20
-MAX_OPEN = 64  # files that a process keeps open
 REPLACE = "replace it, or create it anew"
 
 
@@ -54,14 +51,6 @@ class _Member(NamedTuple):
 
     offset: int
     size: int
-
-
-class _OpenFile:
-    """An open file, which is closed when nothing refers to it."""
-
-    def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self.number)
 
 
 class Shards:
@@ -84,22 +73,20 @@ class Shards:
     def _begin(self, root: DataPath, folder: Path, index: Index, allow_empty_classes: bool) -> None:
         """Set the state: ``folder`` has the files of ``root``, which messages name."""
         self.root, self._folder, self._index = root, folder, index
-        self._set_state()
-        self.classes = [str(name) for name in self._index.header["classes"]]
-        check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
-
-    def _set_state(self) -> None:
-        self._open = lru_cache(MAX_OPEN)(_OpenFile)
-        arrays = self._index.arrays
+        arrays = index.arrays
         self.names, self.targets = arrays["names"], arrays["targets"]
         self._shards, self._offsets, self._lengths = arrays["shards"], arrays["offsets"], arrays["lengths"]
         self._checksums = arrays["checksums"]
+        self.classes = [str(name) for name in self._index.header["classes"]]
+        check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
 
     def read(self, index: int) -> bytes:
         """Return the bytes of image ``index``; Unreadable if that is impossible or the checksum differs."""
         with naming(escape(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
-            file = self._open(os.path.join(self._folder, self._index.header["shards"][self._shards[index]][0]))
-            encoded = os.pread(file.number, int(self._lengths[index]), int(self._offsets[index]))
+            path = os.path.join(self._folder, self._index.header["shards"][self._shards[index]][0])
+            with open(path, "rb", buffering=0) as file:
+                file.seek(self._offsets[index])
+                encoded = file.read(self._lengths[index])
             if zlib.crc32(encoded) != self._checksums[index]:
                 raise ValueError("the shard is damaged, or has changed since it was indexed")
             return encoded
@@ -115,13 +102,6 @@ class Shards:
             return torch.randperm(len(self.names), generator=generator)
         shards = torch.from_numpy(np.array(self._shards, dtype=np.int64))
         return windowed_permutation(shards, int(shards.max()) + 1, window, generator)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {key: getattr(self, key) for key in ("root", "classes", "_folder", "_index")}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__ |= state
-        self._set_state()
 
 
 def has_shards(root: Path) -> bool:
