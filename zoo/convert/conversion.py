@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import ConfigError, ConversionError, VerificationError
+from zoo.errors import ConversionError, VerificationError
 from zoo.models.build import build_on_meta
 from zoo.models.external import iter_tensors
 from zoo.names import resolve
@@ -91,19 +91,15 @@ def _counted(names: tuple[str, ...]) -> str:
     return f"{len(names)}" + (f" ({', '.join(names[:MAX_PRINTED_NAMES])}{rest})" if names else "")
 
 
-def source_spec(state_dict: StateDict, network: str | NetworkSpec | None, conversion: str) -> NetworkSpec:
+def source_spec(state_dict: StateDict, network: str | NetworkSpec, conversion: str) -> NetworkSpec:
     """Return the spec of a conversion's source, with the number of classes of its state dict.
 
     ``network`` is a spec, or a name: an architecture has the norms and the activation that the conversion is for. The
     memory strategy becomes the default one, because it may not support the norms of the result. Raises ConfigError for
-    an unknown name and for None, and ConversionError if the conversion is not for this network.
+    an unknown name, and ConversionError if the conversion is not for this network.
     """
     if isinstance(network, NetworkSpec):
         spec = network
-    elif not isinstance(network, str):
-        what = "the spec is None" if network is None else f"the spec is of type {type(network).__name__}"
-        remedy = 'give the name of an architecture, such as "resnet50", or a zoo.spec.network.NetworkSpec'
-        raise ConfigError(f"{what}, so that nothing says which network the state dict belongs to", conversion, remedy)
     else:
         found = resolve(network)
         check_own(found.network.arch, conversion)

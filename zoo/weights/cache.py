@@ -41,15 +41,7 @@ def weights_path(name: str) -> Path:
 
 
 def published_name(path_or_name: str | os.PathLike[str]) -> str | None:
-    """Return the argument if it is the name of published weights and no such file exists here, otherwise None.
-
-    Raises TypeError for an argument of another type.
-    """
-    if not isinstance(path_or_name, (str, os.PathLike)):
-        raise TypeError(
-            "weights must be the path of a weights file or a published name, not a "
-            f"{type(path_or_name).__name__}; load a state dict with model.load_state_dict(...)"
-        )
+    """Return the argument if it is the name of published weights and no such file exists here, otherwise None."""
     text = os.fspath(path_or_name)
     return text if text in published() and not Path(text).exists() else None
 
