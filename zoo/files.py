@@ -42,13 +42,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def replacing(path: Path, suffix: str = ".tmp") -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """Yield a new temporary file beside ``path``, and rename it to ``path`` when the block ends.
 
-    If the block raises, the temporary file is removed and ``path`` does not change. The folder must exist. The random
-    name of the temporary file ends in ``suffix``.
+    If the block raises, the temporary file is removed and ``path`` does not change. The folder must exist.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{suffix}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         yield temporary
         with temporary.open("r+b") as file:

@@ -6,13 +6,13 @@ Tested by tests/convert/test_names.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import ConversionError, VerificationError
+from zoo.errors import ConversionError, VerificationError, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import iter_tensors
 from zoo.names import resolve
@@ -61,20 +61,14 @@ class ConversionReport:
     max_difference: float | None = None
     max_output: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        content = asdict(self)
-        exact = content.pop("exact")
-        return {**content, "exactness": "exact" if exact else "approximate"}
-
     def __str__(self) -> str:
         lines = [
             f"{self.conversion} {self.arch}: {'exact' if self.exact else 'approximate'}, {self.reason}",
-            f"  layers touched: {_counted(self.layers)}",
+            f"  layers touched: {len(self.layers)} ({join_names(self.layers, MAX_PRINTED_NAMES)})",
         ]
         if self.clamped:
-            counts = tuple(f"{name}: {count}" for name, count in self.clamped.items())
-            lines.append(f"  norms with scales set to eps: {_counted(counts)}")
+            counts = [f"{name}: {count}" for name, count in self.clamped.items()]
+            lines.append(f"  norms with scales set to eps: {len(counts)} ({join_names(counts, MAX_PRINTED_NAMES)})")
         if self.max_difference is None:
             lines.append("  outputs: not compared")
         else:
@@ -83,12 +77,6 @@ class ConversionReport:
                 f"largest output {self.max_output:.2e} (float64)"
             )
         return "\n".join(lines)
-
-
-def _counted(names: tuple[str, ...]) -> str:
-    """Return the number of names and the first few."""
-    rest = f", ... ({len(names) - MAX_PRINTED_NAMES} more; --json lists all)" if len(names) > MAX_PRINTED_NAMES else ""
-    return f"{len(names)}" + (f" ({', '.join(names[:MAX_PRINTED_NAMES])}{rest})" if names else "")
 
 
 def source_spec(state_dict: StateDict, network: str | NetworkSpec, conversion: str) -> NetworkSpec:

@@ -94,14 +94,8 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
 
 
 def _are_of_imagenet(folders: Sequence[str]) -> bool:
-    """Return whether folders are named like ImageNet's classes: one wnid, half of them names, or all of them numbers.
-
-    The other names may be misspelled.
-    """
-    names = set(imagenet_names())
-    by_name = sum(folder in names for folder in folders)
-    is_named = not set(imagenet_wnids()).isdisjoint(folders) or 2 * by_name >= len(folders)
-    return is_named or _are_imagenet_numbers(folders)
+    """Return whether a folder is named like a class of ImageNet, or all of them by numbers; others may be misspelled."""
+    return not {*imagenet_wnids(), *imagenet_names()}.isdisjoint(folders) or _are_imagenet_numbers(folders)
 
 
 def _are_imagenet_numbers(folders: Sequence[str]) -> bool:

@@ -54,16 +54,6 @@ def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
         assert str(data / "train" / name) in fault
 
 
-def test_label_maps_without_any_class_are_a_fault(tmp_path: Path) -> None:
-    """A training on them would run, and learn nothing."""
-    data = make_labeled(tmp_path, 2, 1)
-    for path in (data / "train" / "labels").rglob("*.png"):
-        label_map([[255] * 12] * 10).save(path)
-    train, val = _check(experiment(), data)
-    assert train.faults == ["all pixels of the 2 readable label maps are void"]
-    assert val.faults == []
-
-
 def test_a_missing_split_is_a_fault_beside_those_of_the_other(tmp_path: Path) -> None:
     data = make_labeled(tmp_path, 2, 1)
     (data / "val" / "images" / "000.png").write_bytes(b"")
