@@ -62,10 +62,9 @@ class ConversionReport:
     max_output: float | None = None
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.conversion} {self.arch}: {'exact' if self.exact else 'approximate'}, {self.reason}",
-            f"  layers touched: {len(self.layers)} ({join_names(self.layers, MAX_PRINTED_NAMES)})",
-        ]
+        lines = [f"{self.conversion} {self.arch}: {'exact' if self.exact else 'approximate'}, {self.reason}"]
+        if self.layers:
+            lines.append(f"  layers touched: {len(self.layers)} ({join_names(self.layers, MAX_PRINTED_NAMES)})")
         if self.clamped:
             counts = [f"{name}: {count}" for name, count in self.clamped.items()]
             lines.append(f"  norms with scales set to eps: {len(counts)} ({join_names(counts, MAX_PRINTED_NAMES)})")

@@ -94,7 +94,7 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
 
 
 def _are_of_imagenet(folders: Sequence[str]) -> bool:
-    """Return whether a folder is named like a class of ImageNet, or all of them by numbers; others may be misspelled."""
+    """Return whether a folder has the wnid or name of a class of ImageNet, or all have its numbers."""
     return not {*imagenet_wnids(), *imagenet_names()}.isdisjoint(folders) or _are_imagenet_numbers(folders)
 
 

@@ -31,7 +31,6 @@ from zoo.spec.limits import MAX_CLASSES, MAX_FILE_BYTES
 logger = logging.getLogger(__name__)
 
 CLASSES = "classes.txt"  # the names of the classes, one per line
-MAX_LABEL_BYTES = 1 << 20  # of a .cls or .json member
 PIECE_BYTES = 2**20
 REPLACE = "replace it, or create it anew"
 
@@ -247,8 +246,6 @@ def _scan_sample(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Itera
     label = sample.get("cls") or sample.get("json")
     if label is None:
         raise DataError(f"sample {key} has no class: neither {key}.cls nor .json")
-    if label.size > MAX_LABEL_BYTES:
-        raise DataError(f"the class of sample {key} takes {label.size:,} bytes")
     file.seek(label.offset)
     target = _target_of(file.read(label.size), label is sample.get("cls"), key)
     file.seek(images[0].offset)
