@@ -23,7 +23,6 @@ from zoo.data.prepare.write_shards import write_shards
 from zoo.data.shards import Shards, write_shard_index
 from zoo.data.source import FolderSource
 from zoo.errors import DataError
-from zoo.run.console import Progress
 
 CPU = torch.device("cpu")
 
@@ -73,7 +72,7 @@ def test_shards_are_complete_or_not_there_and_replace_nothing(
     read = FolderSource.read
     monkeypatch.setattr(FolderSource, "read", lambda self, index: read(self, index) if index != 7 else 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write_shards(FolderSource(data / "train"), tmp_path / "new", per_shard=4, seed=None, show_progress=Progress)
+        write_shards(FolderSource(data / "train"), tmp_path / "new", per_shard=4, seed=None)
     assert not list(tmp_path.glob("new*"))
 
 

@@ -25,7 +25,6 @@ from zoo.data.pixels import Box, open_pixels
 from zoo.data.prepare.write_shards import write_shards
 from zoo.data.shards import write_shard_index
 from zoo.data.source import FolderSource
-from zoo.run.console import Progress
 
 
 def _use(source: Source) -> None:
@@ -44,7 +43,7 @@ def _use(source: Source) -> None:
 def _make(root: Path) -> None:
     """Make the folder ``root`` with images in shards, and its index."""
     make_folder(root.parent / "folder", {"ant": 2, "bee": 3})
-    write_shards(FolderSource(root.parent / "folder"), root, per_shard=2, seed=0, show_progress=Progress)
+    write_shards(FolderSource(root.parent / "folder"), root, per_shard=2, seed=0)
 
 
 @EXAMPLES

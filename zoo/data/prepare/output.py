@@ -9,24 +9,13 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from zoo.errors import DataError
 from zoo.files import cache_dir
 
 DIGEST_CHARS = 12
-
-
-class Bar(Protocol):
-    """A progress bar."""
-
-    def advance(self, count: int, /) -> object:
-        """Count ``count`` more images as done."""
-
-
-ShowProgress = Callable[[str, int], AbstractContextManager[Bar]]  # (split, number of images) -> bar
 
 
 def cached_folder(name: str, build: Callable[[Path], None], made_of: bytes, cache: Path | None = None) -> Path:

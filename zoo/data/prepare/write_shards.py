@@ -12,15 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
-from zoo.data.prepare.output import ShowProgress, complete_folder
+from zoo.data.prepare.output import complete_folder
 from zoo.data.shards import CLASSES, SUFFIX, write_shard_index
 from zoo.data.source import FolderSource
 
 
-def write_shards(
-    source: FolderSource, target: Path, *, per_shard: int, seed: int | None, show_progress: ShowProgress
-) -> int:
+def write_shards(source: FolderSource, target: Path, *, per_shard: int, seed: int | None) -> int:
     """Write the images of ``source`` to ``target``/000000.tar and so on, and their index; return the number of shards.
 
     Encoded images are copied unchanged. The bytes of the shards depend only on the images, ``seed`` and ``per_shard``.
@@ -35,19 +34,19 @@ def write_shards(
     order: Sequence[int] = range(num_images)
     if seed is not None:
         order = source.order(torch.Generator().manual_seed(seed), None).tolist()
-    with complete_folder(target) as folder, show_progress(target.name, num_images) as bar:
+    with complete_folder(target) as folder:
         text = "".join(f"{name}\n" for name in source.classes)
         (folder / CLASSES).write_text(text, encoding="utf-8", errors="surrogateescape")
-        for start in range(0, num_images, per_shard):
+        starts = range(0, num_images, per_shard)
+        for start in tqdm(starts, desc=target.name, unit="shard", disable=None, leave=False):
             chosen = order[start : start + per_shard]
             with tarfile.open(folder / f"{start // per_shard:06}{SUFFIX}", "w", format=tarfile.USTAR_FORMAT) as tar:
                 for number, index in enumerate(chosen, start=start):
                     extension = os.path.splitext(os.fsdecode(source.names[index]))[1].lower()
                     _add(tar, f"{number:09}{extension}", source.read(index))
                     _add(tar, f"{number:09}.cls", str(source.targets[index]).encode())
-            bar.advance(len(chosen))
     write_shard_index(target)
-    return -(-num_images // per_shard)
+    return len(starts)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
