@@ -46,8 +46,6 @@ class LoadReport:
       the number of classes differs; "none" if neither has one.
     - `filled_counters`: names of the batch counters that the file lacks, which were set to 0.
     - `negative_scales`: number of negative scales of each in-place norm that has any, by the norm's name.
-    - `input_channels`: number of input channels that the filters of the first convolution were adapted to; 3 if they
-      were not changed.
     - `initial`: modules that the file has no tensors for and that keep their initial values: head and cls of a DeepLab
       whose body got the weights of a classification network.
     """
@@ -57,7 +55,6 @@ class LoadReport:
     classifier: ClassifierOutcome
     filled_counters: tuple[str, ...]
     negative_scales: dict[str, int]
-    input_channels: int = 3
     initial: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -79,14 +76,7 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     # Do everything that can fail before the first value of the network changes.
     of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in match.of_file.items()}
     model.load_state_dict(match.complete | of_file)
-    report = LoadReport(
-        source,
-        len(of_file),
-        match.classifier,
-        match.counters,
-        _negative_scales(model, of_file),
-        input_channels=match.input_channels,
-    )
+    report = LoadReport(source, len(of_file), match.classifier, match.counters, _negative_scales(model, of_file))
     _log(report, state_dict, of_network)
     return report
 
@@ -97,23 +87,23 @@ def check_fits(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: st
     _matched(model, model.state_dict(), state_dict, source)
 
 
-def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> tuple[Mapping[str, Tensor], int]:
-    """Return the state dict with its first filters adapted to the network's input channels, and that number.
+def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
+    """Return the state dict with its first filters adapted to the network's input channels.
 
     Filters of red, green and blue are summed for one channel, so that a gray image gives the output of three equal
     channels. For other numbers of channels they are repeated and scaled by 3 / channels, which keeps the sum over equal
-    channels. A state dict that needs no change is returned unchanged, with the number 3.
+    channels. A state dict that needs no change is returned unchanged.
     """
     in_chans = model.in_chans if isinstance(model, Network) else 3
     key = model.input_weight() if isinstance(model, Network) and in_chans != 3 else ""
     weight = state_dict.get(key)
     if weight is None or weight.ndim != 4 or weight.shape[1] != 3:
-        return state_dict, 3
+        return state_dict
     if in_chans == 1:
         fitted = weight.sum(1, keepdim=True)
     else:
         fitted = weight.repeat(1, -(-in_chans // 3), 1, 1)[:, :in_chans] * (3 / in_chans)
-    return {**state_dict, key: fitted.to(weight.dtype)}, in_chans
+    return {**state_dict, key: fitted.to(weight.dtype)}
 
 
 def is_segmentation(keys: Iterable[str]) -> bool:
@@ -151,22 +141,20 @@ class _Match:
     Args:
     - `of_file`: the tensors of the file that are used.
     - `complete`: ``of_file``, completed with the network's own tensors and with counters of 0.
-    - `classifier`, `counters`, `input_channels`: ``classifier``, ``filled_counters`` and ``input_channels`` of
-      `LoadReport`.
+    - `classifier`, `counters`: ``classifier`` and ``filled_counters`` of `LoadReport`.
     """
 
     of_file: dict[str, Tensor]
     complete: dict[str, Tensor]
     classifier: ClassifierOutcome
     counters: tuple[str, ...]
-    input_channels: int
 
 
 def _matched(
     model: nn.Module, of_network: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], source: str
 ) -> _Match:
     """Return what to load into ``model``, whose state dict is ``of_network``; raises WeightsError for differences."""
-    state_dict, input_channels = fit_input(state_dict, model)
+    state_dict = fit_input(state_dict, model)
     keys = classifier_of(of_network)
     classifier = _compare_classifiers(state_dict, of_network, keys)
     unused = () if classifier in ("loaded", "none") else (keys.prefix,)
@@ -175,7 +163,7 @@ def _matched(
     counters = tuple(key for key in of_network if key.endswith(COUNTER) and key not in of_file)
     complete = of_file | unchanged | {key: torch.zeros_like(of_network[key]) for key in counters}
     _check_same(complete, of_network, type(model).__name__, source)
-    return _Match(of_file, complete, classifier, counters, input_channels)
+    return _Match(of_file, complete, classifier, counters)
 
 
 def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
@@ -277,12 +265,6 @@ def _log(report: LoadReport, of_file: Mapping[str, Tensor], of_network: Mapping[
         logger.warning(
             "%s: the classifier has %d classes and the network %d: the network keeps its initial classifier",
             report.source, num_given, num_own,
-        )  # fmt: skip
-    if report.input_channels != 3:
-        how = "summed" if report.input_channels == 1 else "repeated and scaled by 3 / channels"
-        logger.info(
-            "%s: the red, green and blue filters of the first convolution were %s for %d input channels",
-            report.source, how, report.input_channels,
         )  # fmt: skip
     if report.negative_scales:
         logger.warning(
