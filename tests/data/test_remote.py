@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -183,13 +182,6 @@ def test_other_shards_at_the_address_are_another_cache(server: Server, local_sha
     assert val._folder != source._folder
 
 
-def test_zoo_data_check_reads_shards_of_a_server(server: Server, tmp_path: Path, capsys: Any) -> None:
-    content = {"network": {"arch": "resnet18", "classes": 3}, "optimizer": {"batch_size": 11}}
-    (tmp_path / "a.json").write_text(json.dumps(content))
-    assert main(["data", "check", str(tmp_path / "a.json"), server.url]) == 0
-    assert "train: 21 images" in capsys.readouterr().out
-
-
 def test_what_needs_a_folder_of_this_machine_says_so(server: Server, tmp_path: Path, capsys: Any) -> None:
     assert main(["data", "shard", server.url, str(tmp_path / "out")]) == 2
     assert "only shards of classification data are read from a server" in capsys.readouterr().err
@@ -354,21 +346,6 @@ def test_other_protocols_fail_with_one_error(memory: str, monkeypatch: pytest.Mo
     assert "memory://nobody/train.index: " in _refusal(parse_data_path("memory://nobody/train"))
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "_open", _raises(PermissionError("denied")))
     assert "the file cannot be fetched: denied" in _refusal(parse_data_path(memory) / "train")
-
-
-def test_another_protocol_that_fails_sometimes(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    system = fsspec.filesystem("memory")
-    faults = [OSError("reset")] * 4
-    opened = system._open
-
-    def fails_at_first(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if faults:
-            raise faults.pop()
-        return opened(*args, **kwargs)
-
-    monkeypatch.setattr(type(system), "_open", fails_at_first)
-    assert open_source(parse_data_path(memory) / "train").read(0)
-    assert faults == []
 
 
 def _raises(error: Exception) -> Callable[..., Any]:

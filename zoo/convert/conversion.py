@@ -16,7 +16,7 @@ from zoo.errors import ConversionError, VerificationError, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import iter_tensors
 from zoo.names import resolve
-from zoo.spec.architectures import ARCHITECTURES, is_external
+from zoo.spec.architectures import is_external
 from zoo.spec.network import NetworkSpec
 from zoo.weights import load_state_dict
 from zoo.weights.load import check_fits, num_outputs
@@ -103,14 +103,14 @@ def source_spec(state_dict: StateDict, network: str | NetworkSpec, conversion: s
 
 
 def check_own(arch: str, conversion: str) -> None:
-    """Raise ConversionError if a network is one of another package, naming the network of zoo if it has that name."""
-    if not is_external(arch):
-        return
-    package, _, name = arch.partition(":")
-    what = f"{arch} is a network of {package}, and {conversion} converts networks of zoo"
-    if name not in ARCHITECTURES:
-        raise ConversionError(what, remedy="convert it with zoo convert export")
-    raise ConversionError(what, remedy=f'name zoo\'s own: --arch {name}, in Python "{name}"')
+    """Raise ConversionError if a network is one of another package."""
+    if is_external(arch):
+        package, _, name = arch.partition(":")
+        what = f"{arch} is a network of {package}, and {conversion} converts networks of zoo"
+        remedy = (
+            f'convert it with zoo convert export; or if zoo has one, name its own: --arch {name}, in Python "{name}"'
+        )
+        raise ConversionError(what, remedy=remedy)
 
 
 def build_with_weights(state_dict: StateDict, spec: NetworkSpec) -> nn.Module:

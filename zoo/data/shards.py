@@ -76,6 +76,7 @@ class Shards:
         self.names, self.targets = arrays["names"], arrays["targets"]
         self._shards, self._offsets, self._lengths = arrays["shards"], arrays["offsets"], arrays["lengths"]
         self._checksums = arrays["checksums"]
+        self.details = self.targets, self._lengths, self._checksums  # identify the images besides their names
         self.classes = [str(name) for name in self._index.header["classes"]]
         check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
 
@@ -89,11 +90,6 @@ class Shards:
             if zlib.crc32(encoded) != self._checksums[index]:
                 raise ValueError("the shard is damaged, or has changed since it was indexed")
             return encoded
-
-    @property
-    def details(self) -> tuple[np.ndarray, ...]:
-        """What distinguishes the images besides their names."""
-        return self.targets, self._lengths, self._checksums
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
         """Return a random order of the images, (n,) int64, that needs only ``window`` shards at a time, or all."""
