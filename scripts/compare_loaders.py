@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -352,14 +352,8 @@ def _copy(source: Source, root: Path, num_images: int, batch_size: int, workers:
         files.shards / "train",
         per_shard=max(1, per_shard),
         seed=0,
-        show_progress=lambda split, total: nullcontext(_NoBar()),
     )
     return files
-
-
-class _NoBar:
-    def advance(self, count: int) -> None:
-        pass
 
 
 def _take_turns(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import glob
 import json
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,13 +42,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def replacing(path: Path, suffix: str = ".tmp") -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """Yield a new temporary file beside ``path``, and rename it to ``path`` when the block ends.
 
-    If the block raises, the temporary file is removed and ``path`` does not change. The folder must exist. The random
-    name of the temporary file ends in ``suffix``.
+    If the block raises, the temporary file is removed and ``path`` does not change. The folder must exist.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{suffix}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         yield temporary
         with temporary.open("r+b") as file:
@@ -64,18 +61,3 @@ def remove_leftovers(path: Path) -> None:
     """Remove the temporary files that killed processes have left of ``path``, which only this process may write."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         temporary.unlink(missing_ok=True)
-
-
-def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
-    """Open a regular file for reading, with additional ``flags`` of `os.open`, and return its descriptor.
-
-    Raises OSError for anything else, because a FIFO would block and a device may never end.
-    """
-    file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | flags)
-    mode = os.fstat(file).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(file)
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
-    return file

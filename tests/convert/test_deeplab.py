@@ -10,7 +10,7 @@ from torch import Tensor
 
 import zoo
 from tests.convert.networks import IMAGES, scramble, spec_of
-from zoo.convert import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
+from zoo.convert import inplace_to_standard, standard_to_inplace
 from zoo.errors import ConversionError
 
 ARCH = "deeplab_resnet18"
@@ -52,10 +52,3 @@ def test_negative_scales_go_into_the_filters_and_are_refused_behind_a_sum_and_a_
     ) as error:
         standard_to_inplace(given(), spec_of(ARCH))
     assert "allow_approximate=True" in str(error.value)
-
-
-def test_relu_becomes_leaky_relu_with_the_same_weights() -> None:
-    source = given(activation="relu")
-    converted, _, report = relu_to_leaky_relu(source, spec_of(ARCH, activation="relu"))
-    assert not report.exact
-    assert all(torch.equal(converted[key], source[key]) for key in source)

@@ -34,12 +34,6 @@ def test_a_published_name_is_its_network() -> None:
     assert spec == published_spec(name).changed(num_classes=7, memory="auto")
 
 
-@pytest.mark.parametrize("network", [None, 5])
-def test_without_a_network_the_error_says_what_to_give(network: object) -> None:
-    with pytest.raises(ConfigError, match=r'give the name of an architecture, such as "resnet50", or a zoo\.spec'):
-        relu_to_leaky_relu({}, network)
-
-
 def test_networks_of_other_packages_are_refused_with_the_name_to_give() -> None:
     with pytest.raises(ConversionError, match=r"network of torchvision, .*: --arch resnet50, in Python \"resnet50\""):
         relu_to_leaky_relu({}, "torchvision:resnet50")

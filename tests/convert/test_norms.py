@@ -6,15 +6,12 @@ import copy
 
 import pytest
 import torch
-import torchvision
-from torch import nn
 
 import zoo
-from tests.convert.networks import IMAGES, outputs, scramble, scrambled, spec_of
-from zoo.convert import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
-from zoo.convert.conversion import RANDOM_SIZE
+from tests.convert.networks import IMAGES, outputs, scrambled, spec_of
+from zoo.convert import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.errors import ConversionError
-from zoo.layers import ABN, InPlaceABN
+from zoo.layers import ABN
 from zoo.spec.network import NetworkSpec
 
 RESNET18 = NetworkSpec(arch="resnet18")
@@ -140,36 +137,3 @@ def test_a_network_that_the_conversion_is_not_for_is_refused(convert, settings, 
         convert(scrambled("resnet18"), spec_of("resnet18", **settings))
     with pytest.raises(ConversionError, match="torchvision:resnet18 is a network of torchvision"):
         convert({}, NetworkSpec(arch="torchvision:resnet18"))
-
-
-def test_a_network_of_another_package_is_converted_in_a_copy_and_the_report_says_how_exactly():
-    model = scramble(torchvision.models.resnet18(num_classes=3))
-    before = copy.deepcopy(model.state_dict())
-    twin, exact = convert_network(model, partial=True)
-    assert (exact.exact, exact.layers, len(exact.left)) == (
-        True,
-        tuple(f"layer{i}.0.downsample.1" for i in (2, 3, 4)),
-        17,
-    )
-    assert exact.left["layer1.0.bn2 (BatchNorm2d)"].endswith("overwritten by iadd")
-    assert isinstance(twin.layer2[0].downsample[1], InPlaceABN)
-    assert exact.max_difference <= 1e-5 * exact.max_output
-    leaky, report = convert_network(model, partial=True, relu="leaky_relu")
-    assert (report.exact, report.reason, len(report.layers)) == (False, "9 ReLUs became leaky ReLU", 12)
-    assert "norms not converted: 8 (the first 6 here; --json lists all)\n    layer1.0.bn2 (Batch" in str(report)
-    images = torch.randn(RANDOM_SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    with torch.no_grad():
-        expected, found = (net.double().eval()(images) for net in (model, leaky))
-    assert report.max_difference == pytest.approx((expected - found).abs().max().item(), rel=1e-4)
-    assert report.to_json()["exactness"] == "approximate"
-    assert all(torch.equal(value, before[key]) for key, value in model.float().state_dict().items())
-    assert type(model.bn1) is nn.BatchNorm2d
-
-
-def test_scales_that_became_eps_make_the_conversion_of_a_network_approximate():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ELU())
-    nn.init.zeros_(model[1].weight)
-    with pytest.raises(ConversionError, match="4 scales with"):
-        convert_network(model)
-    _, report = convert_network(model, allow_approximate=True)
-    assert (report.exact, report.reason, report.clamped) == (False, "4 scales became eps", {"1": 4})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 
 import pytest
 import torch
@@ -59,54 +58,37 @@ def standard_twin(model):
     return twin
 
 
-def check_training(name, model: nn.Module, images) -> str:
-    """Compare a step of the network with that of its converted twins; return how far off they are."""
-    differences = []
-    exact = converted(model, relu=None)
-    if exact is not None:
-        differences.append(difference(model, exact, images))
-    leaky = converted(model, relu="leaky_relu")
-    differences.append(difference(standard_twin(leaky), leaky, images))
-    assert max(differences) < 1e-5, f"{name}: {differences}"
-    return ", ".join(f"{each:.1e}" for each in differences)
+def check_training(name, model: nn.Module, images) -> None:
+    """Compare a step of the network with a step of its converted twins."""
+    exact, leaky = converted(model, relu=None), converted(model, relu="leaky_relu")
+    pairs = [(standard_twin(leaky), leaky)] + ([] if exact is None else [(model, exact)])
+    assert max(difference(*pair, images) for pair in pairs) < 1e-5, name
 
 
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")  # of other packages
 def test_nine_tenths_of_the_families_are_accepted_and_train_as_before():
-    """Prints what was converted, with -s, and why other norms were left. Takes many minutes."""
+    """Takes many minutes."""
     pytest.importorskip("timm")
-    accepted, refused, failed, why, norms = [], [], {}, Counter(), Counter()
+    accepted, refused = [], []
     names = smallest_of_each_family(list_networks("timm:*")) + smallest_of_each_family(list_networks("torchvision:*"))
     for name in names:
         torch.manual_seed(SEED)
         model, images = build_external(name).train(), torch.randn(2, *image_shape(name, SIZE))
-        num_norms = sum(isinstance(part, _BatchNorm) for part in model.modules())
-        if num_norms == 0:
+        if not any(isinstance(part, _BatchNorm) for part in model.modules()):
             continue
         try:
-            plans, left = plan_norms(model, "inplace", partial=True, relu="leaky_relu")
-        except ConversionError as error:
+            plan_norms(model, "inplace", partial=True, relu="leaky_relu")
+        except ConversionError:
             refused.append(name)
-            print(f"{name}: refused: {str(error).splitlines()[1].strip()}", flush=True)
             continue
         accepted.append(name)
-        norms.update(all=num_norms, converted=len(plans))
-        why.update(reason.partition(",")[0].partition(" (")[0] for reason in left.values())
-        outcome = "not trained, for its size"
-        if sum(p.numel() for p in model.parameters()) <= MAX_PARAMETERS:
-            model, images = model.double(), images.double()
-            try:
-                step_of(copy.deepcopy(model), images)
-            except Exception as error:  # any error of another package: its inputs are no plain batch of this size
-                outcome = f"not trained, as the network itself raises {type(error).__name__}"
-            else:
-                try:
-                    outcome = check_training(name, model, images)
-                except Exception as error:
-                    outcome = failed[name] = f"{type(error).__name__}: {error}"
-        print(f"{name}: {len(plans)} of {num_norms} norms; {outcome}", flush=True)
-    print(f"{len(accepted)} accepted, {len(refused)} refused ({refused}); norms: {dict(norms)}; failed: {failed}")
-    print("\n".join(f"{count:5} {reason}" for reason, count in why.most_common(20)))
-    assert not failed
-    assert len(accepted) >= 0.9 * (len(accepted) + len(refused))
+        if sum(p.numel() for p in model.parameters()) > MAX_PARAMETERS:
+            continue
+        model, images = model.double(), images.double()
+        try:
+            step_of(copy.deepcopy(model), images)
+        except Exception:  # any error of another package: its inputs are no plain batch of this size
+            continue
+        check_training(name, model, images)
+    assert len(accepted) >= 0.9 * (len(accepted) + len(refused)), refused

@@ -24,42 +24,6 @@ def test_names_from_the_weights_file_come_before_numbers_and_wnids_become_words(
     assert class_names(1000, known=["x"] * 1000) == ["x"] * 1000
 
 
-def test_folders_give_the_names_in_the_order_of_the_data_set(tmp_path: Path) -> None:
-    for name in ("b", "a", "C", ".hidden"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "notes.txt").touch()
-    assert class_names(3, tmp_path) == ["C", "a", "b"]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_a_text_file_gives_a_name_per_line(tmp_path: Path, encoding: str) -> None:
-    (path := tmp_path / "names.txt").write_text("ünicorn\n\n t-shirt \n", encoding=encoding)
-    assert class_names(2, path) == ["ünicorn", "t-shirt"]
-
-
-def test_shards_give_the_names_in_the_order_of_their_file(tmp_path: Path) -> None:
-    (tmp_path / "000000.tar").touch()
-    with pytest.raises(DataError, match=r"classes.txt: the class names cannot be read: No such file"):
-        class_names(2, tmp_path)
-    (tmp_path / "classes.txt").write_text("b\u2028c\na\n", encoding="utf-8")
-    assert class_names(2, tmp_path) == ["b\u2028c", "a"]
-
-
-def test_another_number_of_names_is_refused_with_both_numbers(tmp_path: Path) -> None:
-    (path := tmp_path / "names.txt").write_text("a\nb\n")
-    with pytest.raises(DataError, match=r"names.txt: .*2 class names \(a, b\) but the network has 1000 classes"):
-        class_names(1000, path)
-
-
-@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"\xff\xfe\xff", "not UTF-8 text")])
-def test_names_that_cannot_be_read_say_why(tmp_path: Path, content: bytes | None, reason: str) -> None:
-    path = tmp_path / "names.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(DataError, match=reason):
-        class_names(2, path)
-
-
 SUBSET = {"n02099601": 207, "n02123045": 281, "n04285008": 817}
 
 

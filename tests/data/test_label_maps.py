@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -76,12 +75,6 @@ def test_classes_of_folders_are_named_by_a_file_whose_number_of_lines_has_to_fit
         _find(data)
     (data / "classes.txt").write_text("\ufeffground\ncat\nhat\n", encoding="utf-8")
     assert _find(data).classes[0] == "ground"
-    (data / "classes.txt").write_text("ground\ncat\nground\n", encoding="utf-8")
-    with pytest.raises(DataError, match="several classes have the same name: ground; "):
-        _find(data)
-    (data / "classes.txt").write_text("\n")
-    with pytest.raises(DataError, match="the file of class names is empty; "):
-        _find(data)
 
 
 def test_cityscapes_has_the_19_classes_of_its_benchmark_and_all_else_is_void(tmp_path: Path) -> None:
@@ -218,31 +211,9 @@ def test_files_without_counterpart_are_all_listed_and_the_first_is_an_error(tmp_
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_missing_folder_is_named_with_what_is_there_instead(tmp_path: Path, layout: str) -> None:
-    (tmp_path / "other").mkdir()
-    with pytest.raises(DataError, match=rf"no folder .*holds other\); .*segmentation\.layout {layout} needs "):
+def test_a_missing_folder_is_named(tmp_path: Path, layout: str) -> None:
+    with pytest.raises(DataError, match=rf"there is no such folder; segmentation\.layout {layout} needs it"):
         _find(tmp_path, layout=layout)
-    with pytest.raises(DataError, match="there is no folder"):
-        _find(tmp_path / "nowhere" / "at all", layout=layout)
-
-
-@pytest.mark.parametrize(
-    ("function", "denied"), [("stat", "train/images"), ("listdir", "val"), ("stat", "classes.txt")]
-)
-def test_a_place_without_permission_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, denied: str
-) -> None:
-    data, original = make_labeled(tmp_path / "data", 1, 1), getattr(os, function)
-    (data / "val" / "images").rename(data / "val" / "pictures")
-
-    def _deny(path: os.PathLike[str], **options: object) -> object:
-        if str(path) == str(data / denied):
-            raise PermissionError(13, "Permission denied", str(path))
-        return original(path, **options)
-
-    monkeypatch.setattr(os, function, _deny)  # file modes would not stop root
-    with pytest.raises(DataError, match=f"{data / denied}: .*cannot be listed: Permission denied; correct"):
-        _find(data, "val" if denied == "val" else "train")
 
 
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
@@ -252,24 +223,3 @@ def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
         DataError, match=r"train/images: .*no image in the folder; images of layout folders end in \.jpg"
     ):
         _find(tmp_path)
-
-
-def test_two_images_with_one_label_map_are_an_error(tmp_path: Path) -> None:
-    data = make_labeled(tmp_path)
-    random_image(0).save(data / "train" / "images" / "000.jpg")
-    with pytest.raises(
-        DataError, match=r"train/images: two files differ only in their extension: 000\.jpg and 000\.png"
-    ):
-        _find(data)
-
-
-def test_more_classes_than_a_label_map_can_number_are_one_error(tmp_path: Path) -> None:
-    for folder in ("images", "labels"):
-        (tmp_path / "train" / folder).mkdir(parents=True)
-    (tmp_path / "classes.txt").write_text("".join(f"{number}\n" for number in range(70_000)))
-    message = f"{tmp_path}: the ids of the classes go up to 69,999, but a label map can hold at most 65,535; "
-    with pytest.raises(DataError, match=message):
-        labeled_images(tmp_path, "train", "folders", 70_000, 255)
-    (tmp_path / "classes.txt").unlink()
-    with pytest.raises(DataError, match=message):
-        labeled_images(tmp_path, "train", "folders", 70_000, 255)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from pathlib import Path
 
@@ -90,7 +89,6 @@ BAD_FILES = {
     "bomb": _bomb,
     "missing": lambda path: None,
     "folder": lambda path: path.mkdir(),
-    "pipe": os.mkfifo,
 }
 
 

@@ -1,15 +1,11 @@
-"""Shards on a server are read as those of a folder, through a cache of bounded size, with every fault of a server."""
+"""Shards on a server are read as those of a folder, through a cache, with every fault of a server."""
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import re
 import sys
-import tarfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -29,15 +25,14 @@ from zoo.data.folder import open_source
 from zoo.data.index import parse_index, write_index
 from zoo.data.loader import LoaderOptions, build_train_loader, build_val_loader
 from zoo.data.location import parse_data_path
-from zoo.data.remote import RemoteShards, Unreachable
+from zoo.data.remote import Unreachable
 from zoo.data.segmentation_loader import build_segmentation_train_loader
-from zoo.data.shards import Shards, padded
+from zoo.data.shards import Shards
 from zoo.data.transforms import ValTransform
-from zoo.errors import ConfigError, DataError
+from zoo.errors import DataError
 
 CPU = torch.device("cpu")
 TRANSFORM = ValTransform(12, 8, [0.5] * 3, [0.5] * 3)
-PREFETCH = RemoteShards._prefetch
 Answer = Callable[["Handler"], None]
 
 
@@ -107,7 +102,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("ZOO_OFFLINE", raising=False)
     monkeypatch.setattr(remote, "TIMEOUTS_S", (1.0, 0.3))
     monkeypatch.setattr(remote, "sleep", lambda seconds: None)
-    monkeypatch.setattr(RemoteShards, "_prefetch", lambda self, window: None)  # what is fetched is what is read
     return tmp_path / "cache" / "shards"
 
 
@@ -138,9 +132,8 @@ def _copies(cache: Path) -> list[str]:
 @pytest.mark.parametrize("protocol", ["http", "memory"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_those_of_the_folder_to_the_bit(
-    local_shards: Path, server: Server, memory: str, protocol: str, workers: int, monkeypatch: pytest.MonkeyPatch
+    local_shards: Path, server: Server, memory: str, protocol: str, workers: int
 ) -> None:
-    monkeypatch.setattr(RemoteShards, "_prefetch", PREFETCH)
     data = parse_data_path(server.url if protocol == "http" else memory)
     config = small_experiment(shuffle_shards=2, color_jitter_train=True)
     pairs = [
@@ -179,68 +172,6 @@ def test_an_epoch_goes_on_in_the_middle_on_any_number_of_processes(server: Serve
     assert len(seen) == len(set(seen)) == 21
 
 
-def _fetched(server: Server, num_shards: int) -> list[int]:
-    """Return the shards of train/ that were asked for, once there are so many, which are given a moment to be more."""
-    deadline = time.monotonic() + 10
-    while True:
-        time.sleep(0.05)
-        found = sorted(int(path[7:13]) for path in server.asked if path.startswith("/train/"))
-        if len(found) >= num_shards or time.monotonic() > deadline:
-            return found
-
-
-def test_the_shards_of_the_next_window_are_fetched_while_one_is_read(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RemoteShards, "_prefetch", PREFETCH)
-    source = open_source(parse_data_path(server.url) / "train")
-    worker = pickle.loads(pickle.dumps(source))
-    worker._windows = source._windows  # as processes share it
-    for seed in (1, 2):
-        order = source.order(torch.Generator().manual_seed(seed), 2)
-        shards = source._shards[order.numpy()]
-        following = list(dict.fromkeys(shards.tolist()))[2:4]
-        for path in worker._folder.glob("*.tar"):
-            path.unlink()
-        server.asked.clear()
-        worker.read(int(order[0]))
-        assert _fetched(server, 3) == sorted([int(shards[0]), *following])
-        worker.read(int(order[len(order) - 1]))
-        assert _fetched(server, 4) == sorted({int(shards[0]), *following, int(shards[-1])})
-
-
-def test_in_a_cache_of_two_windows_no_shard_is_fetched_twice(
-    server: Server, local_shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker that is slower than the others still reads of a window while the one after the next is fetched."""
-    _limit(monkeypatch, 4 * 10240)
-    source = open_source(parse_data_path(server.url) / "train")
-    slower = pickle.loads(pickle.dumps(source))
-    order = source.order(torch.Generator().manual_seed(0), 2)
-    by_turn = [
-        [image for image in order.tolist() if source._windows[source._shards[image]] == turn] for turn in range(3)
-    ]
-    asked: list[int] = []
-
-    def reads_of_the_first_turn(handler: Handler) -> None:
-        held = {int(path.name[:6]) for path in source._folder.glob("*.tar")}
-        image = next(image for image in by_turn[0] if int(source._shards[image]) in held)
-        slower.read(image)
-        asked.append(image)
-        SimpleHTTPRequestHandler.do_GET(handler)
-        time.sleep(0.02)
-
-    first = int(np.flatnonzero(source._windows.numpy() == 2)[0])
-    server.script[f"/train/{first:06}.tar"] = [reads_of_the_first_turn]
-    for turn, images in enumerate(by_turn):
-        PREFETCH(source, turn + 1)
-        for image in images:
-            time.sleep(0.02)  # the clock of a file system has steps
-            source.read(image)
-    assert len(asked) == 1
-    assert _fetched(server, 6) == list(range(6))
-
-
 def test_other_shards_at_the_address_are_another_cache(server: Server, local_shards: Path) -> None:
     root = parse_data_path(server.url) / "train"
     source = open_source(root)
@@ -249,13 +180,6 @@ def test_other_shards_at_the_address_are_another_cache(server: Server, local_sha
     val = open_source(root)
     assert val.names.tolist() == Shards(local_shards / "val").names.tolist()
     assert val._folder != source._folder
-
-
-def test_zoo_data_check_reads_shards_of_a_server(server: Server, tmp_path: Path, capsys: Any) -> None:
-    content = {"network": {"arch": "resnet18", "classes": 3}, "optimizer": {"batch_size": 11}}
-    (tmp_path / "a.json").write_text(json.dumps(content))
-    assert main(["data", "check", str(tmp_path / "a.json"), server.url]) == 0
-    assert "train: 21 images" in capsys.readouterr().out
 
 
 def test_what_needs_a_folder_of_this_machine_says_so(server: Server, tmp_path: Path, capsys: Any) -> None:
@@ -302,7 +226,7 @@ def _damaged(content: bytes, place: int) -> Answer:
 
 
 @pytest.mark.parametrize("times", [1, 9])
-@pytest.mark.parametrize("fault", ["image", "label", "short", "long", "cut"])
+@pytest.mark.parametrize("fault", ["image", "short", "long", "cut"])
 def test_a_damaged_shard_is_fetched_again(
     server: Server, local_shards: Path, cache: Path, fault: str, times: int
 ) -> None:
@@ -310,10 +234,8 @@ def test_a_damaged_shard_is_fetched_again(
     assert len(content) == size
     arrays = parse_index((local_shards / "train.index").read_bytes(), "").arrays
     offset = int(arrays["offsets"][0])
-    label = offset + padded(int(arrays["lengths"][0])) + tarfile.BLOCKSIZE
     answer, message = {
         "image": (_damaged(content, offset + 20), "the shard is damaged, or has changed since it was indexed"),
-        "label": (_damaged(content, label), "the shard is damaged, or has changed since it was indexed"),
         "short": (_sends(content[:5000]), "the shard has 5,000 bytes, and its index says 10,240"),
         "long": (_sends(content + b"more"), "the shard has 10,244 bytes, and its index says 10,240"),
         "cut": (_sends(content[:5000], size), "the file cannot be fetched: .*IncompleteRead"),
@@ -388,58 +310,6 @@ def test_an_index_of_impossible_names_and_numbers_is_refused(local_shards: Path,
         open_source(tmp_path / "train")
 
 
-def _limit(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
-    monkeypatch.setenv("ZOO_SHARDS_GB", str(num_bytes / 1e9))
-
-
-def test_the_cache_stays_within_its_bound(server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _limit(monkeypatch, 2 * 10240)
-    source = open_source(parse_data_path(server.url) / "train")
-    held = []
-    for index in (0, 4, 0, 8, 0, 4):
-        source.read(index)
-        held.append({int(name[:6]) for name in _copies(cache)})
-        time.sleep(0.02)  # the clock of a file system has steps
-        assert sum(path.stat().st_size for path in cache.glob("*/*.tar*")) <= 2 * 10240
-    assert held == [{0}, {0, 1}, {0, 1}, {0, 2}, {0, 2}, {0, 1}]
-
-
-def test_downloads_count_with_their_size_and_those_of_killed_processes_are_evicted(
-    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _limit(monkeypatch, 3 * 10240)
-    source = open_source(parse_data_path(server.url) / "train")
-    for index in (0, 4):
-        source.read(index)
-    part = source._folder / "000005.tar.0123abcd.part"
-    part.touch()
-    os.truncate(part, 10240)
-    source.read(8)  # two copies and the download fill the cache
-    assert _copies(cache) == ["000001.tar", "000002.tar", "000005.tar.0123abcd.part"]
-    os.utime(part, (0, 0))
-    source.read(0)
-    assert _copies(cache) == ["000000.tar", "000001.tar", "000002.tar"]
-
-
-def test_a_cache_that_is_too_small_is_one_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = parse_data_path(server.url) / "train"
-    generator = torch.Generator()
-    _limit(monkeypatch, 3 * 10240)
-    source = open_source(root)
-    assert len(source.order(generator, 3)) == 21
-    with pytest.raises(ConfigError, match=r"4 shards, which are .*set input.shuffle_shards to 3 or less, .*ZOO_S"):
-        source.order(generator, 4)
-    with pytest.raises(ConfigError, match=r"all 6 shards, which are .*set input.shuffle_shards to 3 or less, .*"):
-        source.order(generator, None)
-    _limit(monkeypatch, 10000)
-    with pytest.raises(ConfigError, match=r"a shard take up to 1\.02e-05 GB, .*set ZOO_SHARDS_GB to 0.1 or more"):
-        open_source(root)
-    for text in ("many", "0", "-1", "nan", "inf"):
-        monkeypatch.setenv("ZOO_SHARDS_GB", text)
-        with pytest.raises(ConfigError, match="ZOO_SHARDS_GB must be a number of gigabytes"):
-            open_source(root)
-
-
 def test_a_full_disk_and_a_cache_that_cannot_be_made_are_one_error(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,7 +317,7 @@ def test_a_full_disk_and_a_cache_that_cannot_be_made_are_one_error(
     source = open_source(root)
     with monkeypatch.context() as full:
         full.setattr(remote.shutil, "copyfileobj", _raises(OSError(28, "No space left on device")))
-        with pytest.raises(Unreachable, match=r"No space left on device; .*ZOO_SHARDS_GB"):
+        with pytest.raises(Unreachable, match=r"No space left on device; .*ZOO_CACHE"):
             source.read(0)
     monkeypatch.setenv("ZOO_CACHE", str(Path(__file__) / "x"))
     with pytest.raises(Unreachable, match=r"Not a directory.*the cache, see ZOO_CACHE"):
@@ -476,21 +346,6 @@ def test_other_protocols_fail_with_one_error(memory: str, monkeypatch: pytest.Mo
     assert "memory://nobody/train.index: " in _refusal(parse_data_path("memory://nobody/train"))
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "_open", _raises(PermissionError("denied")))
     assert "the file cannot be fetched: denied" in _refusal(parse_data_path(memory) / "train")
-
-
-def test_another_protocol_that_fails_sometimes(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    system = fsspec.filesystem("memory")
-    faults = [OSError("reset")] * 4
-    opened = system._open
-
-    def fails_at_first(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if faults:
-            raise faults.pop()
-        return opened(*args, **kwargs)
-
-    monkeypatch.setattr(type(system), "_open", fails_at_first)
-    assert open_source(parse_data_path(memory) / "train").read(0)
-    assert faults == []
 
 
 def _raises(error: Exception) -> Callable[..., Any]:

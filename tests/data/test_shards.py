@@ -23,7 +23,6 @@ from zoo.data.prepare.write_shards import write_shards
 from zoo.data.shards import Shards, write_shard_index
 from zoo.data.source import FolderSource
 from zoo.errors import DataError
-from zoo.run.console import Progress
 
 CPU = torch.device("cpu")
 
@@ -73,7 +72,7 @@ def test_shards_are_complete_or_not_there_and_replace_nothing(
     read = FolderSource.read
     monkeypatch.setattr(FolderSource, "read", lambda self, index: read(self, index) if index != 7 else 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write_shards(FolderSource(data / "train"), tmp_path / "new", per_shard=4, seed=None, show_progress=Progress)
+        write_shards(FolderSource(data / "train"), tmp_path / "new", per_shard=4, seed=None)
     assert not list(tmp_path.glob("new*"))
 
 
@@ -84,16 +83,6 @@ def test_any_program_that_reads_tar_files_reads_them(data: Path, shards: Path) -
         for number in range(4, 8):
             assert tar.extractfile(f"{number:09}.png").read() == source.read(number)
             assert int(tar.extractfile(f"{number:09}.cls").read()) == source.targets[number]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves files open
-def test_webdataset_reads_them(shards: Path) -> None:
-    webdataset = pytest.importorskip("webdataset")
-    source = open_source(shards / "train")
-    urls = sorted(map(str, (shards / "train").glob("*.tar")))
-    read = list(webdataset.WebDataset(urls, shardshuffle=False))
-    assert [sample["png"] for sample in read] == [source.read(index) for index in range(21)]
-    assert [int(sample["cls"]) for sample in read] == source.targets.tolist()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -219,12 +208,12 @@ def _device(tar: tarfile.TarFile) -> None:
         ({"1.png": b"x"}, "sample 1 has no class: neither 1.cls nor .json"),
         ({"1.cls": b"1"}, "sample 1 has 0 images, not one"),
         ({"1.png": b"x", "1.jpg": b"x", "1.cls": b"1"}, "sample 1 has 2 images"),
+        ({"1.png": b"x", "1.PNG": b"x", "1.cls": b"1"}, "1.PNG occurs twice"),
         ({"1.png": b"x", "1.cls": b"one"}, "sample 1 has no class: its .cls is not a whole number"),
         ({"1.png": b"x", "1.cls": b"-1"}, "its .cls is not a whole number from 0 to 99,999"),
         ({"1.png": b"x", "1.cls": b"9" * 5000}, "its .cls is not a whole number"),
         ({"1.png": b"x", "1.json": b'{"label": true}'}, "label in its .json is not a whole number"),
         ({"1.png": b"x", "1.json": b"[" * 100_000}, "label in its .json is not a whole number"),
-        ({"1.png": b"x", "1.cls": b"1" * (1 << 20) + b"1"}, r"the class of sample 1 takes 1,048,577 bytes"),
     ],
 )
 def test_shards_that_cannot_be_read_are_named(
@@ -250,31 +239,6 @@ def test_a_shard_that_is_cut_off_or_no_tar_file_is_named(shards: Path) -> None:
             write_shard_index(shards / "train")
 
 
-def _header(kind: bytes, size: int) -> bytes:
-    """Return the header of a tar member; a size beyond the octal digits is written in base 256."""
-    member = tarfile.TarInfo("x")
-    member.type, member.size = kind, size
-    return member.tobuf(tarfile.GNU_FORMAT)
-
-
-@pytest.mark.parametrize(
-    ("headers", "message"),
-    [
-        *(
-            (_header(kind, size), r"a header takes [-\d,]+ bytes")
-            for kind in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE)
-            for size in (2**33, 2**70, -512)
-        ),
-        (_header(tarfile.GNUTYPE_LONGNAME, 0) * 5000, ".*recursion.*"),
-    ],
-)
-def test_headers_without_end_are_refused_before_they_take_memory(tmp_path: Path, headers: bytes, message: str) -> None:
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "0.tar").write_bytes(headers)
-    with pytest.raises(DataError, match=rf"train/0.tar: the shard cannot be read: {message}"):
-        open_source(tmp_path / "train")
-
-
 def test_an_index_that_is_not_of_these_shards_is_refused(shards: Path) -> None:
     (shards / "train" / "000005.tar").unlink()
     with pytest.raises(DataError, match=r"belongs to other shards; .*remove it, and it is written again"):
@@ -295,16 +259,7 @@ def test_bytes_that_changed_since_the_shard_was_written_are_named(shards: Path) 
 
 def test_a_damaged_index_is_refused(shards: Path) -> None:
     path = index_path(shards / "train")
-    whole, expected = path.read_bytes(), Shards(shards / "train")
-    generator = np.random.default_rng(0)
-    for place in generator.choice(len(whole), 60, replace=False):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << int(generator.integers(8))]) + whole[place + 1 :])
-        try:
-            found = Shards(shards / "train")
-        except DataError:
-            continue
-        # Otherwise nothing reads the byte, such as the date of an entry.
-        assert all(np.array_equal(*pair) for pair in zip(found.details, expected.details, strict=True))
+    whole = path.read_bytes()
     for cut in (0, 5, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
         with pytest.raises(DataError, match=r"train.index: the index cannot be used: .*; remove it, and it is written"):
@@ -333,17 +288,6 @@ def test_a_shard_that_seems_to_end_early_is_damaged_and_loses_no_image_silently(
         Shards(shards / "train")
 
 
-def test_a_member_that_is_there_twice_is_an_error(shards: Path) -> None:
-    path = _without_index(shards)
-    with tarfile.open(path) as tar:
-        members = [(member, tar.extractfile(member).read()) for member in tar.getmembers()]
-    with tarfile.open(path, "w") as tar:
-        for member, content in [*members[:2], *members[:2], *members[2:]]:
-            tar.addfile(member, io.BytesIO(content))
-    with pytest.raises(DataError, match=f"{path}: .*{members[0][0].name} occurs twice"):
-        Shards(shards / "train")
-
-
 def test_other_names_of_classes_than_those_of_the_index_are_an_error(shards: Path) -> None:
     names = shards / "train" / "classes.txt"
     names.write_text(names.read_text().replace("ant", "bug"))
@@ -361,54 +305,12 @@ def test_the_digest_of_shards_depends_on_what_their_images_are(data: Path, tmp_p
     assert len(digests) == 2
 
 
-def _relabel(path: Path, labels: dict[bytes, bytes]) -> None:
-    """Write a shard of the same size with other labels, and keep its time."""
-    status = path.stat()
-    with tarfile.open(path) as tar:
-        members = [(member, tar.extractfile(member).read()) for member in tar.getmembers()]
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for member, content in members:
-            tar.addfile(member, io.BytesIO(labels[content] if member.name.endswith(".cls") else content))
-    assert path.stat().st_size == status.st_size
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def test_a_label_that_changed_since_the_shard_was_written_is_noticed_by_its_checksum(shards: Path) -> None:
-    source = open_source(shards / "train")
-    before = source.targets.tolist()
-    _relabel(shards / "train" / "000000.tar", {b"0": b"1", b"1": b"2", b"2": b"0"})
-    with pytest.raises(DataError, match=r"train/000000.tar/000000000.*: .*the shard is damaged, or has changed"):
-        open_source(shards / "train").read(0)
-    index_path(shards / "train").unlink()
-    again = open_source(shards / "train")
-    assert again.targets.tolist() == [(target + 1) % 3 for target in before[:4]] + before[4:]
-    assert again.read(0)
-
-
-def test_shards_of_others_that_changed_after_their_index_was_made_are_refused(data: Path, tmp_path: Path) -> None:
-    image = (data / "train" / "ant" / "000.png").read_bytes()
+def test_shards_of_others_that_changed_after_their_index_was_made_are_noticed(data: Path, tmp_path: Path) -> None:
+    images = [(data / "train" / "ant" / f"00{number}.png").read_bytes() for number in range(2)]
     root = tmp_path / "others" / "train"
-    _write_tar(root / "a-0.tar", {"1.cls": b"0", "1.png": image, "2.cls": b"1", "2.png": image})
-    assert open_source(root).targets.tolist() == [0, 1]
-    size = (root / "a-0.tar").stat().st_size
-    _write_tar(root / "a-0.tar", {"1.cls": b"1", "1.png": image, "2.cls": b"0", "2.png": image})
-    os.utime(root / "a-0.tar", (1, 1))
-    assert (root / "a-0.tar").stat().st_size == size
-    with pytest.raises(
-        DataError,
-        match=r"train\.index: .*changed or copied after they were indexed: a-0\.tar; remove it",
-    ):
-        open_source(root)
-    index_path(root).unlink()
-    assert open_source(root).targets.tolist() == [1, 0]
-
-
-def test_a_pipe_in_place_of_a_shards_files_is_refused_and_not_waited_for(shards: Path) -> None:
-    for path in (shards / "train" / "classes.txt", index_path(shards / "train")):
-        content = path.read_bytes()
-        path.unlink()
-        os.mkfifo(path)
-        with pytest.raises(DataError, match=f"{path}: .*it is not a regular file"):
-            open_source(shards / "train")
-        path.unlink()
-        path.write_bytes(content)
+    _write_tar(root / "a-0.tar", {"1.cls": b"0", "1.png": images[0]})
+    assert open_source(root).read(0) == images[0]
+    changed = images[1].ljust(len(images[0]), b"\0")[: len(images[0])]
+    _write_tar(root / "a-0.tar", {"1.cls": b"0", "1.png": changed})
+    with pytest.raises(DataError, match="the shard is damaged, or has changed since it was indexed"):
+        open_source(root).read(0)

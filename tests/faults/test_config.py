@@ -103,5 +103,5 @@ def test_options_are_bounded_in_zoo_get_and_in_experiments(arch, options) -> Non
 @pytest.mark.parametrize("argument", ["weights", "body_weights"])
 @pytest.mark.parametrize("value", [[], 5, b"x.pth", {"conv.weight": torch.ones(1)}])
 def test_what_is_no_path_is_a_type_error(argument, value) -> None:
-    with pytest.raises(TypeError, match="weights must be the path of a weights file"):
+    with pytest.raises(TypeError, match=r"os\.PathLike"):
         zoo.get("deeplab_resnet18", **{argument: value})

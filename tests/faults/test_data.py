@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.sample_images import make_folder, random_image
-from zoo.config import Input
+from tests.data.sample_images import make_folder
 from zoo.data.folder import ImageFolder
 from zoo.data.reading import read_image
 from zoo.data.scan import find_images, scan_folder
-from zoo.data.transforms import TrainTransform, ValTransform
-from zoo.errors import ConfigError, DataError
+from zoo.data.transforms import ValTransform
+from zoo.errors import DataError
 from zoo.spec.limits import MAX_PIXELS
 
 
@@ -39,13 +38,11 @@ def test_names_that_a_terminal_would_obey_are_escaped_in_messages(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = make_folder(tmp_path / "a\x1b[31m\nepoch 1", {"class\nname": 0, "b": 1})
-    (root / os.fsdecode(b"b/\xff.txt")).write_bytes(b"")
     with pytest.raises(DataError, match=r"class\\nname") as caught:
         scan_folder(root)
     scan_folder(root, allow_empty_classes=True)
     for message in (str(caught.value), *(record.getMessage() for record in caplog.records)):
         assert message.isprintable()
-    assert r"b/\udcff.txt" in caplog.text
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n%%EOF\n"
@@ -98,14 +95,3 @@ def test_an_image_that_would_be_resized_to_too_many_pixels_is_named(
     message = f"{path}: .* of {size[0]} x {size[1]} px would be resized to .* px, more than 89,478,485"
     with pytest.raises(DataError, match=f"^{message}.*replace or remove the file"):
         images[0, 1]
-
-
-@pytest.mark.parametrize(("scale", "crop"), [(2**31, 8), (-1, 2**31), (9460, 9460), (10**30, 10**30)])
-def test_sizes_that_no_image_can_have_are_refused_at_once(scale: int, crop: int) -> None:
-    with pytest.raises(ConfigError, match=rf"{max(scale, crop)} px .* 89,478,485"):
-        ValTransform(scale, crop, [0.5] * 3, [0.5] * 3)
-
-
-def test_an_image_is_not_padded_to_too_many_pixels() -> None:
-    with pytest.raises(DataError, match=r"12 x 10 px .* 89,478,485"):
-        TrainTransform(Input(crop_train=8, pad_train=9000))(random_image(0))

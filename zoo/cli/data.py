@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zoo.cli.options import (
     Command,
@@ -19,9 +18,6 @@ from zoo.cli.options import (
 from zoo.data.location import require_folder, require_local
 from zoo.errors import DataError, escape
 from zoo.tables import counted
-
-if TYPE_CHECKING:
-    from zoo.run.console import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +36,7 @@ class DataCheck(Command):
         from zoo.data.prepare.check import check_data
 
         config = load_experiment(self.config)
-        reports = check_data(config, require_folder(self.data), self.workers, _progress)
+        reports = check_data(config, require_folder(self.data), self.workers)
         for report in reports:
             print(f"{report.split}: {counted(report.num_images, 'image')}, {counted(len(report.faults), 'fault')}")
             print("".join(f"fault: {escape(fault)}\n" for fault in report.faults), end="")
@@ -74,9 +70,7 @@ class DataShard(Command):
         for root in _splits(require_local(self.data)):
             is_train, target = root.name == "train", self.out / root.name
             source = FolderSource(root, allow_empty_classes=not is_train)
-            count = write_shards(
-                source, target, per_shard=self.per_shard, seed=self.seed if is_train else None, show_progress=_progress
-            )
+            count = write_shards(source, target, per_shard=self.per_shard, seed=self.seed if is_train else None)
             print(f"{counted(len(source.names), 'image')} in {counted(count, 'shard')}; {escape(target)}")
         return 0
 
@@ -96,9 +90,3 @@ def _splits(data: Path) -> list[Path]:
     if not found:
         raise DataError("there is neither train/ nor val/", data, "give a folder that holds one of them")
     return found
-
-
-def _progress(split: str, total: int) -> Progress:
-    from zoo.run.console import Progress
-
-    return Progress(split, total, unit="images")

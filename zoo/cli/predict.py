@@ -34,9 +34,6 @@ class Predict(Command):
     """Image files, and folders, which are searched recursively."""
     weights: Path | None = None
     """Weights file or published name (default: the published weights of NAME)."""
-    classes: Path | None = option(metavar="PATH")
-    """Names of the classes: a folder of class folders (DATA/train), or a text file with one name per line (default:
-    the names stored in the weights file, ImageNet's for 1000 classes, otherwise numbers)."""
     top: Positive = option(default=5, metavar="K")
     """Classes per image."""
     json: bool = False
@@ -61,7 +58,7 @@ class Predict(Command):
                     "command line",
                     f"zoo segment {self.name} IMAGES OUT writes label maps and overlays",
                 )
-            names = class_names(network.experiment.network.num_classes, self.classes, network.class_names)
+            names = class_names(network.experiment.network.num_classes, network.class_names)
             settings = network.experiment.input
             transform = ValTransform(
                 settings.scale_val, settings.crop_val, settings.mean, settings.std,

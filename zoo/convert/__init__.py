@@ -2,20 +2,19 @@
 
 Functions of state dicts take a state dict and its network, and return the converted state dict, its `NetworkSpec`, and
 a `ConversionReport`. The network is a `NetworkSpec`, the name of published weights, or an architecture, whose norms and
-activation are those that the conversion is for. The state dict determines the number of classes. They compare the
-outputs of both networks on two random images. They raise ConfigError for an unknown architecture, WeightsError for a
-state dict that does not fit, and ConversionError for a network that they cannot convert. `convert_network` takes and
-returns a network of any package.
+activation are those that the conversion is for. The state dict determines the number of classes. Functions that change
+what a network computes with, and not only names, compare the outputs of both networks on two random images. They raise
+ConfigError for an unknown architecture, WeightsError for a state dict that does not fit, and ConversionError for a
+network that they cannot convert. `convert_norm` converts the norms of a network of any package.
 """
 
 from zoo.convert.conversion import ConversionReport
 from zoo.convert.norm_conversion import convert_norm
-from zoo.convert.norms import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
+from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 
 __all__ = [
     "ConversionReport",
-    "convert_network",
     "convert_norm",
     "from_torchvision",
     "inplace_to_standard",

@@ -6,17 +6,17 @@ Tested by tests/convert/test_names.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import ConfigError, ConversionError, VerificationError
+from zoo.errors import ConversionError, VerificationError, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import iter_tensors
 from zoo.names import resolve
-from zoo.spec.architectures import ARCHITECTURES, is_external
+from zoo.spec.architectures import is_external
 from zoo.spec.network import NetworkSpec
 from zoo.weights import load_state_dict
 from zoo.weights.load import check_fits, num_outputs
@@ -47,7 +47,6 @@ class ConversionReport:
     - `exact`: whether the outputs are the same up to rounding in the dtype of the weights.
     - `reason`: why the conversion is exact or approximate.
     - `clamped`: by norm, the number of scales that in-place norms cannot represent and that were set to eps.
-    - `left`: by norm, the reason why it was not converted.
     - `max_difference`: largest absolute difference between the outputs of source and result, in float64 and evaluation
       mode; None if the weights are unchanged.
     - `max_output`: largest absolute output of the source in that comparison.
@@ -59,30 +58,16 @@ class ConversionReport:
     exact: bool
     reason: str
     clamped: dict[str, int] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
     max_difference: float | None = None
     max_output: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        content = asdict(self)
-        exact = content.pop("exact")
-        return {**content, "exactness": "exact" if exact else "approximate"}
-
     def __str__(self) -> str:
-        lines = [
-            f"{self.conversion} {self.arch}: {'exact' if self.exact else 'approximate'}, {self.reason}",
-            f"  layers touched: {_counted(self.layers)}",
-        ]
+        lines = [f"{self.conversion} {self.arch}: {'exact' if self.exact else 'approximate'}, {self.reason}"]
+        if self.layers:
+            lines.append(f"  layers touched: {len(self.layers)} ({join_names(self.layers, MAX_PRINTED_NAMES)})")
         if self.clamped:
-            counts = tuple(f"{name}: {count}" for name, count in self.clamped.items())
-            lines.append(f"  norms with scales set to eps: {_counted(counts)}")
-        if self.left:
-            more = (
-                f" (the first {MAX_PRINTED_NAMES} here; --json lists all)" if len(self.left) > MAX_PRINTED_NAMES else ""
-            )
-            lines.append(f"  norms not converted: {len(self.left)}{more}")
-            lines += [f"    {name}: {reason}" for name, reason in list(self.left.items())[:MAX_PRINTED_NAMES]]
+            counts = [f"{name}: {count}" for name, count in self.clamped.items()]
+            lines.append(f"  norms with scales set to eps: {len(counts)} ({join_names(counts, MAX_PRINTED_NAMES)})")
         if self.max_difference is None:
             lines.append("  outputs: not compared")
         else:
@@ -93,25 +78,15 @@ class ConversionReport:
         return "\n".join(lines)
 
 
-def _counted(names: tuple[str, ...]) -> str:
-    """Return the number of names and the first few."""
-    rest = f", ... ({len(names) - MAX_PRINTED_NAMES} more; --json lists all)" if len(names) > MAX_PRINTED_NAMES else ""
-    return f"{len(names)}" + (f" ({', '.join(names[:MAX_PRINTED_NAMES])}{rest})" if names else "")
-
-
-def source_spec(state_dict: StateDict, network: str | NetworkSpec | None, conversion: str) -> NetworkSpec:
+def source_spec(state_dict: StateDict, network: str | NetworkSpec, conversion: str) -> NetworkSpec:
     """Return the spec of a conversion's source, with the number of classes of its state dict.
 
     ``network`` is a spec, or a name: an architecture has the norms and the activation that the conversion is for. The
     memory strategy becomes the default one, because it may not support the norms of the result. Raises ConfigError for
-    an unknown name and for None, and ConversionError if the conversion is not for this network.
+    an unknown name, and ConversionError if the conversion is not for this network.
     """
     if isinstance(network, NetworkSpec):
         spec = network
-    elif not isinstance(network, str):
-        what = "the spec is None" if network is None else f"the spec is of type {type(network).__name__}"
-        remedy = 'give the name of an architecture, such as "resnet50", or a zoo.spec.network.NetworkSpec'
-        raise ConfigError(f"{what}, so that nothing says which network the state dict belongs to", conversion, remedy)
     else:
         found = resolve(network)
         check_own(found.network.arch, conversion)
@@ -128,14 +103,14 @@ def source_spec(state_dict: StateDict, network: str | NetworkSpec | None, conver
 
 
 def check_own(arch: str, conversion: str) -> None:
-    """Raise ConversionError if a network is one of another package, naming the network of zoo if it has that name."""
-    if not is_external(arch):
-        return
-    package, _, name = arch.partition(":")
-    what = f"{arch} is a network of {package}, and {conversion} converts networks of zoo"
-    if name not in ARCHITECTURES:
-        raise ConversionError(what, remedy="convert it with zoo convert export")
-    raise ConversionError(what, remedy=f'name zoo\'s own: --arch {name}, in Python "{name}"')
+    """Raise ConversionError if a network is one of another package."""
+    if is_external(arch):
+        package, _, name = arch.partition(":")
+        what = f"{arch} is a network of {package}, and {conversion} converts networks of zoo"
+        remedy = (
+            f'convert it with zoo convert export; or if zoo has one, name its own: --arch {name}, in Python "{name}"'
+        )
+        raise ConversionError(what, remedy=remedy)
 
 
 def build_with_weights(state_dict: StateDict, spec: NetworkSpec) -> nn.Module:

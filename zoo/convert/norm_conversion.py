@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +24,6 @@ LEAKY_RELU_SLOPE = 0.01  # of the leaky ReLU that replaces ReLU
 PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Classes of timm and torchvision by name, because these packages are optional.
 NORMS_WITH_ACTIVATION = ("BatchNormAct2d", "SyncBatchNormAct")  # of timm; they call their submodules drop and act
-FROZEN_NORMS = ("FrozenBatchNorm2d", "FrozenBatchNormAct2d")
-FROZEN_REASON = "it is frozen and saves nothing for backward, so converting it would not save memory"
 # These save their input for backward; their in-place functions save a copy.
 ACTIVATIONS_THAT_KEEP_INPUT = ("SiLU", "Hardswish", "GELU", "GELUTanh", "Mish", "PReLU")
 FUNCTIONS_THAT_KEEP_INPUT = ("silu", "hardswish", "gelu", "mish", "prelu")
@@ -60,7 +58,6 @@ class NormPlan:
     - `owner`: otherwise, name of the module whose forward method calls the activation, and is rewritten.
     - `follower`: the activation that is kept: a submodule of the norm, or a module behind it that must not overwrite
       its input.
-    - `replaces_relu`: whether leaky ReLU replaces ReLU.
     - `convolution`: name of the convolution whose filters are negated for ``num_negative`` negative scales.
     - `num_clamped`: number of scales that cannot be represented and become eps.
     """
@@ -73,7 +70,6 @@ class NormPlan:
     absorbed: str | None = None
     owner: str | None = None
     follower: nn.Module | None = None
-    replaces_relu: bool = False
     convolution: str | None = None
     num_negative: int = 0
     num_clamped: int = 0
@@ -98,16 +94,14 @@ def convert_norm(
     - `partial`: convert the norms that can be converted, and log a warning with the others and the reasons. Norms
       before an activation that is not invertible and saves its input (SiLU, Hardswish, GELU, Mish, PReLU) are then
       in-place too, but the activation is not: one of their two saved maps remains.
-    - `relu`: "leaky_relu" replaces ReLU behind in-place norms with leaky ReLU of slope 0.01. This changes the outputs;
-      `zoo.convert.convert_network` reports by how much.
+    - `relu`: "leaky_relu" replaces ReLU behind in-place norms with leaky ReLU of slope 0.01, which changes the outputs.
 
     Parameters and buffers remain the same objects under the same names. The in-place scale is |weight| + eps, so eps is
     subtracted from the weights; for a negative weight, the signs of the filter before it and of the running mean are
     flipped. Activation modules that a norm takes over become nn.Identity. If the activation is a function, or a module
     that is also called elsewhere, the forward method that calls it is rewritten without the call, as a torch.fx graph.
     Only `ABN` takes over relu, and only from modules that nothing else calls. An `ABN` whose input is still needed
-    becomes an `InPlaceABN` with ``inplace = False``. Frozen norms of torchvision and timm are kept and named in the
-    warning.
+    becomes an `InPlaceABN` with ``inplace = False``. Frozen norms of torchvision and timm are kept.
 
     The forward pass is traced with torch.fx. Raises ConversionError, with the norms, reasons and remedies, and leaves
     ``module`` unchanged if something else needs the input of a norm, its output is overwritten, its activation has no
@@ -139,21 +133,23 @@ def plan_norms(
         raise ConversionError(
             f'relu={relu!r} with norm {kind!r}; give None to keep ReLU, or "leaky_relu" with norm "inplace" or "sync"'
         )
-    norms, left = _norms_to_convert(module)
+    norms = {name: part for name, part in module.named_modules() if isinstance(part, (BatchNormBase, ABN))}
+    if not norms:
+        raise ConversionError(f"{type(module).__name__} has no norm to convert: neither of torch nor of zoo")
     norms = {name: norm for name, norm in norms.items() if type(norm) is not NORM_CLASSES[kind]}
     if not norms:
-        return [], left
+        return [], {}
     with mode_set(module, training=True):
         trace = Trace(module, in_parts=partial)
     planner = _Planner(trace, kind, partial, relu)
-    plans, problems, advice = [], {}, Counter[str]()
+    plans, problems, advice = [], dict[str, str](), dict[str, None]()
     for name, norm in norms.items():
         try:
             plan = planner.plan(name, norm)
             _plan_scale(trace, plan, kind, allow_approximate)
         except _UnsafeError as error:
             problems[_described(name, norm)] = error.reason
-            advice[error.advice] += 1
+            advice[error.advice] = None
         else:
             plans.append(plan)
     if problems and not (partial and plans):
@@ -164,25 +160,10 @@ def plan_norms(
             f"{NORM_CLASSES[kind].__name__}; nothing was converted:\n"
             + "\n".join(lines[:MAX_LISTED] + more)
             + "\nWhat to do:\n"
-            + "\n".join(f"- {text} ({count} norm{'s' * (count > 1)})" for text, count in advice.items())
+            + "\n".join(f"- {text}" for text in advice)
             + ("" if kind == "standard" or partial else f"\nOr keep these norms: {ALTERNATIVES}")
         )
-    return plans, left | problems
-
-
-def _norms_to_convert(module: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the norms to replace by name, and the reasons for norms to keep. Raises ConversionError without norms."""
-    parts = dict(module.named_modules())
-    norms = {name: part for name, part in parts.items() if isinstance(part, (BatchNormBase, ABN))}
-    frozen = {
-        _described(name, part): FROZEN_REASON for name, part in parts.items() if type(part).__name__ in FROZEN_NORMS
-    }
-    if not norms:
-        raise ConversionError(
-            f"{type(module).__name__} has no norm to convert: neither a batch norm of torch nor one of zoo"
-            + (f"; its others are {join_names(frozen)}: {FROZEN_REASON}" if frozen else "")
-        )
-    return norms, dict.fromkeys(frozen, FROZEN_REASON)
+    return plans, problems
 
 
 def _described(name: str, part: nn.Module) -> str:
@@ -279,10 +260,9 @@ class _Planner:
 
     def _plan_own_activation(self, name: str, norm: Any, node: fx.Node) -> NormPlan:
         """Return the plan for a norm of timm that includes its activation."""
-        found = _activation_of(norm.act)
-        if form := self._form_of(found):
+        if form := self._form_of(_activation_of(norm.act)):
             self._check_not_overwritten(node)
-            return NormPlan(name, norm, *form, inplace=True, replaces_relu=form != found)
+            return NormPlan(name, norm, *form, inplace=True)
         if self.in_place and not self._keeps_input(norm.act):
             raise _no_form(f"{name}.act", norm.act)
         return NormPlan(name, norm, "identity", LEAKY_RELU_SLOPE, True, follower=norm.act)
@@ -307,7 +287,6 @@ class _Planner:
                 raise _no_form(str(last.target), module or last)
             if form and (plan.absorbed is not None or plan.owner is not None):
                 plan.activation, plan.activation_param = form
-                plan.replaces_relu = form != found
                 output = last
         if self.in_place or output is not node:
             self._check_not_overwritten(output)

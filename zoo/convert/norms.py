@@ -1,11 +1,10 @@
-"""Converts weights between standard and in-place norms and from relu to leaky_relu, and the norms of any network."""
+"""Converts weights between standard and in-place norms, and from relu to leaky_relu."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.convert.conversion import (
     ConversionReport,
@@ -18,39 +17,6 @@ from zoo.convert.conversion import (
 from zoo.convert.norm_conversion import NormPlan, apply_plans, plan_norms
 from zoo.layers.norm import ABN
 from zoo.spec.network import NetworkSpec
-
-
-def convert_network(
-    model: nn.Module,
-    kind: str = "inplace",
-    *,
-    allow_approximate: bool = False,
-    partial: bool = False,
-    relu: str | None = None,
-) -> tuple[nn.Module, ConversionReport]:
-    """Return a copy of a network with norms converted by `zoo.convert.convert_norm`, and a report.
-
-    Args:
-    - `model`: the network, of any package; not modified.
-    - `kind`, `allow_approximate`, `partial`, `relu`: as in `convert_norm`. The report's ``left`` has the norms that
-      were not converted, with reasons.
-
-    The conversion is exact unless a scale became eps or ReLU became leaky ReLU. The outputs are compared on images of
-    64 x 64 px; `convert_norm` converts networks that do not take these. Raises its ConversionError.
-    """
-    converted = copy.deepcopy(model)
-    plans, left = plan_norms(converted, kind, allow_approximate, partial, relu)
-    apply_plans(converted, plans, kind)
-    clamped = {plan.name: plan.num_clamped for plan in plans if plan.num_clamped}
-    leaky = sum(plan.replaces_relu for plan in plans)
-    changes = {f"{leaky} ReLUs became leaky ReLU": leaky, f"{sum(clamped.values())} scales became eps": clamped}
-    reasons = [change for change, present in changes.items() if present]
-    source, target = (copy.deepcopy(network).double().eval() for network in (model, converted))
-    measured = compare_outputs(source, target, None if reasons else model.state_dict())
-    return converted, ConversionReport(
-        f"norms to {kind}", type(model).__name__, tuple(plan.name for plan in plans), not reasons,
-        "; ".join(reasons) or "the norms are equivalent", clamped=clamped, left=left, **measured,
-    )  # fmt: skip
 
 
 def inplace_to_standard(

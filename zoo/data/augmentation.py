@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.errors import DataError
-from zoo.spec.limits import MAX_PIXELS
 
 # The factors of saturation, brightness and contrast, and the red, green and blue to add.
 Colors = tuple[float, ...]
@@ -109,7 +108,7 @@ class PadCrop:
     mode: str
 
     def __call__(self, image: Tensor, generator: Random) -> Tensor:
-        """Return a crop (C, crop, crop) of ``image`` (C, h, w); DataError if it is too small or too large to pad."""
+        """Return a crop (C, crop, crop) of ``image`` (C, h, w); DataError if it is too small."""
         height, width = image.shape[-2:]
         self._check(height, width)
         image = F.pad(image, [self.pad] * 4, PAD_MODES[self.mode])
@@ -118,16 +117,9 @@ class PadCrop:
 
     def _check(self, height: int, width: int) -> None:
         side = min(height, width)
-        padded = f"an image of {width} x {height} px with {self.pad} px of padding on each side"
-        if (height + 2 * self.pad) * (width + 2 * self.pad) > MAX_PIXELS:
-            what = f"{padded} has more than {MAX_PIXELS:,} px"
-            raise DataError(what, "input", "set a smaller pad_train")
-        if side + 2 * self.pad < self.crop:
-            what = f"a crop of {self.crop} px does not fit into {padded}"
-            raise DataError(what, "input", "set a smaller crop_train, a larger pad_train, or scale_train")
-        if self.mode == "reflect" and self.pad >= side:
-            what = f"an image of {width} x {height} px cannot be reflected by {self.pad} px"
-            raise DataError(what, "input", f"set a pad_train below {side}, or scale_train")
+        if side + 2 * self.pad < self.crop or (self.mode == "reflect" and self.pad >= side):
+            what = f"an image of {width} x {height} px is too small for a crop of {self.crop} px"
+            raise DataError(f"{what} with {self.pad} px of padding ({self.mode})", "input", "set scale_train")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import hashlib
 import io
 import logging
 import os
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -87,16 +86,14 @@ def load_class_index(found: LabeledImages, *, workers: int = 0, cache: Path | No
         file = (cache or cache_dir()) / FOLDER / f"{_digest(found)}.npy"
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):
-            index = _read(file, found)
-            if index is None:
-                index = _build(found, workers)
+            if not file.exists():
                 content = io.BytesIO()
-                np.save(content, index, allow_pickle=False)
+                np.save(content, _build(found, workers), allow_pickle=False)
                 write_bytes(file, content.getvalue())
+        return np.asarray(np.load(file, allow_pickle=False))
     except OSError as error:
         what = f"the index of classes cannot be made: {error.strerror}"
         raise DataError(what, error.filename, "replace the label map, or set ZOO_CACHE to another folder") from error
-    return index
 
 
 def _build(found: LabeledImages, workers: int) -> np.ndarray:
@@ -109,15 +106,6 @@ def _held_classes(found: LabeledImages, label: str) -> np.ndarray:
     """Return whether each class has a pixel in a label map. The ignore label is larger than any class."""
     classes = read_label(found.root / label, found.table)
     return np.bincount(classes.ravel(), minlength=len(found.classes))[: len(found.classes)] > 0
-
-
-def _read(file: Path, found: LabeledImages) -> np.ndarray | None:
-    """Return the index in ``file``; None if it is missing or has another shape."""
-    with suppress(OSError, ValueError, EOFError):
-        index = np.load(file, allow_pickle=False)
-        if index.dtype == bool and index.shape == (len(found.labels), len(found.classes)):
-            return np.asarray(index)
-    return None
 
 
 def _digest(found: LabeledImages) -> str:

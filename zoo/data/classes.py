@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
-from zoo.data.reading import naming, read_names
-from zoo.data.shards import CLASSES, has_shards
-from zoo.errors import DataError, escape, join_names, truncate
+from zoo.errors import DataError, escape, join_names
 
 if TYPE_CHECKING:
     from zoo.data.folder import ImageDataset
@@ -19,39 +16,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def class_names(num_classes: int, source: Path | None = None, known: Sequence[str] | None = None) -> list[str]:
-    """Return a name for each class of a network, in the order of its outputs.
+def class_names(num_classes: int, known: Sequence[str] | None = None) -> list[str]:
+    """Return a name for each class of a network, in the order of its outputs: ``known``, those in its weights file.
 
-    Without names, 1000 classes get the names of ImageNet, and any other number of classes is numbered. Raises DataError
-    unless ``source`` has ``num_classes`` names.
-
-    Args:
-    - `num_classes`: number of outputs.
-    - `source`: a folder with one folder per class, such as DATA/train, a folder of shards with a file of names, or a
-      text file with one name per line.
-    - `known`: the names in the weights file, used without a source. Unnamed classes get numbers. The wnids of ImageNet
-      are replaced by its names.
+    Without names, 1000 classes get the names of ImageNet, and any other classes get numbers. The wnids of ImageNet are
+    replaced by its names.
     """
-    if source is None:
-        of_imagenet = num_classes == NUM_CLASSES and tuple(known or imagenet_wnids()) == imagenet_wnids()
-        if of_imagenet:
-            return imagenet_names()
-        return [*(known or ()), *(str(index) for index in range(len(known or ()), num_classes))]
-    names = _names_in(source)
-    if len(names) != num_classes:
-        what = f"there are {len(names)} class names ({join_names(names, 3)}) but the network has {num_classes} classes"
-        remedy = "give the folder with the class folders (DATA/train), or a file with one name per line"
-        raise DataError(what, source, remedy)
-    return names
-
-
-def _names_in(source: Path) -> list[str]:
-    if has_shards(source):
-        source = source / CLASSES
-    if not source.is_dir():
-        return read_names(source)
-    with naming(escape(source), "the class names"):  # sorted as in `ImageFolder`
-        return sorted(path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if num_classes == NUM_CLASSES and tuple(known or imagenet_wnids()) == imagenet_wnids():
+        return imagenet_names()
+    return [*(known or ()), *(str(index) for index in range(len(known or ()), num_classes))]
 
 
 def check_num_classes(images: ImageDataset, num_outputs: int) -> None:
@@ -75,9 +48,7 @@ def check_same_classes(train: ImageDataset, val: ImageDataset) -> None:
     unknown = sorted(set(val.classes) - set(train.classes))
     where = train.root.parent
     if not missing and not unknown:  # folders are sorted, but shards may number classes in any order
-        number = next(i for i, pair in enumerate(zip(train.classes, val.classes, strict=True)) if len(set(pair)) > 1)
-        differing = f"class {number} is {truncate(train.classes[number])} and {truncate(val.classes[number])}"
-        what = f"{train.root.name}/ and {val.root.name}/ have the same classes in another order: {differing}"
+        what = f"{train.root.name}/ and {val.root.name}/ have the same classes in another order"
         raise DataError(what, where, "create both with the same order")
     parts = [f"{len(missing)} only in {train.root.name}/: {join_names(missing)}"] if missing else []
     parts += [f"{len(unknown)} only in {val.root.name}/: {join_names(unknown)}"] if unknown else []
@@ -123,14 +94,8 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
 
 
 def _are_of_imagenet(folders: Sequence[str]) -> bool:
-    """Return whether folders are named like ImageNet's classes: one wnid, half of them names, or all of them numbers.
-
-    The other names may be misspelled.
-    """
-    names = set(imagenet_names())
-    by_name = sum(folder in names for folder in folders)
-    is_named = not set(imagenet_wnids()).isdisjoint(folders) or 2 * by_name >= len(folders)
-    return is_named or _are_imagenet_numbers(folders)
+    """Return whether a folder has the wnid or name of a class of ImageNet, or all have its numbers."""
+    return not {*imagenet_wnids(), *imagenet_names()}.isdisjoint(folders) or _are_imagenet_numbers(folders)
 
 
 def _are_imagenet_numbers(folders: Sequence[str]) -> bool:

@@ -189,18 +189,11 @@ class ImageFolder(ImageDataset):
         target = int(self._outputs[self.source.targets[index]])
         return Sample(drawn.pixels, target, name, colors=drawn.colors, normalization=drawn.normalization)
 
-    def __getstate__(self) -> dict[str, object]:
-        return {key: value for key, value in self.__dict__.items() if key != "_names"}  # restored from the source
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__ |= state
-        self._names = self.source.names
-
 
 def open_source(root: DataPath, allow_empty_classes: bool = False) -> Source:
     """Return the images in ``root``: local or remote tar files, or a folder per class.
 
-    Raises DataError for tar files beside folders, for Parquet files, and for the errors of the sources.
+    Raises DataError for tar files beside folders, and for the errors of the sources.
     """
     if isinstance(root, RemoteFolder):
         return RemoteShards(root, allow_empty_classes)
@@ -208,17 +201,13 @@ def open_source(root: DataPath, allow_empty_classes: bool = False) -> Source:
 
 
 def _is_sharded(root: Path) -> bool:
-    """Return whether ``root`` contains tar files; DataError if it also contains folders, or Parquet files."""
+    """Return whether ``root`` contains tar files; DataError if it also contains folders."""
     if has_shards(root):
         folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
         if folders:
             what = f"there are tar files and folders such as {folders[0]}"
             raise DataError(what, root, "keep either the shards or the class folders")
         return True
-    places = (root,) if root.is_dir() else (root.parent, root.parent / "data", root.parent / "validation")
-    if parquet := next((file for place in places for file in place.glob("*.parquet")), None):
-        what = "Parquet files are not read as class folders"
-        raise DataError(what, parquet, f"give hf:{root.parent}, which the package datasets reads")
     return False
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ REINDEX_HINT = "remove it, and it is written again"
 
 
 class Index(NamedTuple):
-    """Header and arrays of an index; the arrays have an entry per image, see `zoo.data.shards.index_content`."""
+    """Header and arrays of an index; the arrays have an entry per image, see `zoo.data.shards.write_shard_index`."""
 
     header: dict[str, Any]
     arrays: dict[str, np.ndarray]
@@ -92,16 +92,3 @@ def write_index(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.n
     except OSError as error:
         remedy = "make the folder writable, or open it once where it is writable"
         raise DataError(f"the index cannot be written: {error.strerror}", path, remedy) from error
-
-
-def facts_of(files: Sequence[Path]) -> dict[str, list[Any]]:
-    """Return the entries of an index header that identify ``files``.
-
-    - `shards`: the name and size of each.
-    - `times`: their modification times in ns. An index without this key can be copied together with its files.
-    """
-    found = [os.stat(file) for file in files]
-    return {
-        "shards": [[file.name, status.st_size] for file, status in zip(files, found, strict=True)],
-        "times": [status.st_mtime_ns for status in found],
-    }

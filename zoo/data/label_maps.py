@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +29,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image, ImageFile
 
-from zoo.data.reading import EXTENSIONS, read_as, read_image, read_names, read_text
-from zoo.data.scan import find_names, log_strays, unlistable
+from zoo.data.reading import EXTENSIONS, read_as, read_image, read_text
+from zoo.data.scan import find_names
 from zoo.errors import ConfigError, DataError, escape, join_names
 
 Split = Literal["train", "val"]
@@ -109,9 +108,8 @@ def find_labeled_images(
 ) -> tuple[LabeledImages, list[str]]:
     """Return the pairs of images and label maps of ``split``, and a line for each file without its counterpart.
 
-    Only file names and the names of the classes are read. Raises DataError if a folder is missing or has no image, two
-    images have the same label map, or two classes the same name, and ConfigError unless the data set has
-    ``num_classes`` classes.
+    Only file names and the names of the classes are read. Raises DataError if a folder is missing or has no image, and
+    ConfigError unless the data set has ``num_classes`` classes.
 
     Args:
     - `layout`: a key of `LAYOUTS`.
@@ -121,23 +119,16 @@ def find_labeled_images(
     name = rules.splits[split]
     image_folder = rules.images.format(split=name)
     candidates = [folder.format(split=name) for folder in rules.labels]
-    try:
-        label_folder = next((folder for folder in candidates if (data / folder).is_dir()), candidates[-1])
-        for folder in (image_folder, label_folder):
-            _check_exists(data, folder, layout)
-        classes, table = rules.classes(data, label_folder, num_classes, ignore_label)
-    except OSError as error:
-        raise unlistable(Path(error.filename), error) from error
-    if not classes:
-        raise DataError("the file of class names is empty", where, "add the names")
-    if twice := [name for name, count in Counter(map(escape, classes)).items() if count > 1]:
-        what = f"several classes have the same name: {join_names(twice)}"
-        raise DataError(what, where, "rename them in the file of class names")
+    label_folder = next((folder for folder in candidates if (data / folder).is_dir()), candidates[-1])
+    for folder in (image_folder, label_folder):
+        if not (data / folder).is_dir():
+            raise DataError("there is no such folder", data / folder, f"segmentation.layout {layout} needs it")
+    classes, table = rules.classes(data, label_folder, num_classes, ignore_label)
     if len(classes) != num_classes:
         what = f"network.num_classes = {num_classes}: the data have {len(classes)} classes ({join_names(classes, 3)})"
         raise ConfigError(what, where, f"set network.num_classes to {len(classes)}")
-    images = _by_key(data / image_folder, rules.image_endings, log=True)
-    labels = _by_key(data / label_folder, (rules.label_ending,), log=layout != "cityscapes")
+    images = _by_key(data / image_folder, rules.image_endings)
+    labels = _by_key(data / label_folder, (rules.label_ending,))
     if not images:
         remedy = f"images of layout {layout} end in {' '.join(rules.image_endings)}"
         raise DataError("there is no image in the folder", data / image_folder, remedy)
@@ -219,50 +210,35 @@ def _ids(image: ImageFile.ImageFile) -> np.ndarray:
     return ids.astype(np.uint8) if ids.dtype.kind == "b" else ids // spread if spread > 1 else ids
 
 
-def _check_exists(data: Path, folder: str, layout: str) -> None:
-    missing = next(
-        (step for step in (data, *reversed((data / folder).parents), data / folder) if not step.is_dir()), None
-    )
-    if missing is not None:
-        present = join_names(sorted(os.listdir(missing.parent))) if missing.parent.is_dir() else ""
-        what = f"there is no folder {escape(missing)} ({escape(missing.parent)} holds {present or 'nothing'})"
-        raise DataError(f"{what}; segmentation.layout {layout} needs {escape(data / folder)}")
-
-
-def _by_key(root: Path, endings: Sequence[str], log: bool) -> dict[str, str]:
+def _by_key(root: Path, endings: Sequence[str]) -> dict[str, str]:
     """Return the files below ``root`` with one of the ``endings``, by their stems, sorted."""
-    names, strays = find_names(root)
     found: dict[str, str] = {}
-    for name in names:
+    for name in find_names(root):
         ending = next((ending for ending in endings if name.lower().endswith(ending.lower())), None)
         if ending is None:
-            strays.append(name)
             continue
-        key = name[: -len(ending)]
-        if key in found:
-            what = f"two files differ only in their extension: {found[key]} and {name}"
-            raise DataError(what, root, "rename one, because images and label maps are matched by name")
-        found[key] = name
-    if log:
-        log_strays(root, strays)
+        found[name[: -len(ending)]] = name
     return found
 
 
 def _folder_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
     """Return the names in DATA/classes.txt, or numbers without it, and a table of the classes and the ignore label."""
     file = data / "classes.txt"
-    names = read_names(file) if file.exists() else [str(number) for number in range(num_classes)]
-    return names, _table(data, {**{number: number for number in range(len(names))}, ignore_label: ignore_label})
+    names = [str(number) for number in range(num_classes)]
+    if file.exists():
+        text = read_text(file, "the class names", encoding="utf-8-sig")  # Windows editors write a BOM
+        names = [line.strip() for line in text.split("\n") if line.strip()]
+    return names, _table({**{number: number for number in range(len(names))}, ignore_label: ignore_label})
 
 
 def _cityscapes_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
     numbers = dict.fromkeys(range(NUM_CITYSCAPES_IDS), ignore_label)
-    return list(CITYSCAPES.values()), _table(data, {**numbers, **{number: i for i, number in enumerate(CITYSCAPES)}})
+    return list(CITYSCAPES.values()), _table({**numbers, **{number: i for i, number in enumerate(CITYSCAPES)}})
 
 
 def _coco_stuff_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
     void = dict.fromkeys((*range(FIRST_STUFF), COCO_UNLABELED), ignore_label)
-    return list(COCO_STUFF), _table(data, {**void, **{FIRST_STUFF + i: i for i in range(len(COCO_STUFF))}})
+    return list(COCO_STUFF), _table({**void, **{FIRST_STUFF + i: i for i in range(len(COCO_STUFF))}})
 
 
 def _vistas_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
@@ -279,14 +255,11 @@ def _vistas_classes(data: Path, labels: str, num_classes: int, ignore_label: int
     for number, (name, is_class) in enumerate(entries):
         numbers[number] = len(names) if is_class else ignore_label
         names += [name] * is_class
-    return names, _table(data, numbers)
+    return names, _table(numbers)
 
 
-def _table(data: Path, classes: Mapping[int, int]) -> np.ndarray:
-    """Return the table from ids to ``classes``, with `NO_CLASS` elsewhere; DataError for an id beyond 16 bits."""
-    if (largest := max(classes, default=0)) >= NUM_IDS:
-        what = f"the ids of the classes go up to {largest:,}, but a label map can hold at most {NUM_IDS - 1:,}"
-        raise DataError(what, data, "remove classes from the file of class names, or in network.num_classes")
+def _table(classes: Mapping[int, int]) -> np.ndarray:
+    """Return the table from ids to ``classes``, with `NO_CLASS` elsewhere."""
     table = np.full(NUM_IDS, NO_CLASS, dtype=np.int32)
     table[list(classes)] = list(classes.values())
     return table

@@ -68,7 +68,7 @@ class MapDataset(ImageDataset):
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Any,
         transform: Transform,
         num_classes: int | None = None,
         *,
@@ -78,7 +78,7 @@ class MapDataset(ImageDataset):
         if num_classes is not None and len(names) > num_classes:
             what = f"it names {len(names)} classes but the network has {num_classes} outputs"
             raise DataError(what, root, f"give the network {len(names)} classes")
-        super().__init__(root, names, np.arange(_length(dataset)), seed=seed)
+        super().__init__(root, names, np.arange(len(dataset)), seed=seed)
         self.dataset = dataset
         self.transform = transform
         self.num_classes = num_classes
@@ -138,16 +138,7 @@ def class_names_of(dataset: Dataset[Any] | None) -> list[str]:
 
 
 def _check_map_style(dataset: Any) -> None:
-    where, remedy = type(dataset).__name__, "give a map-style Dataset, with __len__ and __getitem__"
-    if isinstance(dataset, IterableDataset):
-        raise DataError("an iterable data set has no items by index, and no exact resume", where, remedy)
-    if not hasattr(dataset, "__getitem__"):
-        raise DataError("it is neither a folder nor a data set", where, remedy)
-    if not hasattr(dataset, "__len__"):
-        raise DataError("the data set has no length", where, remedy)
-    if _length(dataset) == 0:
-        raise DataError("the data set is empty", where)
-
-
-def _length(dataset: Any) -> int:
-    return len(dataset)
+    is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not is_map or isinstance(dataset, IterableDataset) or len(dataset) == 0:
+        what = "it is neither a folder nor a data set with items by index"
+        raise DataError(what, type(dataset).__name__, "give a map-style Dataset, with __len__ and __getitem__")

@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,6 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from zoo.errors import DataError, escape
-from zoo.files import open_regular
 from zoo.spec.limits import MAX_FILE_BYTES, MAX_PIXELS
 
 # PIL's names of the accepted formats, and torchvision's image extensions. PIL supports more formats; one of them, EPS,
@@ -36,8 +36,8 @@ class Unreadable(DataError):
 def read_image(path: Path) -> Image.Image:
     """Return the image in ``path`` as 8-bit RGB.
 
-    The EXIF orientation is not applied, as for the published scores. Raises Unreadable for anything but a regular file,
-    for a truncated image, and for one of more than 89,478,485 pixels, before memory is allocated.
+    The EXIF orientation is not applied, as for the published scores. Raises Unreadable for a truncated image, and for
+    one of more than 89,478,485 pixels, before memory is allocated.
     """
     return read_as(path, load_rgb, "an image")
 
@@ -57,19 +57,12 @@ def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile]
 
 
 def read_bytes(path: str | Path, what: str = "an image") -> bytes:
-    """Return the content of the file ``path``; Unreadable also if it is not a regular file or too large."""
-    with naming(escape(path), what):
-        file = open_regular(path)  # a Python file object takes twice as long
-        try:
-            size = os.fstat(file).st_size
-            if size > MAX_FILE_BYTES:
-                raise ValueError(f"it has {size:,} bytes, more than {MAX_FILE_BYTES:,}")
-            content = os.read(file, size)
-            while len(content) < size and (more := os.read(file, size - len(content))):
-                content += more  # a network file system may return fewer bytes than requested
-            return content
-        finally:
-            os.close(file)
+    """Return the content of the file ``path``; Unreadable also if it is too large."""
+    with naming(escape(path), what), open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise ValueError(f"it has {size:,} bytes, more than {MAX_FILE_BYTES:,}")
+        return file.read()
 
 
 def read_text(path: str | Path, what: str, *, encoding: str = "utf-8", errors: str = "strict") -> str:
@@ -82,29 +75,15 @@ def read_text(path: str | Path, what: str, *, encoding: str = "utf-8", errors: s
             raise ValueError("it is not UTF-8 text") from None
 
 
-def read_names(path: Path) -> list[str]:
-    """Return the class names in the text file ``path``, one per line; Unreadable as for `read_bytes`."""
-    text = read_text(path, "the class names", encoding="utf-8-sig")  # Windows editors write a BOM
-    return [line.strip() for line in text.split("\n") if line.strip()]
-
-
-class naming:
-    """Context manager that re-raises any exception as Unreadable: ``what`` in the file ``name`` cannot be read.
-
-    It is entered three times per image, so it is a class: a generator takes several times as long.
-    """
-
-    def __init__(self, name: str, what: str) -> None:
-        self._name, self._what = name, what
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Raise Unreadable instead of ``error``, unless it is Unreadable, a MemoryError or an exit."""
-        # Decoders raise OSError, SyntaxError, ValueError, RuntimeError, struct.error and more.
-        if isinstance(error, Exception) and not isinstance(error, (MemoryError, Unreadable)):
-            raise Unreadable(f"{self._what} cannot be read: {_reason(error)}", self._name) from error
+@contextmanager
+def naming(name: str, what: str) -> Iterator[None]:
+    """Context that re-raises any exception as Unreadable: ``what`` in the file ``name`` cannot be read."""
+    try:
+        yield
+    except (MemoryError, Unreadable):
+        raise
+    except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, RuntimeError, struct.error and more
+        raise Unreadable(f"{what} cannot be read: {_reason(error)}", name) from error
 
 
 def read_many(read: Callable[[S], T], files: Sequence[S], workers: int) -> Iterator[T]:

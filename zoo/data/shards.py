@@ -10,10 +10,8 @@ import json
 import logging
 import os
 import tarfile
-import weakref
 import zlib
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -22,34 +20,29 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from zoo.data.index import REINDEX_HINT, SUFFIX, Index, facts_of, index_path, parse_index, write_index
+from zoo.data.index import REINDEX_HINT, SUFFIX, Index, index_path, parse_index, write_index
 from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS, naming, read_bytes, read_text
 from zoo.data.scan import check_filled
 from zoo.data.seeding import windowed_permutation
-from zoo.errors import DataError, ZooError, escape, join_names
-from zoo.files import open_regular
+from zoo.errors import DataError, ZooError, escape
 from zoo.spec.limits import MAX_CLASSES, MAX_FILE_BYTES
 
 logger = logging.getLogger(__name__)
 
 CLASSES = "classes.txt"  # the names of the classes, one per line
-MAX_LABEL_BYTES = 1 << 20  # of a .cls or .json member
-MAX_HEADER_BYTES = 1 << 16  # of a tar member; long names are part of it
 PIECE_BYTES = 2**20
-MAX_OPEN = 64  # files that a process keeps open
 REPLACE = "replace it, or create it anew"
-UNKNOWN = -1  # checksum of an image in shards that were not written by zoo
 
 
-class ImagePosition(NamedTuple):
-    """Where an image is in its shard: the key of its sample, its bytes, its class, and a `checksum` of both."""
+class _Position(NamedTuple):
+    """Where an image is in its shard: the key of its sample, its bytes, its class, and its CRC-32."""
 
     key: str
     offset: int
     length: int
     target: int
-    checksum: int = UNKNOWN
+    checksum: int
 
 
 class _Member(NamedTuple):
@@ -57,14 +50,6 @@ class _Member(NamedTuple):
 
     offset: int
     size: int
-
-
-class _OpenFile:
-    """An open file, which is closed when nothing refers to it."""
-
-    def __init__(self, path: str) -> None:
-        self.number = open_regular(path)
-        weakref.finalize(self, os.close, self.number)
 
 
 class Shards:
@@ -82,48 +67,29 @@ class Shards:
     root: DataPath
 
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
-        self._begin(root, _open_index(root), allow_empty_classes)
+        self._begin(root, root, _open_index(root), allow_empty_classes)
 
-    def _begin(self, root: DataPath, index: Index, allow_empty_classes: bool) -> None:
-        self.root, self._index = root, index
-        self._set_state()
-        self.classes = [str(name) for name in self._index.header["classes"]]
-        check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
-
-    def _set_state(self) -> None:
-        self._open = lru_cache(MAX_OPEN)(_OpenFile)
-        arrays = self._index.arrays
+    def _begin(self, root: DataPath, folder: Path, index: Index, allow_empty_classes: bool) -> None:
+        """Set the state: ``folder`` has the files of ``root``, which messages name."""
+        self.root, self._folder, self._index = root, folder, index
+        arrays = index.arrays
         self.names, self.targets = arrays["names"], arrays["targets"]
         self._shards, self._offsets, self._lengths = arrays["shards"], arrays["offsets"], arrays["lengths"]
         self._checksums = arrays["checksums"]
+        self.details = self.targets, self._lengths, self._checksums  # identify the images besides their names
+        self.classes = [str(name) for name in self._index.header["classes"]]
+        check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
 
     def read(self, index: int) -> bytes:
         """Return the bytes of image ``index``; Unreadable if that is impossible or the checksum differs."""
-        with self._naming(index):
-            file = self._open(os.path.join(self.root, self._index.header["shards"][self._shards[index]][0]))
-            return self._read_from(file.number, index)
-
-    @property
-    def details(self) -> tuple[np.ndarray, ...]:
-        """What distinguishes the images besides their names."""
-        return self.targets, self._lengths, self._checksums
-
-    def _naming(self, index: int) -> naming:
-        return naming(escape(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image")
-
-    def _read_from(self, file: int, index: int) -> bytes:
-        """Return the bytes of image ``index`` from the open file of its shard; ValueError if the checksum differs.
-
-        In shards that zoo wrote, the label is the next member after the image.
-        """
-        length, expected = int(self._lengths[index]), int(self._checksums[index])
-        label = str(self.targets[index]).encode() if expected != UNKNOWN else b""
-        end = padded(length) + tarfile.BLOCKSIZE + len(label) if label else length
-        content = os.pread(file, end, int(self._offsets[index]))
-        encoded = content[:length]
-        if len(content) != end or expected not in (UNKNOWN, checksum(encoded, content[end - len(label) :])):
-            raise ValueError("the shard is damaged, or has changed since it was indexed")
-        return encoded
+        with naming(escape(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
+            path = os.path.join(self._folder, self._index.header["shards"][self._shards[index]][0])
+            with open(path, "rb", buffering=0) as file:
+                file.seek(self._offsets[index])
+                encoded = file.read(self._lengths[index])
+            if zlib.crc32(encoded) != self._checksums[index]:
+                raise ValueError("the shard is damaged, or has changed since it was indexed")
+            return encoded
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
         """Return a random order of the images, (n,) int64, that needs only ``window`` shards at a time, or all."""
@@ -131,13 +97,6 @@ class Shards:
             return torch.randperm(len(self.names), generator=generator)
         shards = torch.from_numpy(np.array(self._shards, dtype=np.int64))
         return windowed_permutation(shards, int(shards.max()) + 1, window, generator)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"root": self.root, "classes": self.classes, "_index": self._index}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__ |= state
-        self._set_state()
 
 
 def has_shards(root: Path) -> bool:
@@ -147,19 +106,29 @@ def has_shards(root: Path) -> bool:
 
 def write_shard_index(root: Path) -> int:
     """Write the index of the tar files in ``root``; return the number of images. Raises DataError."""
-    header, arrays = _read_content(root)
-    write_index(index_path(root), header, arrays)
-    return len(arrays["names"])
+    shards = shard_files(root)
+    positions = [list(_scan_shard(shard)) for shard in shards]
+    flat = [position for share in positions for position in share]
+    classes = _class_names(root, max((position.target for position in flat), default=-1) + 1)
+    names = [
+        os.fsencode(f"{shard.name}/{position.key}")
+        for shard, share in zip(shards, positions, strict=True)
+        for position in share
+    ]
+    arrays = {
+        "names": np.array(names, dtype=bytes),
+        "targets": np.array([position.target for position in flat], dtype=np.int32),
+        "shards": np.repeat(np.arange(len(shards), dtype=np.int32), [len(share) for share in positions]),
+        "offsets": np.array([position.offset for position in flat], dtype=np.int64),
+        "lengths": np.array([position.length for position in flat], dtype=np.int32),
+        "checksums": np.array([position.checksum for position in flat], dtype=np.int64),
+    }
+    write_index(index_path(root), {"classes": classes, "shards": _names_and_sizes(shards)}, arrays)
+    return len(flat)
 
 
-def padded(length: int) -> int:
-    """Return how many bytes a member of a tar file takes for ``length`` bytes."""
-    return -(-length // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-
-
-def checksum(encoded: bytes, label: bytes) -> int:
-    """Return the CRC-32 of an image and its label."""
-    return zlib.crc32(label, zlib.crc32(encoded))
+def _names_and_sizes(shards: Sequence[Path]) -> list[list[Any]]:
+    return [[shard.name, shard.stat().st_size] for shard in shards]
 
 
 def _open_index(root: Path) -> Index:
@@ -178,28 +147,11 @@ def _open_index(root: Path) -> Index:
             remedy = "open the folder once where it can be written to"
             raise DataError(f"the index cannot be written: {error.strerror}", path, remedy) from error
     index = parse_index(read_bytes(path, "an index"), path)
-    files = shard_files(root)
-    facts = facts_of(files)
-    if index.header["shards"] != facts["shards"]:
+    if index.header["shards"] != _names_and_sizes(shard_files(root)):
         raise DataError("the index belongs to other shards", path, REINDEX_HINT)
-    times = index.header.get("times", facts["times"])
-    if times != facts["times"]:
-        known = times if isinstance(times, list) else []
-        changed = [file.name for file, now, then in zip(files, facts["times"], known, strict=False) if now != then]
-        what = f"shards were changed or copied after they were indexed: {join_names(changed)}"
-        raise DataError(what, path, REINDEX_HINT)
     if (root / CLASSES).exists() and _class_names(root, 0) != index.header["classes"]:
         raise DataError(f"{CLASSES} and the index have different names", path, REINDEX_HINT)
     return index
-
-
-def _read_content(root: Path) -> tuple[dict[str, object], dict[str, np.ndarray]]:
-    """Return header and arrays of the index of the tar files in ``root``, from their headers and labels."""
-    shards = shard_files(root)
-    facts = facts_of(shards)  # before the shards are read, to detect later changes
-    positions = [list(_scan_shard(shard)) for shard in shards]
-    most = max((position.target for share in positions for position in share), default=-1)
-    return index_content(facts, positions, _class_names(root, most + 1))
 
 
 def _class_names(root: Path, num_classes: int) -> list[str]:
@@ -213,23 +165,6 @@ def _class_names(root: Path, num_classes: int) -> list[str]:
     return names
 
 
-def index_content(
-    facts: dict[str, list[Any]], positions: Sequence[Sequence[ImagePosition]], classes: Sequence[str]
-) -> tuple[dict[str, object], dict[str, np.ndarray]]:
-    """Return header and arrays of the index of shards, from their `facts_of` and the images of each."""
-    flat = [position for share in positions for position in share]
-    shares = zip(facts["shards"], positions, strict=True)
-    names = [os.fsencode(f"{shard}/{position.key}") for (shard, _), share in shares for position in share]
-    return {"classes": list(classes), **facts}, {
-        "names": np.array(names, dtype=bytes),
-        "targets": np.array([position.target for position in flat], dtype=np.int32),
-        "shards": np.repeat(np.arange(len(positions), dtype=np.int32), [len(share) for share in positions]),
-        "offsets": np.array([position.offset for position in flat], dtype=np.int64),
-        "lengths": np.array([position.length for position in flat], dtype=np.int32),
-        "checksums": np.array([position.checksum for position in flat], dtype=np.int64),
-    }
-
-
 def shard_files(root: Path) -> list[Path]:
     """Return the tar files in the folder ``root``, sorted by name."""
     try:
@@ -239,22 +174,23 @@ def shard_files(root: Path) -> list[Path]:
     return [root / name for name in sorted(names) if not name.startswith(".")]
 
 
-def _scan_shard(path: Path) -> Iterator[ImagePosition]:
+def _scan_shard(path: Path) -> Iterator[_Position]:
     """Yield the positions of the images in a tar file; DataError if it is damaged or a sample has no class."""
     try:
         num_bytes = path.stat().st_size
-        with path.open("rb") as file:
-            headers: Any = _Headers(file)
-            with tarfile.open(fileobj=headers, mode="r:") as tar:
-                yield from _scan_tar(tar, file, num_bytes)
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            yield from _scan_tar(tar, file, num_bytes)
     except ZooError as error:
         raise DataError(error, path, REPLACE) from error
-    except (tarfile.TarError, OSError, ValueError, OverflowError, EOFError, RecursionError) as error:
+    except (
+        *(tarfile.TarError, OSError, ValueError, OverflowError, EOFError),
+        *(RecursionError, MemoryError),  # of headers that refer to each other, or claim a size
+    ) as error:
         reason = str(error) or type(error).__name__
         raise DataError(f"the shard cannot be read: {reason}", path, REPLACE) from error
 
 
-def _scan_tar(tar: Any, file: IO[bytes], num_bytes: int) -> Iterator[ImagePosition]:
+def _scan_tar(tar: Any, file: IO[bytes], num_bytes: int) -> Iterator[_Position]:
     """Yield the positions of the images in an open tar file of ``num_bytes``.
 
     Members are forgotten after each sample, because each can hold as much memory as the longest header before it.
@@ -294,20 +230,7 @@ def _check_end(file: IO[bytes], offset: int, num_bytes: int) -> None:
         raise DataError(f"the shard is truncated or damaged after byte {offset:,}")
 
 
-class _Headers:
-    """A tar file of which tarfile reads the headers; a long one is refused before it takes memory."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.seek, self.tell = file.seek, file.tell
-
-    def read(self, size: int) -> bytes:
-        if not 0 <= size <= MAX_HEADER_BYTES:
-            raise ValueError(f"a header takes {size:,} bytes")
-        return self._file.read(size)
-
-
-def _scan_sample(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Iterator[ImagePosition]:
+def _scan_sample(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Iterator[_Position]:
     """Yield the position of the image of a sample; nothing before the first sample."""
     if not sample:
         return
@@ -319,11 +242,10 @@ def _scan_sample(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Itera
     label = sample.get("cls") or sample.get("json")
     if label is None:
         raise DataError(f"sample {key} has no class: neither {key}.cls nor .json")
-    if label.size > MAX_LABEL_BYTES:
-        raise DataError(f"the class of sample {key} takes {label.size:,} bytes")
     file.seek(label.offset)
     target = _target_of(file.read(label.size), label is sample.get("cls"), key)
-    yield ImagePosition(key, images[0].offset, images[0].size, target)
+    file.seek(images[0].offset)
+    yield _Position(key, images[0].offset, images[0].size, target, zlib.crc32(file.read(images[0].size)))
 
 
 def _target_of(content: bytes, is_number: bool, key: str) -> int:

@@ -43,15 +43,14 @@ class FolderSource:
     - `targets`: class indices of the images, (n,).
     """
 
+    details: Sequence[
+        np.ndarray
+    ] = ()  # further arrays that identify the images: none, as the names contain the classes
+
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
         self.root = root
         self.classes, names, targets = scan_folder(root, allow_empty_classes)
         self.names, self.targets = np.array(names), np.array(targets)
-
-    @property
-    def details(self) -> tuple[np.ndarray, ...]:
-        """Further arrays that identify the images, for `source_digest`: none, because the names contain the classes."""
-        return ()
 
     def read(self, index: int) -> bytes:
         """Return the encoded image ``index``."""

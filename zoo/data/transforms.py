@@ -29,7 +29,7 @@ from zoo.data.policies import Policy
 from zoo.data.reading import Unreadable, to_rgb
 from zoo.data.seeding import random_of_torch
 from zoo.errors import ConfigError, DataError
-from zoo.spec.limits import MAX_PIXELS, MAX_SIDE, CropMode, Interpolation
+from zoo.spec.limits import MAX_PIXELS, CropMode, Interpolation
 
 KEEP_SCALE = -1
 AREAS = (0.08, 1.0)  # area of a training crop, as a fraction of the image
@@ -149,8 +149,7 @@ class TrainTransform(Transform):
 class ValTransform(Transform):
     """The validation transform: image -> normalized (3, crop, crop), or (10, 3, crop, crop) with ten crops.
 
-    Raises ConfigError if ``crop`` is larger than ``scale``, or if either exceeds the largest side of an image. The
-    transform raises DataError for an image that is smaller than the crop.
+    Raises DataError for an image that is smaller than the crop.
 
     Args:
     - `scale`: length of the shorter side after resizing, px; -1 keeps the size.
@@ -169,14 +168,6 @@ class ValTransform(Transform):
     crop_mode: CropMode = "center"
 
     def __post_init__(self) -> None:
-        scale, crop = self.scale, self.crop
-        if max(scale, crop) > MAX_SIDE:
-            what = f"a square of {max(scale, crop)} px has more than the {MAX_PIXELS:,} px that an image may have"
-            raise ConfigError(what, "crop and scale of validation", f"give at most {MAX_SIDE}")
-        if scale != KEEP_SCALE and crop > scale:
-            what = f"a crop of {crop} px does not fit into images scaled to {scale} px"
-            remedy = f"scale to {crop} px or more, or crop {scale} px or less"
-            raise ConfigError(what, "crop and scale of validation", remedy)
         if self.ten_crops and self.crop_mode != "center":
             what = f'ten crops need images that fill the crop, and crop mode "{self.crop_mode}" resizes all of an image'
             raise ConfigError(what, "crop mode of validation", 'take the center crop, or crop mode "center"')

@@ -17,7 +17,7 @@ from zoo.run.scoring import LoadedNetwork
 from zoo.spec.architectures import HUB_PREFIX
 from zoo.spec.network import NetworkSpec
 from zoo.tables import markdown_list, markdown_page, markdown_table
-from zoo.weights.hub import CONFIG, WEIGHTS, check_hub_installed, is_repository, root_cause
+from zoo.weights.hub import CONFIG, WEIGHTS, check_hub_installed, is_repository, reason_of
 from zoo.weights.safetensors_files import check_installed, safetensors_bytes
 
 CARD = "README.md"
@@ -78,7 +78,7 @@ def _upload(repository: str, files: Mapping[str, bytes], card: str) -> str:
         remedy = "log in with hf auth login, or set HF_TOKEN to a token that may write to the repository"
         if constants.HF_HUB_OFFLINE:
             remedy = "unset HF_HUB_OFFLINE"
-        raise WeightsError(f"the Hub did not accept the files ({root_cause(error)})", repository, remedy) from error
+        raise WeightsError(f"the Hub did not accept the files ({reason_of(error)})", repository, remedy) from error
 
 
 def hub_config(network: LoadedNetwork, spec: NetworkSpec) -> dict[str, Any]:

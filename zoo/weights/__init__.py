@@ -27,17 +27,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LoadReport": "load",
-    "StoredWeights": "stored",
-    "digests_of": "cache",
-    "fetch_weights": "cache",
-    "load_state_dict": "load",
-    "load_stored": "stored",
-    "load_weights": "stored",
-    "md5_of": "cache",
-    "read_checkpoint": "read",
-    "read_state_dict": "read",
-    "read_weights": "stored",
+    **dict.fromkeys(("digests_of", "fetch_weights", "md5_of"), "cache"),
+    **dict.fromkeys(("LoadReport", "load_state_dict"), "load"),
+    **dict.fromkeys(("read_checkpoint", "read_state_dict"), "read"),
+    **dict.fromkeys(("StoredWeights", "load_stored", "load_weights", "read_weights"), "stored"),
 }
 
 

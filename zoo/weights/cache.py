@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 from zoo.config.published import SUFFIX, entry_of, published
 from zoo.errors import ConfigError, WeightsError, escape, hide_password, truncate
-from zoo.files import cache_dir, is_offline, open_regular
+from zoo.files import cache_dir, is_offline
 
 logger = logging.getLogger("zoo")
 
@@ -40,15 +41,7 @@ def weights_path(name: str) -> Path:
 
 
 def published_name(path_or_name: str | os.PathLike[str]) -> str | None:
-    """Return the argument if it is the name of published weights and no such file exists here, otherwise None.
-
-    Raises TypeError for an argument of another type.
-    """
-    if not isinstance(path_or_name, (str, os.PathLike)):
-        raise TypeError(
-            "weights must be the path of a weights file or a published name, not a "
-            f"{type(path_or_name).__name__}; load a state dict with model.load_state_dict(...)"
-        )
+    """Return the argument if it is the name of published weights and no such file exists here, otherwise None."""
     text = os.fspath(path_or_name)
     return text if text in published() and not Path(text).exists() else None
 
@@ -63,8 +56,7 @@ def open_published(name: str) -> IO[bytes]:
     """Return the published weights ``name`` as an open file whose md5 was verified; download them if necessary.
 
     The md5 is computed through the returned file object, so what is read is what was verified. $ZOO_WEIGHTS_URL is the
-    address of a mirror with files ADDRESS/NAME.pth.tar; $ZOO_OFFLINE=1 forbids downloads. The next call resumes an
-    interrupted download.
+    address of a mirror with files ADDRESS/NAME.pth.tar; $ZOO_OFFLINE=1 forbids downloads.
 
     Raises ConfigError for an unknown name, and WeightsError for weights that are unavailable or have a wrong md5.
     """
@@ -101,29 +93,33 @@ def _fetch(name: str, path: Path) -> None:
                 _download_verified(name, url, path)
     except OSError as error:
         what = f"{name}: the weights cannot be written ({error.strerror or error})"
-        remedy = f"free space or set ZOO_CACHE to another folder, then continue with zoo fetch {name}"
+        remedy = f"free space or set ZOO_CACHE to another folder, then zoo fetch {name}"
         raise WeightsError(what, error.filename or path.parent, remedy) from error
 
 
 def _download_verified(name: str, url: str, path: Path) -> None:
-    """Download to a file beside ``path``, and rename it to ``path`` if its md5 is right."""
-    unverified = path.with_name(f"{path.name}.unverified")
-    reason = _download(name, url, unverified)
-    if not reason and (md5 := md5_of(unverified)) != entry_of(name).md5:
-        reason = f"{unverified.stat().st_size:,} bytes were received, but {_mismatch(name, md5)}"
-        unverified.unlink()
-    if reason:
-        mirror = "check ZOO_WEIGHTS_URL" if os.environ.get("ZOO_WEIGHTS_URL") else "set ZOO_WEIGHTS_URL to a mirror"
-        remedy = f"try again later (zoo fetch {name}), {mirror}, or {_by_hand(name, path)}"
-        raise WeightsError(f"{name}: {reason}; {remedy}")
-    unverified.replace(path)
+    """Download into a folder beside ``path``, and move the file to ``path`` if its md5 is right."""
+    folder = path.with_name(f"{path.name}.part")
+    shutil.rmtree(folder, ignore_errors=True)  # of a killed process
+    folder.mkdir()
+    try:
+        unverified = folder / path.name
+        reason = _download(name, url, unverified)
+        if not reason and (md5 := md5_of(unverified)) != entry_of(name).md5:
+            reason = f"{unverified.stat().st_size:,} bytes were received, but {_mismatch(name, md5)}"
+        if reason:
+            mirror = "check ZOO_WEIGHTS_URL" if os.environ.get("ZOO_WEIGHTS_URL") else "set ZOO_WEIGHTS_URL to a mirror"
+            remedy = f"try again later (zoo fetch {name}), {mirror}, or {_by_hand(name, path)}"
+            raise WeightsError(f"{name}: {reason}; {remedy}")
+        unverified.replace(path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _download(name: str, url: str, file: Path) -> str:
     """Download ``url`` to ``file`` with a progress bar; return the reason if this is not possible, otherwise "".
 
-    The package gdown continues a partial file, tries again, and answers the form by which Google Drive asks to confirm
-    large files.
+    The package gdown tries again, and answers the form by which Google Drive asks to confirm large files.
     """
     import gdown  # here, because it takes a third of a second
     import requests
@@ -135,28 +131,17 @@ def _download(name: str, url: str, file: Path) -> str:
         bar.total = total
         bar.update(num_bytes - bar.n)
 
-    while True:
-        partial = {path: path.stat().st_size for path in file.parent.glob(f"{file.name}*.part")}
-        try:
-            with tqdm(desc=name, unit="B", unit_scale=True, disable=None, leave=False) as bar:
-                gdown.download(
-                    url, str(file), quiet=True, use_cookies=False, resume=True, timeout=TIMEOUT_S, retries=RETRIES,
-                    progress=advance,
-                )  # fmt: skip
-            return ""
-        except (
-            *(gdown.exceptions.DownloadError, requests.RequestException),
-            *(urllib3.exceptions.HTTPError, ValueError),  # of malformed answers
-        ) as error:
-            status = getattr(getattr(error, "response", None), "status_code", None)
-            if not isinstance(error, gdown.exceptions.DownloadError) and status != 416:
-                partial = {}
-            # The server does not continue these files; gdown would fail with them each time.
-            stuck = [path for path, size in partial.items() if path.stat().st_size == size]
-            if not stuck or isinstance(error, gdown.exceptions.FileURLRetrievalError):
-                return truncate(hide_password(" ".join(str(error).split())))
-            for path in stuck:
-                path.unlink()
+    try:
+        with tqdm(desc=name, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+            gdown.download(
+                url, str(file), quiet=True, use_cookies=False, timeout=TIMEOUT_S, retries=RETRIES, progress=advance
+            )
+        return ""
+    except (
+        *(gdown.exceptions.DownloadError, requests.RequestException),
+        *(urllib3.exceptions.HTTPError, ValueError),  # of malformed answers
+    ) as error:
+        return truncate(hide_password(" ".join(str(error).split())))
 
 
 def _url_of(name: str) -> str:
@@ -183,9 +168,9 @@ def _remedy(name: str) -> str:
 
 
 def open_weights(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Return the regular file at ``path``, opened for reading; raises WeightsError if it cannot be read."""
+    """Return the file at ``path``, opened for reading; raises WeightsError if it cannot be read."""
     try:
-        return os.fdopen(open_regular(path), "rb")
+        return open(path, "rb")
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise _unreadable(path, error) from None
 

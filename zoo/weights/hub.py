@@ -65,37 +65,20 @@ def fetch_from_hub(name: str) -> tuple[Path, NetworkSpec]:
 
 def _download(name: str, repository: str, file: str, revision: str | None) -> Path:
     """Return the path of a file of a repository in the cache; raises WeightsError if it is unavailable."""
-    from huggingface_hub import constants, errors, hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
 
     offline = is_offline() or constants.HF_HUB_OFFLINE
     try:
         return Path(hf_hub_download(repository, file, revision=revision, local_files_only=offline, library_name="zoo"))
-    except errors.GatedRepoError:
-        what, remedy = f"{repository} is gated", "accept its terms on its page, and log in with hf auth login"
-    except errors.RepositoryNotFoundError:
-        what = f"the Hub has no repository {repository}, or it is private"
-        remedy = "check the name; for a private repository, log in with hf auth login"
-    except errors.RevisionNotFoundError:
-        what, remedy = f"{repository} has no revision {revision}", "give a branch, a tag or a commit after @"
-    except errors.LocalEntryNotFoundError as error:
-        if offline:
-            what = f"{file} of {repository} is not in the cache, and HF_HUB_OFFLINE or ZOO_OFFLINE is set"
-        else:
-            what = f"{file} of {repository} is not in the cache, and the Hub cannot be reached ({root_cause(error)})"
-        remedy = "connect to the network and try again"
-    except errors.EntryNotFoundError:
-        what = f"{repository} has no {file}"
-        remedy = "only safetensors files are read; ask its owner to add them" if file == WEIGHTS else "ask its owner"
-    except Exception as error:  # of the HTTP client, which differs between versions of huggingface_hub
-        what, remedy = f"{file} of {repository} cannot be downloaded ({root_cause(error)})", "try again later"
-    raise WeightsError(what, name, remedy)
+    except Exception as error:  # of the package, or of its HTTP client
+        what = f"{file} of {repository} cannot be fetched: {reason_of(error)}"
+        remedy = "check the name and the revision; log in with hf auth login if the repository is private or gated"
+        raise WeightsError(what, name, remedy) from error
 
 
-def root_cause(error: BaseException) -> str:
-    """Return the root cause of an error as one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return truncate(next(iter(str(error).splitlines()), "") or type(error).__name__)
+def reason_of(error: Exception) -> str:
+    """Return the message of an error of huggingface_hub as one line."""
+    return truncate(" ".join(str(error).split()) or type(error).__name__)
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:

@@ -46,10 +46,6 @@ class LoadReport:
       the number of classes differs; "none" if neither has one.
     - `filled_counters`: names of the batch counters that the file lacks, which were set to 0.
     - `negative_scales`: number of negative scales of each in-place norm that has any, by the norm's name.
-    - `input_channels`: number of input channels that the filters of the first convolution were adapted to; 3 if they
-      were not changed.
-    - `num_not_finite`: number of loaded values that are infinite or NaN, in the file or after conversion to the
-      network's dtype.
     - `initial`: modules that the file has no tensors for and that keep their initial values: head and cls of a DeepLab
       whose body got the weights of a classification network.
     """
@@ -59,8 +55,6 @@ class LoadReport:
     classifier: ClassifierOutcome
     filled_counters: tuple[str, ...]
     negative_scales: dict[str, int]
-    input_channels: int = 3
-    num_not_finite: int = 0
     initial: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -71,31 +65,19 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     """Copy ``state_dict`` into ``model`` and return a report; ``source`` names the file in messages.
 
     Missing batch counters become 0. The classifier of the file is not loaded if the model has none, or one with another
-    number of classes. This, negative scales of in-place norms, and values that are not finite are logged.
+    number of classes. This and negative scales of in-place norms are logged.
 
     Raises WeightsError and leaves the model unchanged if another key is missing or unexpected, if a shape or a kind of
     number differs, or if a tensor is sparse, quantized or nested.
     """
     of_network = model.state_dict()
-    _refuse_meta(of_network, source)
     _refuse_odd_tensors(state_dict, source)
     match = _matched(model, of_network, state_dict, source)
-    of_file = match.of_file
     # Do everything that can fail before the first value of the network changes.
-    num_not_finite_in_file = _count_not_finite(of_file)
-    of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in of_file.items()}
-    num_not_finite = _count_not_finite(of_file)
+    of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in match.of_file.items()}
     model.load_state_dict(match.complete | of_file)
-    report = LoadReport(
-        source,
-        len(of_file),
-        match.classifier,
-        match.counters,
-        _negative_scales(model, of_file),
-        input_channels=match.input_channels,
-        num_not_finite=num_not_finite,
-    )
-    _log(report, state_dict, of_network, num_not_finite_in_file)
+    report = LoadReport(source, len(of_file), match.classifier, match.counters, _negative_scales(model, of_file))
+    _log(report, state_dict, of_network)
     return report
 
 
@@ -105,23 +87,23 @@ def check_fits(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: st
     _matched(model, model.state_dict(), state_dict, source)
 
 
-def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> tuple[Mapping[str, Tensor], int]:
-    """Return the state dict with its first filters adapted to the network's input channels, and that number.
+def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
+    """Return the state dict with its first filters adapted to the network's input channels.
 
     Filters of red, green and blue are summed for one channel, so that a gray image gives the output of three equal
     channels. For other numbers of channels they are repeated and scaled by 3 / channels, which keeps the sum over equal
-    channels. A state dict that needs no change is returned unchanged, with the number 3.
+    channels. A state dict that needs no change is returned unchanged.
     """
     in_chans = model.in_chans if isinstance(model, Network) else 3
     key = model.input_weight() if isinstance(model, Network) and in_chans != 3 else ""
     weight = state_dict.get(key)
     if weight is None or weight.ndim != 4 or weight.shape[1] != 3:
-        return state_dict, 3
+        return state_dict
     if in_chans == 1:
         fitted = weight.sum(1, keepdim=True)
     else:
         fitted = weight.repeat(1, -(-in_chans // 3), 1, 1)[:, :in_chans] * (3 / in_chans)
-    return {**state_dict, key: fitted.to(weight.dtype)}, in_chans
+    return {**state_dict, key: fitted.to(weight.dtype)}
 
 
 def is_segmentation(keys: Iterable[str]) -> bool:
@@ -159,22 +141,20 @@ class _Match:
     Args:
     - `of_file`: the tensors of the file that are used.
     - `complete`: ``of_file``, completed with the network's own tensors and with counters of 0.
-    - `classifier`, `counters`, `input_channels`: ``classifier``, ``filled_counters`` and ``input_channels`` of
-      `LoadReport`.
+    - `classifier`, `counters`: ``classifier`` and ``filled_counters`` of `LoadReport`.
     """
 
     of_file: dict[str, Tensor]
     complete: dict[str, Tensor]
     classifier: ClassifierOutcome
     counters: tuple[str, ...]
-    input_channels: int
 
 
 def _matched(
     model: nn.Module, of_network: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], source: str
 ) -> _Match:
     """Return what to load into ``model``, whose state dict is ``of_network``; raises WeightsError for differences."""
-    state_dict, input_channels = fit_input(state_dict, model)
+    state_dict = fit_input(state_dict, model)
     keys = classifier_of(of_network)
     classifier = _compare_classifiers(state_dict, of_network, keys)
     unused = () if classifier in ("loaded", "none") else (keys.prefix,)
@@ -183,37 +163,20 @@ def _matched(
     counters = tuple(key for key in of_network if key.endswith(COUNTER) and key not in of_file)
     complete = of_file | unchanged | {key: torch.zeros_like(of_network[key]) for key in counters}
     _check_same(complete, of_network, type(model).__name__, source)
-    return _Match(of_file, complete, classifier, counters, input_channels)
-
-
-def _count_not_finite(state_dict: Mapping[str, Tensor]) -> int:
-    return sum(int((~tensor.isfinite()).sum()) for tensor in state_dict.values())
-
-
-def _refuse_meta(of_network: Mapping[str, Tensor], source: str) -> None:
-    if any(tensor.is_meta for tensor in of_network.values()):
-        what = "the network is on the meta device, which holds no values"
-        raise WeightsError(what, source, "move the network first: model.to_empty(device=...)")
+    return _Match(of_file, complete, classifier, counters)
 
 
 def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
     """Raise WeightsError for tensors that a network cannot hold, such as sparse or quantized ones."""
-    odd = [f"{key} ({kind})" for key, tensor in of_file.items() if (kind := _odd_kind(tensor))]
+    odd = [
+        f"{key} ({tensor.dtype}, {tensor.layout})"
+        for key, tensor in of_file.items()
+        if tensor.is_nested or tensor.is_meta or tensor.layout != torch.strided or tensor.dtype not in PLAIN_DTYPES
+    ]
     if odd:
         what = f"the file holds tensors that no network supports ({len(odd)}): {join_names(odd, MAX_KEYS)}"
         remedy = "save dense tensors of floating point or integer dtypes; the network was not changed"
         raise WeightsError(what, source, remedy)
-
-
-def _odd_kind(tensor: Tensor) -> str | None:
-    """Return why a network cannot hold a tensor; None if it can."""
-    if tensor.is_nested:
-        return "nested"
-    if tensor.layout != torch.strided:
-        return str(tensor.layout).removeprefix("torch.")
-    if tensor.is_meta:
-        return "without values"
-    return None if tensor.dtype in PLAIN_DTYPES else str(tensor.dtype).removeprefix("torch.")
 
 
 def _compare_classifiers(
@@ -293,9 +256,7 @@ def _negative_scales(model: nn.Module, of_file: Mapping[str, Tensor]) -> dict[st
     return {name: count for name, count in counts.items() if count}
 
 
-def _log(
-    report: LoadReport, of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], num_not_finite_in_file: int
-) -> None:
+def _log(report: LoadReport, of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor]) -> None:
     if report.classifier == "dropped":
         logger.info("%s: the classifier was not loaded because the network has none", report.source)
     if report.classifier == "kept":
@@ -304,18 +265,6 @@ def _log(
         logger.warning(
             "%s: the classifier has %d classes and the network %d: the network keeps its initial classifier",
             report.source, num_given, num_own,
-        )  # fmt: skip
-    if report.input_channels != 3:
-        how = "summed" if report.input_channels == 1 else "repeated and scaled by 3 / channels"
-        logger.info(
-            "%s: the red, green and blue filters of the first convolution were %s for %d input channels",
-            report.source, how, report.input_channels,
-        )  # fmt: skip
-    if report.num_not_finite:
-        logger.warning(
-            "%s: %d values are infinite or NaN (%d of them in the file, the others after conversion to the network's "
-            "dtype): the network's outputs will not be finite either",
-            report.source, report.num_not_finite, num_not_finite_in_file,
         )  # fmt: skip
     if report.negative_scales:
         logger.warning(

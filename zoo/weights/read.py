@@ -24,7 +24,6 @@ from zoo.weights.safetensors_files import SUFFIX, is_safetensors, read_safetenso
 logger = logging.getLogger("zoo")
 
 ZIP_MAGIC = b"PK\x03\x04"
-COMPRESSED = b"\x1f\x8b", b"BZh", b"\xfd7zXZ"  # gzip, bzip2, xz
 # Keys under which trainers save the state dict: this package and most others; many examples; torchvision and timm;
 # PySlowFast.
 STATE_DICT_KEYS = "state_dict", "model_state_dict", "model", "model_state"
@@ -34,7 +33,6 @@ REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 DIRECTORY = 0x10  # MS-DOS attribute of a zip entry
 LEGACY_PICKLES = 5  # at the beginning of a file in the format before zip; the storages follow
 ALLOCATES = re.compile(r"(?:builtins|__builtin__) bytearray|torch\S* (?:\w*Tensor|UntypedStorage|TypedStorage)")
-REBUILDS_DTYPE = "torch._utils _rebuild_tensor_v3"  # for tensors of dtypes without a storage class
 # dtype strings of numpy without the byte order.
 NUMBER_TYPE = re.compile(r"[iuf][248]|[iub]1|f16", re.ASCII)
 SLACK_BYTES = 2**18  # for zip directories, which are read twice
@@ -48,10 +46,6 @@ WRAPPED_NORM = re.compile(
 
 class Oversized(ValueError):
     """Reading the file would take more memory than the file has bytes."""
-
-
-class UnsupportedDtype(ValueError):
-    """The file holds tensors of a dtype that no network of this package supports."""
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[Any, Any]:
@@ -76,12 +70,8 @@ def read_published(name: str) -> dict[Any, Any]:
 
 def _content_of(file: IO[bytes], path: Path) -> dict[Any, Any]:
     """Return the dict stored in an open file; ``path`` is for messages."""
-    head = file.read(512)
-    file.seek(0)
-    if not is_safetensors(head):
-        _refuse_other_formats(path, head)
     # A file that is called .safetensors is never unpickled, even if it holds a pickle.
-    reads_safetensors = is_safetensors(head) or path.suffix == SUFFIX
+    reads_safetensors = is_safetensors(file.read(9)) or path.suffix == SUFFIX
     content = read_safetensors(path) if reads_safetensors else _load_or_refuse(file, path)
     if not isinstance(content, dict) or not content:
         kind = "an empty dict" if isinstance(content, dict) else f"a {type(content).__name__}"
@@ -139,9 +129,9 @@ def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tens
 def load_bounded(file: IO[bytes]) -> Any:
     """Return the content of an open `torch.save` file: tensors, plain Python values and numpy scalars, nothing else.
 
-    No code in the file is run. Raises Oversized if the content takes more memory than the file has bytes, and
-    UnsupportedDtype for tensors of a dtype without a storage class, such as float8. A damaged file can raise nearly any
-    exception. If the file has checksums, as all zip files of `torch.save` by default, damage always raises one.
+    No code in the file is run. Raises Oversized if the content takes more memory than the file has bytes. A
+    damaged file can raise nearly any exception. If the file has checksums, as all zip files of `torch.save` by default,
+    damage always raises one.
     """
     file.seek(0)
     if file.read(4) == ZIP_MAGIC:
@@ -186,20 +176,12 @@ def _check_archive(archive: zipfile.ZipFile) -> None:
 def _check_pickle(pickled: IO[bytes]) -> None:
     """Raise Oversized if a pickle calls a class that allocates as much memory as a number in the pickle says.
 
-    torch's weights_only allows such calls. `torch.save` itself writes one only for dtypes without a storage class,
-    which raise UnsupportedDtype. Raises ValueError if the file is not at a pickle.
+    torch's weights_only allows such calls. `torch.save` itself writes one only for dtypes without a storage class, such
+    as float8, which no network supports. Raises ValueError if the file is not at a pickle.
     """
     names = {str(argument) for opcode, argument, _ in pickletools.genops(pickled) if opcode.name == "GLOBAL"}
-    if REBUILDS_DTYPE in names and (dtypes := sorted(filter(_is_dtype, names))):
-        raise UnsupportedDtype(join_names(name.replace(" ", ".") for name in dtypes))
     if allocating := next(filter(ALLOCATES.fullmatch, names), None):
         raise Oversized(f"it calls {truncate(allocating)}, which can allocate any amount")
-
-
-def _is_dtype(name: str) -> bool:
-    """Return whether a global of a pickle, such as "torch uint16", is a dtype."""
-    module, _, attribute = name.partition(" ")
-    return module == "torch" and isinstance(getattr(torch, attribute, None), torch.dtype)
 
 
 class _MeteredFile:
@@ -232,20 +214,6 @@ class _MeteredFile:
         self._left -= num_bytes
         if self._left < 0:
             raise Oversized("it refers to the same bytes several times")
-
-
-def _refuse_other_formats(path: Path, head: bytes) -> None:
-    """Raise WeightsError for files that are often mistaken for weights: empty files, web pages, pointers, archives."""
-    if not head:
-        raise WeightsError("the file is empty", path, "download it again")
-    if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<"):
-        what = "the file is a web page, not weights: the server asked for confirmation or reported an error"
-        raise WeightsError(what, path, "open it in a browser and download the weights from there")
-    if head.startswith(b"version https://git-lfs"):
-        raise WeightsError("the file is a pointer of Git LFS, not weights", path, "run git lfs pull in its repository")
-    if head[257:262] == b"ustar" or head.startswith(COMPRESSED):
-        remedy = "unpack it and pass the weights file inside (published .pth.tar files are not archives)"
-        raise WeightsError("the file is an archive", path, remedy)
 
 
 class _NumberType:
@@ -291,11 +259,8 @@ def _load_or_refuse(file: IO[bytes], path: Path) -> Any:
 def _load_error(path: Path, error: Exception) -> WeightsError:
     message = str(error)
     if isinstance(error, Oversized):
-        what = f"the file would take more memory than it has bytes: {message}; torch.save writes no such file"
-        return WeightsError(what, path, "download it again, or save model.state_dict() with torch.save")
-    if isinstance(error, UnsupportedDtype):
-        what = f"the file holds tensors of a dtype that no network of this package supports ({message})"
-        return WeightsError(what, path, "save them as float32, float16 or bfloat16")
+        what = f"the file would take more memory than it has bytes: {message}"
+        return WeightsError(what, path, "download it again, or save model.state_dict() as float32, float16 or bfloat16")
     if refused := REFUSED.search(message):
         what = (
             f"the file was refused and none of it was run: it calls {truncate(refused[1])}, and a weights file may "

@@ -170,10 +170,6 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     have the same shapes, but compute something else. Raises WeightsError if the file is missing, damaged or unsafe, or
     does not fit; the model is then unchanged.
     """
-    if not isinstance(model, nn.Module):
-        raise WeightsError(
-            f"the first argument must be the network, got a {type(model).__name__}; call zoo.load_weights(model, FILE)"
-        )
     return load_stored(model, read_weights(path))
 
 

@@ -19,8 +19,6 @@ FREE_SETTINGS = {
 # A description without these could be one of another program.
 REQUIRED = ("norm", "activation", "activation_param")
 REQUIRED_OF_ALL = ("arch", "options")
-# A checkpoint says these twice.
-SAID_TWICE = ("arch", *REQUIRED, "num_classes", "memory", "options")
 MAX_SHOWN_NAME = 100  # characters
 ASKED_BY_NETWORK = "the network that it is loaded into"
 REMEDY = "take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made the file"
@@ -36,17 +34,8 @@ def parse_stored_spec(content: Mapping[Any, Any], source: str) -> NetworkSpec | 
         return None
     spec = parse_network(network, source)
     experiment = parse_stored_experiment(content, source)
-    if experiment is None:
-        return spec
-    configured = experiment.network
-    differences = [
-        f"{key}: {shorten_repr(one)} under network, {shorten_repr(other)} under config"
-        for key in SAID_TWICE
-        for one, other in [(getattr(spec, key), getattr(configured, key))]
-        if one != other
-    ]
-    if differences:
-        raise WeightsError(f"{source}: describes two networks: {'; '.join(differences)}; {REMEDY}")
+    if experiment is not None and experiment.network.without_pretrained() != spec.for_experiment():
+        raise WeightsError(f"{source}: describes two networks, one under network and one under config; {REMEDY}")
     return spec
 
 

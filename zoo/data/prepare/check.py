@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tqdm import tqdm
+
 from zoo.config import Experiment
 from zoo.data.classes import check_same_classes
 from zoo.data.folder import ImageFolder
 from zoo.data.label_maps import Split, find_labeled_images, read_pair
 from zoo.data.loader import build_train_loader, build_val_loader
 from zoo.data.location import DataPath, require_local
-from zoo.data.prepare.output import ShowProgress
 from zoo.data.reading import decode_as, load_rgb, read_many
 from zoo.data.remote import Unreachable
 from zoo.data.transforms import ValTransform
@@ -28,7 +29,7 @@ class SplitReport:
     num_images: int = 0
     faults: list[str] = field(default_factory=list)
 
-    def add_faults(self, read: Callable[[int], object], workers: int, show_progress: ShowProgress) -> None:
+    def add_faults(self, read: Callable[[int], object], workers: int) -> None:
         """Add the DataErrors of ``read(index)`` for all images. Raises Unreachable, which is no fault of an image."""
 
         def fault_of(index: int) -> str | None:
@@ -40,13 +41,12 @@ class SplitReport:
                 return str(error)
             return None
 
-        with show_progress(self.split, self.num_images) as bar:
-            for fault in read_many(fault_of, range(self.num_images), workers):
-                bar.advance(1)
-                self.faults += [] if fault is None else [fault]
+        found = read_many(fault_of, range(self.num_images), workers)
+        bar = tqdm(found, desc=self.split, total=self.num_images, unit="image", disable=None, leave=False)
+        self.faults += [fault for fault in bar if fault is not None]
 
 
-def check_data(config: Experiment, data: DataPath, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
+def check_data(config: Experiment, data: DataPath, workers: int) -> list[SplitReport]:
     """Return a report on each split of ``data``, after reading all images as a run of ``config`` would.
 
     All faults are reported, with two exceptions: ConfigError is raised if ``config`` and the data set have different
@@ -54,16 +54,13 @@ def check_data(config: Experiment, data: DataPath, workers: int, show_progress: 
 
     Args:
     - `workers`: number of threads.
-    - `show_progress`: (split, number of images) -> context manager, whose `advance` is called for each image.
     """
     if config.segmentation is None:
-        return _check_folders(config, data, workers, show_progress)
-    return [_check_labeled(config, data, split, workers, show_progress) for split in SPLITS]
+        return _check_folders(config, data, workers)
+    return [_check_labeled(config, data, split, workers) for split in SPLITS]
 
 
-def _check_labeled(
-    config: Experiment, data: DataPath, split: Split, workers: int, show_progress: ShowProgress
-) -> SplitReport:
+def _check_labeled(config: Experiment, data: DataPath, split: Split, workers: int) -> SplitReport:
     settings, num_classes = config.segmentation, config.network.num_classes
     assert settings is not None
     try:
@@ -72,23 +69,15 @@ def _check_labeled(
     except DataError as error:
         return SplitReport(split, faults=[str(error)])
 
-    report = SplitReport(split, len(found.images), faults)
-    has_classes = [False] * report.num_images
-
     def read(index: int) -> None:
-        image, label = (found.root / names[index] for names in (found.images, found.labels))
-        _, classes = read_pair(image, label, found.table)
-        has_classes[index] = bool((classes != settings.ignore_label).any())
+        read_pair(found.root / found.images[index], found.root / found.labels[index], found.table)
 
-    num_missing = len(faults)
-    report.add_faults(read, workers, show_progress)
-    num_readable = report.num_images - (len(report.faults) - num_missing)
-    if num_readable and not any(has_classes):
-        report.faults.append(f"all pixels of the {num_readable:,} readable label maps are void")
+    report = SplitReport(split, len(found.images), faults)
+    report.add_faults(read, workers)
     return report
 
 
-def _check_folders(config: Experiment, data: DataPath, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
+def _check_folders(config: Experiment, data: DataPath, workers: int) -> list[SplitReport]:
     reports, datasets = [], []
     for split in SPLITS:
         try:
@@ -97,7 +86,7 @@ def _check_folders(config: Experiment, data: DataPath, workers: int, show_progre
             reports.append(SplitReport(split, faults=[str(error)]))
             continue
         datasets.append(dataset)
-        reports.append(_check_class_folders(dataset, split, workers, show_progress))
+        reports.append(_check_class_folders(dataset, split, workers))
     if len(datasets) == len(SPLITS):
         try:
             check_same_classes(*datasets)
@@ -115,10 +104,10 @@ def _class_folders(config: Experiment, data: DataPath, split: Split) -> ImageFol
     return dataset
 
 
-def _check_class_folders(dataset: ImageFolder, split: Split, workers: int, show_progress: ShowProgress) -> SplitReport:
+def _check_class_folders(dataset: ImageFolder, split: Split, workers: int) -> SplitReport:
     def read(index: int) -> None:
         decode_as(dataset.source.read(index), escape(dataset.file_name(index)), load_rgb, "an image")
 
     report = SplitReport(split, len(dataset))
-    report.add_faults(read, workers, show_progress)
+    report.add_faults(read, workers)
     return report

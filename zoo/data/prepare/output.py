@@ -9,24 +9,13 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from zoo.errors import DataError
 from zoo.files import cache_dir
 
 DIGEST_CHARS = 12
-
-
-class Bar(Protocol):
-    """A progress bar."""
-
-    def advance(self, count: int, /) -> object:
-        """Count ``count`` more images as done."""
-
-
-ShowProgress = Callable[[str, int], AbstractContextManager[Bar]]  # (split, number of images) -> bar
 
 
 def cached_folder(name: str, build: Callable[[Path], None], made_of: bytes, cache: Path | None = None) -> Path:
@@ -61,33 +50,19 @@ def cached_folder(name: str, build: Callable[[Path], None], made_of: bytes, cach
     return tree
 
 
-def check_free(target: Path) -> None:
-    """Raise DataError unless ``target`` does not exist or is an empty folder."""
-    try:
-        is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-    except OSError as error:
-        raise DataError(f"OUT cannot be read: {error.strerror}", target, "choose another OUT") from error
-    if not is_free:
-        raise DataError("OUT exists and is not overwritten", target, "choose another OUT")
-
-
 @contextmanager
 def complete_folder(target: Path) -> Iterator[Path]:
     """Yield a new folder, TARGET.unfinished, which is renamed to ``target`` when the block ends.
 
-    If the block raises, the folder is removed. A killed process leaves it behind, and the next one asks the user to
-    remove it. Raises DataError if ``target`` exists, see `check_free`, and if files cannot be written.
+    If the block raises, the folder is removed; a killed process leaves it behind. Raises DataError unless ``target``
+    does not exist or is an empty folder, and if files cannot be written.
     """
-    check_free(target)
     target = target.resolve()  # "." has no name, and a link is not replaced
     unfinished = target.with_name(f"{target.name}.unfinished")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            unfinished.mkdir()
-        except FileExistsError as error:
-            remedy = "remove it, unless another process is writing there"
-            raise DataError("an earlier run was killed before it finished", unfinished, remedy) from error
+        if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+            raise DataError("OUT exists and is not overwritten", target, "choose another OUT")
+        unfinished.mkdir(parents=True)
         try:
             yield unfinished
             unfinished.rename(target)
@@ -95,5 +70,5 @@ def complete_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
     except OSError as error:
-        what = f"the images cannot be written: {error.strerror}"
-        raise DataError(what, target, "free disk space, or choose another OUT") from error
+        remedy = "remove what a killed run left, free disk space, or choose another OUT"
+        raise DataError(f"the images cannot be written: {error.strerror}", error.filename or target, remedy) from error

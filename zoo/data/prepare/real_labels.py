@@ -27,13 +27,9 @@ def read_real_labels(path: Path) -> list[frozenset[int]]:
     """
     try:
         labels = _CONTENT.validate_json(read_bytes(path, "the labels"), strict=True)
-    except DataError as error:
-        raise DataError(f"{error}; {_REMEDY}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = "".join([" ", *(f"[{index}]" for index in first["loc"])]).rstrip()
-        what = f"these are not the labels of ImageNet-ReaL: {truncate(first['msg'])}{place}"
-        raise DataError(what, path, _REMEDY) from error
+    except (DataError, ValidationError) as error:
+        reason = error if isinstance(error, DataError) else truncate(error.errors()[0]["msg"])
+        raise DataError(f"these are not the labels of ImageNet-ReaL: {reason}", path, _REMEDY) from error
     if len(labels) != NUM_VAL_IMAGES:
         what = f"there are labels of {len(labels):,} images, not of the {NUM_VAL_IMAGES:,} of ImageNet's validation set"
         raise DataError(what, path, _REMEDY)
