@@ -41,4 +41,4 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     home = (tmp_path / "index.html").read_text()
     assert 'href="lean/#zoocheck"' in home
     assert not re.search(r'href="[^"]*\.md[#"]', home)
-    assert "<li><code>budget</code>: " in (tmp_path / "reference" / "zoo" / "index.html").read_text()
+    assert "<li><code>budget</code>: " in (tmp_path / "reference" / "lean" / "index.html").read_text()
