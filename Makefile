@@ -54,7 +54,7 @@ check: lint test-all
 
 # The documentation site, in build/site. A broken link or an undocumented name is an error.
 docs: $(TOOLS)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "written to build/site/index.html"
 
 faults: $(TOOLS)

@@ -214,7 +214,7 @@ template <typename T> constexpr double rounding = Storage<T>::epsilon / 2;
 template <typename A> struct Channels {
   std::vector<A> scale, divisor, shift, of_dy, of_y, constant;  // x_hat is (y - shift) / divisor
 
-  // `rounding` is that of the type of z.
+  // `rounding` is the rounding of the type of z.
   Channels(const Layout& layout, const MaybeTensor& weight, const MaybeTensor& bias, double eps, int64_t activation,
            double rounding)
       : scale(read_scale<A>(weight, layout, eps)), divisor(scale), shift(read_vector<A>(bias, layout, 0)),
@@ -233,7 +233,7 @@ template <typename A> struct Channels {
     return A((sums.second - shift[channel] * sums.first) / divisor[channel]);
   }
 
-  // Sets the coefficients of dx = g / std (dy - mean_dy - (y - b) / g mean_dy_xhat): those of dy, of y, and the rest.
+  // Sets the coefficients of dx = g / std (dy - mean_dy - (y - b) / g mean_dy_xhat): factors of dy, of y, and the rest.
   void set(int64_t channel, A inverse_std, A mean_dy, A mean_dy_xhat) {
     of_dy[channel] = scale[channel] * inverse_std;
     of_y[channel] = -mean_dy_xhat * inverse_std * A(divisor[channel] == scale[channel]);  // NaN stays NaN
@@ -332,7 +332,7 @@ template <typename T, typename F> void run_channels(const Backward<T>& job, cons
   });
 }
 
-// Returns dx, dweight and dbias for statistics of this process: those of the batch, or, without `batch`, constants.
+// Returns dx, dweight and dbias for statistics of this process: of the batch, or, without `batch`, constants.
 std::tuple<Tensor, Tensor, Tensor> backward(Tensor z, Tensor dz, Tensor var, bool batch, MaybeTensor weight,
                                             MaybeTensor bias, double eps, int64_t activation, double parameter) {
   z = native(z);

@@ -70,7 +70,7 @@ void widen(const float16* from, float* to, int64_t count) { widen_by_integers(fr
 void narrow(const float* from, float16* to, int64_t count) { narrow_by_integers(from, to, count); }
 #endif
 
-// Where an element of a run is: for most types a number. Two neighbours of bfloat16 are read and written as one word,
+// Where an element of a run is: for most types a number. Two neighbors of bfloat16 are read and written as one word,
 // which moves nothing between the lanes of a vector: an element is the first or the second of pair i, counted from the
 // beginning of the run or in the last pairs of it, or alone at i.
 struct First { int64_t i; };

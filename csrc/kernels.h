@@ -21,7 +21,7 @@
 #endif
 #define INLINED __attribute__((always_inline))
 
-// Functions marked AVX2 name its instructions and those of F16C, which every processor with AVX2 has. They may only be
+// Functions marked AVX2 name its instructions and F16C, which every processor with AVX2 has. They may only be
 // called where has_avx2 is true.
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -39,7 +39,7 @@ inline const bool has_avx2 = __builtin_cpu_supports("avx2");
 //
 // Memory is walked in cells. Where planes (the positions of one channel) are long, a cell is one plane. Otherwise it is
 // a run of whole periods (all channels once), with a coefficient for each of its elements. Where elements are read in
-// pairs, the coefficients of all first elements come before those of the second ones.
+// pairs, the coefficients of all first elements come before the coefficients of the second ones.
 struct Layout {
   int64_t channels, inner, numel;
   bool pairs, planes;

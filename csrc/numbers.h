@@ -53,9 +53,9 @@ ALWAYS_INLINE uint32_t rounded(float value) {
 }
 ALWAYS_INLINE void store(bfloat16& target, float value) { target.bits = uint16_t(rounded(value) >> 16); }
 
-// Two neighbours of bfloat16 as one word.
+// Two neighbors of bfloat16 as one word.
 using Pair = uint32_t __attribute__((may_alias, aligned(2)));
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first of two neighbours is the lower half of their word");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first of two neighbors is the lower half of their word");
 ALWAYS_INLINE float first(uint32_t pair) { return bit_cast<float>(pair << 16); }
 ALWAYS_INLINE float second(uint32_t pair) { return bit_cast<float>(pair & 0xFFFF0000u); }
 ALWAYS_INLINE uint32_t pair(float first, float second) {
@@ -109,7 +109,7 @@ ALWAYS_INLINE float log1p_negative(float t) {
 ALWAYS_INLINE double log1p_negative(double t) { return std::log1p(t); }
 
 // The same for a t of half precision, or the quotient of one, in half the instructions: the error is at most 2^-18 of
-// the result, plus 2^-24 for the rounding of 1 + t. The polynomial is that of the least relative error.
+// the result, plus 2^-24 for the rounding of 1 + t. The polynomial has the least relative error.
 ALWAYS_INLINE float log1p_negative_of_half(float t) {
   const uint32_t word = bit_cast<uint32_t>(1.0f + t);
   const int32_t exponent = int32_t(word - 0x3F3504F3u) >> 23;

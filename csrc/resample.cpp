@@ -46,17 +46,17 @@ struct Axis {
   Axis(int64_t source, float low, float high, int64_t size, int64_t start, int64_t count) : first(count) {
     const double scale = double(high - low) / double(size), support = std::max(scale, 1.0), inverse = 1.0 / support;
     const int64_t room = std::min(source, int64_t(std::ceil(2 * support)) + 1);
-    std::vector<double> centres(count), totals(count), values(room * count);
+    std::vector<double> centers(count), totals(count), values(room * count);
     std::vector<int32_t> ends(count);
     for (int64_t i = 0; i < count; ++i) {
-      centres[i] = low + (double(start + i) + 0.5) * scale;
-      first[i] = std::clamp<int32_t>(int32_t(centres[i] - support + 0.5), 0, source);
-      ends[i] = std::min<int32_t>(int32_t(centres[i] + support + 0.5), source);
+      centers[i] = low + (double(start + i) + 0.5) * scale;
+      first[i] = std::clamp<int32_t>(int32_t(centers[i] - support + 0.5), 0, source);
+      ends[i] = std::min<int32_t>(int32_t(centers[i] + support + 0.5), source);
     }
     for (int32_t t = 0; t < room; ++t) {
       double* value = &values[t * count];
       for (int64_t i = 0; i < count; ++i) {
-        const double distance = std::abs((double(first[i] + t) - centres[i] + 0.5) * inverse);
+        const double distance = std::abs((double(first[i] + t) - centers[i] + 0.5) * inverse);
         value[i] = (distance < 1) & (first[i] + t < ends[i]) ? 1 - distance : 0;
         totals[i] += value[i];
       }
@@ -131,7 +131,7 @@ class Columns {
     }
   }
 
-  // The results of two pixels, not yet limited to 255. `weights` is moved to those of the next two.
+  // The results of two pixels, not yet limited to 255. `weights` is moved to the weights of the next two.
   template <int Taps>
   AVX2 static ALWAYS_INLINE __m256i two_pixels(const uint8_t* one, const uint8_t* two, int64_t taps,
                                                const __m256i*& weights) {

@@ -44,7 +44,7 @@ inline Tensor native(const Tensor& x) {
   return x.is_contiguous() || is_channels_last(x) ? x : torch::stable::contiguous(x);
 }
 
-// Returns t itself where its layout and dtype are those of x, which is native; otherwise a copy that has them.
+// Returns t itself where it has the layout and dtype of x, which is native; otherwise a copy that has them.
 inline Tensor like(const Tensor& t, const Tensor& x) {
   STD_TORCH_CHECK(t.dim() == x.dim(), "expected ", x.dim(), " dimensions, got ", t.dim());
   for (int64_t dim = 0; dim < x.dim(); ++dim)

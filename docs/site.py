@@ -37,6 +37,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
     """Let relative links of the repository lead to pages of the site; links to other files become their texts."""
     source = page.file.src_uri
+    if source.startswith("results/"):
+        page.meta["search"] = {"exclude": True}  # the words of measurements would hide the pages that explain them
     folder = posixpath.dirname(REPOSITORY_PATHS.get(source, f"docs/{source}"))
 
     def replace(match: re.Match[str]) -> str:
@@ -54,6 +56,12 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
 
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if part.startswith("```") else LINK.sub(replace, part) for part in parts)
+
+
+def on_post_build(config: Any) -> None:
+    """Let the links of the page with every published number lead to pages of the site, too."""
+    page = Path(config.site_dir, "results", "reproduction.html")
+    page.write_text(re.sub(r'href="(\w+)\.md"', r'href="\1/"', page.read_text()))
 
 
 class ListsAfterText(griffe.Extension):

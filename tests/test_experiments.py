@@ -70,7 +70,7 @@ def test_there_are_ten_different_published_files_with_licenses() -> None:
     assert len({entry.name for entry in entries}) == len({entry.md5 for entry in entries}) == 10
     assert len({entry.weights.drive_id for entry in entries}) == 10
     assert all(len(entry.md5) == 32 and len(entry.weights.drive_id) == 33 for entry in entries)
-    assert all(entry.weights.licence for entry in entries)
+    assert all(entry.weights.license for entry in entries)
     assert all(entry.source for entry in CLASSIFIERS)
 
 

@@ -68,6 +68,12 @@ def test_the_package_and_its_help_import_neither_torch_nor_pydantic() -> None:
     assert not modules & {"torch", "numpy", "pydantic", "requests"}
 
 
+def test_lean_training_imports_torch_and_nothing_else() -> None:
+    """zoo.lean is for anybody's training script, which may lack whatever else the package depends on."""
+    added = modules_after("import zoo; zoo.lean") - modules_after("import torch")
+    assert {name.split(".")[0] for name in added} <= {"zoo", *sys.stdlib_module_names}
+
+
 def test_networks_are_listed_and_shown_without_torch() -> None:
     """Their sizes are in a file that tests/models/test_networks.py compares with the networks."""
     code = "from zoo.cli import main; main(['list']); main(['show', 'resnet50'])"

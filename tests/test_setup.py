@@ -40,7 +40,7 @@ def _copy_of_the_checkout(target: Path) -> Path:
 
 
 def _quick_compiler(path: Path) -> str:
-    """Write a compiler that does not optimise, which takes a fifth of the time for the same sources; return its path.
+    """Write a compiler that does not optimize, which takes a fifth of the time for the same sources; return its path.
 
     The kernels that the other tests use were compiled as documented.
     """

@@ -55,7 +55,7 @@ def test_timm_builds_the_network_of_the_name(timm) -> None:
 def test_timm_knows_the_configuration_of_the_weights(timm) -> None:
     cfg = timm.get_pretrained_cfg("zoo_resnet34_ipabn-sync_lr_512")
     entry = published()["resnet34_ipabn-sync_lr_512"]
-    assert (cfg.url, cfg.num_classes, cfg.crop_pct, cfg.license) == (entry.page, 1000, 0.875, entry.weights.licence)
+    assert (cfg.url, cfg.num_classes, cfg.crop_pct, cfg.license) == (entry.page, 1000, 0.875, entry.weights.license)
     assert cfg.architecture == "zoo_resnet34_ipabn-sync_lr_512"
     with torch.device("meta"):
         model = timm.create_model("zoo_revnet38_cifar", pretrained_cfg_overlay={"mean": (0.5, 0.5, 0.5)})

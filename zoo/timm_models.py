@@ -51,7 +51,7 @@ def _default_cfg(name: str) -> dict[str, Any]:
     cfg = {key: images[key] for key in ("input_size", "crop_pct", "mean", "std", "interpolation")}
     cfg["num_classes"] = spec.num_classes
     if name in published():
-        cfg |= {"url": published()[name].page, "license": published()[name].weights.licence}
+        cfg |= {"url": published()[name].page, "license": published()[name].weights.license}
     return cfg
 
 

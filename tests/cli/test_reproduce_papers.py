@@ -85,7 +85,7 @@ def test_report_and_plots_are_written_and_progress_and_verdicts_printed(
     assert content["command"] == f"zoo reproduce revnet --out {tmp_path}"
     assert content["sections"][0]["figures"][0]["measured"] == 2.1
     assert (tmp_path / "revnet.md").exists()
-    assert "revnet: 2 measurements, about 2 minutes on one core" in caplog.messages
+    assert "revnet: 2 of 2 measurements; all of them take about 2 minutes on one core" in caplog.messages
     assert "revnet, Figure 1 (2 of 2)" in caplog.messages
     assert capsys.readouterr().out.splitlines() == [
         f"written to {tmp_path / 'revnet'}.md and .json, with plots next to them",

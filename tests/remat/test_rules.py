@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.remat.programs import assert_same, gradients_of, runs
-from zoo.ops.abn import native
+from zoo.ops.abn import backend, native
 from zoo.ops.abn.backend import kernels_for
 from zoo.remat import recipes
+from zoo.remat.lean import lean
 from zoo.remat.recipes import TrackedTensor
 from zoo.remat.rules import (
     IN_PLACE,
@@ -272,3 +274,16 @@ def test_batch_norms_have_the_bits_of_torch(shape: tuple[int, ...], is_tracked: 
         assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
     for found, wanted in zip(ours, expected, strict=True):
         assert found is wanted is None or torch.equal(found.nan_to_num(), wanted.nan_to_num())
+
+
+def test_without_compiled_kernels_lean_training_of_other_norms_warns_of_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The warning about the norms of this package is for those who use them."""
+    missing = SimpleNamespace(unavailable_reason=lambda: "not built")
+    monkeypatch.setitem(backend.DEVICES, "native", ("cpu", missing))
+    backend._warn_of_reference.cache_clear()
+    norm = lean(torch.nn.Sequential(torch.nn.BatchNorm2d(16), torch.nn.ReLU()))
+    with backend.forced("auto"):
+        norm(torch.randn(2, 16, 4, 4)).sum().backward()
+    assert backend._warn_of_reference.cache_info().currsize == 0

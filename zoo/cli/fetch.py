@@ -41,7 +41,7 @@ def _list() -> int:
     for name, entry in published().items():
         path = weights_path(name)
         size_mb = path.stat().st_size / 1e6 if path.is_file() else None
-        rows.append([name, "yes" if size_mb is not None else "no", size_mb, entry.md5, entry.weights.licence])
+        rows.append([name, "yes" if size_mb is not None else "no", size_mb, entry.md5, entry.weights.license])
     print(markdown_table(["name", "in the cache", "MB", "expected md5", "license"], rows))
     print(f"The cache is {weights_dir()}; zoo fetch NAME downloads and verifies.")
     return 0

@@ -192,7 +192,7 @@ class PublishedWeights(Section):
 
     drive_id: Annotated[str, Field(min_length=1)]
     """Google Drive ID of the file."""
-    licence: Annotated[str, Field(min_length=1)]
+    license: Annotated[str, Field(min_length=1)]
     """License of the file."""
 
 

@@ -25,7 +25,7 @@ class Published:
     Args:
     - `name`: name of the weights and of their experiment.
     - `md5`: md5 of the file, 32 hexadecimal digits.
-    - `weights`: where the file is, and under which licence.
+    - `weights`: where the file is, and under which license.
     - `experiment`: how they were trained, and how they score.
     """
 

@@ -24,7 +24,7 @@ class RevNet(PreactNetwork):
     that changes stride or width, which is the output of the previous module; backward recomputes the stem and all
     blocks. "plain": all activations, with torch's pooling.
 
-    ``grid_bits`` is that of the chains, see `ReversibleSequential`.
+    ``grid_bits`` is passed to the chains, see `ReversibleSequential`.
     """
 
     def __init__(self, norm: NormFactory, classes: int, *, grid_bits: int | None, memory: str, **options: Any) -> None:

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from zoo.ops.abn import native
-from zoo.ops.abn.backend import kernels_for
+from zoo.ops.abn.backend import name_for
 from zoo.remat.norm_order import normalize, order_of
 from zoo.torch_internals import BATCH_NORM, DisableTorchDispatch, has_kernel, schema_of
 
@@ -141,7 +140,7 @@ def _can_sum_side_by_side(x: Tensor, *args: Any) -> bool:
         and x.ndim > 2
         and x.shape[1] % VECTOR == 0
         and x.numel() > x.shape[0] * x.shape[1]  # torch sums single positions in another order
-        and kernels_for(x) is native
+        and name_for(x.device) == "native"
         and all(each is None or (each.dtype is torch.float32 and each.is_contiguous()) for each in vectors)
         and batch_norm_is_exact()
     )
@@ -393,7 +392,7 @@ def apply_line(
     The result has the bits of the separate operations. The compiled kernel takes one pass over memory; the fallback
     takes one per operation.
     """
-    if kernels_for(x) is native:
+    if name_for(x.device) == "native":
         fused: Tensor = torch.ops.zoo.line.default(x, alpha, beta, shortcut, is_rectified)
         return fused
     zero, one = _constants(len(alpha), alpha.dtype)

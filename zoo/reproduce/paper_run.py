@@ -60,8 +60,10 @@ def reproduce_papers(options: PaperOptions) -> list[Row]:
                   "cost": {}, "remarks": remarks, "plots": not options.no_plot}  # fmt: skip
         cost = CostMeter(device)
         sections, measured = {section.key: section for section in earlier[paper]}, set[str]()
-        whole = f", about {PAPERS[paper].minutes} minutes on one core" * (not options.only)
-        logger.info("%s: %d measurements%s", paper, len(measurements), whole)
+        logger.info(
+            "%s: %d of %d measurements; all of them take about %d minutes on one core",
+            paper, len(measurements), len(measurements_of[paper]), PAPERS[paper].minutes,
+        )  # fmt: skip
         for index, measurement in enumerate(measurements, start=1):
             logger.info("%s, %s (%d of %d)", paper, measurement.item, index, len(measurements))
             section = _measure(options, paper, measurement, environment)

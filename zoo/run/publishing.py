@@ -59,8 +59,8 @@ def push(network: LoadedNetwork, repository: str, *, license_id: str | None = No
         WEIGHTS: safetensors_bytes(state_dict, spec),
         CONFIG: (json.dumps(hub_config(network, spec), indent=2) + "\n").encode(),
     }
-    licence = "" if entry is None else entry.weights.licence
-    card = model_card(network, spec, repository, license_id, licence, scores)
+    license_text = "" if entry is None else entry.weights.license
+    card = model_card(network, spec, repository, license_id, license_text, scores)
     return _upload(repository, files, card)
 
 
@@ -108,7 +108,7 @@ def model_card(
     spec: NetworkSpec,
     repository: str,
     license_id: str | None,
-    licence: str,
+    license_text: str,
     scores: str,
 ) -> str:
     """Return the model card, Markdown with the metadata that the Hub reads.
@@ -116,15 +116,15 @@ def model_card(
     Args:
     - `network`, `spec`: the network and its description.
     - `repository`: OWNER/NAME.
-    - `license_id`: license as the Hub calls it; None: ``licence``, in words.
-    - `licence`: license of published weights; "" if ``license_id`` replaces it.
+    - `license_id`: license as the Hub calls it; None: ``license_text``, in words.
+    - `license_text`: license of published weights; "" if ``license_id`` replaces it.
     - `scores`: section with the scores of the weights; "" if there are none.
     """
     from huggingface_hub import ModelCardData
 
     own: dict[str, Any] = {"license": license_id}
     if license_id is None:  # the name of another license has no spaces or capitals there
-        own = {"license": "other", "license_name": re.sub(r"[^a-z0-9.]+", "-", licence.lower())}
+        own = {"license": "other", "license_name": re.sub(r"[^a-z0-9.]+", "-", license_text.lower())}
     pipeline = PIPELINES[network.experiment.task]
     library = "timm" if spec.arch.startswith("timm:") else "zoo"
     data = ModelCardData(**own, library_name=library, pipeline_tag=pipeline, tags=[pipeline, "zoo"])
@@ -144,7 +144,7 @@ def model_card(
         resized = "not resized" if images.scale_val == -1 else how
         facts["Images"] = f"{resized}, center crop {images.crop_val} px"
     facts |= {"Mean": f"{images.mean}", "Standard deviation": f"{images.std}"}
-    facts["License"] = license_id or licence
+    facts["License"] = license_id or license_text
     usage = f'import zoo\n\nmodel = zoo.get("{HUB_PREFIX}{repository}").eval()\n'
     if network.experiment.task == "classification":
         usage += f'images = zoo.transforms("{HUB_PREFIX}{repository}")\n'

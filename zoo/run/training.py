@@ -42,6 +42,7 @@ from zoo.run.run_log import RunLog, read_validation
 from zoo.run.train_options import TrainOptions
 from zoo.spec.architectures import ARCHITECTURES, LEAN, is_external
 from zoo.spec.network import NetworkSpec
+from zoo.tables import counted
 from zoo.tasks import task_of
 
 logger = logging.getLogger(__name__)
@@ -288,7 +289,8 @@ def _begin_summary(
     lines = [
         f"training {network.arch}: {num_parameters:,} parameters{layers}, {network.num_classes} classes",
         f"images      {num_train:,} to train on, {num_val:,} to validate on; {escape(data)}",
-        f"schedule    {optimizer.schedule.epochs} epochs of {len(loaders[0])} steps, batch {optimizer.batch_size}",
+        f"schedule    {counted(optimizer.schedule.epochs, 'epoch')} of {counted(len(loaders[0]), 'step')}, "
+        f"batch {optimizer.batch_size}",
         f"device      {process.device}, {processes}",
         f"log folder  {escape(log_dir)}",
     ]

@@ -89,7 +89,7 @@ def _fetch(name: str, path: Path) -> None:
         weights_dir().mkdir(exist_ok=True)
         with FileLock(path.with_name(f"{path.name}.lock")):
             if not path.exists():
-                logger.info("%s: downloading %s (%s)", name, hide_password(url), entry_of(name).weights.licence)
+                logger.info("%s: downloading %s (%s)", name, hide_password(url), entry_of(name).weights.license)
                 _download_verified(name, url, path)
     except OSError as error:
         what = f"{name}: the weights cannot be written ({error.strerror or error})"

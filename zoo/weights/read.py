@@ -1,4 +1,4 @@
-"""Reads weights files without running code from them. docs/security.md states what a hostile file cannot do."""
+"""Reads weights files without running code from them. SECURITY.md states what a hostile file cannot do."""
 
 from __future__ import annotations
 

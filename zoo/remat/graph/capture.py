@@ -21,8 +21,7 @@ from torch.nn import Parameter
 
 from zoo import torch_internals
 from zoo.errors import ConfigError
-from zoo.ops.abn import native
-from zoo.ops.abn.backend import kernels_for
+from zoo.ops.abn.backend import name_for
 from zoo.remat.budget import Budget
 from zoo.remat.eager.rematerializer import Rematerializer
 from zoo.remat.graph import cudnn_norm
@@ -157,7 +156,7 @@ def _compile(graph: fx.GraphModule, inputs: Sequence[Any], *, budget: Budget) ->
     """Return a function that runs a graph of Dynamo with the kernels of eager training, and saves what lean saves."""
     for dtype in LINE_DTYPES:
         line_is_exact(dtype)  # now, as it cannot be measured while torch traces
-    if kernels_for(torch.empty(0)) is native:
+    if name_for(torch.device("cpu")) == "native":
         batch_norm_is_exact()
     repetition = Repetition(graph)
 
