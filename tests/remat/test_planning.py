@@ -444,3 +444,22 @@ def test_a_captured_call_without_gradients_is_not_planned(measured: Count) -> No
     model, x = lean(network().requires_grad_(False), "1GB", capture=True), images(SIZE_PX)
     assert are_equal([network()(x)], [model(x)])
     assert measured.number == 0
+
+
+@pytest.mark.slow
+def test_captured_networks_may_have_parameters_that_forward_reads_without_gradients() -> None:
+    class WithoutGradients(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = self.first(x)
+            return self.second(x)
+
+    torch._dynamo.reset()
+    model = lean(WithoutGradients(), "1GB", capture=True)
+    model(images(SIZE_PX)).sum().backward()
+    assert model.first.weight.grad is None
+    assert model.second.weight.grad is not None

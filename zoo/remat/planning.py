@@ -395,7 +395,9 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 def _rewind_of(value: Any) -> Callable[[], object] | None:
     """Return a function that restores the present state of a random number generator; None for another value."""
-    if isinstance(value, (torch.Generator, np.random.RandomState)):
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.RandomState):
         return partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
         return partial(value.setstate, value.getstate())
