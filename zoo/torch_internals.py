@@ -525,6 +525,7 @@ def aot_backend(
 
     Graphs call the operations of eager training, and backward is traced without autocast, as eager training runs it.
     Random operations whose results nothing reads remain; torch asks Inductor's setting whether they have to.
+    Backward may run several times.
     While a graph is traced, ``correct(operation, args, kwargs, outputs)`` returns what is taken for the fake outputs.
     """
     from torch._dynamo.backends.common import aot_autograd
@@ -541,10 +542,27 @@ def aot_backend(
 
     def backend(graph: Any, inputs: Any) -> Any:
         is_as_eager = config.patch(backward_pass_autocast="off"), inductor_config.patch(fallback_random=True)
-        with is_as_eager[0], is_as_eager[1], _without_decompositions(), _traced_by(correct):
+        with is_as_eager[0], is_as_eager[1], _without_decompositions(), _without_donation(), _traced_by(correct):
             return compile_graph(graph, inputs)
 
     return backend
+
+
+@contextmanager
+def _without_donation() -> Iterator[None]:
+    """Return a context in which AOTAutograd allows no backward graph to overwrite saved tensors.
+
+    If backward first ran without ``retain_graph``, torch would otherwise refuse ``retain_graph`` from then on.
+    """
+    from torch._functorch._aot_autograd import graph_compile
+
+    module: Any = graph_compile
+    collect = module.collect_bw_donated_buffer_idxs
+    module.collect_bw_donated_buffer_idxs = lambda *_: []
+    try:
+        yield
+    finally:
+        module.collect_bw_donated_buffer_idxs = collect
 
 
 @contextmanager

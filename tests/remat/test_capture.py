@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -619,6 +619,41 @@ def test_a_gradient_penalty_has_the_bits_of_plain_training() -> None:
     model = lean(Critic(), capture=True)
     assert_same_bits(penalized_steps(model), penalized_steps(Critic()))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > graphs
+
+
+def second_backward(critic: nn.Module, x: Tensor) -> None:
+    loss = critic(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def double_backward(critic: nn.Module, x: Tensor) -> None:
+    (slope,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+    slope.square().sum().backward()
+
+
+@pytest.mark.parametrize("again", [second_backward, double_backward])
+def test_a_graph_whose_backward_has_run_may_run_it_twice(again: Callable[[nn.Module, Tensor], None]) -> None:
+    x, gradients = torch.randn(4, 3, 9, 9, requires_grad=True), []
+    for critic in (Critic(), lean(Critic(), capture=True)):
+        critic(x).sum().backward()  # compiles a backward that need not run again
+        again(critic, x)
+        gradients.append([each.grad for each in critic.parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
+def test_double_backward_of_a_graph_whose_scores_are_read_twice_differs_by_rounding() -> None:
+    def gradients(critic: nn.Module) -> list[Tensor]:
+        x = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
+        scores = critic(x)
+        (slope,) = torch.autograd.grad(scores.square().sum(), x, create_graph=True)
+        (slope.square().sum() + scores.sum()).backward()
+        return [each.grad for each in critic.parameters() if each.grad is not None]
+
+    found, expected = gradients(lean(Critic(), capture=True)), gradients(Critic())
+    assert not all(map(torch.equal, found, expected))
+    largest = max(float(each.abs().max()) for each in expected)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * largest)
 
 
 def test_double_backward_through_a_random_graph_is_refused_with_the_remedy() -> None:

@@ -301,6 +301,20 @@ def test_strided_nested_tensors_with_a_budget(budget: Any) -> None:
     assert {module.name for module in memory_report(Nested(), x).modules} == {"first", "second"}
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+def test_nested_outputs_with_a_limit_in_bytes(layout: torch.layout) -> None:
+    rows = [torch.randn(count, 64, generator=torch.Generator().manual_seed(count)) for count in (100, 150)]
+    x = torch.nested.nested_tensor(rows, layout=layout)
+    gradients = []
+    for budget in (None, "1GB"):
+        torch.manual_seed(0)
+        model = lean(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), budget)
+        torch.stack([each.square().sum() for each in model(x).unbind()]).sum().backward()
+        gradients.append([each.grad for each in model.parameters()])
+    assert are_equal(*gradients)
+
+
 @pytest.mark.parametrize("in_forward", [False, True])
 def test_backward_recomputes_with_the_kernels_of_forward(in_forward: bool) -> None:
     class Seen(TorchDispatchMode):

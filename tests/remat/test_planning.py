@@ -7,6 +7,7 @@ import gc
 import random
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -298,6 +299,25 @@ def test_planning_leaves_no_memory_in_cycles() -> None:
     output.sum().backward()
 
 
+def test_planning_collects_its_own_garbage_alone() -> None:
+    class Node:
+        pass
+
+    gc.disable()
+    gc.unfreeze()  # what the tests have frozen
+    try:
+        node = Node()
+        node.itself = node  # type: ignore[attr-defined]
+        older = weakref.ref(node)
+        del node
+        lean(products(), "1GB")(torch.randn(256, 128)).sum().backward()
+        assert older() is not None
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 def test_planning_takes_few_steps(measured: Count) -> None:
     x = torch.randn(768, 128)
     most, least = (peak(lean(products(), budget), x) for budget in (None, "1000000 FLOP/B"))
@@ -327,9 +347,10 @@ def test_planning_restores_all_generators() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.layer, self.generator = nn.Linear(8, 8), torch.Generator().manual_seed(0)
+            self.others = [random.Random(0), np.random.default_rng(0), np.random.RandomState(0)]
 
         def forward(self, x: Tensor) -> Tensor:
-            draws = random.random(), np.random.random()
+            draws = [random.random(), np.random.random(), *(each.random() for each in self.others)]
             self.drawn = (*draws, torch.rand(1).item(), torch.rand(1, generator=self.generator).item())
             return self.layer(x)
 
@@ -423,3 +444,22 @@ def test_a_captured_call_without_gradients_is_not_planned(measured: Count) -> No
     model, x = lean(network().requires_grad_(False), "1GB", capture=True), images(SIZE_PX)
     assert are_equal([network()(x)], [model(x)])
     assert measured.number == 0
+
+
+@pytest.mark.slow
+def test_captured_networks_may_have_parameters_that_forward_reads_without_gradients() -> None:
+    class WithoutGradients(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = self.first(x)
+            return self.second(x)
+
+    torch._dynamo.reset()
+    model = lean(WithoutGradients(), "1GB", capture=True)
+    model(images(SIZE_PX)).sum().backward()
+    assert model.first.weight.grad is None
+    assert model.second.weight.grad is not None

@@ -282,8 +282,10 @@ def watched(parameters: Iterable[Tensor]) -> Iterator[None]:
             handle.remove()
 
 
-def _mark_gradient(gradient: Tensor) -> None:
-    if gradient.layout is torch.strided:
+def _mark_gradient(gradient: Tensor | None) -> None:
+    if (
+        gradient is not None and gradient.layout is torch.strided
+    ):  # None: of a compiled graph that has no gradient of it
         _mark(f"{GRADIENT}{gradient.untyped_storage().nbytes()}")
 
 
