@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -162,6 +164,40 @@ def launches(layer: torch.nn.Module, dtype: torch.dtype, shortcut: bool = False)
     with stubbed() as device, Operations() as operations:
         torch.autograd.grad(layer(*arguments), [*arguments, *layer.parameters()], dz)
     return [*device.started, *operations.launched.elements()]
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize(
+    ("shape", "layout"), [*(((2, 64, 56, 56), each) for each in LAYOUTS), ((16, 64, 7, 7), "contiguous")]
+)
+def test_kernels_compile_without_atomics_and_access_128_bits_at_once(shape, layout, capability, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compile_now, code = triton._compile, {}
+
+    def record(name: str, *arguments: Any) -> tuple[Any, Any]:
+        kernel, accumulate = compile_now(name, *arguments)
+        code[name] = kernel.asm
+        return kernel, accumulate
+
+    x = lay_out(torch.randn(shape, dtype=torch.bfloat16), layout).requires_grad_()
+    layer = InPlaceABN(64)
+    layer.inplace = False
+    with stubbed(capability), patch.object(triton, "_compile", record):
+        layer(x).backward(lay_out(torch.randn_like(x), layout))
+    assert sorted(code) == sorted(KERNELS)
+    for name, each in code.items():
+        assert len(each["cubin"]) > 0
+        assert not re.search(r"\b(atom|red)\.", each["ptx"])
+        # Loads or stores of 128 bits: four values of 32, or two of 64.
+        assert "combine" in name or re.search(r"\b(ld|st)\.global\S*\.(v4\.[a-z]32|v2\.[a-z]64)", each["ptx"])
+
+
+def test_blocks_per_multiprocessor_are_those_of_the_occupancy_calculator():
+    limits = triton.MultiprocessorLimits(registers=65536, shared_bytes=233472, threads=2048)  # of an H100
+    found = {used: triton.resident_blocks(used, 512, 4, limits) for used in (32, 64, 72, 80, 96, 168, 255)}
+    assert found == {32: 16, 64: 8, 72: 7, 80: 6, 96: 5, 168: 3, 255: 2}
+    assert triton.resident_blocks(32, 2**16, 4, limits) == 3
 
 
 @needs_triton
