@@ -356,9 +356,9 @@ def _launch(
     found = _compiled.get(key)
     if found is None:
         # The number of programs follows from the code. The partial results, which depend on it, are given as a dtype.
-        partial, places = ((accumulate_dtype(x.dtype),), (1,)) if planes else ((), ())
-        numbers = 1, *tiling.numbers, *places, *tiling.constants, *constants
-        kernel, accumulate = _compile(name, x, WARPS, (*tensors, *partial), numbers)
+        unknown, places = ((accumulate_dtype(x.dtype),), (1,)) if planes else ((), ())
+        arguments = 1, *tiling.numbers, *places, *tiling.constants, *constants
+        kernel, accumulate = _compile(name, x, WARPS, (*tensors, *unknown), arguments)
         found = kernel, accumulate, *split(tiling, _resident_programs(kernel, x.device))
         _cache_compiled(key, found)
     kernel, accumulate, pieces, programs = found
