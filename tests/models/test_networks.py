@@ -173,7 +173,6 @@ def test_dilation_keeps_the_map_size_and_the_keys(name, dilation, reductions):
 @pytest.mark.parametrize(
     ("name", "dilation"),
     [
-        ("resnet18", 2),
         ("resnet18", [1, 2]),
         ("resnext50", [1, 1, [2], 1]),
         ("densenet121", [1, 1]),

@@ -22,8 +22,8 @@ class ResNet(Network):
     Args:
     - `structure`: the number of blocks of each of the four modules.
     - `bottleneck`: blocks of three convolutions, with four times as many channels outside, instead of two.
-    - `dilation`: 1, or one number per module; a number other than 1 removes the module's stride (for mod2: the stem's
-      pooling).
+    - `dilation`: a number for all modules, or one per module. A number other than 1 removes the module's stride (for
+      mod2: the stem's pooling).
     - `memory`: what is saved for backward. "auto": the outputs of in-place norms; for the last norm of a block only the
       block's output, or both in half precision. "fused": only the block's output in half precision, too, if the scales
       of the last norms allow it (`ResidualBlock`). "checkpoint": the blocks' inputs; backward recomputes each block.

@@ -24,7 +24,7 @@ class ResNeXt(Network):
     Args:
     - `structure`: the number of blocks of each of the four modules.
     - `input_3x3`: make the stem of three 3x3 convolutions instead of one 7x7.
-    - `dilation`: 1, or one number per module; a number other than 1 removes the module's stride.
+    - `dilation`: a number for all modules, or one per module. A number other than 1 removes the module's stride.
     - `memory`: what is saved for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
       pool. "checkpoint": the blocks' inputs; backward recomputes each block. "plain": like "auto", but with torch's
       pooling.

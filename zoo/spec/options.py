@@ -30,8 +30,7 @@ _MODULES = Field(min_length=4, max_length=4)
 Rate = Annotated[int, Field(ge=1, le=MAX_DILATION)]
 Rates = Annotated[list[Rate], _MODULES]
 ModuleDilation = Annotated[
-    Annotated[int, Field(ge=1, le=1)] | Rates,
-    _should_be(f"1, or a list of four numbers (mod2 to mod5), each from 1 to {MAX_DILATION}"),
+    Rate | Rates, _should_be(f"a whole number from 1 to {MAX_DILATION}, or a list of four (mod2 to mod5)")
 ]
 AnyDilation = Annotated[
     bool | Rate | Rates,
@@ -65,16 +64,16 @@ class ResNetOptions(StochasticDepth):
     """Options of a ResNet."""
 
     dilation: ModuleDilation = 1
-    """Dilations of mod2 to mod5, which replace strides: 1 for none, or one per module ([1, 1, 2, 4]: output
-    stride 8); set by output_stride."""
+    """Dilations of mod2 to mod5, which replace strides: a number for all modules, or one per module ([1, 1, 2, 4]:
+    output stride 8); set by output_stride."""
 
 
 class ResNeXtOptions(Stem, StochasticDepth):
     """Options of a ResNeXt."""
 
     dilation: ModuleDilation = 1
-    """Dilations of mod2 to mod5, which replace strides: 1 for none, or one per module ([1, 1, 2, 4]: output
-    stride 8); set by output_stride."""
+    """Dilations of mod2 to mod5, which replace strides: a number for all modules, or one per module ([1, 1, 2, 4]:
+    output stride 8); set by output_stride."""
 
 
 class WiderResNetA2Options(StochasticDepth):
@@ -90,9 +89,7 @@ class WiderResNetA2Options(StochasticDepth):
 class DenseNetOptions(Stem):
     """Options of a DenseNet."""
 
-    dilation: Annotated[
-        Rate | Rates, _should_be(f"a whole number from 1 to {MAX_DILATION}, or a list of four (mod2 to mod5)")
-    ] = 1
+    dilation: ModuleDilation = 1
     """Dilations of mod2 to mod5, which replace the pools before these modules: a number for all
     modules, or one per module ([1, 1, 2, 4]: output stride 8); set by output_stride."""
 
