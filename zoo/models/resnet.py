@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.layers.conv import conv2d, max_pool
+from zoo.layers.checkpointing import build_stage
+from zoo.layers.conv import conv2d, drop_path, max_pool
 from zoo.layers.norm import InPlaceABN, NormFactory, activate_
-from zoo.layers.residual import build_stage, drop_path
 from zoo.models.base import Network, dilation_per_module
 from zoo.ops.context import is_fx_proxy
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from zoo.layers.checkpointing import build_stage
 from zoo.layers.conv import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.residual import IdentityResidualBlock, build_stage
+from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.base import Network, dilation_per_module
 
 GROUPS = 64

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from zoo.layers.checkpointing import build_stage
 from zoo.layers.conv import conv2d, max_pool
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.residual import IdentityResidualBlock, build_stage
+from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.base import Network
 
 
