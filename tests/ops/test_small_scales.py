@@ -21,7 +21,7 @@ from zoo.ops.abn import inplace_abn, native, reference
 from zoo.ops.abn.backend import forced, kernels_for
 from zoo.ops.abn.norm_act_conv import norm_act_conv
 from zoo.ops.abn.statistics import Statistics
-from zoo.ops.convolution import Convolution, Geometry
+from zoo.ops.convolution import Convolution
 
 needs_native = pytest.mark.skipif(
     native.unavailable_reason() is not None, reason=f"compiled kernels: {native.unavailable_reason()}"
@@ -62,7 +62,7 @@ def inputs_kept(x, settings):
     """Return the norm and activation with a convolution behind it that changes nothing."""
     channels = x.shape[1]
     conv_weight = torch.ones(channels, 1, 1, 1, dtype=x.dtype)
-    convolution = Convolution(Geometry((1, 1), (0, 0), (1, 1), channels), x.dtype)
+    convolution = Convolution((1, 1), (0, 0), (1, 1), channels, x.dtype)
     return norm_act_conv([x], x.detach(), statistics_of(x), settings, conv_weight, None, convolution)
 
 

@@ -144,9 +144,6 @@ class RevNeXtOptions(InvertibleOptions):
     """Numbers of blocks, one per pool, for the level after it."""
     units: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 2
     """Number of units of convolution, norm and leaky ReLU in a branch."""
-    keep_branch_input: bool = True
-    """Whether the exact input of a branch is saved while the branch is inverted: 64 bytes per pixel for much smaller
-    errors."""
 
 
 class FlatRevNeXtOptions(InvertibleOptions):
