@@ -150,10 +150,6 @@ class InvertibleLeakyReLU(Invertible):
         invert_leaky_relu_(y, dy, self.slope)
         return y, dy, {}
 
-    def extra_repr(self) -> str:
-        """Return the slope."""
-        return f"{self.slope}"
-
 
 class InvertibleNorm(Invertible):
     """Batch norm y = (|weight| + eps_i) (x - mean) / sqrt(var + eps) + bias, inverted with the same statistics.
@@ -168,10 +164,6 @@ class InvertibleNorm(Invertible):
 
     def __init__(self, norm: ABN, eps_i: float) -> None:
         super().__init__()
-        if eps_i < 0:
-            raise ValueError(f"eps_i, the minimum gain of an invertible norm, must be 0 or more, got {eps_i}")
-        if not norm.affine:
-            raise ValueError("an invertible norm needs weight and bias; pass a norm with affine=True")
         self.norm = norm if isinstance(norm, InPlaceABN) else InPlaceABN(norm.num_features, norm.eps, norm.momentum)
         self.eps_i = eps_i
 
@@ -199,10 +191,6 @@ class InvertibleNorm(Invertible):
         """Return the settings whose |weight| + eps is the gain |weight| + eps_i."""
         norm = self.norm
         return NormSettings(norm.weight.abs() + (self.eps_i - norm.eps), norm.bias, norm.eps, "identity", 0.0)
-
-    def extra_repr(self) -> str:
-        """Return the minimum gain."""
-        return f"eps_i={self.eps_i}"
 
 
 class Coupling(Invertible):

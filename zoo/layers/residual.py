@@ -46,8 +46,6 @@ class IdentityResidualBlock(nn.Module):
     ) -> None:
         super().__init__()
         bottleneck = len(channels) == 3
-        if groups > 1 and not bottleneck:
-            raise ValueError(f"groups={groups} needs a bottleneck (three numbers of channels), got {tuple(channels)}")
         self.bn1 = out_of_place(norm(in_channels))
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         if bottleneck:

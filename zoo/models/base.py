@@ -35,33 +35,24 @@ def dilation_per_module(dilation: int | Sequence[int]) -> Sequence[int]:
     return [dilation] * 4 if isinstance(dilation, int) else dilation
 
 
-class FeatureInfo:
+class FeatureInfo(list[dict[str, Any]]):
     """Channels, reduction and module name of each stage's output, finest first (timm's interface)."""
-
-    def __init__(self, stages: Sequence[dict[str, Any]]) -> None:
-        self.stages = list(stages)
 
     def channels(self) -> list[int]:
         """Return the number of channels of each stage."""
-        return [stage["num_chs"] for stage in self.stages]
+        return [stage["num_chs"] for stage in self]
 
     def reduction(self) -> list[int]:
         """Return the stride of each stage's output relative to the image."""
-        return [stage["reduction"] for stage in self.stages]
+        return [stage["reduction"] for stage in self]
 
     def module_name(self) -> list[str]:
         """Return the name of the module that computes each stage's output."""
-        return [stage["module"] for stage in self.stages]
+        return [stage["module"] for stage in self]
 
     def get_dicts(self) -> list[dict[str, Any]]:
         """Return copies of the entries, one dict (num_chs, reduction, module) per stage."""
-        return [dict(stage) for stage in self.stages]
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.stages[index]
-
-    def __len__(self) -> int:
-        return len(self.stages)
+        return [dict(stage) for stage in self]
 
 
 class Network(nn.Module):

@@ -84,11 +84,6 @@ def is_unwatched(x: Tensor) -> bool:
     )
 
 
-def is_recorded() -> bool:
-    """Return whether autograd is recording and holds exactly the tensors that operations save."""
-    return torch.is_grad_enabled() and is_eager()
-
-
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a backward like `once_differentiable`, without its cost where no second derivative can be taken.
 
