@@ -8,11 +8,10 @@ import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from tests.formula import activated_batch_norm, relative_error
-from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, checkpoint, freeze_norms, norm_act
+from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, freeze_norms, norm_act
 
 CLASSES = [ABN, InPlaceABN, InPlaceABNSync]
 STATE_KEYS = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
@@ -221,34 +220,3 @@ def test_the_factory_builds_each_kind_with_its_activation(kind):
     layer = norm_act(kind, "elu", 0.5)(6)
     assert type(layer) is {"standard": ABN, "inplace": InPlaceABN, "sync": InPlaceABNSync}[kind]
     assert (layer.num_features, layer.activation, layer.activation_param) == (6, "elu", 0.5)
-
-
-class Block(nn.Module):
-    """Convolution and norm; its first operation leaves its input as it is."""
-
-    def __init__(self, cls):
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 3, padding=1)
-        self.norm = cls(4)
-
-    def forward(self, x):
-        return self.norm(self.conv(x))
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_recomputation_gives_the_same_gradients_and_counts_the_batch_once(cls):
-    block = Block(cls).double()
-    twin = copy.deepcopy(block)
-    x = torch.randn(4, 4, 6, 6, dtype=torch.float64, requires_grad=True)
-    block(x).square().sum().backward()
-    expected, x.grad = x.grad, None
-    checkpoint(twin, x).square().sum().backward()
-    assert torch.allclose(x.grad, expected)
-    assert twin.norm.num_batches_tracked == 1
-    assert torch.equal(twin.norm.running_mean, block.norm.running_mean)
-    assert not twin.norm.statistics_paused
-
-
-def test_abn_equals_torchs_batch_norm_and_leaky_relu():
-    layer, torch_layer, x = ABN(5), nn.BatchNorm2d(5), torch.randn(3, 5, 4, 4)
-    assert torch.equal(layer(x), F.leaky_relu(torch_layer(x), 0.01))

@@ -240,9 +240,3 @@ def test_each_reversible_network_has_the_option(name):
     chains = [module for module in model.modules() if isinstance(module, ReversibleSequential)]
     assert chains
     assert all(chain.grid_bits == block.grid_bits == 9 for chain in chains for block in chain)
-
-
-def test_networks_without_a_chain_say_what_has_a_grid():
-    for name in ("resnet50", "revnext", "revnext_flat", "revnext_resnet18", "densenet121"):
-        with pytest.raises(TypeError, match=f"'grid_bits' for {name}.*revnet.*irevnet.*invertible layers divide"):
-            zoo.get(name, grid_bits=14)

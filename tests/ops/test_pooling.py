@@ -8,7 +8,6 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.layers.conv import MaxPool2d
@@ -272,18 +271,6 @@ class DispatchMode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class FunctionMode(TorchFunctionMode):
-    """Writes down the operators that it sees."""
-
-    def __init__(self, seen: set[str]) -> None:
-        super().__init__()
-        self.seen = seen
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.seen.add(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 class Marked(Tensor):
     """A subclass of tensors that stays one through all operations."""
 
@@ -317,14 +304,6 @@ def test_a_dispatch_mode_sees_the_operators(when):
         z.sum().backward()
     expected = {"forward": "zoo.max_pool2d.default", "backward": "zoo.max_pool2d_backward.default"}
     assert seen & OPERATORS == {expected[when]}
-
-
-@needs_kernels
-def test_a_function_mode_sees_the_operator():
-    seen: set[str] = set()
-    with FunctionMode(seen):
-        max_pool2d(torch.randn(2, 3, 8, 8, requires_grad=True), 3, 2, 1)
-    assert "zoo.max_pool2d.default" in seen
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -362,18 +341,3 @@ def test_views_that_negate_are_pooled_as_the_numbers_that_they_show():
     x = torch._neg_view(torch.randn(2, 3, 8, 8)).requires_grad_()
     assert x.is_neg()
     assert all_equal(gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x.clone(), 3, 2, 1))
-
-
-@pytest.mark.parametrize("transform", ["grad", "vmap", "both"])
-def test_transforms_take_torchs_pooling(transform):
-    x = torch.randn(4, 3, 8, 8)
-
-    def of_one(pool):
-        return lambda x: pool(x, 3, 2, 1).square().sum()
-
-    function = {
-        "grad": lambda pool: torch.func.grad(of_one(pool))(x),
-        "vmap": lambda pool: torch.func.vmap(of_one(pool))(x),
-        "both": lambda pool: torch.func.vmap(torch.func.grad(of_one(pool)))(x),
-    }[transform]
-    assert torch.equal(function(max_pool2d), function(F.max_pool2d))
