@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -99,6 +100,12 @@ def test_in_place_layers_overwrite_their_input_unless_switched_off(cls):
 def test_bad_activations_fail_at_construction(cls, settings):
     with pytest.raises(ValueError, match="activation"):
         cls(3, **settings)
+    with (
+        nullcontext()
+        if cls is ABN
+        else pytest.raises(ValueError, match="'relu' is not one of leaky_relu, elu, identity")
+    ):
+        cls(3, activation="relu")
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -117,6 +124,8 @@ def test_shape_faults_name_the_shape(cls):
         cls(3)(torch.randn(4, 5, 2, 2))
     with pytest.raises(ValueError, match=r"shape \(3,\)"):
         cls(3)(torch.randn(3))
+    with pytest.raises(ValueError, match=r"floating-point tensor .* got torch.int64"):
+        cls(3)(torch.zeros(4, 3, dtype=torch.long))
     with pytest.raises(ValueError, match=r"more than 1 value per channel, got 1 with an input of shape \(1, 3, 1, 1\)"):
         cls(3)(torch.randn(1, 3, 1, 1))
     assert cls(3).eval()(torch.randn(0, 3, 2, 2)).shape == (0, 3, 2, 2)
