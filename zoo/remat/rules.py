@@ -16,6 +16,7 @@ from torch import Tensor
 
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import kernels_for
+from zoo.remat.norm_order import normalize, order_of
 from zoo.torch_internals import BATCH_NORM, DisableTorchDispatch, has_kernel, schema_of
 
 aten = torch.ops.aten
@@ -333,6 +334,7 @@ BATCH_NORMS = {
     for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
     if hasattr(aten, name)
 }
+CUDNN_NORM = aten.cudnn_batch_norm.default
 
 
 def recipe_of_batch_norm(
@@ -343,7 +345,8 @@ def recipe_of_batch_norm(
     The arguments come in two parts: those that the norm had, and small ones that nothing else changes. Running
     statistics are not updated, and not read if the norm used batch statistics. In training, torch's own norms are
     recomputed from their saved mean and inverse standard deviation, in one pass over x: on the CPU as a scale and
-    shift, on CUDA by the second of the norm's kernels. cuDNN's norms take their statistics again.
+    shift, on CUDA by the second of the norm's kernels. cuDNN's norms take their statistics again, unless `order_of`
+    knows how they round.
     """
     x, weight, bias, _, _, is_training = args[:6]
     if not is_training:
@@ -353,6 +356,8 @@ def recipe_of_batch_norm(
             return apply_line, (x,), (*line_of(weight, bias, outputs[1], outputs[2]), None, False)
         if x.is_cuda:
             return aten.batch_norm_elemt.default, (x, weight, bias), (outputs[1], outputs[2], args[7])
+    elif operation is CUDNN_NORM and _is_dense(x) and (order := order_of(x)) is not None:
+        return normalize, (x, weight, bias), (outputs[1], outputs[2], order, None, False)
     return first_output, (operation, x, weight, bias, None, None, True, *args[6:]), ()
 
 
@@ -397,6 +402,10 @@ def apply_line(
     if shortcut is not None:
         out.add_(shortcut)
     return out.relu_() if is_rectified else out
+
+
+#: Recompute a norm, a sum and a ReLU; their last two arguments are the shortcut and whether there is a ReLU.
+FUSED_NORMS = (apply_line, normalize)
 
 
 @cache

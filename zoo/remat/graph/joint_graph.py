@@ -36,6 +36,7 @@ from zoo.remat.graph.nodes import (
     norm_of,
     outputs_of,
 )
+from zoo.remat.norm_order import normalize, order_of
 from zoo.remat.rules import (
     ADD,
     MASKS,
@@ -254,13 +255,19 @@ class _Rewriting:
         value = source.meta["val"]
         at = self._at(x, user)
         outputs = outputs_of(norm)
+        is_fused = self._is_eager and norm_is_fusible(norm)
         other = None if shortcut is None else self._at(shortcut, user)
         if norm.target is CUDNN_BATCH_NORM:
-            return self._call(user, cudnn_norm.recompute, (at, weight, bias, momentum, eps), {}, value)
+            if not is_fused:
+                return self._call(user, cudnn_norm.recompute, (at, weight, bias, momentum, eps), {}, value)
+            order = order_of(x.meta["val"])
+            return self._call(
+                user, normalize, (at, weight, bias, outputs[1], outputs[2], order, other, is_rectified), {}, value
+            )
         if self._is_eager and norm.target is BATCH_NORM and value.is_cuda and {1, 2} <= outputs.keys():
             args = at, weight, bias, outputs[1], outputs[2], eps
             return self._call(user, aten.batch_norm_elemt.default, args, {}, value)
-        if not (self._is_eager and norm_is_fusible(norm)):
+        if not is_fused:
             again = self._call(
                 user, BATCH_NORM_OF_BATCH, (at, weight, bias, True, momentum, eps), {}, norm.meta["val"][:3]
             )

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from zoo.remat.graph.cudnn_norm import CUDNN_BATCH_NORM
+from zoo.remat.norm_order import order_of
 from zoo.remat.rules import (
     ATTENTIONS,
     CONVOLUTION,
@@ -116,10 +117,12 @@ def outputs_of(node: Node) -> dict[int, Node]:
 
 
 def norm_is_fusible(norm: Node) -> bool:
-    """Return whether `apply_line` recomputes a norm bit for bit from the statistics in the graph."""
-    if norm.target is CUDNN_BATCH_NORM or not {1, 2} <= outputs_of(norm).keys():
+    """Return whether `apply_line` or `normalize` recomputes a norm bit for bit from the statistics in the graph."""
+    if not {1, 2} <= outputs_of(norm).keys():
         return False
     x, weight, bias = map_arg(norm.args[:3], lambda node: node.meta["val"])
+    if norm.target is CUDNN_BATCH_NORM:
+        return order_of(x) is not None
     return has_exact_line(x, weight, bias, norm.meta["val"][1])
 
 

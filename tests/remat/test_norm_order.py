@@ -1,0 +1,132 @@
+"""Recomputing cuDNN's batch norm in one pass, on the CPU, with a cuDNN in its place that rounds in a known order."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import zoo
+from tests.ops.norm_cases import separate
+from zoo.remat import norm_order, rules
+from zoo.remat.eager import recording
+from zoo.remat.graph import cudnn_norm, joint_graph
+
+aten = torch.ops.aten
+pytestmark = [
+    pytest.mark.slow,  # compiles
+    pytest.mark.filterwarnings("ignore"),  # torch's own, while it compiles
+]
+CUDNNS = 4  # the order of this cuDNN
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor, mean: Any, var: Any, training: bool, *numbers: float) -> Any:
+    """Return what cuDNN returns, rounded in the order `CUDNNS`."""
+    _, *statistics = aten.native_batch_norm(x, weight, bias, mean, var, training, *numbers)
+    y = separate(x, weight, bias, *statistics, CUDNNS)
+    return y, *statistics, torch.ones(int(training), dtype=torch.uint8)
+
+
+def _backward(x: Tensor, grad: Tensor, weight: Tensor, mean: Any, var: Any, *rest: Any) -> Any:
+    statistics, (eps, _) = rest[:2], rest[2:]
+    return aten.native_batch_norm_backward(grad, x, weight, None, None, *statistics, True, eps, [True] * 3)
+
+
+def _normalize(
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, invstd: Tensor, order: int,
+    shortcut: Tensor | None = None, is_rectified: bool = False,
+) -> Tensor:  # fmt: skip
+    """Do what the Triton kernel does."""
+    calls[shortcut is not None, is_rectified] += 1
+    y = separate(x, weight, bias, mean, invstd, order)
+    y = y if shortcut is None else y + shortcut
+    return y.relu() if is_rectified else y
+
+
+calls: Counter[tuple[bool, bool]] = Counter()
+
+
+@pytest.fixture(autouse=True)
+def _cudnn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let CPU tensors have this cuDNN, and let the orders be tried on them."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("cudnn_batch_norm", _forward, "CPU")
+    library.impl("cudnn_batch_norm_backward", _backward, "CPU")
+    monkeypatch.setattr(cudnn_norm, "chooses_cudnn", lambda *_: True)
+    monkeypatch.setattr(cudnn_norm, "cudnn_reserve_bytes", lambda _, training: int(training))
+    for module in (norm_order, rules, joint_graph):
+        monkeypatch.setattr(module, "normalize", _normalize)
+    monkeypatch.setattr(recording, "FUSED_NORMS", (_normalize,))
+    monkeypatch.setattr(norm_order, "_orders", {})
+    monkeypatch.setattr(norm_order, "ENABLED", True)
+    torch._dynamo.reset()
+    calls.clear()
+    yield
+    library._destroy()
+
+
+class CudnnNorm(nn.BatchNorm2d):
+    """Calls cuDNN as eager training on CUDA does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        arguments = self.weight, self.bias, self.running_mean, self.running_var
+        out: Tensor = aten.cudnn_batch_norm(x, *arguments, True, self.momentum, self.eps)[0]
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList(norm(8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.relu(self.norms[0](self.convs[0](x)))
+        return F.relu(self.norms[1](self.convs[1](inner)) + x)
+
+
+def _net(norm: type[nn.Module]) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), *(Block(norm) for _ in range(3)), nn.Conv2d(8, 8, 3))
+
+
+def _step(net: nn.Module) -> list[Tensor]:
+    out = net(torch.randn(4, 8, 32, 32, generator=torch.Generator().manual_seed(1)))
+    out.square().mean().backward()
+    return [out.detach(), *(parameter.grad for parameter in net.parameters()), *net.buffers()]
+
+
+def test_the_order_is_found_once_per_kind_of_input() -> None:
+    x = torch.randn(2, 8, 16, 16)
+    assert norm_order.order_of(x) == CUDNNS
+    tried = sum(calls.values())
+    assert norm_order.order_of(torch.randn(2, 8, 16, 16)) == CUDNNS
+    assert sum(calls.values()) == tried
+
+
+def test_without_a_known_order_cudnn_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norm_order, "normalize", lambda x, *_: x)
+    assert norm_order.order_of(torch.randn(2, 8, 16, 16)) is None
+    plain = _net(CudnnNorm)
+    assert all(map(torch.equal, _step(zoo.lean(copy.deepcopy(plain))), _step(plain)))
+    assert not calls
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_norm_with_the_sum_and_the_relu_after_it_is_one_pass_with_the_same_bits(capture: bool) -> None:
+    expected = _step(_net(CudnnNorm))
+    assert norm_order.order_of(torch.empty(4, 8, 32, 32)) == CUDNNS
+    calls.clear()
+    found = _step(zoo.lean(_net(nn.BatchNorm2d if capture else CudnnNorm), capture=capture))
+    assert all(map(torch.equal, found, expected))
+    assert calls[False, True] >= 3  # the first norm of each block
+    assert calls[True, True] >= 2  # the second one, with the shortcut; of the last block nothing need be recomputed
+    assert calls[False, False] == calls[True, False] == 0
