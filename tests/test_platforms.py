@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 CODE = """
-import os, signal, sys
+import os, signal, sys, warnings
+warnings.filterwarnings("default", "zoo uses plain torch operations for norms on the CPU")
 # These have code of their own for each platform.
 import filelock, pydantic, torch, torch._dynamo, torch.profiler, torchvision, tqdm
 for name in ("fcntl", "grp", "pwd", "resource", "termios"):

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.data import DataLoader
 
@@ -38,22 +37,14 @@ class Watch(internals.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class WatchFunctions(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
 # Dispatch
 
 
 def test_active_modes_are_counted():
-    def counts() -> tuple[int, int]:
-        return internals.num_dispatch_modes(), internals.num_function_modes()
-
-    assert counts() == (0, 0)
-    with Watch(), Watch(), WatchFunctions():
-        assert counts() == (2, 1)
-    assert counts() == (0, 0)
+    assert internals.num_dispatch_modes() == 0
+    with Watch(), Watch():
+        assert internals.num_dispatch_modes() == 2
+    assert internals.num_dispatch_modes() == 0
 
 
 def test_disabled_dispatch_hides_operations_from_modes():

@@ -59,9 +59,6 @@ dispatch_modes = _python_dispatch._get_current_dispatch_mode_stack
 #: Returns the number of active dispatch modes in this thread.
 num_dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 
-#: Returns the number of active modes with `__torch_function__` in this thread.
-num_function_modes: Callable[[], int] = _C._len_torch_function_stack
-
 #: Returns a context without the dispatch modes that are active around it; modes may be entered inside it.
 without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
 

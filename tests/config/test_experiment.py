@@ -108,7 +108,7 @@ def test_an_impossible_combination_is_refused(content: dict[str, Any], path: str
     [
         {"input": {"scale_val": -1, "crop_val": 320}},
         {"input": {"scale_train": 36, "crop_train": 40}},
-        {"network": {"arch": "resnext50", "input_3x3": True, "dilation": [1, 1, [1, 2], 4]}},
+        {"network": {"arch": "resnext50", "input_3x3": True, "dilation": [1, 1, 2, 4]}},
         {"network": {"arch": "wider_resnet38_a2", "bn_mode": "sync", "activation": "elu", "memory": "checkpoint"}},
         {"network": {"arch": "resnet50", "memory": "checkpoint"}},
         {"network": {"arch": "revnet38_cifar", "memory": "lean"}},

@@ -84,7 +84,6 @@ def test_every_number_of_the_schema_has_both_bounds() -> None:
         ("irevnet_revnext", {"blocks": []}),
         ("revnext_resnet18", {"channels": 3}),
         ("resnet18", {"dilation": [1, 1, 1, 10**9]}),
-        ("resnet18", {"keep_outputs": 1}),
         ("resnet18", {"memory": []}),
         ("densenet121", {"input_3x3": None}),
         ("wider_resnet16_a2", {"dilation": "yes"}),

@@ -14,7 +14,7 @@ from torch import nn
 from tests.dist.spawn import run_distributed
 from tests.formula import activated_batch_norm, relative_error
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, freeze_norms
-from zoo.layers.norm_conv import norm_conv
+from zoo.layers.dense import norm_conv
 from zoo.torch_internals import ALL_GATHER
 
 

@@ -13,8 +13,9 @@ import zoo
 from tests.step import step
 from zoo.config import parse_experiment
 from zoo.errors import ConfigError
+from zoo.layers.conv import drop_path
 from zoo.layers.norm import norm_act
-from zoo.layers.residual import IdentityResidualBlock, drop_path
+from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.revnet_blocks import PreactBlock
 from zoo.models.resnet import ResidualBlock
 from zoo.remat import Rematerializer

@@ -24,7 +24,7 @@ from zoo.spec.architectures import ARCHITECTURES, LEAN
 
 SMALL = {
     "resnet": [
-        functools.partial(ResNet, structure=(2, 1, 1, 1), bottleneck=True, dilation=1, keep_outputs=False),
+        functools.partial(ResNet, structure=(2, 1, 1, 1), bottleneck=True, dilation=1),
     ],
     "resnext": [functools.partial(ResNeXt, structure=(2, 2, 1, 1), input_3x3=True, dilation=1)],
     "wider_resnet": [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,16 +63,6 @@ def measure_kernels(kernels: Any, x: Tensor, dz: Tensor, settings: NormSettings)
     dx, _ = kernels.backward_apply(z, dz, var, (sum_dy / count, sum_dy_xhat / count), settings)
     assert settings.weight is not None
     return errors_of(dx, torch.where(settings.weight < 0, -sum_dy_xhat, sum_dy_xhat), x, dz, settings)
-
-
-def measure_autograd(
-    function: Callable[[Tensor, NormSettings], Tensor], x: Tensor, dz: Tensor, settings: NormSettings
-) -> Errors:
-    """Return the errors of the gradients of ``function``, which returns z for x and the settings."""
-    assert settings.weight is not None
-    leaves = [t.clone().requires_grad_() for t in (x, settings.weight)]
-    z = function(leaves[0] * 1, settings._replace(weight=leaves[1]))
-    return errors_of(*torch.autograd.grad(z, leaves, dz), x, dz, settings)
 
 
 def assert_bounded(errors: Errors, dtype: str) -> None:

@@ -17,6 +17,7 @@ from tests.test_architecture import ROOMS
 from zoo.cli import build_parser
 from zoo.config import experiments_dir, load_experiment, parse_experiment
 from zoo.config.published import published
+from zoo.ops.abn import native
 
 ROOT = tables.ROOT
 TEXTS = {name: path.read_text() for name, path in tables.PAGES.items()}
@@ -105,6 +106,10 @@ def test_python_examples_run(page: str, example: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("page", TUTORIALS)
 def test_tutorials_run_from_top_to_bottom(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(TEXTS[page].splitlines()) <= 120
+    if page == "docs/tutorials/in-place-norms.md" and native.unavailable_reason() is not None:
+        pytest.skip(
+            f"torch's pooling holds more than the page prints, and the kernels are {native.unavailable_reason()}"
+        )
     namespace: dict[str, object] = {}
     for example in re.findall(EXAMPLE, TEXTS[page]):
         run_example(page, example, namespace, capsys)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.remat.hunt import Saves
 from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held, images, network
+from zoo.ops.abn import backend, native
 from zoo.remat import Rematerializer
 from zoo.remat.budget import INPUT, Decision
 from zoo.remat.eager.deciding import Decider
@@ -35,6 +36,7 @@ from zoo.remat.rules import (
 from zoo.torch_internals import storage_id
 
 X, Y = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)
+needs_native = pytest.mark.skipif(native.unavailable_reason() is not None, reason=str(native.unavailable_reason()))
 
 
 def test_an_operation_that_is_not_in_the_table_is_kept() -> None:
@@ -119,8 +121,9 @@ def test_recipes_start_from_small_outputs_that_nobody_else_keeps() -> None:
 @pytest.mark.parametrize("has_shortcut", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(3, 5, 9, 7), (2, 5, 3, 1), (2, 5, 8, 8, 2), (70, 5), (0, 5, 4, 4)], ids=str)
-def test_the_compiled_line_gives_the_bits_of_each_step(
-    shape: tuple[int, ...], dtype: torch.dtype, has_shortcut: bool, is_rectified: bool
+@pytest.mark.parametrize("back_end", ["reference", pytest.param("native", marks=needs_native)])
+def test_a_line_gives_the_bits_of_each_step(
+    back_end: str, shape: tuple[int, ...], dtype: torch.dtype, has_shortcut: bool, is_rectified: bool
 ) -> None:
     torch.manual_seed(0)
     x, shortcut = torch.randn((2, *shape), dtype=dtype)
@@ -133,7 +136,8 @@ def test_the_compiled_line_gives_the_bits_of_each_step(
         expected = expected.relu() if is_rectified else expected
     for layout in (torch.contiguous_format, torch.channels_last)[: 2 if x.ndim == 4 else 1]:
         term = shortcut.contiguous(memory_format=layout) if has_shortcut else None
-        out = apply_line(x.contiguous(memory_format=layout), alpha, beta, term, is_rectified)
+        with backend.forced(back_end):
+            out = apply_line(x.contiguous(memory_format=layout), alpha, beta, term, is_rectified)
         assert torch.equal(out.isnan(), expected.isnan())
         assert torch.equal(out.nan_to_num(), expected.nan_to_num())
         assert torch.equal(out.nan_to_num().signbit(), expected.nan_to_num().signbit())

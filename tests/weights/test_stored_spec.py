@@ -68,7 +68,7 @@ def test_a_record_cannot_claim_other_classes_than_the_file_has(classes: int, cla
 def test_what_changes_no_weights_is_no_contradiction(relu_file: Path, tmp_path: Path) -> None:
     model = zoo.get("resnet18", activation="relu", num_classes=3, memory="checkpoint", dilation=[1, 1, 1, 2])
     load_weights(model, relu_file)
-    load_weights(zoo.get("resnet18", activation="relu", num_classes=7, keep_outputs=True), relu_file)
+    load_weights(zoo.get("resnet18", activation="relu", num_classes=7), relu_file)
     source = zoo.get("revnet38_cifar", grid_bits=14)
     torch.save({"state_dict": source.state_dict(), "network": source.built_as.model_dump()}, tmp_path / "grid.pth")
     assert zoo.get(tmp_path / "grid.pth").mod2.chain.grid_bits == 14

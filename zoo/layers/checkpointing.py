@@ -1,7 +1,8 @@
-"""Activation checkpointing that updates running statistics once per batch."""
+"""Activation checkpointing that updates running statistics once per batch, and stages of blocks that may use it."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -70,3 +71,8 @@ class CheckpointedSequential(nn.Sequential):
         for module in self:
             x = module(x) if is_fx_proxy(x) else checkpoint(module, x)
         return x
+
+
+def build_stage(blocks: OrderedDict[str, nn.Module], memory: str) -> nn.Sequential:
+    """Return the residual blocks as one module that runs them in order, checkpointed if ``memory`` says so."""
+    return CheckpointedSequential(blocks) if memory == "checkpoint" else nn.Sequential(blocks)

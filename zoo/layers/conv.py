@@ -1,4 +1,4 @@
-"""Convolutions without bias and torch's initialization, and the stem, max pooling and classifier of the networks.
+"""The layers that networks share: convolutions without bias, max pooling, stem, classifier, and stochastic depth.
 
 Tested by tests/models/test_networks.py.
 """
@@ -83,6 +83,15 @@ def build_stem(channels: int, norm: NormFactory, input_3x3: bool, memory: str = 
         layers["conv1"] = conv2d(3, channels, 7, stride=2)
     layers["pool"] = max_pool(memory)
     return nn.Sequential(layers)
+
+
+def drop_path(branch: Tensor, probability: float) -> Tensor:
+    """Return a new tensor: the ``branch`` (N, C, H, W) of each image times 0 with this probability, or 1 / (1 - p).
+
+    Source: Huang et al., Deep Networks with Stochastic Depth, 2016, scaled in training as in timm and torchvision.
+    """
+    keep = 1 - probability
+    return branch * branch.new_empty(branch.shape[0], 1, 1, 1).bernoulli_(keep).div_(keep)
 
 
 class GlobalAvgPool2d(nn.Module):

@@ -1,18 +1,25 @@
-"""The dense block of DenseNet."""
+"""The dense block of DenseNet, and a norm with the convolution after it whose input backward recomputes.
+
+Tested by tests/layers/test_dense.py and tests/layers/test_norm_conv.py.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import conv2d
-from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.norm_conv import norm_conv
-from zoo.ops.abn.norm_act_conv import join
-from zoo.ops.context import is_fx_proxy
-from zoo.spec.architectures import CHECKPOINTED
+from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, out_of_place
+from zoo.ops.abn.functional import check_activation
+from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.norm_act_conv import join, norm_act_conv
+from zoo.ops.context import is_eager, is_fx_proxy
+from zoo.ops.convolution import Convolution
+from zoo.torch_internals import has_hooks
 
 
 class DenseModule(nn.Module):
@@ -45,8 +52,6 @@ class DenseModule(nn.Module):
         memory: str = "auto",
     ) -> None:
         super().__init__()
-        if memory not in CHECKPOINTED:
-            raise ValueError(f"memory={memory!r} is not one of {', '.join(CHECKPOINTED)}")
         self.memory = memory
         self.convs1 = nn.ModuleList()
         self.convs3 = nn.ModuleList()
@@ -101,3 +106,36 @@ class NormConv(nn.Sequential):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return (N, channels of ``conv``, H, W) in a new tensor."""
         return norm_conv(self.bn, self.conv, *inputs) if self.recompute else self.conv(self.bn(join(inputs)))
+
+
+def norm_conv(norm: Any, conv: Any, *inputs: Tensor) -> Tensor:
+    """Return conv(norm(inputs concatenated along the channels)), recomputing the norm's output in backward.
+
+    Only the inputs are saved; see `norm_act_conv`. Calls ``conv(norm(...))`` instead
+    - unless the norm is in-place and the convolution is a plain Conv2d,
+    - if either module has hooks,
+    - without gradients, in `torch.func`, and under torch.compile, whose partitioner decides what is saved.
+    In these cases an in-place norm overwrites a single input.
+    """
+    if not _can_recompute(norm, conv, inputs):
+        return conv(norm(join(inputs)))
+    with torch.no_grad():
+        joined = join(inputs)
+        check_activation(norm.activation, norm.activation_param, norm.activations)
+        statistics = norm.take_statistics(joined)
+    settings = NormSettings(norm.weight, norm.bias, norm.eps, norm.activation, norm.activation_param)
+    return norm_act_conv(inputs, joined, statistics, settings, conv.weight, conv.bias, Convolution.of(conv, joined))
+
+
+def _can_recompute(norm: Any, conv: Any, inputs: tuple[Any, ...]) -> bool:
+    return (
+        torch.is_grad_enabled()
+        and is_eager()  # autograd holds exactly what operations save
+        and type(norm) in (InPlaceABN, InPlaceABNSync)
+        and type(conv) is nn.Conv2d
+        and conv.padding_mode == "zeros"
+        and not isinstance(conv.padding, str)  # "same" or "valid"
+        and not has_hooks(norm)
+        and not has_hooks(conv)
+        and not any(map(is_fx_proxy, inputs))
+    )

@@ -31,34 +31,29 @@ def init_weights(
     ``method`` initializes the convolutions: xavier and orthogonal with ``gain_multiplier`` times the gain of the
     activation, kaiming with the slope of the activation (it ignores the multiplier). Linear layers get Xavier-uniform
     weights with gain 0.1. Biases are 0. The RevNets' "truncated_normal" and torch's own "torch" ignore multiplier and
-    activation, and initialize linear layers differently: see `_init_truncated` and `_init_as_torch`.
+    activation, and initialize linear layers differently: see `_init_truncated` and `reset_parameters`.
     """
-    init_layer = _INIT_LAYER.get(method)
-    if init_layer is None:
-        init_layer = _init_published(method, gain_multiplier, activation, activation_param)
+    settings = _settings(method, gain_multiplier, activation, activation_param)
     for layer in module.modules():
-        if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
-            init_layer(layer)
-
-
-def _init_published(
-    method: str, gain_multiplier: float, activation: str, activation_param: float
-) -> Callable[[nn.Conv2d | nn.Linear], None]:
-    fill = INIT_METHODS[method]
-    if method.startswith("kaiming"):
-        settings = {"a": 0.0 if activation in ("relu", "elu") else activation_param}
-    else:
-        settings = {"gain": gain_multiplier * _gain(activation, activation_param)}
-
-    def init_layer(layer: nn.Conv2d | nn.Linear) -> None:
-        if isinstance(layer, nn.Conv2d):
-            fill(layer.weight, **settings)
+        if not isinstance(layer, (nn.Conv2d, nn.Linear)):
+            continue
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+        if method == "torch":
+            layer.reset_parameters()
+        elif method == "truncated_normal":
+            _init_truncated(layer)
+        elif isinstance(layer, nn.Conv2d):
+            INIT_METHODS[method](layer.weight, **settings)
         else:
             nn.init.xavier_uniform_(layer.weight, gain=0.1)
 
-    return init_layer
+
+def _settings(method: str, gain_multiplier: float, activation: str, activation_param: float) -> dict[str, float]:
+    """Return the arguments of the function of a published method."""
+    if method.startswith("kaiming"):
+        return {"a": 0.0 if activation in ("relu", "elu") else activation_param}
+    return {"gain": gain_multiplier * _gain(activation, activation_param)}
 
 
 def _init_truncated(layer: nn.Conv2d | nn.Linear) -> None:
@@ -73,17 +68,6 @@ def _init_truncated(layer: nn.Conv2d | nn.Linear) -> None:
     else:
         bound = math.sqrt(3 / weight.shape[1])
         nn.init.uniform_(weight, -bound, bound)
-
-
-def _init_as_torch(layer: nn.Conv2d | nn.Linear) -> None:
-    """Initialize weights and biases uniformly within 1 / sqrt(fan in), as torch's constructors do."""
-    layer.reset_parameters()
-
-
-_INIT_LAYER: dict[str, Callable[[nn.Conv2d | nn.Linear], None]] = {
-    "truncated_normal": _init_truncated,
-    "torch": _init_as_torch,
-}
 
 
 def _gain(activation: str, activation_param: float) -> float:

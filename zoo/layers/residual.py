@@ -1,4 +1,4 @@
-"""The pre-activation residual block of ResNeXt and WiderResNet, stages of blocks, and stochastic depth.
+"""The pre-activation residual block of ResNeXt and WiderResNet.
 
 Tested by tests/models/test_drop_path.py and tests/models/test_memory.py.
 """
@@ -10,19 +10,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from zoo.layers.checkpointing import CheckpointedSequential
-from zoo.layers.conv import conv2d
+from zoo.layers.conv import conv2d, drop_path
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.ops.context import can_work_in_place
-
-
-def drop_path(branch: Tensor, probability: float) -> Tensor:
-    """Return a new tensor: the ``branch`` (N, C, H, W) of each image times 0 with this probability, or 1 / (1 - p).
-
-    Source: Huang et al., Deep Networks with Stochastic Depth, 2016, scaled in training as in timm and torchvision.
-    """
-    keep = 1 - probability
-    return branch * branch.new_empty(branch.shape[0], 1, 1, 1).bernoulli_(keep).div_(keep)
 
 
 class IdentityResidualBlock(nn.Module):
@@ -56,8 +46,6 @@ class IdentityResidualBlock(nn.Module):
     ) -> None:
         super().__init__()
         bottleneck = len(channels) == 3
-        if groups > 1 and not bottleneck:
-            raise ValueError(f"groups={groups} needs a bottleneck (three numbers of channels), got {tuple(channels)}")
         self.bn1 = out_of_place(norm(in_channels))
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         if bottleneck:
@@ -87,8 +75,3 @@ class IdentityResidualBlock(nn.Module):
         if self.drop_path and self.training:
             y = drop_path(y, self.drop_path)
         return y.add_(shortcut) if can_work_in_place() else y + shortcut
-
-
-def build_stage(blocks: OrderedDict[str, nn.Module], memory: str) -> nn.Sequential:
-    """Return the residual blocks as one module that runs them in order, checkpointed if ``memory`` says so."""
-    return CheckpointedSequential(blocks) if memory == "checkpoint" else nn.Sequential(blocks)

@@ -12,9 +12,8 @@ from collections import OrderedDict
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.layers.conv import conv2d, max_pool
+from zoo.layers.conv import conv2d, drop_path, max_pool
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.residual import drop_path
 from zoo.ops.inverse import halves
 from zoo.torch_internals import NormBase
 

@@ -20,7 +20,6 @@ from zoo.remat.lean import lean
 from zoo.spec.network import NetworkSpec
 from zoo.spec.section import parse_section
 
-BlockDilation = int | Sequence[int]
 BEFORE_POOL = "stem"  # in out_indices: the input of the stem's pool
 WITH_PREVIOUS = (99999,)  # timm's suffix for parameters that join the group before them
 # Expressions for the part of a stage that a parameter belongs to, after the stage's name, and their suffixes.
@@ -31,58 +30,29 @@ PARTS = (
 )
 
 
-def dilation_per_block(dilation: int | Sequence[BlockDilation], structure: Sequence[int]) -> Sequence[BlockDilation]:
-    """Return one entry per module (a number, or one per block); raise ConfigError for other shapes."""
-    entries = [1] * 4 if type(dilation) is int and dilation == 1 else dilation
-    if (
-        isinstance(entries, Sequence)
-        and len(entries) == 4
-        and all(is_dilation(entry, blocks) for entry, blocks in zip(entries, structure, strict=True))
-    ):
-        return entries
-    raise ConfigError(
-        "dilation must be 1 or four entries (mod2 to mod5), each a positive integer or one per block "
-        f"({', '.join(map(str, structure))} blocks), got {dilation!r}"
-    )
+def dilation_per_module(dilation: int | Sequence[int]) -> Sequence[int]:
+    """Return the dilations of mod2 to mod5; ``dilation`` is that list, or one number for all of them."""
+    return [dilation] * 4 if isinstance(dilation, int) else dilation
 
 
-def is_dilation(value: Any, count: int) -> bool:
-    """Return whether ``value`` is a positive integer, or a sequence of ``count`` positive integers."""
-    numbers = [value] * count if type(value) is int else value
-    return (
-        isinstance(numbers, Sequence)
-        and len(numbers) == count
-        and all(type(number) is int and number > 0 for number in numbers)
-    )
-
-
-class FeatureInfo:
+class FeatureInfo(list[dict[str, Any]]):
     """Channels, reduction and module name of each stage's output, finest first (timm's interface)."""
-
-    def __init__(self, stages: Sequence[dict[str, Any]]) -> None:
-        self.stages = list(stages)
 
     def channels(self) -> list[int]:
         """Return the number of channels of each stage."""
-        return [stage["num_chs"] for stage in self.stages]
+        return [stage["num_chs"] for stage in self]
 
     def reduction(self) -> list[int]:
         """Return the stride of each stage's output relative to the image."""
-        return [stage["reduction"] for stage in self.stages]
+        return [stage["reduction"] for stage in self]
 
     def module_name(self) -> list[str]:
         """Return the name of the module that computes each stage's output."""
-        return [stage["module"] for stage in self.stages]
+        return [stage["module"] for stage in self]
 
     def get_dicts(self) -> list[dict[str, Any]]:
         """Return copies of the entries, one dict (num_chs, reduction, module) per stage."""
-        return [dict(stage) for stage in self.stages]
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.stages[index]
-
-    def __len__(self) -> int:
-        return len(self.stages)
+        return [dict(stage) for stage in self]
 
 
 class Network(nn.Module):

@@ -30,6 +30,7 @@ from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
 from zoo.remat.lean import lean
 from zoo.spec.architectures import LEAN, Architecture, architecture
 from zoo.spec.network import NetworkSpec, choose_dilation
+from zoo.spec.section import parse_section
 from zoo.torch_internals import NormBase
 
 
@@ -59,8 +60,8 @@ def _deeplab(
     if output_stride is None and dilation is None:
         output_stride = 8
     dilation = choose_dilation(arch, output_stride, dilation)
-    options = arch.options().model_dump(exclude={"drop_path_rate"})
-    network = FAMILIES[arch.family](norm, 0, **arch.structure, **{**options, **of_body, "dilation": dilation})
+    options = parse_section(arch.options, {"dilation": dilation}, body).model_dump(exclude={"drop_path_rate"})
+    network = FAMILIES[arch.family](norm, 0, **arch.structure, **{**options, **of_body})
     stride = network.feature_info.reduction()[-1]
     if stride not in HEAD_DILATIONS:
         raise ConfigError(

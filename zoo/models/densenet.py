@@ -6,16 +6,14 @@ Tested by tests/models/test_networks.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.errors import ConfigError
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import build_stem, conv2d
 from zoo.layers.dense import DenseModule, NormConv
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.models.base import Network, is_dilation
+from zoo.models.base import Network, dilation_per_module
 from zoo.ops.abn.norm_act_conv import join
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.pooling import mean_pool2d
@@ -50,11 +48,12 @@ class DenseNet(Network):
     ) -> None:
         super().__init__(features_only)
         self.memory = memory
-        dilations = _dilation_per_module(dilation)
         channels, reduction = 2 * GROWTH, 4
         self.mod1 = build_stem(channels, norm, input_3x3, memory)
         self._add_stage("mod1", channels=channels, reduction=reduction)
-        for number, (layers, module_dilation) in enumerate(zip(structure, dilations, strict=True), start=2):
+        for number, (layers, module_dilation) in enumerate(
+            zip(structure, dilation_per_module(dilation), strict=True), start=2
+        ):
             names = [f"mod{number}"]
             if number > 2:
                 names.insert(0, f"tra{number - 1}")
@@ -96,16 +95,6 @@ class DenseNet(Network):
         if self.memory == "checkpoint" and not is_fx_proxy(maps[0]):
             return checkpoint(transition, *maps)
         return transition(*maps)
-
-
-def _dilation_per_module(dilation: Any) -> list[int]:
-    """Return the dilations of mod2 to mod5; ``dilation`` is that list, or one number for all of them.
-
-    Raises ConfigError for anything else.
-    """
-    if not is_dilation(dilation, 4):
-        raise ConfigError(f"dilation must be a positive integer or four of them (mod2 to mod5), got {dilation!r}")
-    return [dilation] * 4 if isinstance(dilation, int) else list(dilation)
 
 
 class _Transition(NormConv):

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from torch import nn
 
+from zoo.layers.checkpointing import build_stage
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.residual import build_stage
 from zoo.layers.revnet_blocks import PreactBlock, build_preact_stem, with_paper_statistics
 from zoo.models.base import Network
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from zoo.layers.checkpointing import build_stage
 from zoo.layers.conv import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.residual import IdentityResidualBlock, build_stage
-from zoo.models.base import BlockDilation, Network, dilation_per_block
+from zoo.layers.residual import IdentityResidualBlock
+from zoo.models.base import Network, dilation_per_module
 
 GROUPS = 64
 
@@ -24,8 +25,7 @@ class ResNeXt(Network):
     Args:
     - `structure`: the number of blocks of each of the four modules.
     - `input_3x3`: make the stem of three 3x3 convolutions instead of one 7x7.
-    - `dilation`: 1, or one entry per module, each a number or one number per block; an entry other than 1 (a list of
-      ones included) removes the module's stride.
+    - `dilation`: a number for all modules, or one per module. A number other than 1 removes the module's stride.
     - `memory`: what is saved for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
       pool. "checkpoint": the blocks' inputs; backward recomputes each block. "plain": like "auto", but with torch's
       pooling.
@@ -40,17 +40,17 @@ class ResNeXt(Network):
         structure: Sequence[int],
         features_only: bool = False,
         input_3x3: bool,
-        dilation: int | Sequence[BlockDilation],
+        dilation: int | Sequence[int],
         memory: str,
     ) -> None:
         super().__init__(features_only)
         self.mod1 = build_stem(64, norm, input_3x3, memory)
         self._add_stage("mod1", channels=64, reduction=4)
         in_channels, reduction = 64, 4
-        entries = dilation_per_block(dilation, structure)
-        for index, (blocks, entry) in enumerate(zip(structure, entries, strict=True)):
+        dilations = dilation_per_module(dilation)
+        for index, (blocks, module_dilation) in enumerate(zip(structure, dilations, strict=True)):
             width = 128 * 2**index
-            stride = 2 if index > 0 and entry == 1 else 1
+            stride = 2 if index > 0 and module_dilation == 1 else 1
             module: OrderedDict[str, nn.Module] = OrderedDict()
             for block in range(blocks):
                 module[f"block{block + 1}"] = IdentityResidualBlock(
@@ -59,7 +59,7 @@ class ResNeXt(Network):
                     norm,
                     stride=stride if block == 0 else 1,
                     groups=GROUPS,
-                    dilation=entry if isinstance(entry, int) else entry[block],
+                    dilation=module_dilation,
                 )
                 in_channels = 2 * width
             reduction *= stride

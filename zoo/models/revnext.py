@@ -162,15 +162,11 @@ class RevNeXt(InvertibleNetwork):
     - `blocks`: the number of blocks of each level after a pool.
     - `units`: the number of units of a branch in these blocks.
     - `eps_i`: the smallest gain of the norms, see `InvertibleNorm`.
-    - `keep_branch_input`: keep the exact input of a branch while the branch is inverted, as in section 4.4 and the
-      authors' code. The reconstruction error of a block then depends neither on the slope nor on the number of units.
-      False reconstructs the input from the branch's output.
     - All others: see `InvertibleNetwork`.
 
     Float32 bytes per pixel, with 32 ``channels`` and the C++ kernels: 128 for the map, 128 for its gradient, 64 for the
-    map inside a branch, 64 for the gradient there and 16 of scratch memory add up to 400. Without ``keep_branch_input``
-    the 64 bytes of the map inside are not needed. (The paper's 352 bytes omit the gradient inside the branch, and have
-    32 bytes for the convolution there.)
+    map inside a branch, 64 for the gradient there and 16 of scratch memory add up to 400. (The paper's 352 bytes omit
+    the gradient inside the branch, and have 32 bytes for the convolution there.)
     """
 
     def __init__(
@@ -184,12 +180,10 @@ class RevNeXt(InvertibleNetwork):
         pools: Sequence[str],
         channels: int,
         eps_i: float,
-        keep_branch_input: bool,
         memory: str,
     ) -> None:
         def block(channels: int, depth: int) -> Invertible:
-            f, g = (_units(channels // 2, depth, norm, eps_i) for _ in "fg")
-            return LayerwiseBlock(f, g, keep_input=keep_branch_input)
+            return LayerwiseBlock(*(_units(channels // 2, depth, norm, eps_i) for _ in "fg"))
 
         def build_level(level: int, channels: int, depth: int) -> list[Invertible]:
             if level == 0:
@@ -221,8 +215,6 @@ def _norm_act(channels: int, norm: NormFactory, eps_i: float) -> list[Invertible
 
 
 def _check_levels(depths: Sequence[int], pools: Sequence[str]) -> None:
-    """Raise ConfigError for unknown pools, and unless there is one depth per level."""
-    if not set(pools) <= set(POOLS):
-        raise ConfigError(f"pools must be among {', '.join(POOLS)}, got {list(pools)}")
+    """Raise ConfigError unless there is one depth per level."""
     if len(depths) != len(pools) + 1 or min(depths) < 0 or depths[0] < 1:
         raise ConfigError(f"{len(pools)} pools need {len(pools) + 1} depths, the first of at least 1; got {depths}")

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError
-from zoo.layers.conv import uninitialized
+from zoo.layers.conv import drop_path, uninitialized
 from zoo.layers.norm import NormFactory
-from zoo.layers.residual import drop_path
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.models.base import WITH_PREVIOUS, Network
 from zoo.ops.context import is_fx_proxy

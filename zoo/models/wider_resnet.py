@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from zoo.errors import ConfigError
+from zoo.layers.checkpointing import build_stage
 from zoo.layers.conv import conv2d, max_pool
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.residual import IdentityResidualBlock, build_stage
+from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.base import Network
 
 
@@ -115,8 +115,6 @@ class WiderResNetA2(WiderResNet):
         dilation: bool | int | Sequence[int],
         **options: Any,
     ) -> None:
-        if not isinstance(dilation, (int, list, tuple)):
-            raise ConfigError(f"dilation must be true, false, a number or a list of numbers, got {dilation!r}")
         is_dilated = dilation is True or (bool(dilation) and dilation != 1)
         modules = A2_DILATED if is_dilated else A2
         if isinstance(dilation, (list, tuple)) and list(dilation) == [1, 1, 2, 2]:

@@ -24,7 +24,6 @@ from zoo.torch_internals import (
     are_transforms_active,
     dispatch_modes,
     num_dispatch_modes,
-    num_function_modes,
 )
 
 
@@ -72,21 +71,15 @@ def is_unwatched(x: Tensor) -> bool:
     """Return whether an operator may be called on x without torch's dispatcher.
 
     True for plain tensors on CPU and CUDA if only autograd observes operations. False for tensor subclasses and lazily
-    negated views, and if a mode, a transform, a trace or the compiler is active.
+    negated views, and if a dispatch mode, a transform, a trace or the compiler is active.
     """
     return (
         not is_intercepted()  # first, because Dynamo cannot trace all of the following
         and (type(x) is Tensor or type(x) is Parameter)
         and (x.is_cpu or x.is_cuda)
         and not x.is_neg()
-        and num_function_modes() == 0
         and not torch.jit.is_tracing()
     )
-
-
-def is_recorded() -> bool:
-    """Return whether autograd is recording and holds exactly the tensors that operations save."""
-    return torch.is_grad_enabled() and is_eager()
 
 
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:

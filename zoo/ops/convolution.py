@@ -1,4 +1,4 @@
-"""Convolutions that backward recomputes: their geometry, compute dtype and gradients.
+"""Convolutions that backward recomputes: their numbers, compute dtype and gradients.
 
 Tested by tests/ops/abn/test_norm_act_conv.py.
 """
@@ -15,30 +15,19 @@ from torch import Tensor, nn
 from zoo.ops.context import is_autocast, without_autocast
 
 
-class Geometry(NamedTuple):
-    """Stride, padding, dilation and groups of a `torch.nn.Conv2d`."""
+class Convolution(NamedTuple):
+    """The numbers of a `torch.nn.Conv2d`, and the dtype that it computes in (under autocast, the dtype of autocast)."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
-
-    @classmethod
-    def of(cls, conv: nn.Conv2d) -> Geometry:
-        """Return the geometry of a convolution with numeric padding."""
-        return cls(conv.stride, conv.padding, conv.dilation, conv.groups)  # type: ignore[arg-type]
-
-
-class Convolution(NamedTuple):
-    """A convolution's geometry, and the dtype that it computes in (under autocast, the dtype of autocast)."""
-
-    geometry: Geometry
     dtype: torch.dtype
 
     @classmethod
     def of(cls, conv: nn.Conv2d, x: Tensor) -> Convolution:
-        """Return what ``conv`` computes for an input like x in the current autocast state."""
-        return cls(Geometry.of(conv), convolution_dtype(x))
+        """Return what ``conv``, with numeric padding, computes for an input like x in the current autocast state."""
+        return cls(conv.stride, conv.padding, conv.dilation, conv.groups, convolution_dtype(x))  # type: ignore[arg-type]
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the convolution of x in a new tensor, regardless of the current autocast state.
@@ -47,16 +36,15 @@ class Convolution(NamedTuple):
         """
         bias = None if bias is None else bias.to(self.dtype)
         with without_autocast(x.device.type):
-            return F.conv2d(x.to(self.dtype), weight.to(self.dtype), bias, *self.geometry)
+            return F.conv2d(x.to(self.dtype), weight.to(self.dtype), bias, *self[:4])
 
     def backward(
         self, dout: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, needed: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients of x, weight and bias in their dtypes; None for each that is not ``needed``."""
-        geometry = self.geometry
         gradients = torch.ops.aten.convolution_backward(
             dout.to(self.dtype), x.to(self.dtype), weight.to(self.dtype), None if bias is None else [bias.numel()],
-            geometry.stride, geometry.padding, geometry.dilation, False, [0, 0], geometry.groups, list(needed),
+            self.stride, self.padding, self.dilation, False, [0, 0], self.groups, list(needed),
         )  # fmt: skip
         dtypes = (x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype)
         dx, dweight, dbias = (

@@ -68,7 +68,7 @@ def max_pool2d(
     if sides is None:
         return F.max_pool2d(x, *window)
     maps = x if x.dim() == 4 else x.contiguous()[None]
-    z: Tensor = _MaxPool.apply(maps, window, sides) if directly else MAX_POOL(maps, *window)[0]
+    z: Tensor = _MaxPool.apply(maps, window, sides if directly else None)
     return z if x.dim() == 4 else z[0]
 
 
@@ -88,8 +88,7 @@ def _sides_if_supported(x: Tensor, window: Window) -> list[int] | None:
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WINDOW = "SymInt[2] size, SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, bool ceil_mode"
-_library = torch.library.Library("zoo", "FRAGMENT")
-_operator = partial(operator, _library)
+_operator = partial(operator, torch.library.Library("zoo", "FRAGMENT"))
 
 
 def _sides(x: Tensor, window: Window) -> list[int]:
@@ -153,28 +152,16 @@ def _unpool(dz: Tensor, place: Tensor, height: int, width: int, channels_last: b
     return dx
 
 
-def _save_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, *window = inputs
-    ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.arguments = *x.shape[2:], memory_format_of(x) == torch.channels_last, *window
-
-
-@differentiable_once
-def _backward(ctx: Any, dz: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    (place,) = ctx.saved_tensors
-    dx = None if dz is None else torch.ops.zoo.max_pool2d_backward.default(dz, place, *ctx.arguments)
-    return dx, None, None, None, None, None
-
-
 class _MaxPool(torch.autograd.Function):
-    """zoo::max_pool2d and its autograd without the dispatcher, for inputs that are `is_unwatched`."""
+    """zoo::max_pool2d and its autograd; without the dispatcher if ``sides``, the size of the output, is given."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, window: Window, sides: Sequence[int]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, window: Window, sides: Sequence[int] | None) -> Tensor:
         layout = memory_format_of(x)
-        z, place = _run_pool(x, window, sides, layout)
+        if sides is None:
+            z, place = torch.ops.zoo.max_pool2d.default(x, *window)
+        else:
+            z, place = _run_pool(x, window, sides, layout)
         ctx.save_for_backward(place)
         ctx.arguments = *x.shape[2:], layout == torch.channels_last, *window
         return z
@@ -185,10 +172,6 @@ class _MaxPool(torch.autograd.Function):
         (place,) = ctx.saved_tensors
         unpool = _unpool if is_unwatched(dz) and is_unwatched(place) else torch.ops.zoo.max_pool2d_backward.default
         return unpool(dz, place, *ctx.arguments), None, None
-
-
-MAX_POOL = torch.ops.zoo.max_pool2d.default
-torch.library.register_autograd("zoo::max_pool2d", _backward, setup_context=_save_places, lib=_library)
 
 
 def mean_pool2d(x: Tensor) -> Tensor:

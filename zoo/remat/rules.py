@@ -396,7 +396,8 @@ def apply_line(
         fused: Tensor = torch.ops.zoo.line.default(x, alpha, beta, shortcut, is_rectified)
         return fused
     zero, one = _constants(len(alpha), alpha.dtype)
-    out: Tensor = aten.native_batch_norm(x, alpha, beta, zero, one, False, 0.0, 0.0)[0]
+    mean = zero.copysign(alpha)  # batch norm adds beta - mean alpha: a product of +0 leaves the sign of a zero beta
+    out: Tensor = aten.native_batch_norm(x, alpha, beta, mean, one, False, 0.0, 0.0)[0]
     if shortcut is not None:
         out.add_(shortcut)
     return out.relu_() if is_rectified else out

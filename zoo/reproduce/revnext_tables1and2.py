@@ -56,8 +56,7 @@ NOTES = [
     "takes another 32 and its gradient 32: with 16 of scratch memory, 160 values of 4 bytes",
     "revnext, in values of 4 bytes: the feature map 32, its gradient 32, the map inside a branch 16, its gradient 16 "
     "and scratch memory 4 are 100. The paper's 88 has no gradient inside the branch, and 8 for its convolution instead "
-    "of the scratch memory. If the inputs of branches are reconstructed (network.options keep_branch_input false), the "
-    "map inside a branch takes no additional memory, at the cost of precision",
+    "of the scratch memory",
     "the slope also depends on sizes and batch, because the scratch memory of convolutions is not proportional to them",
 ]
 

@@ -195,7 +195,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         {f"wider_resnet{depth}_a2": {"structure": structure} for depth, structure in _WIDER.items()},
         options=WiderResNetA2Options,
         memory=CHECKPOINTED,
-        dilations={32: False, 16: (1, 1, 2, 2), 8: True},
+        dilations={32: False, 16: [1, 1, 2, 2], 8: True},
         ignores_input_3x3=True,
     ),
     **_family(

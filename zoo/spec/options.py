@@ -29,13 +29,11 @@ def _should_be(words: str) -> WrapValidator:
 _MODULES = Field(min_length=4, max_length=4)
 Rate = Annotated[int, Field(ge=1, le=MAX_DILATION)]
 Rates = Annotated[list[Rate], _MODULES]
-BlockRates = Annotated[list[Rate], Field(min_length=1, max_length=MAX_BLOCKS)]
-BlockDilation = Annotated[
-    Rate | Annotated[list[Rate | BlockRates], _MODULES],
-    _should_be(f"1, or a list of four entries (mod2 to mod5), each from 1 to {MAX_DILATION} or a list per block"),
+ModuleDilation = Annotated[
+    Rate | Rates, _should_be(f"a whole number from 1 to {MAX_DILATION}, or a list of four (mod2 to mod5)")
 ]
 AnyDilation = Annotated[
-    bool | Rate | Annotated[list[Rate | BlockRates], _MODULES],
+    bool | Rate | Rates,
     _should_be(f"a dilation of the body: numbers from 1 to {MAX_DILATION}, in wider_resnet*_a2 also true or false"),
 ]
 Probability = Annotated[float, Field(ge=0, le=0.99)]
@@ -65,19 +63,17 @@ class StochasticDepth(Section):
 class ResNetOptions(StochasticDepth):
     """Options of a ResNet."""
 
-    dilation: BlockDilation = 1
-    """Dilations of mod2 to mod5, which replace strides: 1 for none, or one entry per module, each a
-    number or a list of one number per block ([1, 1, 2, 4]: output stride 8); set by output_stride."""
-    keep_outputs: bool = False
-    """Whether forward returns the outputs of all modules, followed by the logits."""
+    dilation: ModuleDilation = 1
+    """Dilations of mod2 to mod5, which replace strides: a number for all modules, or one per module ([1, 1, 2, 4]:
+    output stride 8); set by output_stride."""
 
 
 class ResNeXtOptions(Stem, StochasticDepth):
     """Options of a ResNeXt."""
 
-    dilation: BlockDilation = 1
-    """Dilations of mod2 to mod5, which replace strides: 1 for none, or one entry per module, each a
-    number or a list of one number per block ([1, 1, 2, 4]: output stride 8); set by output_stride."""
+    dilation: ModuleDilation = 1
+    """Dilations of mod2 to mod5, which replace strides: a number for all modules, or one per module ([1, 1, 2, 4]:
+    output stride 8); set by output_stride."""
 
 
 class WiderResNetA2Options(StochasticDepth):
@@ -93,9 +89,7 @@ class WiderResNetA2Options(StochasticDepth):
 class DenseNetOptions(Stem):
     """Options of a DenseNet."""
 
-    dilation: Annotated[
-        Rate | Rates, _should_be(f"a whole number from 1 to {MAX_DILATION}, or a list of four (mod2 to mod5)")
-    ] = 1
+    dilation: ModuleDilation = 1
     """Dilations of mod2 to mod5, which replace the pools before these modules: a number for all
     modules, or one per module ([1, 1, 2, 4]: output stride 8); set by output_stride."""
 
@@ -150,9 +144,6 @@ class RevNeXtOptions(InvertibleOptions):
     """Numbers of blocks, one per pool, for the level after it."""
     units: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 2
     """Number of units of convolution, norm and leaky ReLU in a branch."""
-    keep_branch_input: bool = True
-    """Whether the exact input of a branch is saved while the branch is inverted: 64 bytes per pixel for much smaller
-    errors."""
 
 
 class FlatRevNeXtOptions(InvertibleOptions):

@@ -14,7 +14,7 @@ from zoo.spec.section import check_extent, parse_section
 # Settings that change no weights, or only the classifier.
 FREE_SETTINGS = {
     *("num_classes", "memory", "weight_init", "weight_gain_multiplier", *STORED_ALONE),
-    *("dilation", "output_stride", "pooling_size", "keep_outputs", "dropout", "drop_path_rate", "grid_bits"),
+    *("dilation", "output_stride", "pooling_size", "dropout", "drop_path_rate", "grid_bits"),
 }
 # A description without these could be one of another program.
 REQUIRED = ("norm", "activation", "activation_param")

@@ -14,16 +14,16 @@ from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.norm_act_conv import join, norm_act_conv
 from zoo.ops.abn.reference import statistics
 from zoo.ops.abn.statistics import Statistics
-from zoo.ops.convolution import Convolution, Geometry, convolution_dtype
+from zoo.ops.convolution import Convolution, convolution_dtype
 
-PLAIN = Geometry((1, 1), (0, 0), (1, 1), 1)
-# kernel size, geometry
+PLAIN = ((1, 1), (0, 0), (1, 1), 1)
+# kernel size; stride, padding, dilation, groups
 CONVOLUTIONS = {
     "1x1": (1, PLAIN),
-    "3x3 strided": (3, Geometry((2, 2), (1, 1), (1, 1), 1)),
-    "3x3 grouped": (3, Geometry((1, 1), (1, 1), (1, 1), 2)),
-    "3x3 dilated": (3, Geometry((1, 1), (2, 2), (2, 2), 1)),
-    "all, uneven": (3, Geometry((2, 1), (2, 0), (1, 2), 2)),
+    "3x3 strided": (3, ((2, 2), (1, 1), (1, 1), 1)),
+    "3x3 grouped": (3, ((1, 1), (1, 1), (1, 1), 2)),
+    "3x3 dilated": (3, ((1, 1), (2, 2), (2, 2), 1)),
+    "all, uneven": (3, ((2, 1), (2, 0), (1, 2), 2)),
 }
 SCALES = torch.tensor([1.0, -0.7, 0.4, 1.5, -1.2, 0.8])  # |w| of x_hat that can be recovered in half precision too
 ACTIVATIONS = [("leaky_relu", 0.01), ("elu", 0.7), ("identity", 0.01)]
@@ -43,7 +43,7 @@ def run(weight, bias, conv_weight, conv_bias, *inputs, geometry=PLAIN, activatio
         joined = join(inputs)
         taken = Statistics(*statistics(joined), joined.numel() // joined.shape[1], None)
     settings = NormSettings(weight, bias, 1e-5, *activation)
-    convolution = Convolution(geometry, convolution_dtype(joined))
+    convolution = Convolution(*geometry, convolution_dtype(joined))
     return norm_act_conv(inputs, joined, fixed or taken, settings, conv_weight, conv_bias, convolution)
 
 
@@ -68,7 +68,7 @@ def worst(actual, expected):
 @pytest.mark.parametrize("convolution", CONVOLUTIONS)
 def test_outputs_and_gradients_equal_autograd_of_the_formula(convolution, channels, activation):
     size, geometry = CONVOLUTIONS[convolution]
-    tensors = leaves(channels, size, geometry.groups)
+    tensors = leaves(channels, size, geometry[3])
     before = [tensor.detach().clone() for tensor in tensors]
     out = run(*tensors, geometry=geometry, activation=activation)
     truth = run_formula(*tensors, geometry=geometry, activation=activation)
@@ -111,7 +111,7 @@ def test_an_input_that_several_layers_read_receives_the_gradients_of_all():
         return third + layer(weight, bias, conv_weight, conv_bias, a, b)
 
     def padded(layer):
-        return lambda *args: layer(*args, geometry=Geometry((1, 1), (1, 1), (1, 1), 1))
+        return lambda *args: layer(*args, geometry=((1, 1), (1, 1), (1, 1), 1))
 
     assert worst(gradients(chain(padded(run)), tensors), gradients(chain(padded(run_formula)), tensors)) < 1e-10
 

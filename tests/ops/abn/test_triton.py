@@ -1,9 +1,11 @@
-"""The Triton kernels without a GPU: their results in Triton's interpreter, and what they start; code is elsewhere."""
+"""The Triton kernels: their results in Triton's interpreter and on a GPU, their compiled code, and what they start."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from tests.ops.triton_cases import (
     assert_equals_the_formula,
     assert_equals_the_reference,
     lay_out,
+    report,
 )
 from tests.ops.triton_stub import Operations, interpret, stubbed
 from zoo.layers import InPlaceABN, InPlaceABNSync
@@ -25,6 +28,7 @@ from zoo.ops.abn import triton
 
 pytestmark = pytest.mark.slow  # Triton's interpreter
 KERNELS = ["statistics", "combine_statistics", "apply", "backward_reduce", "combine_sums", "backward_apply"]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 needs_triton = pytest.mark.skipif(triton.unavailable_reason() is not None, reason=str(triton.unavailable_reason()))
 
 
@@ -33,24 +37,35 @@ def interpreted() -> dict[str, Any]:
     return interpret("tests.ops.triton_cases")
 
 
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return the errors in the interpreter, or on a GPU."""
+    return request.getfixturevalue("interpreted" if request.param == "interpreter" else "measured")
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    return report("cuda")
+
+
 @needs_triton
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_and_gradients_equal_the_formula_and_the_reference(interpreted, name):
-    assert_equals_the_formula(CASES[name], interpreted["cases"][name])
-    assert_equals_the_reference(CASES[name], interpreted["cases"][name])
+def test_outputs_and_gradients_equal_the_formula_and_the_reference(found, name):
+    assert_equals_the_formula(CASES[name], found["cases"][name])
+    assert_equals_the_reference(CASES[name], found["cases"][name])
 
 
 @needs_triton
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_variance_survives_a_mean_a_thousand_deviations_away(interpreted, layout):
-    assert interpreted["large mean"][layout] < 1e-5
+def test_the_variance_survives_a_mean_a_thousand_deviations_away(found, layout):
+    assert found["large mean"][layout] < 1e-5
 
 
 @needs_triton
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_a_saturated_elu_gives_the_finite_gradients_of_the_reference(interpreted, dtype, layout):
-    result = interpreted["saturated"][f"{dtype} {layout}"]
+def test_a_saturated_elu_gives_the_finite_gradients_of_the_reference(found, dtype, layout):
+    result = found["saturated"][f"{dtype} {layout}"]
     assert result["saturated"]
     assert result["finite"]
     assert max(result["errors"]) < 2 * torch.finfo(getattr(torch, dtype)).eps + 4e-6
@@ -58,36 +73,36 @@ def test_a_saturated_elu_gives_the_finite_gradients_of_the_reference(interpreted
 
 @needs_triton
 @pytest.mark.parametrize("dtype", ELU_ERRORS)
-def test_an_elu_near_zero_does_not_cancel(interpreted, dtype):
-    assert interpreted["small elu"][dtype]["value"] < ELU_ERRORS[dtype]
-    assert interpreted["small elu"][dtype]["inverse"] < ELU_ERRORS[dtype]
+def test_an_elu_near_zero_does_not_cancel(found, dtype):
+    assert found["small elu"][dtype]["value"] < ELU_ERRORS[dtype]
+    assert found["small elu"][dtype]["inverse"] < ELU_ERRORS[dtype]
 
 
 @needs_triton
 @pytest.mark.parametrize("activation", small_scales.ACTIVATIONS)
 @pytest.mark.parametrize(("dtype", "layout"), SMALL_SCALES)
-def test_no_gradient_is_further_from_the_truth_than_it_can_be_large(interpreted, dtype, layout, activation):
-    small_scales.assert_bounded(interpreted["small scales"][f"{dtype} {layout} {activation}"], dtype)
+def test_no_gradient_is_further_from_the_truth_than_it_can_be_large(found, dtype, layout, activation):
+    small_scales.assert_bounded(found["small scales"][f"{dtype} {layout} {activation}"], dtype)
 
 
 @needs_triton
-def test_tensors_without_elements_give_zeros_and_empty_results(interpreted):
-    assert all(interpreted["empty"])
+def test_tensors_without_elements_give_zeros_and_empty_results(found):
+    assert all(found["empty"])
 
 
 @needs_triton
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_running_statistics_move_as_those_of_torch_alone_and_over_a_group(interpreted, dtype, layout):
-    errors = interpreted["running"][f"{dtype} {layout}"]
+def test_running_statistics_move_as_those_of_torch_alone_and_over_a_group(found, dtype, layout):
+    errors = found["running"][f"{dtype} {layout}"]
     assert len(errors) == 9
     assert max(errors.values()) < (1e-12 if dtype == "float64" else 1e-6), errors
 
 
 @needs_triton
 @pytest.mark.parametrize("types", ["float32 float32", "bfloat16 float32", "bfloat16 bfloat16"])
-def test_gradients_of_parameters_have_their_dtype(interpreted, types):
-    errors = interpreted["gradients"][types]
+def test_gradients_of_parameters_have_their_dtype(found, types):
+    errors = found["gradients"][types]
     assert len(errors) == 4 + 3 + 3 + 2
     assert max(errors.values()) < (1e-2 if types.endswith("bfloat16") else 1e-5), errors
 
@@ -162,6 +177,40 @@ def launches(layer: torch.nn.Module, dtype: torch.dtype, shortcut: bool = False)
     with stubbed() as device, Operations() as operations:
         torch.autograd.grad(layer(*arguments), [*arguments, *layer.parameters()], dz)
     return [*device.started, *operations.launched.elements()]
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize(
+    ("shape", "layout"), [*(((2, 64, 56, 56), each) for each in LAYOUTS), ((16, 64, 7, 7), "contiguous")]
+)
+def test_kernels_compile_without_atomics_and_access_128_bits_at_once(shape, layout, capability, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compile_now, code = triton._compile, {}
+
+    def record(name: str, *arguments: Any) -> tuple[Any, Any]:
+        kernel, accumulate = compile_now(name, *arguments)
+        code[name] = kernel.asm
+        return kernel, accumulate
+
+    x = lay_out(torch.randn(shape, dtype=torch.bfloat16), layout).requires_grad_()
+    layer = InPlaceABN(64)
+    layer.inplace = False
+    with stubbed(capability), patch.object(triton, "_compile", record):
+        layer(x).backward(lay_out(torch.randn_like(x), layout))
+    assert sorted(code) == sorted(KERNELS)
+    for name, each in code.items():
+        assert len(each["cubin"]) > 0
+        assert not re.search(r"\b(atom|red)\.", each["ptx"])
+        # Loads or stores of 128 bits: four values of 32, or two of 64.
+        assert "combine" in name or re.search(r"\b(ld|st)\.global\S*\.(v4\.[a-z]32|v2\.[a-z]64)", each["ptx"])
+
+
+def test_blocks_per_multiprocessor_are_those_of_the_occupancy_calculator():
+    limits = triton.MultiprocessorLimits(registers=65536, shared_bytes=233472, threads=2048)  # of an H100
+    found = {used: triton.resident_blocks(used, 512, 4, limits) for used in (32, 64, 72, 80, 96, 168, 255)}
+    assert found == {32: 16, 64: 8, 72: 7, 80: 6, 96: 5, 168: 3, 255: 2}
+    assert triton.resident_blocks(32, 2**16, 4, limits) == 3
 
 
 @needs_triton

@@ -1,5 +1,5 @@
-"""In-place activated batch norm: kernels, autograd, synchronization, and the two public functions."""
+"""In-place activated batch norm: kernels, autograd, synchronization, and the public function."""
 
-from zoo.ops.abn.functional import inplace_abn, inplace_abn_sync
+from zoo.ops.abn.functional import inplace_abn
 
-__all__ = ["inplace_abn", "inplace_abn_sync"]
+__all__ = ["inplace_abn"]

@@ -355,8 +355,10 @@ def _launch(
     key = name, x.get_device(), tiling, constants, *_cache_key(tensors)
     found = _compiled.get(key)
     if found is None:
-        arguments = placeholder_arguments(tiling, accumulate_dtype(x.dtype), tensors, constants, planes)
-        kernel, accumulate = _compile(name, x, WARPS, *arguments)
+        # The number of programs follows from the code. The partial results, which depend on it, are given as a dtype.
+        unknown, places = ((accumulate_dtype(x.dtype),), (1,)) if planes else ((), ())
+        arguments = 1, *tiling.numbers, *places, *tiling.constants, *constants
+        kernel, accumulate = _compile(name, x, WARPS, (*tensors, *unknown), arguments)
         found = kernel, accumulate, *split(tiling, _resident_programs(kernel, x.device))
         _cache_compiled(key, found)
     kernel, accumulate, pieces, programs = found
@@ -371,21 +373,6 @@ def _launch(
 
 
 _compiled: dict[tuple[Any, ...], Any] = {}
-
-
-def placeholder_arguments(
-    tiling: Tiling,
-    accumulate: torch.dtype,
-    tensors: tuple[Tensor | None, ...],
-    constants: tuple[Any, ...],
-    planes: int,
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return arguments to compile a kernel with before the number of programs is known.
-
-    They are the tensors, a dtype in place of the partial results, and the numbers.
-    """
-    partial, places = ((accumulate,), (1,)) if planes else ((), ())
-    return (*tensors, *partial), (1, *tiling.numbers, *places, *tiling.constants, *constants)
 
 
 def _launch_programs(
