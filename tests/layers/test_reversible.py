@@ -95,6 +95,19 @@ def test_evaluation_takes_running_statistics_and_still_has_the_gradients():
     assert max(map(relative_error, step(net, images()), step(stored(net), images()))) < 1e-10
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("number", [1, 8, 18])
+def test_the_inverse_returns_the_input_and_moves_no_statistics(dtype, number):
+    blocks = network(InPlaceABN, number, bottleneck=True)[1].to(dtype)
+    init_weights(blocks, "torch")
+    x = torch.randn(8, 8, 16, 16, dtype=dtype)
+    y = blocks(x)
+    before = [buffer.clone() for buffer in blocks.buffers()]
+    error = (blocks.inverse(y) - x).norm() / x.norm()
+    assert error < {torch.float32: 1e-7, torch.float64: 1e-15}[dtype] * (number + 2)
+    assert all(map(torch.equal, blocks.buffers(), before))
+
+
 @pytest.mark.parametrize("store", [False, True])
 def test_the_gradients_of_halves_that_are_given_apart_are_those_of_the_whole(store):
     net, seen = network(InPlaceABN)[1].double(), []
@@ -145,8 +158,9 @@ def test_a_recomputation_gets_its_input_in_the_layout_of_forward(layout):
 
 @pytest.mark.parametrize("shape", [(2, 7, 4, 4), (8,)])
 def test_channels_that_cannot_be_halved_are_refused(shape):
-    with pytest.raises(ValueError, match="need an even C, got"):
-        network()[1](torch.randn(shape))
+    for call in (network()[1], network()[1].inverse):
+        with pytest.raises(ValueError, match="need an even C, got"):
+            call(torch.randn(shape))
 
 
 @pytest.mark.parametrize("grad", [True, False])

@@ -208,6 +208,12 @@ def test_a_traced_network_is_on_the_grid_too(name):
     assert sum(node.target is round_to_grid for node in traced.graph.nodes) > 5
 
 
+def test_the_inverse_returns_the_bits_of_an_input_on_the_grid():
+    chain = build("revnet", "auto").mod2.chain
+    x = torch.randint(-9999, 9999, (4, 8, 6, 6)) / 2**14
+    assert torch.equal(chain.inverse(chain(x)), x)
+
+
 def test_gradients_are_those_of_rounding_whose_derivative_is_one():
     """The straight-through gradient, written with a detached difference, of autograd in float64."""
     torch.manual_seed(0)

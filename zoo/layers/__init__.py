@@ -13,7 +13,7 @@ from zoo.layers.norm import (
     set_active_group,
 )
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
-from zoo.ops.abn import inplace_abn
+from zoo.ops.abn import inplace_abn, inplace_abn_sync
 
 __all__ = [
     "ABN",
@@ -27,6 +27,7 @@ __all__ = [
     "freeze_norms",
     "init_weights",
     "inplace_abn",
+    "inplace_abn_sync",
     "norm_act",
     "set_active_group",
 ]

@@ -55,6 +55,13 @@ class ReversibleBlock(nn.Module):
         y1 = x1 + _run_branch(self.f, x2, self.grid_bits)
         return y1, x2 + _run_branch(self.g, y1, self.grid_bits)
 
+    @torch.no_grad()
+    def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
+        """Return (x1, x2) in new tensors; does not update running statistics."""
+        with paused_statistics(self):
+            x2 = y2 - _run_branch(self.g, y1, self.grid_bits)
+            return y1 - _run_branch(self.f, x2, self.grid_bits), x2
+
     def as_links(self) -> tuple[CouplingHalf, CouplingHalf]:
         """Return the two additions as separate links of a chain; f draws its random numbers before g."""
         return CouplingHalf(self.f, 0, self.grid_bits), CouplingHalf(self.g, 1, self.grid_bits)
@@ -178,12 +185,16 @@ class PairPool(nn.Module):
         """Return the pooled halves in new tensors."""
         return channel_pool(x1), channel_pool(x2)
 
+    def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
+        """Return the halves before pooling in new tensors."""
+        return channel_unpool(y1), channel_unpool(y2)
+
     def reverse(
         self, ys: Tensors, grads: Tensors, may_overwrite: bool, layouts: Sequence[torch.memory_format]
     ) -> tuple[Pair, Pair, Gradients]:
         """Return inputs, in these layouts, and their gradients in new tensors; there are no parameters."""
         x1, x2 = (channel_unpool(y).to(memory_format=layout) for y, layout in zip(ys, layouts, strict=True))
-        return (x1, x2), (channel_unpool(grads[0]), channel_unpool(grads[1])), {}
+        return (x1, x2), self.inverse(*grads), {}
 
     def as_links(self) -> tuple[PoolingCall]:
         """Return a link for one call."""
@@ -210,6 +221,13 @@ class ShiftBlock(nn.Module):
     def forward(self, x1: Tensor, x2: Tensor) -> Pair:
         """Return (y1, y2)."""
         return self._pool(x2), self._pool(x1) + _on_grid(self.branch(x2), self.grid_bits)
+
+    @torch.no_grad()
+    def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
+        """Return (x1, x2); does not update running statistics."""
+        with paused_statistics(self):
+            x2 = self._unpool(y1)
+            return self._unpool(y2 - _on_grid(self.branch(x2), self.grid_bits)), x2
 
     def reverse(
         self, ys: Tensors, grads: Tensors, may_overwrite: bool, layouts: Sequence[torch.memory_format]
@@ -300,15 +318,23 @@ class ReversibleSequential(nn.Sequential):
         """
         if isinstance(x, tuple):
             return self._run((*self, _Join()), *x)[0]
-        if not is_fx_proxy(x) and (x.dim() < 2 or x.shape[1] % 2):
-            raise ValueError(
-                f"reversible blocks split (N, C, ...) into halves and need an even C, got shape {tuple(x.shape)}; pass "
-                "a pair of halves of your own"
-            )
+        _check_channels(x)
         return self._run((_Halve(), *self, _Join()), x)[0]
 
     def _run(self, links: tuple[Any, ...], *xs: Tensor) -> Tensors:
         return run_chain(links, *xs, store=self.store, meter=self.meter, grid_bits=self.grid_bits)
+
+    @torch.no_grad()
+    def inverse(self, y: Tensor) -> Tensor:
+        """Return the input for output y, without a grid up to rounding; does not update running statistics.
+
+        In training mode norms use batch statistics, so y must be the output for the whole batch.
+        """
+        _check_channels(y)
+        pair = _halves_in_layout(y)
+        for block in reversed(list(self)):
+            pair = block.inverse(*pair)  # type: ignore[operator]
+        return torch.cat(pair, 1)
 
 
 class _Halve:
@@ -372,3 +398,11 @@ def _halves_in_layout(x: Tensor) -> Pair:
     layout = memory_format_of(x)
     x1, x2 = (half.contiguous(memory_format=layout) for half in halves(x))
     return x1, x2
+
+
+def _check_channels(x: Tensor) -> None:
+    if not is_fx_proxy(x) and (x.dim() < 2 or x.shape[1] % 2):
+        raise ValueError(
+            f"reversible blocks split (N, C, ...) into halves and need an even C, got shape {tuple(x.shape)}; pass a "
+            "pair of halves of your own"
+        )

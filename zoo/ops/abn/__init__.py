@@ -1,5 +1,5 @@
-"""In-place activated batch norm: kernels, autograd, synchronization, and the public function."""
+"""In-place activated batch norm: kernels, autograd, synchronization, and the two public functions."""
 
-from zoo.ops.abn.functional import inplace_abn
+from zoo.ops.abn.functional import inplace_abn, inplace_abn_sync
 
-__all__ = ["inplace_abn"]
+__all__ = ["inplace_abn", "inplace_abn_sync"]

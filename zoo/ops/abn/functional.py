@@ -78,6 +78,44 @@ def inplace_abn(
     return normalize(x, statistics, settings, inplace, shortcut)
 
 
+def inplace_abn_sync(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool = True,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    activation: str = "leaky_relu",
+    activation_param: float = 0.01,
+    group: dist.ProcessGroup | None = None,
+    *,
+    inplace: bool = True,
+) -> Tensor:
+    """Return the result of `inplace_abn` with batch statistics synchronized over a process group.
+
+    Args:
+    - `group`: the process group, or None for the default one. Without an initialized process group, in a group of one
+      process, and in evaluation this is `inplace_abn`.
+    - All other arguments: see `inplace_abn`.
+    """
+    return inplace_abn(
+        x,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        training,
+        momentum,
+        eps,
+        activation,
+        activation_param,
+        inplace=inplace,
+        group=group_to_synchronize(group, training),
+    )
+
+
 def normalize(
     x: Tensor, statistics: Statistics, settings: NormSettings, inplace: bool, shortcut: Tensor | None = None
 ) -> Tensor:
