@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.reproduce.scoreboards import found, number, publish, rows, section, waiting
-from zoo.reproduce.paper_report import read_report
-from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.scoreboard import Row
 from zoo.reproduce.scoreboard_files import csv_text, forms_of, html_page, read_rows, summary
 
@@ -117,9 +115,3 @@ def test_every_row_of_the_committed_page_has_its_measurement_or_the_reason_for_n
     assert [row.number.id for row in committed if row.section is None] == []
     assert [row.number.id for row in committed if not row.worst.reason] == []
     assert set(forms_of(committed)) <= {path.name for path in RESULTS.iterdir()}
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_the_minutes_that_a_paper_takes_are_those_of_its_report(paper: str) -> None:
-    seconds = sum(section.seconds for section in read_report(RESULTS, paper))
-    assert PAPERS[paper].minutes == pytest.approx(seconds / 60, abs=1)

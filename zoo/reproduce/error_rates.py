@@ -12,8 +12,7 @@ from typing import Any
 
 from zoo.reproduce.comparison import Comparison, Section, compare, not_measured
 from zoo.reproduce.published_numbers import PublishedNumber
-from zoo.reproduce.training_runs import TrainingRun, data_of, environment_of
-from zoo.run.plot_style import Panel
+from zoo.reproduce.training_runs import TrainingRun, environment_of
 from zoo.tasks import significance
 
 BETWEEN_RUNS = 0.5  # points: difference between single runs with the same settings (README of memcnn)
@@ -42,8 +41,6 @@ def report_errors(
         section.comparisons += errors_of(name, number, runs)
     for name in short:
         section.comparisons += errors_of(name, None, runs) if any(run.experiment == name for run in runs) else []
-    shown = [run for run in runs if run.experiment in {*published, *short}]
-    section.panels += [error_curves("runs", shown)] if shown else []
     return section
 
 
@@ -86,7 +83,6 @@ def facts_of(*groups: Sequence[TrainingRun]) -> dict[str, Any]:
         "spread": standard_error(*groups),
         "weakness": missing_images(runs),
         "environment": environment_of(runs),
-        "data": data_of(runs),
     }
 
 
@@ -129,14 +125,6 @@ def needs_training(
 def command_of(experiment: str) -> str:
     """Return the command that trains an experiment; DATA is a folder with train/ and val/."""
     return f"zoo train {experiment} DATA"
-
-
-def error_curves(title: str, runs: Sequence[TrainingRun]) -> Panel:
-    """Return the panel of the runs' test errors over their epochs."""
-    lines = [
-        run.line([*range(1, len(run.top1) + 1)], [100 - top1 for top1 in run.top1], run.stop_reason) for run in runs
-    ]
-    return Panel(title, "epoch", "test error, %", lines)
 
 
 def standard_error(*groups: Sequence[TrainingRun]) -> float | None:

@@ -21,6 +21,7 @@ from zoo.models.resnext import GROUPS
 from zoo.remat.memory_use import StorageLog, count_memory
 from zoo.reproduce.comparison import Section, compare
 from zoo.reproduce.inplace_abn_table2 import GPUS, IN_PLACE, PLAIN_IABN
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published
 from zoo.spec.network import NetworkSpec
 
@@ -45,6 +46,7 @@ BATCHES = {
 }
 
 
+@measures("inplace_abn", "Figure 1")
 def count_block_buffers() -> Section:
     """Return the number of buffers that a residual block stores with standard and with in-place norms: Figure 1."""
     section = Section(
@@ -73,6 +75,7 @@ def stored_sizes(block: Callable[[Tensor], Tensor], batch: int) -> list[int]:
     return [size for size in alive.values() if size >= 4 * batch * WIDTH * SIDE**2]
 
 
+@measures("inplace_abn", "Figure 2")
 def count_stored_tensors(batch: int = BATCH) -> Section:
     """Return the tensors that five strategies store for backward, and the memory that in-place norms save (Figure 2).
 
@@ -121,6 +124,7 @@ def spec_of(arch: str, input_3x3: bool) -> NetworkSpec:
     return NetworkSpec(arch=arch, options={"input_3x3": True} if input_3x3 else {})
 
 
+@measures("inplace_abn", "Abstract")
 def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 64) -> Section:
     """Return the memory that in-place norms save in whole networks: the abstract.
 
@@ -154,6 +158,7 @@ def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 6
     return section
 
 
+@measures("inplace_abn", "Section 4.1")
 def measure_batches() -> Section:
     """Return the largest ImageNet batches with standard and with in-place norms: section 4.1."""
     section = Section(

@@ -14,6 +14,7 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
 from zoo.config import load_experiment
 from zoo.reproduce.comparison import Comparison, Section, compare
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.run.plot_style import Line, Panel
 from zoo.spec.architectures import LEAN, architecture
@@ -32,6 +33,7 @@ PLAIN_IABN = "iABN plain"  # the networks of 2018
 IN_PLACE = (PLAIN_IABN, "iABN")  # the networks of 2018, and the defaults of this package
 
 
+@measures("inplace_abn", "Table 2")
 def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> Section:
     """Return the most pixels that each strategy trains with in the memory of the first row.
 

@@ -19,6 +19,7 @@ from zoo.benchmark.variants import STRATEGIES, Block
 from zoo.models.resnext import GROUPS
 from zoo.remat.memory_use import clear_gradients
 from zoo.reproduce.comparison import Comparison, Section, compare
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import PublishedNumber, published
 
 # Channels and side of the maps in the bottlenecks of ResNeXt-101's four modules, for images of 224 pixels.
@@ -42,6 +43,7 @@ class Difference(NamedTuple):
         return compare(what, self.value, number, "%", n=self.n, spread=self.spread)
 
 
+@measures("inplace_abn", "Section 4.3")
 def measure_overheads(
     modules: Mapping[str, tuple[int, int]] = MODULES,
     batch: int = BATCH,

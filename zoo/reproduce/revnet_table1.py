@@ -23,6 +23,7 @@ from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.remat.memory_use import measure_memory
 from zoo.reproduce.comparison import Section
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.operations import count_operations
 from zoo.reproduce.paper_networks import build_for_training, forward_of
 from zoo.reproduce.published_numbers import published
@@ -45,6 +46,7 @@ class Cost(NamedTuple):
     calls: float
 
 
+@measures("revnet", "Section 3.2")
 def measure_operations() -> Section:
     """Return the multiplications and additions of a step (section 3.2)."""
     section = Section(
@@ -71,6 +73,7 @@ def measure_operations() -> Section:
     return section
 
 
+@measures("revnet", "Table 1")
 def measure_complexity(depths: Sequence[int] = DEPTHS) -> Section:
     """Return the growth of memory and computation of a chain with its number of blocks (Table 1)."""
     costs, (low, high) = _chain_costs(depths), depths[-2:]
@@ -93,6 +96,7 @@ def measure_complexity(depths: Sequence[int] = DEPTHS) -> Section:
     return section
 
 
+@measures("revnet", "Section 4")
 def measure_layer_costs() -> Section:
     """Return the cost of a step, if forward and backward through a layer cost 1 each (section 4)."""
     section = Section(
@@ -111,6 +115,7 @@ def measure_layer_costs() -> Section:
     return section
 
 
+@measures("revnet", "Section 5.1")
 def measure_passes() -> Section:
     """Return the cost of a step in forward passes (section 5.1)."""
     section = Section(
@@ -124,6 +129,7 @@ def measure_passes() -> Section:
     return section
 
 
+@measures("revnet", "Section 5.2")
 def measure_update_cost() -> Section:
     """Return the ratio of the step times with reconstructed and with stored activations (section 5.2)."""
     section = Section(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from zoo.layers.invertible import InvertibleNorm, LayerwiseBlock
 from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.revnext_figures5and6 import signal_to_noise
@@ -147,6 +148,7 @@ def _watch_layer(layer: Any, index: int, ratios: Ratios) -> None:
     layer.record_, layer.undo_ = record_, undo_
 
 
+@measures("revnext", "Figure 10")
 def measure_layers(batches: Mapping[bool, int] = BATCHES, seeds: Sequence[int] = SEEDS) -> Section:
     """Return Figure 10: the ratios over the layers of one flat and one hybrid network."""
     section = Section(
@@ -203,6 +205,7 @@ def finite_line(label: str, ratios: Ratios) -> Line:
     return Line(label, list(points), list(points.values()))
 
 
+@measures("revnext", "Figure 11")
 def measure_depths(
     depths: Mapping[str, Mapping[int, dict[str, Any]]] = DEPTHS,
     slopes: Sequence[float] = SLOPES,

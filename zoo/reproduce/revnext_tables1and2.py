@@ -21,6 +21,7 @@ from zoo.ops.abn.backend import name_for
 from zoo.remat.memory_use import Memory, count_memory, measure_memory
 from zoo.reproduce.comparison import Comparison, Section, compare
 from zoo.reproduce.error_rates import needs_training, report_errors
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_revnext, count_parameters, forward_of
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.training_runs import TrainingRun
@@ -62,6 +63,7 @@ NOTES = [
 ]
 
 
+@measures("revnext", "Table 1")
 def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] = SIZES, batch: int = BATCH) -> Section:
     """Return bytes per pixel, the slope over image sizes, and the resulting totals of the paper's batch."""
     section = Section(
@@ -141,6 +143,7 @@ def count_by_rule(name: str) -> float:
     return 4 * values / (images.numel() / 3)
 
 
+@measures("revnext", "Section 1")
 def count_whole_data_sets() -> Section:
     """Return the bytes of section 1: a step whose batch is a whole data set, counted on the meta device."""
     section = Section(
@@ -160,6 +163,7 @@ def count_whole_data_sets() -> Section:
     return section
 
 
+@measures("revnext", "Table 1", given="runs")
 def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
     """Return the accuracy of the abstract, and the test errors of the networks of Table 1."""
     title, number = "Table 1: accuracy and test errors on CIFAR-10", published("revnext", "abstract/top1")
@@ -170,6 +174,7 @@ def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
     return section
 
 
+@measures("revnext", "Table 2")
 def report_gpu() -> Section:
     """Return Table 2: the time, which needs the paper's GPU, and the memory that training needs."""
     config = load_experiment(EXPERIMENT)

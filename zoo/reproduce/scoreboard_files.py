@@ -101,8 +101,6 @@ def _fields_of(row: Row, each: Comparison) -> Mapping[str, Any]:
         "command": row.command,
         "commit": row.environment.get("commit"),
         "date": row.date,
-        "weights_md5": each.weights_md5,
-        "data": each.data,
         **_versions(row),
     }
 
