@@ -123,13 +123,11 @@ def test_ratios_of_random_networks_are_a_median_with_its_range() -> None:
     assert spread_text(found.published, found.spread) == "range 200"
 
 
-def test_memory_per_pixel_is_a_slope_without_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_per_pixel_is_a_slope_without_constants() -> None:
     section = memory.measure_pixels(["revnext_flat"], sizes=(64, 96), batch=4)
-    (line,) = section.panels[0].lines
     (comparison,) = (each for each in section.comparisons if each.what.endswith("per input pixel, allocated"))
     assert isinstance(comparison.measured, float)
-    assert comparison.measured == pytest.approx(1e3 * (line.y[1] - line.y[0]) / (line.x[1] - line.x[0]))
-    assert comparison.measured < 1.1 * 320
+    assert 0.8 * 320 < comparison.measured < 1.1 * 320
 
 
 def test_the_papers_rule_gives_its_bytes_per_pixel() -> None:

@@ -61,8 +61,7 @@ class Benchmark(Command):
 
     kind: ClassVar[str]
     out: Path | None = option(metavar="STEM")
-    """Output files: STEM.json and STEM.md, for pareto also STEM.png and STEM_both.png, for grid STEM.png (default:
-    runs/benchmark/KIND)."""
+    """Output files: STEM.json and STEM.md, for pareto and grid also STEM.png (default: runs/benchmark/KIND)."""
     device: Literal["cpu", "cuda"] | None = None
     """Device (default: cuda if available)."""
     threads: Positive | None = None
@@ -190,7 +189,7 @@ class BenchmarkPareto(Benchmark, StepOptions):
     strategies: tuple[str, ...] = ("*",)
     """Names or shell-style patterns; std-BN is always measured (default: all strategies of the network)."""
     no_plot: bool = False
-    """Do not draw the plots, which need matplotlib."""
+    """Do not draw the plot, which needs matplotlib."""
     batch: BatchSize = 16
     size: Positive = option(default=128, metavar="PX")
     rounds: WholeNumber = 7
@@ -198,8 +197,9 @@ class BenchmarkPareto(Benchmark, StepOptions):
 
     def measure(self, results: Results) -> None:
         from zoo.benchmark.model import measure_strategies
-        from zoo.benchmark.pareto_plot import write_plots
+        from zoo.benchmark.pareto_plot import draw
         from zoo.benchmark.strategies import all_strategies, choose_strategies
+        from zoo.files import write_bytes
         from zoo.run.plot_style import check_matplotlib
 
         with_plot = not self.no_plot and self.rounds > 0
@@ -208,7 +208,7 @@ class BenchmarkPareto(Benchmark, StepOptions):
         strategies = choose_strategies(all_strategies(self.budgets), self.strategies, self.dtype)
         measure_strategies(results, self.setup(self.network, results), strategies, self.rounds)
         if with_plot:
-            write_plots(self.stem, results.content())
+            write_bytes(self.stem.with_name(f"{self.stem.name}.png"), draw(results.content()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,6 @@ from zoo.reproduce.measurements import measures
 from zoo.reproduce.operations import count_operations
 from zoo.reproduce.paper_networks import build_for_training, forward_of
 from zoo.reproduce.published_numbers import published
-from zoo.run.plot_style import Line, Panel
 
 DEPTHS = (4, 16, 36, 100)
 HALF_CHANNELS, SIZE, BATCH = 16, 16, 4  # channels of x1 and of x2, side in pixels, number of feature maps
@@ -91,8 +90,6 @@ def measure_complexity(depths: Sequence[int] = DEPTHS) -> Section:
             number = published("revnet", f"table1/{row}/{column}")
             exponent = math.log(values[-1] / values[-2]) / math.log(high / low)
             section.add(f"{name}: exponent of the {column}", exponent, number)
-    lines = [Line(name, list(depths), [cost.peak / 1e6 for cost in of_depths]) for name, of_depths in costs.items()]
-    section.panels.append(Panel("a chain of L blocks", "blocks L", "peak of a step, MB", lines, True, True))
     return section
 
 

@@ -25,7 +25,6 @@ from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_revnext, count_parameters, forward_of
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.training_runs import TrainingRun
-from zoo.run.plot_style import Line, Panel
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +74,6 @@ def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] 
         "times the paper's 32 images of 240 pixels, plus the weights if the paper adds them.", notes=list(NOTES),
     )  # fmt: skip
     pixels = [batch * size**2 for size in sizes]
-    lines = []
     for name in names:
         logger.info("%s", name)
         model = build_revnext(name)
@@ -84,8 +82,6 @@ def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] 
         slope, held_slope = _last_slope(pixels, peaks), _last_slope(pixels, [memory.held for memory in memories])
         section.comparisons += _compare_with_paper(name, slope, 4 * count_parameters(model))
         section.add(f"{name}: held after forward, bytes per pixel", held_slope, unit="B")
-        lines.append(Line(f"{name}: {slope:.0f} B/px", [count / 1e3 for count in pixels], [p / 1e6 for p in peaks]))
-    section.panels.append(Panel("peak of a step", "thousand pixels of a batch", "MB", lines))
     return section
 
 
