@@ -123,11 +123,14 @@ def test_ratios_of_random_networks_are_a_median_with_its_range() -> None:
     assert spread_text(found.published, found.spread) == "range 200"
 
 
-def test_memory_per_pixel_is_a_slope_without_constants() -> None:
-    section = memory.measure_pixels(["revnext_flat"], sizes=(64, 96), batch=4)
-    (comparison,) = (each for each in section.comparisons if each.what.endswith("per input pixel, allocated"))
+def test_memory_is_a_slope_without_constants_times_the_pixels_of_the_paper() -> None:
+    (comparison,) = (
+        each
+        for each in memory.measure_pixels(["revnext_flat"], sizes=(64, 96), batch=4).comparisons
+        if each.what.endswith(", allocated")
+    )
     assert isinstance(comparison.measured, float)
-    assert 0.8 * 320 < comparison.measured < 1.1 * 320
+    assert comparison.measured * 1e6 / memory.PAPER_PIXELS == pytest.approx(320, rel=0.2)
 
 
 def test_the_papers_rule_gives_its_bytes_per_pixel() -> None:

@@ -23,48 +23,37 @@ SETTING = (
     "Test error in percent after the last epoch, mean of n finished runs. Its standard error is estimated from the "
     "differences between the runs. For a single run it is the sampling error for the number of scored images, and "
     f"{BETWEEN_RUNS} points, by which runs with the same settings are known to differ. Underpowered: not all images of "
-    "the data set were used, or the verdict is another one within two standard errors. Short experiments have no "
-    "published counterpart."
+    "the data set were used, or the verdict is another one within two standard errors."
 )
 
 
 def report_errors(
-    key: str,
-    title: str,
-    published: Mapping[str, PublishedNumber | None],
-    runs: Sequence[TrainingRun],
-    short: Sequence[str] = (),
+    key: str, title: str, published: Mapping[str, PublishedNumber], runs: Sequence[TrainingRun]
 ) -> Section:
-    """Return the test errors of the experiments in ``published``, and of the ``short`` ones that have runs."""
+    """Return the test errors of the experiments in ``published``."""
     section = Section(key, title, SETTING)
     for name, number in published.items():
         section.comparisons += errors_of(name, number, runs)
-    for name in short:
-        section.comparisons += errors_of(name, None, runs) if any(run.experiment == name for run in runs) else []
     return section
 
 
-def errors_of(name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun]) -> list[Comparison]:
+def errors_of(name: str, published: PublishedNumber, runs: Sequence[TrainingRun]) -> list[Comparison]:
     """Return the errors of an experiment's runs: those that reconstruct activations and, if any, those that store them.
 
     If the published number is an accuracy ("top-1" in its quantity), returns accuracies.
     """
     comparisons = []
     for is_stored in (False, True):
-        runs_of_kind = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
-        if runs_of_kind or not is_stored:
-            what = runs_of_kind[0].group if runs_of_kind else name
-            comparisons.append(_score(what, name, published, runs_of_kind))
+        of_kind = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
+        finished = [run for run in of_kind if run.is_finished]
+        if finished:
+            top1 = mean(run.top1[-1] for run in finished)
+            measured = top1 if "top-1" in published.quantity else 100 - top1
+            what = finished[0].group + image_counts(finished)
+            comparisons.append(compare(what, measured, published, **facts_of(finished)))
+        elif of_kind or not is_stored:
+            comparisons.append(needs_training(of_kind[0].group if of_kind else name, published, name, of_kind))
     return comparisons
-
-
-def _score(what: str, name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun]) -> Comparison:
-    finished = [run for run in runs if run.is_finished]
-    if not finished:
-        return needs_training(what, published, name, runs, unit="%")
-    top1 = mean(run.top1[-1] for run in finished)
-    measured = top1 if published is not None and "top-1" in published.quantity else 100 - top1
-    return compare(what + image_counts(finished), measured, published, "%", **facts_of(finished))
 
 
 def compare_errors(
