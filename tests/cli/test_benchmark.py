@@ -44,14 +44,11 @@ def test_layer_measures_what_it_is_asked_for_and_warns_of_a_changed_checkout(
     assert found == {((3, 2, 5, 1), "channels_last")}
     assert content["settings"]["threads"] == 1
     assert content["settings"]["allocator"] == "left alone"
-    assert "involuntary context switches" in content["settings"]
     assert "commit 1234-dirty, which cannot be checked out" in capsys.readouterr().err
 
 
 def test_model_prints_the_table_that_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, content = run(
-        tmp_path / "model", "model", "resnet18", "--batch", "2", "--modes", "eager", "--rounds", "1", *SMALL
-    )
+    code, content = run(tmp_path / "model", "model", "resnet18", "--batch", "2", "--rounds", "1", *SMALL)
     assert code == 0
     assert (tmp_path / "model.md").read_text() in capsys.readouterr().out
     name = "resnet18 (1-1-1-1)"

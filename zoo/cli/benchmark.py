@@ -81,7 +81,7 @@ class Benchmark(Command):
         import torch
 
         from zoo.benchmark.results import Results
-        from zoo.benchmark.timing import Clock, describe_timing, involuntary_switches, keep_heap
+        from zoo.benchmark.timing import Clock, describe_timing, keep_heap
         from zoo.run.environment import warn_of_changes
 
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -92,11 +92,9 @@ class Benchmark(Command):
         warn_of_changes()
         settings = describe_timing(Clock(device), keep_heap(), getattr(self, "rounds", 0))
         results = Results(self.kind, self.command_line, device, settings)
-        before = involuntary_switches()
         try:
             self.measure(results)
         finally:
-            settings["involuntary context switches"] = involuntary_switches() - before
             if results.records:
                 print(results.write(self.stem))
                 print(f"written to {self.stem}.json and {self.stem}.md")
@@ -154,26 +152,21 @@ class BenchmarkLayer(Benchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkModel(Benchmark, StepOptions):
-    """Measure step time and memory of networks with each norm, eager and compiled."""
+    """Measure step time and memory of networks with each norm."""
 
     kind = "model"
     networks: tuple[str, ...] = argument("NETWORK")
     """Architectures such as resnet50, and networks of other packages such as timm:resnet50."""
-    strategies: tuple[str, ...] | None = None
-    """Names or shell-style patterns; std-BN is always measured (default: each norm, in the modes of --modes)."""
-    modes: tuple[Literal["eager", "compiled"], ...] = ("eager", "compiled")
-    """Execution modes; compiling a deep network takes minutes."""
+    strategies: tuple[str, ...] = ("iABN plain", "iABN")
+    """Names or shell-style patterns, such as 'compiled*'; std-BN is always measured."""
     rounds: WholeNumber = 5
     """Interleaved timings of each step; 0 measures memory only."""
 
     def measure(self, results: Results) -> None:
-        from zoo.benchmark.model import measure_networks, measure_strategies
+        from zoo.benchmark.model import measure_strategies
         from zoo.benchmark.strategies import all_strategies, choose_strategies
 
         setups = [self.setup(network, results) for network in self.networks]
-        if self.strategies is None:
-            measure_networks(results, setups, self.modes, self.rounds)
-            return
         strategies = choose_strategies(all_strategies(self.budgets), self.strategies, self.dtype)
         for setup in setups:
             measure_strategies(results, setup, strategies, self.rounds)
