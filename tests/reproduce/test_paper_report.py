@@ -13,7 +13,7 @@ from zoo.reproduce.comparison import Comparison, Section, not_measured
 from zoo.reproduce.paper_report import SHOWN_KEYS, read_report, write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.training_runs import load_changed
-from zoo.run.plot_style import Line, Panel, draw_panels
+from zoo.run.plot_style import Line, Panel
 
 
 def test_all_experiments_of_the_tables_exist() -> None:
@@ -54,12 +54,6 @@ def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(
     assert content["sections"][0]["panels"][0]["lines"][0]["y"] == [3.0, 4.0]
     assert (tmp_path / "revnet_one.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "revnet_two.png").exists()
-
-
-def test_plots_have_room_for_many_panels() -> None:
-    pytest.importorskip("matplotlib")
-    panels = [Panel(str(n), "x", "y", [Line("a", [0, 1], [1.0, 2.0])]) for n in range(4)]
-    assert draw_panels("A title that is long enough to be broken " * 3, panels).startswith(b"\x89PNG")
 
 
 ONE, TWO = number("table3/one"), number("table3/two", 5.17)
