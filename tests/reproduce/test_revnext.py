@@ -43,9 +43,9 @@ def test_hybrids_over_depth_have_one_unit_per_branch_and_over_slopes_two(monkeyp
     """Notebook 1.b, cell 9, and notebook 1, cell 9."""
     built: list[dict[str, Any]] = []
 
-    def measure(name: str, slope: float, batch: int, as_authors: bool, **options: Any) -> chains.LayerRatios:
+    def measure(name: str, slope: float, batch: int, as_authors: bool, **options: Any) -> list[float]:
         built.append({"name": name, "batch": batch, "as_authors": as_authors, **options})
-        return chains.LayerRatios([1.0, 1.0, 1.0], [[], [], []])
+        return [1.0, 1.0, 1.0]
 
     monkeypatch.setattr(chains, "measure_ratios", measure)
     chains.measure_depths()
@@ -75,17 +75,16 @@ def test_plots_of_the_laws_have_their_curves_beside_them(monkeypatch: pytest.Mon
 
 
 def test_flat_networks_lose_far_more_of_the_ratio_than_hybrid_ones() -> None:
-    flat = {n: min(chains.measure_ratios(chains.FLAT, 0.2, 4, layers=(n, n, n)).in_order()) for n in (1, 2)}
-    hybrid = {n: min(chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(n, n)).in_order()) for n in (1, 2)}
+    flat = {n: min(chains.measure_ratios(chains.FLAT, 0.2, 4, layers=(n, n, n))) for n in (1, 2)}
+    hybrid = {n: min(chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(n, n))) for n in (1, 2)}
     assert flat[1] / flat[2] > 1e3
     assert hybrid[1] / hybrid[2] < 1e2
 
 
 def test_ratios_inside_a_block_are_lower_than_that_of_its_input_which_is_kept_exact() -> None:
     found = chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(1, 1))
-    blocks = [(own, inner) for own, inner in zip(found.layers, found.inside, strict=True) if inner]
-    assert [len(inner) for _, inner in blocks] == [6, 12, 12], "conv, norm and activation in f and in g; two of each"
-    own, inner = blocks[-1]
+    assert len(found) == 2 + 1 + 6 + 2 * (1 + 1 + 12), "conv, norm and activation in f and g; two of each after a pool"
+    own, *inner = found[-13:]
     assert min(inner) < own / 10
 
 
@@ -95,7 +94,7 @@ def test_norms_inverted_as_in_the_authors_code_have_a_ratio_of_at_most_four_n_sq
     torch.manual_seed(0)
     model = build_revnext(chains.FLAT)
     norm = next(module for module in model.modules() if isinstance(module, InvertibleNorm))
-    chains._invert_as_authors(norm)
+    norm = chains.AuthorsNorm(norm.norm, norm.eps_i)
     x = torch.randn(2, 32, 8, 8, dtype=torch.float64)
     norm.double()
     y, saved = norm.record(x)
