@@ -49,8 +49,7 @@ def errors_of(name: str, published: PublishedNumber, runs: Sequence[TrainingRun]
         if finished:
             top1 = mean(run.top1[-1] for run in finished)
             measured = top1 if "top-1" in published.quantity else 100 - top1
-            what = finished[0].group + image_counts(finished)
-            comparisons.append(compare(what, measured, published, **facts_of(finished)))
+            comparisons.append(compare(finished[0].group, measured, published, **facts_of(finished)))
         elif of_kind or not is_stored:
             comparisons.append(needs_training(of_kind[0].group if of_kind else name, published, name, of_kind))
     return comparisons
@@ -131,15 +130,3 @@ def _standard_error(runs: Sequence[TrainingRun]) -> float | None:
         return stdev(run.top1[-1] for run in runs) / math.sqrt(len(runs))
     count = runs[0].num_validation_images
     return math.hypot(significance.standard_error(runs[0].top1[-1], count), BETWEEN_RUNS) if count else None
-
-
-def image_counts(runs: Sequence[TrainingRun]) -> str:
-    """Return the numbers of images that the runs were trained on and scored on in brackets, as far as known."""
-    texts = []
-    for what, counts in (
-        ("training", {run.num_training_images for run in runs}),
-        ("validation", {run.num_validation_images for run in runs}),
-    ):
-        known = sorted(count for count in counts if count)
-        texts += [f"{' or '.join(f'{count:,}' for count in known)} {what} images"] if known else []
-    return f" ({', '.join(texts)})" if texts else ""

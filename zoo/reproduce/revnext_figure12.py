@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 from zoo.reproduce.comparison import Comparison, Section, compare
-from zoo.reproduce.error_rates import SETTING, facts_of, image_counts, needs_training
+from zoo.reproduce.error_rates import SETTING, facts_of, needs_training
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
@@ -89,7 +89,7 @@ def _compare(key: str, name: str, runs: Sequence[TrainingRun]) -> Comparison:
     if not finished:
         return needs_training(number.quantity, number, name, runs, memory="plain" if is_stored else "auto")
     measured = mean(run.top1[-1] for run in finished)
-    return compare(number.quantity + image_counts(finished), measured, number, "%", **facts_of(finished))
+    return compare(number.quantity, measured, number, "%", **facts_of(finished))
 
 
 def _beside_authors(prefix: str, x_label: str, found: Mapping[str, Comparison]) -> Panel:
