@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from zoo.benchmark import layer, memory_prediction, pareto_plot, strategies
-from zoo.benchmark.model import measure_networks, measure_strategies
+from zoo.benchmark.model import measure_strategies
 from zoo.benchmark.network_setup import Setup, room_for_compilations
 from zoo.benchmark.results import Case, Results, markdown
 from zoo.benchmark.strategies import (
@@ -137,9 +137,6 @@ def test_every_layer_has_all_metrics_and_the_bytes_known_by_hand() -> None:
     assert values_of(results, "time ratio")[BASELINE] == 1
     if native.unavailable_reason() is None:
         assert held["iABN native"] == pytest.approx(1, abs=0.05)
-        assert "raw native" in values_of(results, "time")
-    assert values_of(results, "traffic").keys() == values_of(results, "/ minimal traffic").keys()
-    assert results.settings["copy bandwidth, GB/s"] > 0
 
 
 def test_a_timed_layer_overwrites_its_input_and_gets_the_gradients_of_any_other() -> None:
@@ -192,7 +189,7 @@ def test_every_value_of_the_memory_option_is_a_strategy() -> None:
 
 def test_networks_are_measured_relative_to_eager_std_bn() -> None:
     results = new_results()
-    measure_networks(results, [TINY], ["eager"], rounds=2)
+    measure_strategies(results, TINY, choose_strategies(EAGER, ["iABN plain", "iABN"]), rounds=2)
     assert [*values_of(results, "held")] == [BASELINE, "iABN plain", "iABN"]
     assert values_of(results, "held ratio")[BASELINE] == values_of(results, "step ratio")[BASELINE] == 1
     assert values_of(results, "held ratio")["iABN"] < values_of(results, "held ratio")["iABN plain"] < 1
@@ -333,14 +330,14 @@ def front() -> dict[str, Any]:
 
 def test_the_plot_is_a_png() -> None:
     pytest.importorskip("matplotlib")
-    assert pareto_plot.draw(front(), ["peak", "held"]).startswith(b"\x89PNG\r\n")
+    assert pareto_plot.draw(front()).startswith(b"\x89PNG\r\n")
 
 
 def test_a_strategy_is_a_point_and_the_budgets_of_a_compiled_network_are_a_curve() -> None:
     lines = {line.label: line for line in pareto_plot.lines_of(front(), "peak ratio")}
-    assert {"std-BN", "iABN checkpointed", "RevNet, iABN", "compiled iABN, budget 0.2 0.5 1"} <= lines.keys()
-    assert len(lines["compiled iABN, budget 0.2 0.5 1"].x) == 3
-    assert {len(line.x) for label, line in lines.items() if "budget" not in label} == {1}
+    assert {"std-BN", "iABN checkpointed", "RevNet, iABN", "compiled iABN"} <= lines.keys()
+    assert len(lines["compiled iABN"].x) == 3
+    assert {len(line.x) for label, line in lines.items() if not label.startswith("compiled")} == {1}
     assert "without a time" not in lines
 
 

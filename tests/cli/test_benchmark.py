@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -46,14 +44,11 @@ def test_layer_measures_what_it_is_asked_for_and_warns_of_a_changed_checkout(
     assert found == {((3, 2, 5, 1), "channels_last")}
     assert content["settings"]["threads"] == 1
     assert content["settings"]["allocator"] == "left alone"
-    assert "involuntary context switches" in content["settings"]
     assert "commit 1234-dirty, which cannot be checked out" in capsys.readouterr().err
 
 
 def test_model_prints_the_table_that_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, content = run(
-        tmp_path / "model", "model", "resnet18", "--batch", "2", "--modes", "eager", "--rounds", "1", *SMALL
-    )
+    code, content = run(tmp_path / "model", "model", "resnet18", "--batch", "2", "--rounds", "1", *SMALL)
     assert code == 0
     assert (tmp_path / "model.md").read_text() in capsys.readouterr().out
     name = "resnet18 (1-1-1-1)"
@@ -61,18 +56,12 @@ def test_model_prints_the_table_that_it_writes(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.exhaustive
-def test_pareto_draws_its_plots_anew_from_the_json_alone_too(tmp_path: Path) -> None:
+def test_pareto_draws_a_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     code, content = run(tmp_path / "front", "pareto", "resnet18", "--batch", "2", "--strategies", "iABN*",
                         "--rounds", "1", *SMALL)  # fmt: skip
     assert code == 0
-    plots = {name: (tmp_path / name).read_bytes() for name in ("front.png", "front_both.png")}
-    assert all(len(plot) > 10_000 for plot in plots.values())
-    for name in plots:
-        (tmp_path / name).unlink()
-    command = [sys.executable, "-m", "zoo.benchmark.pareto_plot", str(tmp_path / "front.json")]
-    subprocess.run(command, check=True)
-    assert plots == {name: (tmp_path / name).read_bytes() for name in plots}
+    assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")
     assert "iABN checkpointed" in {record["provider"] for record in content["records"]}
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,9 @@ import pytest
 from tests.reproduce.runs import make_run
 from tests.reproduce.scoreboards import number, publish
 from zoo.cli import main
+from zoo.reproduce import measurements
 from zoo.reproduce.comparison import Comparison, Section, not_measured
-from zoo.reproduce.papers import PAPERS, Measurement
+from zoo.reproduce.papers import PAPERS
 from zoo.run.plot_style import Line, Panel
 
 pytestmark = pytest.mark.slow  # trains and scores
@@ -29,51 +28,32 @@ NUMBERS = {
 }
 
 
-class Measured:
-    """What was measured, in order, and what the papers' measurements were given."""
+@pytest.fixture(autouse=True)
+def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let each paper have two items that take no time; return what the second one is given."""
+    publish(monkeypatch, *(number for numbers in NUMBERS.values() for number in numbers))
+    monkeypatch.setattr(measurements, "_MEASUREMENTS", [])
+    received: list[Any] = []
+    for paper, (table, figure) in NUMBERS.items():
 
-    def __init__(self) -> None:
-        self.items: list[tuple[str, str]] = []
-        self.inputs: list[tuple[Any, Any]] = []
-
-    def of_paper(self, paper: str, runs: Any = (), scores: Any = ()) -> list[Measurement]:
-        self.inputs.append((runs, scores))
-        table, figure = NUMBERS[paper]
-
-        def measure_table() -> Section:
-            self.items.append((paper, "Table 9"))
+        def measure_table(table: Any = table) -> Section:
             panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0])])
             bytes_ = Comparison(what="bytes", published=table, measured=2.1, unit="B")
             return Section("table9", "Table 9", "Measured.", [bytes_], panels=[panel])
 
-        def measure_figure() -> Section:
-            self.items.append((paper, "Figure 1"))
+        def measure_figure(inputs: Any, figure: Any = figure) -> Section:
+            received.append(inputs)
             needed = not_measured("bytes", figure, "B", "`zoo train x DATA`")
             ran = Comparison(what="bytes", published=figure, measured=3, unit="B", environment={"commit": "1"})
-            return Section("figure1", "Figure 1", "Measured.", [ran if runs else needed])
+            return Section("figure1", "Figure 1", "Measured.", [ran if inputs else needed])
 
-        return [Measurement("Table 9", measure_table), Measurement("Figure 1", measure_figure)]
-
-
-@pytest.fixture(autouse=True)
-def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
-    """Let each paper have two items that take no time."""
-    measured = Measured()
-    for name, paper in PAPERS.items():
-        fast = replace(paper, measurements=partial(measured.of_paper, name))
-        monkeypatch.setitem(PAPERS, name, fast)
-    publish(monkeypatch, *(number for numbers in NUMBERS.values() for number in numbers))
-    return measured
+        measurements.measures(paper, "Figure 1", given="scores" if paper == "inplace_abn" else "runs")(measure_figure)
+        measurements.measures(paper, "Table 9")(measure_table)
+    return received
 
 
 def reproduce(*words: object) -> int:
     return main(["reproduce", *map(str, words), "--no-plot"])
-
-
-def rows_in(folder: Path) -> dict[str, dict[str, str]]:
-    """Return the lines of the CSV file by id."""
-    lines = (folder / "reproduction.csv").read_text(encoding="utf-8").splitlines()
-    return {row["id"]: row for row in csv.DictReader(lines)}
 
 
 def test_report_and_plots_are_written_and_progress_and_verdicts_printed(
@@ -84,59 +64,55 @@ def test_report_and_plots_are_written_and_progress_and_verdicts_printed(
     content = json.loads((tmp_path / "revnet.json").read_text())
     assert content["command"] == f"zoo reproduce revnet --out {tmp_path}"
     assert content["sections"][0]["figures"][0]["measured"] == 2.1
-    assert (tmp_path / "revnet.md").exists()
-    assert "revnet: 2 of 2 measurements; all of them take about 2 minutes on one core" in caplog.messages
+    assert "measuring all of revnet takes about 2 minutes on one core" in caplog.messages
     assert "revnet, Figure 1 (2 of 2)" in caplog.messages
     assert capsys.readouterr().out.splitlines() == [
         f"written to {tmp_path / 'revnet'}.md and .json, with plots next to them",
         "Of 2 published numbers: 1 reproduced, 0 better, 0 off, 0 underpowered, 1 not measured.",
         f"all rows: {tmp_path / 'reproduction.html'} and .csv",
     ]
-    assert (tmp_path / "revnet_table9.png").exists()
+    assert {"revnet.md", "revnet_table9.png"} <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("all", "--out", tmp_path) == 0
-    assert {(row["state"], row["command"]) for id, row in rows_in(tmp_path).items() if id.startswith("revnext")} == {
+    lines = csv.DictReader((tmp_path / "reproduction.csv").read_text(encoding="utf-8").splitlines())
+    assert [(row["state"], row["command"]) for row in lines if row["id"].startswith("revnext")] == [
         ("reproduced", "zoo reproduce revnext --only 'Table 9'"),
         ("not measured", "zoo reproduce revnext --only 'Figure 1'"),
-    }
+    ]
     printed = capsys.readouterr().out
     assert "Of 6 published numbers: 3 reproduced, 0 better, 0 off, 0 underpowered, 3 not measured." in printed
-    assert str(tmp_path / "reproduction.html") in printed
     assert all((tmp_path / f"{paper}.md").exists() for paper in PAPERS)
 
 
 def test_an_unknown_item_is_answered_with_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("revnet", "--only", "Table 1", "--out", tmp_path) == 2
-    assert "--only: there is no measurement of Table 1; there are measurements of revnet: Table 9, Figure 1" in (
+    assert "--only: there is no measurement of Table 1; there are measurements of revnet Table 9, revnet Figure 1" in (
         capsys.readouterr().err
     )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_curves_of_runs_are_kept_and_drawn(tmp_path: Path) -> None:
-    """The file that a log folder becomes is enough for the next report, which leaves it as it is."""
+def test_the_curves_of_runs_are_kept_and_drawn(tmp_path: Path, given: list[Any]) -> None:
+    """The file that a log folder becomes is read with the report that it is next to."""
     pytest.importorskip("matplotlib")
     folder, out = make_run(tmp_path / "run", [10.0, 20.0]), tmp_path / "out"
     assert main(["reproduce", "revnet", "--runs", str(folder), "--out", str(out)]) == 0
-    kept = (out / "revnet_runs.json").read_bytes()
-    assert json.loads(kept)["runs"][0]["epochs"][1]["val_top1"] == 20.0
-    (out / "revnet_runs.png").unlink()
-    assert main(["reproduce", "revnet", "--runs", str(out / "revnet_runs.json"), "--out", str(out)]) == 0
-    assert (out / "revnet_runs.json").read_bytes() == kept
+    assert json.loads((out / "revnet_runs.json").read_text())["runs"][0]["epochs"][1]["val_top1"] == 20.0
     assert (out / "revnet_runs.png").exists()
+    assert reproduce("revnet", "--only", "figure1", "--out", out) == 0
+    assert [[run.top1 for run in runs] for runs in given] == [[[10.0, 20.0]]] * 2
 
 
-def test_a_report_of_scores_is_read_where_there_is_one(tmp_path: Path, measured: Measured) -> None:
+def test_a_report_of_scores_is_read_where_there_is_one(tmp_path: Path, given: list[Any]) -> None:
     keys = ("network", "protocol", "top1", "top5", "count", "standard_errors", "environment", "command")
     row = dict.fromkeys(keys, "a")
     (tmp_path / "imagenet.json").write_text(json.dumps({"benchmark": "imagenet", "rows": [row]}))
     assert reproduce("inplace_abn", "--out", tmp_path) == 0
-    assert measured.inputs[-1] == ([], [row])
+    assert given == [[row]]
     (tmp_path / "imagenet.json").write_text(json.dumps({"benchmark": "other"}))
     assert reproduce("inplace_abn", "--out", tmp_path) == 2
-    assert len(measured.items) == 2
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.pages.numbers import MARKERS
-from tests.pages.training_recipes import convnext_command, training_recipes
 from zoo.config import Experiment, describe_options, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
 from zoo.config.published import published
@@ -573,6 +572,21 @@ def _runs_of_quickstart(name: str) -> list[dict[str, Any]]:
     return list(result(QUICKSTARTS[name])["runs"])
 
 
+def training_recipes() -> str:
+    """The recipes for ImageNet, with the scores of their sources."""
+    rows = []
+    for name in (path.stem for path in sorted(experiments_dir().glob("imagenet_*.json"))):
+        experiment = load_experiment(name)
+        expected, optimizer = experiment.expected, experiment.optimizer
+        assert expected is not None
+        score = expected.scores["center224"]
+        size, link = f"{optimizer.batch_size:,}", f"[`{name}`](../experiments/{name}.json)"
+        scores = [f"{score.top1}", f"{score.top5}"]
+        rows.append([link, expected.source, str(optimizer.schedule.epochs), size, *scores])
+    headers = ["experiment", "source of the scores", "epochs", "batch size", "top-1, %", "top-5, %"]
+    return table(headers, rows, text_columns=2)
+
+
 # --- grids ---
 
 
@@ -655,7 +669,6 @@ def _range(values: Sequence[float], form: str) -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "training_recipes": training_recipes,
-    "convnext_command": convnext_command,
     "lean_sweep": lean_sweep,
     "libraries": libraries,
     "gpu_layers": gpu_layers,

@@ -15,7 +15,7 @@ import pytest
 from tests.pages import tables
 from tests.test_architecture import ROOMS
 from zoo.cli import build_parser
-from zoo.config import experiments_dir, load_experiment, parse_experiment
+from zoo.config import experiments_dir, leaves, load_experiment, parse_experiment
 from zoo.config.published import published
 from zoo.ops.abn import native
 
@@ -118,6 +118,14 @@ def test_tutorials_run_from_top_to_bottom(page: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(("page", "example"), each(r"```json\n([^`]*)```"))
 def test_json_examples_are_experiments(page: str, example: str) -> None:
     parse_experiment(json.loads(example), page)
+
+
+def test_the_settings_beside_the_flags_of_timm_are_those_of_the_experiment() -> None:
+    settings = dict(leaves(load_experiment("imagenet_convnext_tiny").model_dump(mode="json")))
+    text = TEXTS["docs/training.md"].partition("## From a command of timm")[2].partition("\n## ")[0]
+    shown = re.findall(r"\| `([a-z_.]+) = ([^`]*)` \|", text)
+    assert len(shown) > 20
+    assert {key: json.loads(value) for key, value in shown} == {key: settings[key] for key, _ in shown}
 
 
 def test_commands_in_blocks_are_understood() -> None:

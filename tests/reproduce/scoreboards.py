@@ -33,7 +33,7 @@ def publish(monkeypatch: pytest.MonkeyPatch, *numbers: PublishedNumber) -> None:
     def of_paper(paper: str) -> dict[str, PublishedNumber]:
         return {each.id.partition("/")[2]: each for each in numbers if each.paper == paper}
 
-    for module in ("scoreboard", "paper_report"):
+    for module in ("scoreboard", "paper_report", "measurements"):
         monkeypatch.setattr(f"zoo.reproduce.{module}.published_numbers", of_paper)
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.reproduce.scoreboards import ENVIRONMENT, found, number, publish, section, waiting
+from tests.reproduce.scoreboards import ENVIRONMENT, found, number, publish, section
 from zoo.errors import ConfigError
 from zoo.reproduce.comparison import Comparison, Section, not_measured
-from zoo.reproduce.paper_report import SHOWN_KEYS, merged, read_report, write_report
+from zoo.reproduce.paper_report import SHOWN_KEYS, read_report, write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.training_runs import load_changed
-from zoo.run.plot_style import Line, Panel, draw_panels
+from zoo.run.plot_style import Line, Panel
 
 
 def test_all_experiments_of_the_tables_exist() -> None:
@@ -33,13 +33,11 @@ def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(
     missing = not_measured("error", two, "%", "`zoo train x`")
     plain = Section("two", "Table 2", "Not measured.", [missing], environment=ENVIRONMENT)
     environment = {**dict.fromkeys(SHOWN_KEYS, "1"), **ENVIRONMENT}
-    header = {"benchmark": "revnet", "command": "zoo reproduce revnet", "environment": environment, "cost": {},
-              "remarks": ["a remark"], "plots": True}  # fmt: skip
+    header = {"benchmark": "revnet", "command": "zoo reproduce", "environment": environment, "plots": True}
     text = write_report(tmp_path, header, [first, plain])
     assert read_report(tmp_path, "revnet") == [first, plain]
     assert text == (tmp_path / "revnet.md").read_text()
     for part in (
-        "- a remark",
         "| bytes",
         "reproduced: +5.0 %",
         "- a note",
@@ -58,12 +56,6 @@ def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(
     assert not (tmp_path / "revnet_two.png").exists()
 
 
-def test_plots_have_room_for_many_panels() -> None:
-    pytest.importorskip("matplotlib")
-    panels = [Panel(str(n), "x", "y", [Line("a", [0, 1], [1.0, 2.0])]) for n in range(4)]
-    assert draw_panels("A title that is long enough to be broken " * 3, panels).startswith(b"\x89PNG")
-
-
 ONE, TWO = number("table3/one"), number("table3/two", 5.17)
 
 
@@ -75,23 +67,11 @@ def test_a_file_that_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
         read_report(tmp_path, "revnet")
 
 
-def test_what_was_measured_is_not_replaced_by_the_word_that_more_is_needed() -> None:
-    earlier = section(found(ONE, 1.0), waiting(TWO))
-    one, two = merged(section(waiting(ONE), waiting(TWO), commit="b" * 40), earlier).comparisons
-    assert (one.measured, one.environment, one.command) == (1.0, earlier.environment, earlier.command)
-    assert (one.date, two.measured) == (ENVIRONMENT["date"], None)
-    assert merged(section(found(ONE, 2.0)), earlier).comparisons[0].measured == 2.0
-    assert merged(earlier, None) is earlier
-    twice = section(found(ONE, 2.0), waiting(ONE))  # two experiments for a number, of which one was measured
-    assert [each.measured for each in merged(twice, section(found(ONE, 1.0))).comparisons] == [2.0, None]
-
-
 def test_a_number_that_is_not_published_any_more_has_no_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(monkeypatch, ONE, TWO)
-    header = {"benchmark": "revnet", "command": "", "environment": ENVIRONMENT, "cost": {}, "remarks": [],
-              "plots": False}  # fmt: skip
+    header = {"benchmark": "revnet", "command": "", "environment": ENVIRONMENT, "plots": False}  # fmt: skip
     write_report(tmp_path, header, [section(found(ONE), found(TWO))])
     publish(monkeypatch, TWO)
     (left,) = read_report(tmp_path, "revnet")[0].comparisons

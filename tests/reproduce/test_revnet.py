@@ -22,7 +22,6 @@ from zoo.reproduce import revnet_tables2to5 as tables2to5
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.operations import OperationLog, count_operations
 from zoo.reproduce.paper_networks import build_for_training
-from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
 
@@ -41,20 +40,6 @@ def by_key(section: Section) -> dict[str, Comparison]:
 
 def states(section: Section) -> dict[str, str]:
     return {key: comparison.verdict.state for key, comparison in by_key(section).items()}
-
-
-@pytest.mark.slow
-def test_every_number_of_the_paper_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Costs, times and what fits in memory are not measured here, but for their smallest chains."""
-    costs = [table1.Cost(depth, 1.0) for depth in table1.DEPTHS]
-    monkeypatch.setattr(table1, "_chain_costs", lambda _: dict.fromkeys(table1.STRATEGIES, costs))
-    monkeypatch.setattr(tables2to5, "held_bytes", lambda *_, **__: 1)
-    monkeypatch.setattr(tables2to5, "sum_of_outputs", lambda *_: 1)
-    monkeypatch.setattr(table1, "count_operations", lambda *_: (1, 2))
-    monkeypatch.setattr(table1, "time_interleaved", lambda *_, **__: {"auto": [1.0], "plain": [1.0]})
-    monkeypatch.setattr(tables2to5, "MemoryPrediction", lambda *_, **__: PredictionByHand(1))
-    rows = {key for measurement in PAPERS["revnet"].measurements() for key in by_key(measurement.measure())}
-    assert rows == NUMBERS.keys()
 
 
 class PredictionByHand:
@@ -84,11 +69,6 @@ def test_what_fits_is_in_the_memory_of_32_images_of_the_resnet(
     assert [found[key].measured for key in keys] == [images, images]
     assert " ".join(found[key].verdict.state for key in keys) == states_of
     assert (found["section7.2/layers"].measured, found["section7.2/layers"].verdict.state) == (602, "reproduced")
-
-
-def test_a_measurement_is_named_after_the_item_of_its_numbers() -> None:
-    items = {measurement.item for measurement in PAPERS["revnet"].measurements()}
-    assert items == {number.item for number in NUMBERS.values()} - {"Section 7.1"}  # measured with section 7.2
 
 
 @pytest.mark.parametrize(
@@ -200,13 +180,6 @@ def test_the_angles_are_drawn_and_the_largest_is_named() -> None:
     more = by_key(section)["figure4/more_epochs"]
     assert (largest, more.measured, more.verdict.state) == (9.0, 4, "reproduced")
     assert section.panels[0].lines[0].y == [0.5, 9.0, 3.0]
-
-
-def test_runs_that_store_and_that_reconstruct_share_their_panels() -> None:
-    runs = [*trained(figures.CIFAR_EXPERIMENT, 94.1), *trained(figures.CIFAR_EXPERIMENT, 94.0, memory="plain")]
-    runs = [replace(run, epochs=[{**epoch, "train_loss": 1.0} for epoch in run.epochs]) for run in runs]
-    section = figures.report_reconstruction(runs)
-    assert [panel.y_label for panel in section.panels] == ["training loss, mean of the epoch", "test error, %"]
 
 
 def test_an_angle_that_is_not_finite_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:

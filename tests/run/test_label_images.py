@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from zoo.errors import ConfigError
-from zoo.run.label_images import OUTPUTS, palette_for
+from zoo.run.label_images import WRITERS, palette_for
 from zoo.tasks.tta import Segments
 
 CLASSES = np.array([[0, 1, 2], [64, 2, 2]])
@@ -19,7 +19,7 @@ PROBABILITIES = np.array([[0.5, 1.0, 0.25], [0.1, 0.9999, 0.3]], dtype=np.float3
 
 def _write(kind: str, path: Path, classes: np.ndarray, num_classes: int) -> None:
     segments = Segments(torch.from_numpy(classes.astype(np.int32)), torch.from_numpy(PROBABILITIES))
-    OUTPUTS[kind].write(path, Image.new("RGB", (3, 2)), segments, palette_for(num_classes, layout="vistas"))
+    WRITERS[kind](path, Image.new("RGB", (3, 2)), segments, palette_for(num_classes, layout="vistas"))
 
 
 def test_a_palette_png_has_the_classes_as_values_and_shows_the_published_colors(tmp_path: Path) -> None:

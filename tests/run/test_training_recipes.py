@@ -24,25 +24,11 @@ from zoo.data.seeding import random_of
 from zoo.engine import trainer
 from zoo.engine.state import TrainState
 from zoo.engine.step import StepBatch
-from zoo.models.build import build_on_meta
 from zoo.registry import build_from_config
 from zoo.spec.network import NetworkSpec
 
 NAMES = [name for name in experiment_names() if name.startswith("imagenet_")]
 TABLE = Path(__file__).parents[1] / "golden" / "training_recipes.csv"
-# Millions of parameters according to torchvision's weights and to timm's results.
-PARAMETERS = {
-    "imagenet_resnet50_torchvision_v1": 25.557,
-    "imagenet_resnet50_torchvision_v2": 25.557,
-    "imagenet_resnet50_a1": 25.557,
-    "imagenet_resnet50_a2": 25.557,
-    "imagenet_resnet50_a3": 25.557,
-    "imagenet_convnext_tiny": 28.589,
-    "imagenet_deit_small": 22.051,
-    "imagenet_efficientnet_b0": 5.289,
-    "imagenet_mobilenet_v3_large": 5.483,
-    "imagenet_swin_tiny": 28.288,
-}
 BATCH, SIDE, NUM_CLASSES = 8, 32, 10
 
 
@@ -183,15 +169,6 @@ def test_two_steps_of_a_recipe_have_the_same_bits_if_it_is_lean(
     assert differences(plain[0].weights, plain[1].weights)
     (_, second) = take_two_steps(lean, data, tmp_path / "lean")
     assert differences(second.weights, plain[1].weights) == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_network_of_a_recipe_has_its_number_of_parameters(name: str) -> None:
-    config = load_experiment(name)
-    if config.network.arch.startswith("timm:"):
-        pytest.importorskip("timm")
-    count = sum(parameter.numel() for parameter in build_on_meta(config.network).parameters())
-    assert count / 1e6 == pytest.approx(PARAMETERS[name], abs=6e-4)
 
 
 def _timm() -> Any:

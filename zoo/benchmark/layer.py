@@ -21,13 +21,10 @@ from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
 from zoo.engine.precision import DTYPES
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN
-from zoo.ops.abn import backend, native
-from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn import backend
 from zoo.remat.memory_use import clear_gradients, measure_memory
 
 BASELINE = "std-BN"
-PASSES = 3 + 5  # read x twice, write z; read z and dz twice, write dx
-COPY_BYTES = 256 * 2**20
 SHAPES = (
     (32, 64, 112, 112),
     (32, 256, 56, 56),
@@ -90,27 +87,15 @@ def measure_layers(
 ) -> None:
     """Add memory and time of each provider for each combination of shape, dtype and layout.
 
-    Times are also given relative to the baseline, and relative to `PASSES` passes over the tensor at the bandwidth of
-    a copy.
+    Times are also given relative to the baseline.
     """
-    bytes_per_s = copy_bandwidth(results.device, rounds)
-    results.settings["copy bandwidth, GB/s"] = round(bytes_per_s / 1e9, 2)
-    results.settings["minimal traffic, passes"] = PASSES
     for shape, dtype, layout in product(shapes, dtypes, layouts):
         case = Case("norm + activation", shape, dtype, layout)
-        _measure_case(results, case, providers(shape[1], results.device), bytes_per_s, rounds)
+        _measure_case(results, case, providers(shape[1], results.device), rounds)
 
 
-def copy_bandwidth(device: torch.device, rounds: int) -> float:
-    """Return the bytes read and written per second by the copy of a tensor that exceeds the caches."""
-    source, target = (torch.ones(COPY_BYTES // 4, device=device) for _ in range(2))
-    step = Step(lambda times: [target.copy_(source) for _ in range(times)])
-    seconds = time_interleaved({"copy": step}, Clock(device), rounds=max(rounds, 5))["copy"]
-    return 2 * COPY_BYTES / sorted(seconds)[len(seconds) // 2]
-
-
-def _measure_case(results: Results, case: Case, by_name: dict[str, Provider], bytes_per_s: float, rounds: int) -> None:
-    """Add memory, times and memory traffic of the providers."""
+def _measure_case(results: Results, case: Case, by_name: dict[str, Provider], rounds: int) -> None:
+    """Add memory and times of the providers."""
     print(f"{case.subject} {'x'.join(map(str, case.shape))} {case.dtype} {case.layout}", file=sys.stderr, flush=True)
     dtype, layout = DTYPES[case.dtype], LAYOUTS[case.layout]
     x, dz = (torch.randn(case.shape, device=results.device).to(dtype).contiguous(memory_format=layout) for _ in "xz")
@@ -121,17 +106,12 @@ def _measure_case(results: Results, case: Case, by_name: dict[str, Provider], by
             results.add(case, name, "held", "tensors", [memory.held / x.nbytes])
             results.add(case, name, "peak", "tensors", [memory.peak / x.nbytes])
         steps = {name: _layer_step(provider, x, dz) for name, provider in by_name.items()}
-        if results.device.type == "cpu" and native.unavailable_reason() is None:
-            steps["raw native"] = _raw_step(x, dz)
         seconds = time_interleaved(steps, Clock(results.device), rounds=rounds)
     torch.compiler.reset()  # the next case compiles its own layers
     baseline = seconds[next(iter(by_name))]
     for name, values in seconds.items():
         results.add(case, name, "time", "ms", [1e3 * value for value in values])
         results.add(case, name, "time ratio", "1", ratios(values, baseline))
-        minimal = PASSES * x.nbytes
-        results.add(case, name, "/ minimal traffic", "1", [value * bytes_per_s / minimal for value in values])
-        results.add(case, name, "traffic", "GB/s", [minimal / value / 1e9 for value in values])
 
 
 class _AsOperationResult(torch.autograd.Function):
@@ -165,20 +145,3 @@ def _forward(provider: Provider, x: Tensor, dz: Tensor) -> Callable[[], Tensor]:
     """Return a forward pass with one operation before and one after the layer."""
     token = torch.ones((), dtype=x.dtype, device=x.device, requires_grad=True)
     return lambda: (provider.call(x * token) * dz).sum()
-
-
-def _raw_step(x: Tensor, dz: Tensor) -> Step:
-    """Return forward and backward with the compiled CPU kernels, without autograd."""
-    channels = x.shape[1]
-    settings = NormSettings(torch.ones(channels), torch.zeros(channels), 1e-5, "leaky_relu", 0.01)
-    buffer = x.clone()
-    num_values = x.numel() // channels
-
-    def run(times: int) -> None:
-        for _ in range(times):
-            mean, var = native.statistics(buffer)
-            native.apply_(buffer, mean, var, settings)
-            sum_dy, sum_dy_xhat = native.backward_reduce(buffer, dz, settings)
-            native.backward_apply(buffer, dz, var, (sum_dy / num_values, sum_dy_xhat / num_values), settings)
-
-    return Step(run, lambda: buffer.copy_(x))

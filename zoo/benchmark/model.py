@@ -16,25 +16,6 @@ from zoo.benchmark.strategies import BASELINE, Strategy, build_all, refusals_not
 from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
 from zoo.remat.memory_use import measure_memory
 
-VARIANTS = (
-    Strategy(BASELINE, "standard", "plain"),
-    Strategy("iABN plain", "inplace", "plain"),
-    Strategy("iABN", "inplace", "auto"),
-    Strategy("compiled std-BN", "standard", "plain", 1.0),
-    Strategy("compiled iABN", "inplace", "auto", 1.0),
-)
-
-
-def measure_networks(results: Results, setups: Sequence[Setup], modes: Sequence[str], rounds: int) -> None:
-    """Add time and memory of each network with each norm in the ``modes``.
-
-    The baseline, eager std-BN, is always measured. See `measure_strategies`.
-    """
-    wanted = [variant for variant in VARIANTS if ("eager" if variant.budget is None else "compiled") in modes]
-    baseline = VARIANTS[0]
-    for setup in setups:
-        measure_strategies(results, setup, wanted if baseline in wanted else [baseline, *wanted], rounds)
-
 
 def measure_strategies(
     results: Results,

@@ -120,9 +120,6 @@ def choose_strategies(
             raise ConfigError(f"no strategy is called {pattern!r}", "--strategies", f"choose from {', '.join(names)}")
     wanted = {name for pattern in patterns for name in fnmatch.filter(names, pattern)} | {BASELINE}
     if dtype == "float32" and FUSED in wanted:
-        if len(wanted) == 2:
-            what = f"{FUSED!r} differs from 'iABN' in half precision only"
-            raise ConfigError(what, "--strategies", "give 'iABN', or set --dtype")
         wanted.remove(FUSED)
     return [strategy for strategy in strategies if strategy.name in wanted]
 

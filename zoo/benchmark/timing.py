@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -103,12 +102,3 @@ def describe_timing(clock: Clock, allocator: str, rounds: int) -> dict[str, Any]
         "clock": clock.description,
         "rounds": rounds,
     }
-
-
-def involuntary_switches() -> int:
-    """Return the involuntary context switches of this process, a measure of how busy the machine is; 0 if unknown."""
-    if sys.platform == "win32":
-        return 0
-    import resource  # not on Windows
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

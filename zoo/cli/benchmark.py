@@ -61,8 +61,7 @@ class Benchmark(Command):
 
     kind: ClassVar[str]
     out: Path | None = option(metavar="STEM")
-    """Output files: STEM.json and STEM.md, for pareto also STEM.png and STEM_both.png, for grid STEM.png (default:
-    runs/benchmark/KIND)."""
+    """Output files: STEM.json and STEM.md, for pareto and grid also STEM.png (default: runs/benchmark/KIND)."""
     device: Literal["cpu", "cuda"] | None = None
     """Device (default: cuda if available)."""
     threads: Positive | None = None
@@ -82,7 +81,7 @@ class Benchmark(Command):
         import torch
 
         from zoo.benchmark.results import Results
-        from zoo.benchmark.timing import Clock, describe_timing, involuntary_switches, keep_heap
+        from zoo.benchmark.timing import Clock, describe_timing, keep_heap
         from zoo.run.environment import warn_of_changes
 
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -93,11 +92,9 @@ class Benchmark(Command):
         warn_of_changes()
         settings = describe_timing(Clock(device), keep_heap(), getattr(self, "rounds", 0))
         results = Results(self.kind, self.command_line, device, settings)
-        before = involuntary_switches()
         try:
             self.measure(results)
         finally:
-            settings["involuntary context switches"] = involuntary_switches() - before
             if results.records:
                 print(results.write(self.stem))
                 print(f"written to {self.stem}.json and {self.stem}.md")
@@ -155,26 +152,21 @@ class BenchmarkLayer(Benchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkModel(Benchmark, StepOptions):
-    """Measure step time and memory of networks with each norm, eager and compiled."""
+    """Measure step time and memory of networks with each norm."""
 
     kind = "model"
     networks: tuple[str, ...] = argument("NETWORK")
     """Architectures such as resnet50, and networks of other packages such as timm:resnet50."""
-    strategies: tuple[str, ...] | None = None
-    """Names or shell-style patterns; std-BN is always measured (default: each norm, in the modes of --modes)."""
-    modes: tuple[Literal["eager", "compiled"], ...] = ("eager", "compiled")
-    """Execution modes; compiling a deep network takes minutes."""
+    strategies: tuple[str, ...] = ("iABN plain", "iABN")
+    """Names or shell-style patterns, such as 'compiled*'; std-BN is always measured."""
     rounds: WholeNumber = 5
     """Interleaved timings of each step; 0 measures memory only."""
 
     def measure(self, results: Results) -> None:
-        from zoo.benchmark.model import measure_networks, measure_strategies
+        from zoo.benchmark.model import measure_strategies
         from zoo.benchmark.strategies import all_strategies, choose_strategies
 
         setups = [self.setup(network, results) for network in self.networks]
-        if self.strategies is None:
-            measure_networks(results, setups, self.modes, self.rounds)
-            return
         strategies = choose_strategies(all_strategies(self.budgets), self.strategies, self.dtype)
         for setup in setups:
             measure_strategies(results, setup, strategies, self.rounds)
@@ -190,7 +182,7 @@ class BenchmarkPareto(Benchmark, StepOptions):
     strategies: tuple[str, ...] = ("*",)
     """Names or shell-style patterns; std-BN is always measured (default: all strategies of the network)."""
     no_plot: bool = False
-    """Do not draw the plots, which need matplotlib."""
+    """Do not draw the plot, which needs matplotlib."""
     batch: BatchSize = 16
     size: Positive = option(default=128, metavar="PX")
     rounds: WholeNumber = 7
@@ -198,8 +190,9 @@ class BenchmarkPareto(Benchmark, StepOptions):
 
     def measure(self, results: Results) -> None:
         from zoo.benchmark.model import measure_strategies
-        from zoo.benchmark.pareto_plot import write_plots
+        from zoo.benchmark.pareto_plot import draw
         from zoo.benchmark.strategies import all_strategies, choose_strategies
+        from zoo.files import write_bytes
         from zoo.run.plot_style import check_matplotlib
 
         with_plot = not self.no_plot and self.rounds > 0
@@ -208,7 +201,7 @@ class BenchmarkPareto(Benchmark, StepOptions):
         strategies = choose_strategies(all_strategies(self.budgets), self.strategies, self.dtype)
         measure_strategies(results, self.setup(self.network, results), strategies, self.rounds)
         if with_plot:
-            write_plots(self.stem, results.content())
+            write_bytes(self.stem.with_name(f"{self.stem.name}.png"), draw(results.content()))
 
 
 @dataclass(frozen=True, kw_only=True)

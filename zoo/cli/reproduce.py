@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from zoo.cli.options import (
     Command,
@@ -16,20 +17,23 @@ from zoo.cli.options import (
 )
 from zoo.errors import EXIT_USER_ERROR, EXIT_VERIFICATION_FAILED
 from zoo.reproduce import DEFAULT_REPORT_DIR
-from zoo.reproduce.options import ALL, ImageNetOptions, PaperOptions
 from zoo.tasks.protocols import PROTOCOLS
-
-HIDDEN = {"hidden": True}  # metadata of settings that are no options of a command
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceAll(Command, PaperOptions):
+class ReproduceAll(Command):
     """Measure every published number of the three papers, in about an hour on one CPU core."""
 
-    paper: str = field(default=ALL, metadata=HIDDEN)
+    papers: ClassVar[tuple[str, ...]] = ("inplace_abn", "revnet", "revnext")
     only: tuple[str, ...] = option(default=(), metavar="ITEM")
+    """Measure only these, such as "Table 1" or table1 (default: all tables, figures and sections)."""
+    no_plot: bool = False
+    """Do not draw plots, which need matplotlib."""
     out: Path = option(default=DEFAULT_REPORT_DIR, metavar="DIR")
+    """Folder of the reports; rows of earlier runs are kept."""
     runs: tuple[Path, ...] = option(default=(), metavar="PATH")
+    """Log folders of zoo train, or PAPER_runs.json files of other reports. Their accuracies fill the tables; their
+    curves are plotted and added to PAPER_runs.json."""
 
     def run(self) -> int:
         if "torch" not in sys.modules:
@@ -37,8 +41,15 @@ class ReproduceAll(Command, PaperOptions):
         from zoo.reproduce.paper_run import reproduce_papers
         from zoo.reproduce.scoreboard import verdict_lines
 
-        rows = reproduce_papers(self)
-        for paper in dict.fromkeys(row.number.paper for row in rows):
+        rows = reproduce_papers(
+            self.papers,
+            only=self.only,
+            runs=self.runs,
+            out=self.out,
+            plots=not self.no_plot,
+            command_line=self.command_line,
+        )
+        for paper in self.papers:
             print(f"written to {self.out / paper}.md and .json, with plots next to them")
         counts, *off = verdict_lines(rows)
         print(counts, *(f"off: {line}" for line in off), sep="\n")
@@ -50,42 +61,60 @@ class ReproduceAll(Command, PaperOptions):
 class ReproduceInPlaceABN(ReproduceAll):
     """Measure the numbers of the InPlace-ABN paper, in about 10 minutes on one CPU core."""
 
-    paper: str = field(default="inplace_abn", metadata=HIDDEN)
+    papers = ("inplace_abn",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceRevNet(ReproduceAll):
     """Measure the numbers of the RevNet paper, in a few minutes on one CPU core."""
 
-    paper: str = field(default="revnet", metadata=HIDDEN)
+    papers = ("revnet",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceRevNeXt(ReproduceAll):
     """Measure the numbers of the RevNeXt paper, in about an hour on one CPU core."""
 
-    paper: str = field(default="revnext", metadata=HIDDEN)
+    papers = ("revnext",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceImageNet(Command, LoaderOptions, ImageNetOptions):
+class ReproduceImageNet(Command, LoaderOptions):
     """Score the nine published networks on ImageNet by three protocols, with the published scores beside.
 
     Exit code: 0 if everything was measured, 2 if something is missing, 3 if a score is off by more than 0.1 points.
     """
 
     data: Path | None = option(metavar="DIR")
-    protocols: tuple[str, ...] | None = option(choices=tuple(PROTOCOLS), metavar=None)
+    """The ImageNet validation set, 50,000 images, as val/ with its 1000 class folders."""
+    models: tuple[str, ...] = ("*",)
+    """Published networks, or shell-style patterns (default: all nine)."""
+    protocols: tuple[str, ...] = option(default=tuple(PROTOCOLS), choices=tuple(PROTOCOLS), metavar=None)
+    """Evaluation protocols."""
     limit: Positive | None = None
+    """Score only N evenly spaced images, to try the command; their scores are underpowered."""
     batch_size: Positive | None = None
+    """Images per batch and process (default: the experiment's batch size over the number of processes)."""
     out: Path = option(default=DEFAULT_REPORT_DIR, metavar="DIR")
+    """Folder of the reports; rows of earlier runs are kept."""
 
     def run(self) -> int:
         from zoo.engine.process import open_process
         from zoo.reproduce.imagenet import SCORES_FILE, reproduce_imagenet, scores_table
 
         with open_process() as process:
-            comparisons, left_out = reproduce_imagenet(self, process)
+            comparisons, left_out = reproduce_imagenet(
+                self.data,
+                self.models,
+                self.protocols,
+                process,
+                out=self.out,
+                command_line=self.command_line,
+                limit=self.limit,
+                batch_size=self.batch_size,
+                workers=self.workers,
+                log_every=self.log_every,
+            )
             if process.is_main:
                 reasons = [f"left out: {name}: {reason}" for name, reason in left_out.items()]
                 print(scores_table(comparisons), *reasons, f"written to {self.out / SCORES_FILE}", sep="\n\n")

@@ -1,9 +1,9 @@
 """The tables and figures of the papers, next to what this package measures.
 
 - ``published/PAPER.json`` holds the published numbers of a paper; ``published_numbers`` reads them.
-- ``papers`` lists the papers and the tables, figures and sections of each, which are measured in files named after them
-  (PAPER_tableN, PAPER_figureN, ...). ``comparison`` defines sections, comparisons and verdicts; ``training_runs`` and
-  ``error_rates`` supply the accuracies of trained networks.
+- The tables, figures and sections of a paper are measured in files named after them (PAPER_tableN, PAPER_figureN, ...),
+  by functions that ``measurements`` registers. ``papers`` lists the papers. ``comparison`` defines sections,
+  comparisons and verdicts; ``training_runs`` and ``error_rates`` supply the accuracies of trained networks.
 - ``paper_run`` implements `zoo reproduce PAPER` and `zoo reproduce all`. ``paper_report`` writes the report of a paper.
   ``scoreboard`` computes one row per published number from the reports; ``scoreboard_files`` writes them as CSV, as a
   Markdown summary, and as the HTML page of scoreboard.html.

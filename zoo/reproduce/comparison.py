@@ -113,8 +113,6 @@ class Comparison:
     - `weakness`: the reason why the measurement is too weak for a verdict, if it is.
     - `note`: further facts of the measurement.
     - `pending`: why nothing was measured, such as the command that measures it.
-    - `weights_md5`: digest of the weights that were scored, if any.
-    - `data`: fingerprint of the images that were scored, if any.
     - `environment`: environment of the training runs or the report that the number was read from; None if it was
       measured by this run.
     - `date`, `command`: date and command of the measurement, if they differ from the section's.
@@ -129,8 +127,6 @@ class Comparison:
     weakness: str = ""
     note: str = ""
     pending: str = ""
-    weights_md5: str = ""
-    data: str = ""
     environment: Mapping[str, Any] | None = None
     date: str = ""
     command: str = ""

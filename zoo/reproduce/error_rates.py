@@ -12,8 +12,7 @@ from typing import Any
 
 from zoo.reproduce.comparison import Comparison, Section, compare, not_measured
 from zoo.reproduce.published_numbers import PublishedNumber
-from zoo.reproduce.training_runs import TrainingRun, data_of, environment_of
-from zoo.run.plot_style import Panel
+from zoo.reproduce.training_runs import TrainingRun, environment_of
 from zoo.tasks import significance
 
 BETWEEN_RUNS = 0.5  # points: difference between single runs with the same settings (README of memcnn)
@@ -24,50 +23,36 @@ SETTING = (
     "Test error in percent after the last epoch, mean of n finished runs. Its standard error is estimated from the "
     "differences between the runs. For a single run it is the sampling error for the number of scored images, and "
     f"{BETWEEN_RUNS} points, by which runs with the same settings are known to differ. Underpowered: not all images of "
-    "the data set were used, or the verdict is another one within two standard errors. Short experiments have no "
-    "published counterpart."
+    "the data set were used, or the verdict is another one within two standard errors."
 )
 
 
 def report_errors(
-    key: str,
-    title: str,
-    published: Mapping[str, PublishedNumber | None],
-    runs: Sequence[TrainingRun],
-    short: Sequence[str] = (),
+    key: str, title: str, published: Mapping[str, PublishedNumber], runs: Sequence[TrainingRun]
 ) -> Section:
-    """Return the test errors of the experiments in ``published``, and of the ``short`` ones that have runs."""
+    """Return the test errors of the experiments in ``published``."""
     section = Section(key, title, SETTING)
     for name, number in published.items():
         section.comparisons += errors_of(name, number, runs)
-    for name in short:
-        section.comparisons += errors_of(name, None, runs) if any(run.experiment == name for run in runs) else []
-    shown = [run for run in runs if run.experiment in {*published, *short}]
-    section.panels += [error_curves("runs", shown)] if shown else []
     return section
 
 
-def errors_of(name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun]) -> list[Comparison]:
+def errors_of(name: str, published: PublishedNumber, runs: Sequence[TrainingRun]) -> list[Comparison]:
     """Return the errors of an experiment's runs: those that reconstruct activations and, if any, those that store them.
 
     If the published number is an accuracy ("top-1" in its quantity), returns accuracies.
     """
     comparisons = []
     for is_stored in (False, True):
-        runs_of_kind = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
-        if runs_of_kind or not is_stored:
-            what = runs_of_kind[0].group if runs_of_kind else name
-            comparisons.append(_score(what, name, published, runs_of_kind))
+        of_kind = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
+        finished = [run for run in of_kind if run.is_finished]
+        if finished:
+            top1 = mean(run.top1[-1] for run in finished)
+            measured = top1 if "top-1" in published.quantity else 100 - top1
+            comparisons.append(compare(finished[0].group, measured, published, **facts_of(finished)))
+        elif of_kind or not is_stored:
+            comparisons.append(needs_training(of_kind[0].group if of_kind else name, published, name, of_kind))
     return comparisons
-
-
-def _score(what: str, name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun]) -> Comparison:
-    finished = [run for run in runs if run.is_finished]
-    if not finished:
-        return needs_training(what, published, name, runs, unit="%")
-    top1 = mean(run.top1[-1] for run in finished)
-    measured = top1 if published is not None and "top-1" in published.quantity else 100 - top1
-    return compare(what + image_counts(finished), measured, published, "%", **facts_of(finished))
 
 
 def compare_errors(
@@ -86,7 +71,6 @@ def facts_of(*groups: Sequence[TrainingRun]) -> dict[str, Any]:
         "spread": standard_error(*groups),
         "weakness": missing_images(runs),
         "environment": environment_of(runs),
-        "data": data_of(runs),
     }
 
 
@@ -131,14 +115,6 @@ def command_of(experiment: str) -> str:
     return f"zoo train {experiment} DATA"
 
 
-def error_curves(title: str, runs: Sequence[TrainingRun]) -> Panel:
-    """Return the panel of the runs' test errors over their epochs."""
-    lines = [
-        run.line([*range(1, len(run.top1) + 1)], [100 - top1 for top1 in run.top1], run.stop_reason) for run in runs
-    ]
-    return Panel(title, "epoch", "test error, %", lines)
-
-
 def standard_error(*groups: Sequence[TrainingRun]) -> float | None:
     """Return the standard error of a group's mean accuracy, or of the difference between the means of two, in points.
 
@@ -154,15 +130,3 @@ def _standard_error(runs: Sequence[TrainingRun]) -> float | None:
         return stdev(run.top1[-1] for run in runs) / math.sqrt(len(runs))
     count = runs[0].num_validation_images
     return math.hypot(significance.standard_error(runs[0].top1[-1], count), BETWEEN_RUNS) if count else None
-
-
-def image_counts(runs: Sequence[TrainingRun]) -> str:
-    """Return the numbers of images that the runs were trained on and scored on in brackets, as far as known."""
-    texts = []
-    for what, counts in (
-        ("training", {run.num_training_images for run in runs}),
-        ("validation", {run.num_validation_images for run in runs}),
-    ):
-        known = sorted(count for count in counts if count)
-        texts += [f"{' or '.join(f'{count:,}' for count in known)} {what} images"] if known else []
-    return f" ({', '.join(texts)})" if texts else ""

@@ -5,6 +5,7 @@ Tested by tests/cli/test_reproduce.py.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import logging
 from collections.abc import Sequence
@@ -14,16 +15,13 @@ from typing import Any
 from zoo.config.published import published
 from zoo.data.imagenet import NUM_CLASSES, NUM_VAL_IMAGES
 from zoo.engine.process import Process
-from zoo.errors import ConfigError, DataError, ZooError, nearest
+from zoo.errors import ConfigError, DataError, ZooError
 from zoo.files import write_json
-from zoo.names import list_models
 from zoo.reproduce.comparison import Comparison
 from zoo.reproduce.inplace_abn_scores import compare_imagenet_scores
-from zoo.reproduce.options import ImageNetOptions
 from zoo.run import scoring
 from zoo.run.environment import utc_now, warn_of_changes
 from zoo.tables import markdown_table, number_text
-from zoo.tasks.protocols import PROTOCOLS
 
 logger = logging.getLogger(__name__)
 
@@ -31,19 +29,35 @@ SCORES_FILE = "imagenet.json"
 ScoreRow = dict[str, Any]  # network, protocol, command, date, and what `zoo validate --json` writes
 
 
-def reproduce_imagenet(options: ImageNetOptions, process: Process) -> tuple[list[Comparison], dict[str, str]]:
+def reproduce_imagenet(
+    data: Path | None,
+    models: Sequence[str],
+    protocols: Sequence[str],
+    process: Process,
+    *,
+    out: Path,
+    command_line: str,
+    limit: int | None = None,
+    **options: Any,
+) -> tuple[list[Comparison], dict[str, str]]:
     """Score the chosen networks, and return the comparisons of their published scores on every rank.
 
     The second result maps each network that could not be loaded to the reason: weights that are not available, or a
-    damaged file in the cache.
+    damaged file in the cache. Each score is added to imagenet.json in ``out``. A score of all images that is there
+    already is kept.
 
-    Each score is added to imagenet.json in the folder of the reports. A score of all images that is there already is
-    kept. Raises ConfigError for an unknown network and for a file in the folder that is not such a report, DataError
-    for a folder that is not ImageNet.
+    Args:
+    - `data`: ImageNet's validation set.
+    - `models`: names of published networks, or shell-style patterns.
+    - `protocols`: names of evaluation protocols.
+    - `limit`, `options`: see `zoo.score`.
+
+    Raises ConfigError for an unknown network and for a file in the folder that is not such a report, DataError for a
+    folder that is not ImageNet.
     """
-    data = check_imagenet(options.data)
-    names, protocols = choose_networks(options.models), options.protocols or tuple(PROTOCOLS)
-    rows: list[ScoreRow] = process.on_main(lambda: read_scores(options.out))
+    data = check_imagenet(data)
+    names = choose_networks(models)
+    rows: list[ScoreRow] = process.on_main(lambda: read_scores(out))
     if process.is_main:
         warn_of_changes()
     left_out: dict[str, str] = {}
@@ -55,16 +69,22 @@ def reproduce_imagenet(options: ImageNetOptions, process: Process) -> tuple[list
         network, fault = _load(name, process)
         if network is None:
             left_out[name] = fault
-            if process.is_main:
-                logger.warning("%s is left out: %s", name, fault)
             continue
         for protocol in missing:
             logger.info("%s, %s", name, protocol)
-            row = _score(network, protocol, data, options, process)
+            result = scoring.score(network, data, protocol, process=process, limit=limit, **options)
             rows = [each for each in rows if (each["network"], each["protocol"]) != (name, protocol)]
-            rows.append({"network": name, **row, "protocol": protocol, "command": options.command_of(name)})
+            rows.append(
+                {
+                    "network": name,
+                    **network.result_json(result, process),
+                    "protocol": protocol,
+                    "date": utc_now(),
+                    "command": command_line,
+                }
+            )
             if process.is_main:
-                write_json(options.out / SCORES_FILE, {"benchmark": "imagenet", "rows": rows})
+                write_json(out / SCORES_FILE, {"benchmark": "imagenet", "rows": rows})
     keys = {(name, protocol) for name in names for protocol in protocols}
     return [comparison for key, comparison in compare_imagenet_scores(rows) if key in keys], left_out
 
@@ -72,17 +92,11 @@ def reproduce_imagenet(options: ImageNetOptions, process: Process) -> tuple[list
 def choose_networks(patterns: Sequence[str]) -> list[str]:
     """Return the published networks that match shell-style patterns; ConfigError for a pattern that matches none."""
     known = [name for name, entry in published().items() if entry.experiment.task == "classification"]
-    chosen: set[str] = set()
     for pattern in patterns:
-        matching = set(list_models(pattern, pretrained=True)) & set(known)
-        if not matching:
-            raise ConfigError(
-                f"no published network is called {pattern!r}",
-                "--models",
-                f"the nearest names are {', '.join(nearest(pattern, known))}",
-            )
-        chosen |= matching
-    return [name for name in known if name in chosen]
+        if not fnmatch.filter(known, pattern):
+            what = f"no published network is called {pattern!r}"
+            raise ConfigError(what, "--models", f"the published networks are {', '.join(known)}")
+    return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def _load(name: str, process: Process) -> tuple[scoring.LoadedNetwork | None, str]:
@@ -94,22 +108,6 @@ def _load(name: str, process: Process) -> tuple[scoring.LoadedNetwork | None, st
         fault = " ".join(str(error).split())
     faults = [each for each in process.broadcast(process.gather(fault)) if each is not None]
     return (None, faults[0]) if faults else (network, "")
-
-
-def _score(
-    network: scoring.LoadedNetwork, protocol: str, data: Path, options: ImageNetOptions, process: Process
-) -> ScoreRow:
-    result = scoring.score(
-        network,
-        data,
-        protocol,
-        process=process,
-        workers=options.workers,
-        batch_size=options.batch_size,
-        limit=options.limit,
-        log_every=options.log_every,
-    )
-    return {**network.result_json(result, process), "date": utc_now()}
 
 
 def scores_table(comparisons: Sequence[Comparison]) -> str:

@@ -19,8 +19,9 @@ from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.resnext import GROUPS
 from zoo.remat.memory_use import StorageLog, count_memory
-from zoo.reproduce.comparison import Section, compare
+from zoo.reproduce.comparison import Section
 from zoo.reproduce.inplace_abn_table2 import GPUS, IN_PLACE, PLAIN_IABN
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published
 from zoo.spec.network import NetworkSpec
 
@@ -45,6 +46,7 @@ BATCHES = {
 }
 
 
+@measures("inplace_abn", "Figure 1")
 def count_block_buffers() -> Section:
     """Return the number of buffers that a residual block stores with standard and with in-place norms: Figure 1."""
     section = Section(
@@ -58,7 +60,6 @@ def count_block_buffers() -> Section:
         sizes = stored_sizes(block, BATCH)
         number = published("inplace_abn", f"figure1/buffers_{norm}")
         section.add(f"{name}: buffers", len(sizes), number)
-        section.add(f"{name}: bytes of the buffers", sum(sizes) / 1e6, unit="MB")
     section.notes.append("the buffers are of two sizes: those of the first norm have twice the channels")
     return section
 
@@ -73,6 +74,7 @@ def stored_sizes(block: Callable[[Tensor], Tensor], batch: int) -> list[int]:
     return [size for size in alive.values() if size >= 4 * batch * WIDTH * SIDE**2]
 
 
+@measures("inplace_abn", "Figure 2")
 def count_stored_tensors(batch: int = BATCH) -> Section:
     """Return the tensors that five strategies store for backward, and the memory that in-place norms save (Figure 2).
 
@@ -82,7 +84,7 @@ def count_stored_tensors(batch: int = BATCH) -> Section:
         "figure2", "Figure 2: tensors stored for backward by norm, activation and convolution",
         f"The five strategies in plain torch operations: {WIDTH} channels, {SIDE}^2 pixels, {batch} images, a 3x3 "
         f"convolution in {GROUPS} groups. Stored tensors with one value per pixel are identified by their values. "
-        "Bytes are those of all tensors held between forward and backward, in units of the block's input.",
+        "The memory that InPlace-ABN I saves is that of all tensors held between forward and backward.",
     )  # fmt: skip
     x = torch.randn(batch, WIDTH, SIDE, SIDE)
     held = {}
@@ -93,7 +95,6 @@ def count_stored_tensors(batch: int = BATCH) -> Section:
         text = str(number.value) if is_same else " and ".join(names)
         section.add(STRATEGIES[strategy], text, number)
         held[strategy] = count_memory(forward_of(block, x), block.parameters()).held / x.nbytes
-        section.add(f"{STRATEGIES[strategy]}: bytes", held[strategy], unit="tensors")
     saved = 100 * (1 - held["inplace_1"] / held["standard"])
     section.add("memory saved by InPlace-ABN I", saved, published("inplace_abn", "section5/memory"), unit="%")
     return section
@@ -121,6 +122,7 @@ def spec_of(arch: str, input_3x3: bool) -> NetworkSpec:
     return NetworkSpec(arch=arch, options={"input_3x3": True} if input_3x3 else {})
 
 
+@measures("inplace_abn", "Abstract")
 def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 64) -> Section:
     """Return the memory that in-place norms save in whole networks: the abstract.
 
@@ -134,26 +136,24 @@ def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 6
         "counted on the meta device, relative to PyTorch's BatchNorm2d with an in-place leaky ReLU. "
         f"{PLAIN_IABN}: the networks of 2018. iABN: the defaults of this package.",
     )  # fmt: skip
-    saved: dict[str, dict[str, float]] = {name: {} for name in (PLAIN_IABN, "iABN")}
+    saved: dict[str, dict[str, float]] = {name: {} for name in IN_PLACE}
     for arch, input_3x3 in networks.items():
         setup = Setup(spec_of(arch, input_3x3), batch, IMAGE_SIZE, device=torch.device("meta"))
         held = {}
         for strategy in EAGER:
-            if strategy.name in (BASELINE, PLAIN_IABN, "iABN"):
+            if strategy.name in (BASELINE, *IN_PLACE):
                 model = strategy.build(setup)
                 held[strategy.name] = count_memory(setup.forward_of(model), model.parameters()).held
         for name, of_networks in saved.items():
             of_networks[arch] = 100 * (1 - held[name] / held[BASELINE])
-            section.add(f"{arch}: {name}", of_networks[arch], unit="%")
-    number = published("inplace_abn", "abstract/memory")
-    most = {name: max(of_networks, key=of_networks.__getitem__) for name, of_networks in saved.items()}
-    section.comparisons[:0] = [
-        compare(f"largest of all networks: {most[name]}, {name}", saved[name][most[name]], number, "%")
-        for name in IN_PLACE
-    ]
+    for name in IN_PLACE:
+        arch = max(saved[name], key=saved[name].__getitem__)
+        number = published("inplace_abn", "abstract/memory")
+        section.add(f"largest of all networks: {arch}, {name}", saved[name][arch], number)
     return section
 
 
+@measures("inplace_abn", "Section 4.1")
 def measure_batches() -> Section:
     """Return the largest ImageNet batches with standard and with in-place norms: section 4.1."""
     section = Section(

@@ -11,6 +11,7 @@ from typing import Any
 from zoo.data.imagenet import NUM_VAL_IMAGES
 from zoo.reproduce.comparison import Comparison, Section, not_measured
 from zoo.reproduce.error_rates import needs_training
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 
 ImageNetRows = Sequence[Mapping[str, Any]]  # rows of imagenet.json, written by `zoo reproduce imagenet`
@@ -22,6 +23,7 @@ IMAGENET_SETTING = (
 NO_LABELS = "the labels of the test images are not public; the owners' server scores them"
 
 
+@measures("inplace_abn", "Table 1", given="scores")
 def report_imagenet_scores(rows: ImageNetRows) -> Section:
     """Return the left half of Table 1."""
     return Section(
@@ -29,6 +31,7 @@ def report_imagenet_scores(rows: ImageNetRows) -> Section:
     )
 
 
+@measures("inplace_abn", "README", given="scores")
 def report_readme_scores(rows: ImageNetRows) -> Section:
     """Return the scores of the networks that are in the README of the authors' code, but not in the paper."""
     return Section(
@@ -39,6 +42,7 @@ def report_readme_scores(rows: ImageNetRows) -> Section:
     )  # fmt: skip
 
 
+@measures("inplace_abn", "Table 2")
 def report_segmentation_scores() -> Section:
     """Return the scores of Table 2, with the command that each of them needs."""
     return Section(
@@ -76,7 +80,7 @@ def _scored(number: PublishedNumber, metric: str, row: Mapping[str, Any]) -> Com
     return Comparison(
         what=number.quantity, published=number, measured=row[metric], unit="%", spread=row["standard_errors"][metric],
         weakness="" if is_whole else f"scored on {row['count']:,} of {NUM_VAL_IMAGES:,} images",
-        weights_md5=row["weights_md5"], environment=row["environment"], date=row["date"], command=row["command"],
+        environment=row["environment"], date=row["date"], command=row["command"],
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
 from zoo.config import load_experiment
 from zoo.reproduce.comparison import Comparison, Section, compare
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.run.plot_style import Line, Panel
 from zoo.spec.architectures import LEAN, architecture
@@ -32,6 +33,7 @@ PLAIN_IABN = "iABN plain"  # the networks of 2018
 IN_PLACE = (PLAIN_IABN, "iABN")  # the networks of 2018, and the defaults of this package
 
 
+@measures("inplace_abn", "Table 2")
 def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> Section:
     """Return the most pixels that each strategy trains with in the memory of the first row.
 
@@ -89,19 +91,18 @@ def _measure_case(name: str, setup: Setup) -> tuple[list[Comparison], Panel]:
     strategies = strategies_of(setup.spec.arch)
     predictions = {strategy.name: MemoryPrediction(setup, strategy) for strategy in strategies}
     memory_bytes = predictions[BASELINE].bytes_for(setup.batch).total
-    comparisons: dict[str, list[Comparison]] = {regime: [] for regime in REGIMES}
+    comparisons: list[Comparison] = []
     lines = []
     for strategy, prediction in predictions.items():
         logger.info("%s, %s", name, strategy)
         batch, _ = prediction.largest_batch(memory_bytes)
         size, _ = prediction.largest_size(memory_bytes, STRIDE)
-        for regime, largest in zip(REGIMES, ((batch, setup.size), (setup.batch, size)), strict=True):
-            comparisons[regime] += _compare_largest(name, regime, strategy, setup, *largest)
+        if strategy in IN_PLACE:
+            for regime, largest in zip(REGIMES, ((batch, setup.size), (setup.batch, size)), strict=True):
+                comparisons += _compare_largest(name, regime, strategy, setup, *largest)
         batches = sorted({2, setup.batch, batch} - {0})
         lines.append(Line(strategy, batches, [prediction.bytes_for(batch).total / 1e9 for batch in batches]))
-    row = f"{name}, std-BN: {setup.batch} crops of {setup.size}^2, predicted for one GPU"
-    found = [compare(row, memory_bytes / 1e9, unit="GB"), *(each for regime in REGIMES for each in comparisons[regime])]
-    return found, Panel(f"{name}, crops of {setup.size}^2", "crops on a GPU", "GB", lines)
+    return comparisons, Panel(f"{name}, crops of {setup.size}^2", "crops on a GPU", "GB", lines)
 
 
 def gains_of(name: str, regime: str) -> list[PublishedNumber]:
@@ -115,8 +116,6 @@ def _compare_largest(name: str, regime: str, strategy: str, setup: Setup, batch:
     """Return the gain in pixels over the first row of the largest ``batch`` of crops of ``size``, on one GPU."""
     gain = round(100 * (batch * size**2 / (setup.batch * setup.size**2) - 1))
     what, crops = f"{name}, {regime}: {strategy}", f"{GPUS * batch} x {size}^2"
-    if strategy not in IN_PLACE:
-        return [] if strategy == BASELINE else [compare(what, gain, unit="%", note=crops)]
     return [
         compare(what + ", synchronized" * ("-sync" in number.network), gain, number, note=crops)
         for number in gains_of(name, regime)

@@ -5,7 +5,7 @@ Tested by tests/reproduce/test_revnet.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,33 +19,23 @@ from zoo.spec.network import merge, parse_spec
 
 
 def build_for_training(
-    name: str,
-    device: str = "cpu",
-    *,
-    norm: str = "standard",
-    activation: str = "relu",
-    slope: float = 0.01,
-    num_classes: int | None = None,
-    weight_init: str = "truncated_normal",
-    **options: Any,
+    name: str, device: str = "cpu", *, structure: Sequence[int] | None = None, **settings: Any
 ) -> nn.Module:
     """Return the initialized network in training mode; on the meta device nothing is computed.
 
-    ``num_classes`` and ``options`` have the defaults of the architecture; ``structure`` is a further option.
+    ``settings`` of the network have the defaults of the RevNet paper: standard norms with ReLU.
     """
-    structure = options.pop("structure", None)
-    settings = {"norm": norm, "activation": activation, "activation_param": slope, "weight_init": weight_init}
-    chosen = {} if num_classes is None else {"num_classes": num_classes}
-    spec = parse_spec(merge({"arch": name}, settings, chosen, options), name)
+    defaults = {"norm": "standard", "activation": "relu", "weight_init": "truncated_normal"}
+    spec = parse_spec(merge({"arch": name}, defaults, settings), name)
     with torch.device(device):
         model = build_network(spec, structure=structure)
-        init_weights(model, weight_init)
+        init_weights(model, spec.weight_init)
     return model.train()
 
 
-def build_revnext(name: str, slope: float = 0.2, **options: Any) -> nn.Module:
+def build_revnext(name: str, slope: float = 0.2, **settings: Any) -> nn.Module:
     """Return an initialized network of Hascoet et al. 2023 in training mode; ``slope`` is for the leaky ReLUs."""
-    return build_for_training(name, activation="leaky_relu", slope=slope, weight_init="torch", **options)
+    return build_for_training(name, activation="leaky_relu", activation_param=slope, weight_init="torch", **settings)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -27,8 +27,7 @@ SHOWN_KEYS = ("cpu", "device", "threads", "torch", "norms", "tf32", "pillow", "l
 def write_report(folder: Path, header: Mapping[str, Any], sections: Sequence[Section]) -> str:
     """Write PAPER.md, PAPER.json and missing plots of the ``sections``; return the Markdown.
 
-    ``header``: "benchmark" (the paper), "command", "environment", "cost", "remarks" (list items), and "plots": whether
-    to draw plots.
+    ``header``: "benchmark" (the paper), "command", "environment", and "plots": whether to draw plots.
     """
     name = header["benchmark"]
     content = {**header, "sections": [_to_json(section) for section in sections]}
@@ -63,30 +62,10 @@ def sections_of(paper: str, content: Mapping[str, Any]) -> list[Section]:
     return [_from_json(each, numbers) for each in content["sections"]]
 
 
-def merged(new: Section, earlier: Section | None) -> Section:
-    """Return a section with the measurements of an earlier one for the numbers that it has no measurement of."""
-    if earlier is None:
-        return new
-    kept: dict[str, list[Comparison]] = {}
-    for each in earlier.comparisons:
-        if each.published is not None and each.measured is not None:
-            origin = each.environment or earlier.environment
-            date, command = each.date or str(origin.get("date") or ""), each.command or earlier.command
-            measured = replace(each, environment=origin, date=date, command=command)
-            kept.setdefault(each.published.id, []).append(measured)
-    for each in new.comparisons:
-        if each.published is not None and each.measured is not None:
-            kept.pop(each.published.id, None)
-    comparisons: list[Comparison] = []
-    for each in new.comparisons:
-        comparisons += kept.pop(each.published.id, [each]) if each.published is not None else [each]
-    return replace(new, comparisons=comparisons)
-
-
 def report_text(content: Mapping[str, Any]) -> str:
     """Return PAPER.md, given the ``content`` of PAPER.json."""
     environment = {key: content["environment"].get(key) for key in SHOWN_KEYS}
-    header = [f"command: `{content['command']}`", key_value_text(environment), *content["remarks"]]
+    header = [f"command: `{content['command']}`", key_value_text(environment)]
     blocks = [f"# {PAPERS[content['benchmark']].title}", markdown_list(header)]
     for section in sections_of(content["benchmark"], content):
         blocks += _blocks(section)

@@ -1,4 +1,4 @@
-"""Figure 4 of Gomez et al. 2017: angles between gradients, and training curves.
+"""Figure 4 of Gomez et al. 2017: angles between gradients, and the length of a training.
 
 They are read from training runs that logged angles (training.gradient_angle_meter).
 
@@ -12,59 +12,34 @@ from collections.abc import Sequence
 
 from zoo.config import load_experiment
 from zoo.reproduce.comparison import RULES, Comparison, Section, compare
-from zoo.reproduce.error_rates import error_curves, facts_of, needs_training
+from zoo.reproduce.error_rates import facts_of, needs_training
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published
-from zoo.reproduce.training_runs import TrainingRun, data_of, environment_of
+from zoo.reproduce.training_runs import TrainingRun, environment_of
 from zoo.run.plot_style import Line, Panel
 
 CIFAR_EXPERIMENT = "revnet164_cifar10"
 LONG_CIFAR_EXPERIMENT = "revnet164_cifar10_longer"  # longer by the published number of epochs, with the angle meter
 
 
+@measures("revnet", "Figure 4", given="runs")
 def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
-    """Return Figure 4: the angles, and the curves of runs that reconstruct activations and of runs that store them."""
+    """Return Figure 4: the angles of runs that reconstruct activations, and the length of a stable training."""
     section = Section(
         "figure4", "Figure 4: reconstructed and stored activations",
         "Angle between the gradients of a batch from stored and from reconstructed activations, with the same weights: "
         "2 arcsin(|u - v| / 2) of the unit vectors.",
     )  # fmt: skip
-    metered = _by_experiment([run for run in runs if run.angles and not run.is_stored])
-    for name, group in metered.items():
-        section.add(
-            f"{name}: largest angle",
-            max(map(_largest_angle, group)),
-            unit="degrees",
-            n=len(group),
-            environment=environment_of(group),
-            data=data_of(group),
-        )
+    metered = [run for run in runs if run.angles and not run.is_stored]
+    for name in dict.fromkeys(run.experiment for run in metered):
+        group = [run for run in metered if run.experiment == name]
+        largest = max(map(_largest_angle, group))
+        section.add(f"{name}: largest angle", largest, unit="degrees", n=len(group), environment=environment_of(group))
     if metered:
-        lines = [_angle_line(run) for group in metered.values() for run in group]
+        lines = [_angle_line(run) for run in metered]
         section.panels.append(Panel("gradients", "training step", "angle, degrees", lines, y_log=True))
     section.comparisons.append(_compare_length([run for run in runs if run.experiment == LONG_CIFAR_EXPERIMENT]))
-    for name, group in _by_experiment(runs).items():
-        if {run.is_stored for run in group} == {True, False}:
-            section.panels += [*loss_curves(name, group), error_curves(name, group)]
     return section
-
-
-def _by_experiment(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
-    """Return the runs of RevNets by experiment, starting with the runs of the paper's figure."""
-    groups: dict[str, list[TrainingRun]] = {CIFAR_EXPERIMENT: [], LONG_CIFAR_EXPERIMENT: []}
-    for run in runs:
-        groups.setdefault(run.experiment, []).append(run)
-    return {name: group for name, group in groups.items() if group}
-
-
-def loss_curves(title: str, runs: Sequence[TrainingRun]) -> list[Panel]:
-    """Return the panel of the runs' training losses over their epochs; none if they were not recorded."""
-    lines = [run.line([*losses], [*losses.values()]) for run in runs if (losses := _losses(run))]
-    return [Panel(title, "epoch", "training loss, mean of the epoch", lines, y_log=True)] if lines else []
-
-
-def _losses(run: TrainingRun) -> dict[float, float]:
-    """Return the training loss of each epoch with a positive loss, whose logarithm is plotted."""
-    return {e["epoch"]: float(e["train_loss"]) for e in run.epochs if e.get("train_loss")}
 
 
 def _angle_line(run: TrainingRun) -> Line:

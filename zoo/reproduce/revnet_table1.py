@@ -23,10 +23,10 @@ from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.remat.memory_use import measure_memory
 from zoo.reproduce.comparison import Section
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.operations import count_operations
 from zoo.reproduce.paper_networks import build_for_training, forward_of
 from zoo.reproduce.published_numbers import published
-from zoo.run.plot_style import Line, Panel
 
 DEPTHS = (4, 16, 36, 100)
 HALF_CHANNELS, SIZE, BATCH = 16, 16, 4  # channels of x1 and of x2, side in pixels, number of feature maps
@@ -45,6 +45,7 @@ class Cost(NamedTuple):
     calls: float
 
 
+@measures("revnet", "Section 3.2")
 def measure_operations() -> Section:
     """Return the multiplications and additions of a step (section 3.2)."""
     section = Section(
@@ -71,6 +72,7 @@ def measure_operations() -> Section:
     return section
 
 
+@measures("revnet", "Table 1")
 def measure_complexity(depths: Sequence[int] = DEPTHS) -> Section:
     """Return the growth of memory and computation of a chain with its number of blocks (Table 1)."""
     costs, (low, high) = _chain_costs(depths), depths[-2:]
@@ -88,11 +90,10 @@ def measure_complexity(depths: Sequence[int] = DEPTHS) -> Section:
             number = published("revnet", f"table1/{row}/{column}")
             exponent = math.log(values[-1] / values[-2]) / math.log(high / low)
             section.add(f"{name}: exponent of the {column}", exponent, number)
-    lines = [Line(name, list(depths), [cost.peak / 1e6 for cost in of_depths]) for name, of_depths in costs.items()]
-    section.panels.append(Panel("a chain of L blocks", "blocks L", "peak of a step, MB", lines, True, True))
     return section
 
 
+@measures("revnet", "Section 4")
 def measure_layer_costs() -> Section:
     """Return the cost of a step, if forward and backward through a layer cost 1 each (section 4)."""
     section = Section(
@@ -111,6 +112,7 @@ def measure_layer_costs() -> Section:
     return section
 
 
+@measures("revnet", "Section 5.1")
 def measure_passes() -> Section:
     """Return the cost of a step in forward passes (section 5.1)."""
     section = Section(
@@ -124,6 +126,7 @@ def measure_passes() -> Section:
     return section
 
 
+@measures("revnet", "Section 5.2")
 def measure_update_cost() -> Section:
     """Return the ratio of the step times with reconstructed and with stored activations (section 5.2)."""
     section = Section(

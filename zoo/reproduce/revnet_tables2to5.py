@@ -18,6 +18,7 @@ from zoo.layers.reversible import ReversibleBlock
 from zoo.layers.revnet_blocks import TransitionBlock
 from zoo.reproduce.comparison import Section, not_measured
 from zoo.reproduce.error_rates import command_of, compare_errors, report_errors
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
@@ -53,6 +54,7 @@ DEEP_UNITS = (2, 2, 94, 2)  # units per stage: 602 layers, six per unit; RevNet-
 DEEP_BATCH = 2
 
 
+@measures("revnet", "Table 2")
 def measure_parameters() -> Section:
     """Return Table 2: number of parameters of the networks."""
     section = Section("table2", "Table 2: parameters", "Trainable parameters, counted.")
@@ -63,16 +65,19 @@ def measure_parameters() -> Section:
     return section
 
 
+@measures("revnet", "Table 3", given="runs")
 def report_cifar_errors(runs: Sequence[TrainingRun]) -> Section:
-    """Return Table 3, and the errors of runs of the short experiments."""
-    return report_errors("table3", "Table 3: test error on CIFAR", CIFAR_ERRORS, runs, SHORT_EXPERIMENTS)
+    """Return Table 3."""
+    return report_errors("table3", "Table 3: test error on CIFAR", CIFAR_ERRORS, runs)
 
 
+@measures("revnet", "Table 4", given="runs")
 def report_imagenet_errors(runs: Sequence[TrainingRun]) -> Section:
     """Return Table 4."""
     return report_errors("table4", "Table 4: test error on ImageNet", IMAGENET_ERRORS, runs)
 
 
+@measures("revnet", "Section 5.2", given="runs")
 def report_differences(runs: Sequence[TrainingRun]) -> Section:
     """Return the differences between the test errors of RevNets and their ResNets (section 5.2)."""
     section = Section(
@@ -100,6 +105,7 @@ def report_differences(runs: Sequence[TrainingRun]) -> Section:
     return section
 
 
+@measures("revnet", "Table 5")
 def measure_imagenet_memory(size: int = SIZE) -> Section:
     """Return Table 5: bytes of parameters and activations for images of ``size`` pixels, counted on the meta device."""
     section = Section(
@@ -118,8 +124,6 @@ def measure_imagenet_memory(size: int = SIZE) -> Section:
         for name, count in counts.items():
             section.add(f"{name}: {rule}", IMAGES * count / MB, numbers[f"{name}/activations"])
         section.add(f"{rule}, ResNet / RevNet", counts[RESNET] / counts[REVNET], numbers["ratio"])
-    inplace = held_bytes(REVNET, 1, size, memory="auto", norm="inplace", activation="leaky_relu")
-    section.add("held, ResNet / RevNet with in-place stem and head", held[RESNET] / inplace)
     section.notes += [
         "the paper's rule is not stated; outputs of a RevNet: those of stem, head and stages, and those inside the "
         "largest residual function, because Algorithm 1 recomputes one function after the other. By this rule both "
@@ -130,6 +134,7 @@ def measure_imagenet_memory(size: int = SIZE) -> Section:
     return section
 
 
+@measures("revnet", "Section 7.2")
 def measure_fits() -> Section:
     """Return the largest batch and depth of RevNets in the memory of a ResNet (sections 7.1 and 7.2)."""
     section = Section(

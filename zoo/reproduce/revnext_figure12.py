@@ -11,7 +11,8 @@ from statistics import mean
 from typing import Any
 
 from zoo.reproduce.comparison import Comparison, Section, compare
-from zoo.reproduce.error_rates import SETTING, facts_of, image_counts, needs_training
+from zoo.reproduce.error_rates import SETTING, facts_of, needs_training
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
 from zoo.run.plot_style import Line, Panel
@@ -60,6 +61,7 @@ def _numbers(depths: str) -> list[int]:
 EXPERIMENTS = {key: experiment_of(key) for key in published_numbers("revnext") if key.startswith("figure12/")}
 
 
+@measures("revnext", "Figure 12", given="runs")
 def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
     """Return the accuracies of the figure."""
     section = Section(
@@ -87,7 +89,7 @@ def _compare(key: str, name: str, runs: Sequence[TrainingRun]) -> Comparison:
     if not finished:
         return needs_training(number.quantity, number, name, runs, memory="plain" if is_stored else "auto")
     measured = mean(run.top1[-1] for run in finished)
-    return compare(number.quantity + image_counts(finished), measured, number, "%", **facts_of(finished))
+    return compare(number.quantity, measured, number, "%", **facts_of(finished))
 
 
 def _beside_authors(prefix: str, x_label: str, found: Mapping[str, Comparison]) -> Panel:

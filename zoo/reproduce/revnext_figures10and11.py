@@ -9,13 +9,14 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zoo.layers.invertible import InvertibleNorm, LayerwiseBlock
+from zoo.layers.invertible import Invertible, InvertibleNorm, LayerwiseBlock
 from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.revnext_figures5and6 import signal_to_noise
@@ -59,22 +60,6 @@ NOTES = [
 Ratios = list[float]  # infinite if nothing is lost
 
 
-class LayerRatios(NamedTuple):
-    """The signal-to-noise ratios of the inputs of all layers except the stem's convolution.
-
-    Args:
-    - `layers`: ratios of the network's own layers and blocks, beginning with the stem's norm.
-    - `inside`: for each of ``layers``, the ratios inside it; empty for all but reversible blocks.
-    """
-
-    layers: Ratios
-    inside: list[Ratios]
-
-    def in_order(self) -> Ratios:
-        """Return all ratios; the input of a block precedes the inputs of the layers in its branches."""
-        return [ratio for of_layer, inner in zip(self.layers, self.inside, strict=True) for ratio in (of_layer, *inner)]
-
-
 def measure_ratios(
     name: str,
     slope: float,
@@ -82,8 +67,11 @@ def measure_ratios(
     as_authors: bool = False,
     seed: int = 0,
     **options: Any,
-) -> LayerRatios:
-    """Return the ratios of an untrained network: sum of squares of a layer's input over the sum of its error.
+) -> Ratios:
+    """Return the ratios of the inputs of all layers of an untrained network except the stem's convolution.
+
+    A ratio is the sum of squares of a layer's input over the sum of its error. The input of a block precedes the inputs
+    of the layers in its branches.
 
     With ``as_authors``, norms are inverted as in the authors' code.
     """
@@ -91,62 +79,73 @@ def measure_ratios(
     model: Any = build_revnext(name, slope, eps_i=0.0, **options)
     for parameter in list(model.parameters())[1:]:
         parameter.requires_grad_(False)  # only the reconstruction is measured; the stem's gradient needs all of it
-    for layer in model.modules():
-        if as_authors and isinstance(layer, InvertibleNorm):
-            _invert_as_authors(layer)
+    if as_authors:
+        for path, layer in list(model.named_modules()):
+            if isinstance(layer, InvertibleNorm):
+                model.set_submodule(path, AuthorsNorm(layer.norm, layer.eps_i))
     errors: dict[int, float] = {}
     model.meter = errors.__setitem__
     inside = [_watch(layer) for layer in model.layers()]
     model(torch.randn(batch, 3, SIZE, SIZE)).sum().backward()  # the loss of the authors' study
-    reconstructed = range(1, len(inside))  # the images and the last map are saved
-    return LayerRatios([errors[i] ** -2 if errors[i] else math.inf for i in reconstructed], inside[1:])
-
-
-def _invert_as_authors(layer: Any) -> None:
-    """Make a norm reconstruct its input like ``IBatchNorm3d`` in layers.py of the authors' code."""
-    record, undo = layer.record_, layer.undo_
-
-    def record_(x: Tensor) -> Any:
-        var, mean = torch.var_mean(x, (0, 2, 3), correction=1, keepdim=True)
-        y, saved = record(x)
-        return y, (saved, mean, var.sqrt())
-
-    def undo_(y: Tensor, dy: Tensor, saved: Any) -> Any:
-        saved, mean, deviation = saved
-        own_var, own_mean = torch.var_mean(y, (0, 2, 3), correction=0, keepdim=True)
-        reconstructed = (y - own_mean) * (deviation / own_var.sqrt()) + mean
-        x, dx, gradients = undo(y, dy, saved)
-        return x.copy_(reconstructed), dx, gradients
-
-    layer.record_, layer.undo_ = record_, undo_
-
-
-def _watch(layer: nn.Module) -> Ratios:
-    """Return a list that the next forward and backward fill with the ratios inside a block, f before g."""
-    layers: list[Any] = [*layer.f, *layer.g] if isinstance(layer, LayerwiseBlock) else []
-    ratios = [math.nan] * len(layers)
-    for index, inner in enumerate(layers):
-        _watch_layer(inner, index, ratios)
+    ratios: Ratios = []
+    for index in range(1, len(inside)):  # the images and the last map are saved
+        ratios += [errors[index] ** -2 if errors[index] else math.inf, *(each.ratio for each in inside[index])]
     return ratios
 
 
-def _watch_layer(layer: Any, index: int, ratios: Ratios) -> None:
-    inputs: list[Tensor] = []  # the input of the forward pass
-    record, undo = layer.record_, layer.undo_
+class AuthorsNorm(InvertibleNorm):
+    """A norm that reconstructs its input like ``IBatchNorm3d`` in layers.py of the authors' code."""
 
-    def record_(x: Tensor) -> Any:
-        if not inputs:  # otherwise a recomputation
-            inputs.append(x.clone())
-        return record(x)
+    def record_(self, x: Tensor) -> Any:
+        """Return y in the memory of x, and the statistics, with the unbiased deviation."""
+        var, mean = torch.var_mean(x, (0, 2, 3), correction=1, keepdim=True)
+        y, saved = super().record_(x)
+        return y, (saved, mean, var.sqrt())
 
-    def undo_(y: Tensor, dy: Tensor, saved: Any) -> Any:
-        x, dx, gradients = undo(y, dy, saved)
-        ratios[index] = signal_to_noise(inputs.pop(), x)
+    def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> Any:
+        """Return x and dx in the memory of y and dy, and the gradients of weight and bias."""
+        saved, mean, deviation = saved
+        own_var, own_mean = torch.var_mean(y, (0, 2, 3), correction=0, keepdim=True)
+        reconstructed = (y - own_mean) * (deviation / own_var.sqrt()) + mean
+        x, dx, gradients = super().undo_(y, dy, saved)
+        return x.copy_(reconstructed), dx, gradients
+
+
+class Watched(Invertible):
+    """A layer of a branch that compares its reconstructed input with the input of the forward pass."""
+
+    def __init__(self, layer: Invertible) -> None:
+        super().__init__()
+        self.layer = layer
+        self.ratio = math.nan
+        self._input: Tensor | None = None
+
+    def record_(self, x: Tensor) -> Any:
+        """Return y in the memory of x, and the state of the layer."""
+        if self._input is None:  # otherwise a recomputation
+            self._input = x.clone()
+        return self.layer.record_(x)
+
+    def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> Any:
+        """Return x and dx in the memory of y and dy, and the gradients of the parameters."""
+        assert self._input is not None
+        x, dx, gradients = self.layer.undo_(y, dy, saved)
+        self.ratio = signal_to_noise(self._input, x)
         return x, dx, gradients
 
-    layer.record_, layer.undo_ = record_, undo_
+
+def _watch(layer: nn.Module) -> list[Watched]:
+    """Watch the layers inside a block, f before g; return none for a layer that is no block."""
+    watched = []
+    if isinstance(layer, LayerwiseBlock):
+        for branch in (layer.f, layer.g):
+            for index, inner in enumerate(branch):
+                branch[index] = Watched(inner)
+            watched += list(branch)
+    return watched
 
 
+@measures("revnext", "Figure 10")
 def measure_layers(batches: Mapping[bool, int] = BATCHES, seeds: Sequence[int] = SEEDS) -> Section:
     """Return Figure 10: the ratios over the layers of one flat and one hybrid network."""
     section = Section(
@@ -161,14 +160,14 @@ def measure_layers(batches: Mapping[bool, int] = BATCHES, seeds: Sequence[int] =
             logger.info("%s, batches of %d", family, batch)
             label = _label(f"{family} 2-3" + "-3" * (family == "flat"), as_authors)
             networks = _of_seeds(seeds, family, SLOPE, as_authors, batch, **levels)
-            in_order = [_finite(network.in_order()) for network in networks]
-            ends = {"first": [each[0] for each in in_order], "last": [each[-1] for each in in_order]}
+            finite = [[ratio for ratio in network if math.isfinite(ratio)] for network in networks]
+            ends = {"first": [each[0] for each in finite], "last": [each[-1] for each in finite]}
             if family == "hybrid":
-                ends["smallest"] = [min(each) for each in in_order]
+                ends["smallest"] = [min(each) for each in finite]
             section.comparisons += [
                 _compare(f"{label}: {end}", f"figure10/{family}_{end}", values) for end, values in ends.items()
             ]
-            medians = [median(values) for values in zip(*(network.in_order() for network in networks), strict=True)]
+            medians = [median(values) for values in zip(*networks, strict=True)]
             lines.append(finite_line(label, medians))
     section.panels.append(Panel(f"slope {SLOPE}", "layer, input to output", "signal / noise", lines, y_log=True))
     return section
@@ -176,7 +175,7 @@ def measure_layers(batches: Mapping[bool, int] = BATCHES, seeds: Sequence[int] =
 
 def _of_seeds(
     seeds: Sequence[int], family: str, slope: float, as_authors: bool, batch: int, **options: Any
-) -> list[LayerRatios]:
+) -> list[Ratios]:
     return [measure_ratios(FAMILIES[family], slope, batch, as_authors, seed=seed, **options) for seed in seeds]
 
 
@@ -193,16 +192,13 @@ def _compare(what: str, key: str, values: Iterable[float]) -> Comparison:
     )  # fmt: skip
 
 
-def _finite(ratios: Ratios) -> Ratios:
-    return [ratio for ratio in ratios if math.isfinite(ratio)]
-
-
 def finite_line(label: str, ratios: Ratios) -> Line:
     """Return the finite ratios over the layers, counted from 1; JSON and logarithmic axes have no infinity."""
     points = {layer: ratio for layer, ratio in enumerate(ratios, start=1) if math.isfinite(ratio)}
     return Line(label, list(points), list(points.values()))
 
 
+@measures("revnext", "Figure 11")
 def measure_depths(
     depths: Mapping[str, Mapping[int, dict[str, Any]]] = DEPTHS,
     slopes: Sequence[float] = SLOPES,
@@ -247,7 +243,7 @@ def _smallest(
     seeds: Sequence[int], family: str, slope: float, as_authors: bool, batch: int, options: Mapping[str, Any]
 ) -> list[float]:
     """Return the smallest ratio of each network."""
-    return [min(each.in_order()) for each in _of_seeds(seeds, family, slope, as_authors, batch, **options)]
+    return [min(each) for each in _of_seeds(seeds, family, slope, as_authors, batch, **options)]
 
 
 def _medians(label: str, points: Mapping[Any, Sequence[float]]) -> Line:

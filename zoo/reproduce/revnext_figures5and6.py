@@ -13,6 +13,7 @@ from torch import Tensor
 from zoo.layers import InPlaceABN
 from zoo.layers.invertible import Invertible, InvertibleLeakyReLU, InvertibleNorm
 from zoo.reproduce.comparison import Comparison, Section, compare
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import PublishedNumber, published
 from zoo.run.plot_style import Line, Panel
 
@@ -37,6 +38,7 @@ def slope_law(slope: float) -> float:
     return (2 * slope / (1 + slope**2)) ** 2
 
 
+@measures("revnext", "Figure 5")
 def measure_norm_law() -> Section:
     """Return Figure 5: alpha of batch norms whose channels have different gains, against the law."""
     torch.manual_seed(0)
@@ -63,6 +65,7 @@ def measure_norm_law() -> Section:
     return section
 
 
+@measures("revnext", "Figure 6")
 def measure_slope_law() -> Section:
     """Return Figure 6: alpha of leaky ReLUs of different slopes, against the law."""
     torch.manual_seed(0)

@@ -21,10 +21,10 @@ from zoo.ops.abn.backend import name_for
 from zoo.remat.memory_use import Memory, count_memory, measure_memory
 from zoo.reproduce.comparison import Comparison, Section, compare
 from zoo.reproduce.error_rates import needs_training, report_errors
+from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_revnext, count_parameters, forward_of
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.training_runs import TrainingRun
-from zoo.run.plot_style import Line, Panel
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ NOTES = [
 ]
 
 
+@measures("revnext", "Table 1")
 def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] = SIZES, batch: int = BATCH) -> Section:
     """Return bytes per pixel, the slope over image sizes, and the resulting totals of the paper's batch."""
     section = Section(
@@ -72,17 +73,12 @@ def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] 
         "times the paper's 32 images of 240 pixels, plus the weights if the paper adds them.", notes=list(NOTES),
     )  # fmt: skip
     pixels = [batch * size**2 for size in sizes]
-    lines = []
     for name in names:
         logger.info("%s", name)
         model = build_revnext(name)
         memories = _measure(model, sizes, batch)
         peaks = [memory.peak_without_gradients for memory in memories]
-        slope, held_slope = _last_slope(pixels, peaks), _last_slope(pixels, [memory.held for memory in memories])
-        section.comparisons += _compare_with_paper(name, slope, 4 * count_parameters(model))
-        section.add(f"{name}: held after forward, bytes per pixel", held_slope, unit="B")
-        lines.append(Line(f"{name}: {slope:.0f} B/px", [count / 1e3 for count in pixels], [p / 1e6 for p in peaks]))
-    section.panels.append(Panel("peak of a step", "thousand pixels of a batch", "MB", lines))
+        section.comparisons += _compare_with_paper(name, _last_slope(pixels, peaks), 4 * count_parameters(model))
     return section
 
 
@@ -103,16 +99,16 @@ def _compare_with_paper(name: str, slope: float, weights: int) -> list[Compariso
         found = {total.id: (per_pixel * PAPER_PIXELS + added) / UNITS[total.unit]}
         if name == "revnext":
             found["revnext/abstract/bytes_per_pixel"] = per_pixel
-        else:
-            comparisons.append(compare(f"{name}: memory of training per input pixel, {rule}", per_pixel, unit="B"))
         if name == "revnext_resnet18":
             found[f"revnext/{section}/activations"] = per_pixel * PAPER_PIXELS / 1e9
         for key, measured in found.items():
             number = published("revnext", key.removeprefix("revnext/"))
             what = f"{name}: {number.quantity.partition(': ')[2]}, {rule}"
             comparisons.append(compare(what, measured, number))
-    printed = published("revnext", f"{section}/weights") if name == "revnext_resnet18" else None
-    return [*comparisons, compare(f"{name}: weights", weights / 1e6, printed, "MB")]
+    if name == "revnext_resnet18":
+        printed = published("revnext", f"{section}/weights")
+        comparisons.append(compare(f"{name}: weights", weights / 1e6, printed, "MB"))
+    return comparisons
 
 
 def count_by_rule(name: str) -> float:
@@ -140,6 +136,7 @@ def count_by_rule(name: str) -> float:
     return 4 * values / (images.numel() / 3)
 
 
+@measures("revnext", "Section 1")
 def count_whole_data_sets() -> Section:
     """Return the bytes of section 1: a step whose batch is a whole data set, counted on the meta device."""
     section = Section(
@@ -159,16 +156,18 @@ def count_whole_data_sets() -> Section:
     return section
 
 
+@measures("revnext", "Table 1", given="runs")
 def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
-    """Return the accuracy of the abstract, and the test errors of the networks of Table 1."""
-    title, number = "Table 1: accuracy and test errors on CIFAR-10", published("revnext", "abstract/top1")
-    section = report_errors("table1", title, {EXPERIMENT: number}, runs, OTHER_EXPERIMENTS)
+    """Return the accuracy of the abstract."""
+    title, number = "Table 1: accuracy on CIFAR-10", published("revnext", "abstract/top1")
+    section = report_errors("table1", title, {EXPERIMENT: number}, runs)
     section.notes.append(
         "the accuracy is published without the depths and pools of the network; we assume that it is this one"
     )
     return section
 
 
+@measures("revnext", "Table 2")
 def report_gpu() -> Section:
     """Return Table 2: the time, which needs the paper's GPU, and the memory that training needs."""
     config = load_experiment(EXPERIMENT)

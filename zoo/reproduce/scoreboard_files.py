@@ -23,7 +23,7 @@ from zoo.reproduce.comparison import RULES, Comparison
 from zoo.reproduce.paper_report import plot_name, read_report, spread_text
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.scoreboard import EVIDENCE, STATES, Row, by_item, counts_by_evidence, rows_of, verdict_lines
-from zoo.tables import Cell, key_value_text, markdown_list, markdown_page, markdown_table, number_text
+from zoo.tables import Cell, markdown_list, markdown_page, markdown_table, number_text
 
 SUMMARY, HTML, CSV = "REPRODUCTION.md", "reproduction.html", "reproduction.csv"
 TITLE = "Numbers of three papers, next to what is measured here"
@@ -101,14 +101,8 @@ def _fields_of(row: Row, each: Comparison) -> Mapping[str, Any]:
         "command": row.command,
         "commit": row.environment.get("commit"),
         "date": row.date,
-        "weights_md5": each.weights_md5,
-        "data": each.data,
-        **_versions(row),
+        **{key: value for key, value in row.environment.items() if key not in ("commit", "date")},
     }
-
-
-def _versions(row: Row) -> dict[str, Any]:
-    return {key: value for key, value in row.environment.items() if key not in ("commit", "date")}
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -130,26 +124,10 @@ def summary(rows: Sequence[Row]) -> str:
         "A tolerance is in points for percentages, otherwise relative. Some numbers have bounds instead, which the "
         "verdict names. Kinds of published numbers:",
         markdown_list(f"**{kind}**: {meaning}" for kind, meaning in KIND_MEANINGS.items()),
-        "## Measured with",
-        markdown_list(_measured_with(rows)),
     ]
     for paper, of_paper in groupby(rows, key=lambda row: row.number.paper):
         parts += [f"## {PAPERS[paper].title}", _items_table(by_item(of_paper))]
     return markdown_page(parts)
-
-
-def _measured_with(rows: Sequence[Row]) -> list[str]:
-    """Return a line per commit, machine and versions, with the number of its rows."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.is_measured:
-            about = f"commit `{row.environment.get('commit') or 'unknown'}`: {key_value_text(_versions(row))}"
-            groups.setdefault(about, []).append(row)
-    lines = []
-    for about, group in groups.items():
-        dates = sorted({row.date or "unknown date" for row in group})
-        lines.append(f"{len(group)} rows, {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}, {about}")
-    return lines
 
 
 def _items_table(items: Mapping[str, Sequence[Row]]) -> str:
@@ -183,7 +161,6 @@ def html_page(rows: Sequence[Row]) -> str:
         counts=counts,
         meanings=STATE_MEANINGS,
         rules=RULES,
-        measured_with=_measured_with(rows),
         choices={"paper": list(PAPERS), "evidence": EVIDENCE, "state": STATES},
         papers={paper: by_item(of_paper) for paper, of_paper in groupby(rows, key=lambda row: row.number.paper)},
         of_paper=PAPERS,

@@ -1,12 +1,11 @@
 """Wall-clock and GPU seconds of a run.
 
-Tested by tests/reproduce/test_training_runs.py.
+Tested by tests/run/test_run_log.py.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,13 +28,3 @@ class CostMeter:
         seconds = time.monotonic() - self._start_s
         gpu_seconds = round(seconds * self._num_gpus, 1) if self._num_gpus else None
         return {"seconds": round(seconds, 1), "gpu_seconds": gpu_seconds}
-
-
-def total_cost(costs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the sum of several `CostMeter.read` results; an entry is None if it is None in any of them."""
-
-    def total(key: str) -> float | None:
-        values = [cost[key] for cost in costs]
-        return None if None in values else round(sum(values), 1)
-
-    return {key: total(key) for key in ("seconds", "gpu_seconds")}

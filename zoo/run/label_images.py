@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -137,16 +136,10 @@ def _write_png(path: Path, image: Image.Image) -> None:
     write_bytes(path, content.getvalue())
 
 
-class Output(NamedTuple):
-    """A kind of files: the end of their names, and the function that writes one atomically."""
-
-    suffix: str
-    write: Callable[[Path, Image.Image, Segments, Palette], None]
-
-
-OUTPUTS = {
-    "palette": Output(".png", write_palette),
-    "ids": Output(".png", write_ids),
-    "prob": Output(".npz", write_probabilities),
-    "overlay": Output(".png", write_overlay),
+# The function that writes a kind of files, atomically. A file of kind prob ends in .npz, others in .png.
+WRITERS: dict[str, Callable[[Path, Image.Image, Segments, Palette], None]] = {
+    "palette": write_palette,
+    "ids": write_ids,
+    "prob": write_probabilities,
+    "overlay": write_overlay,
 }

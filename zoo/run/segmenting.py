@@ -23,7 +23,7 @@ from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process, open_process
 from zoo.errors import ConfigError, DataError, escape
 from zoo.run.console import Progress
-from zoo.run.label_images import OUTPUTS, palette_of
+from zoo.run.label_images import WRITERS, palette_of
 from zoo.run.scoring import LoadedNetwork, load_network
 from zoo.spec.limits import MAX_SIDE
 from zoo.tasks.tta import TestTimeAugmentation
@@ -87,8 +87,8 @@ def segment(
     views, source, out = TestTimeAugmentation(tuple(scales), flip), Path(source), Path(out)
     if longest_side is not None and not 0 < longest_side <= MAX_SIDE:
         raise ConfigError(f"longest_side = {longest_side}: give a number from 1 to {MAX_SIDE}")
-    if unknown := [kind for kind in output if kind not in OUTPUTS]:
-        raise ConfigError(f"output = {unknown[0]!r}: give one or more of {', '.join(OUTPUTS)}")
+    if unknown := [kind for kind in output if kind not in WRITERS]:
+        raise ConfigError(f"output = {unknown[0]!r}: give one or more of {', '.join(WRITERS)}")
     with open_process() if process is None else nullcontext(process) as process:
         loaded = network if isinstance(network, LoadedNetwork) else load_network(network, weights)
         section = loaded.experiment.segmentation
@@ -100,7 +100,6 @@ def segment(
             )
         longest_side = longest_side or section.longest_side_val
         palette = palette_of(loaded.experiment, loaded.class_names)
-        writers = {(out / kind, OUTPUTS[kind].suffix): OUTPUTS[kind].write for kind in output}
         check_same_on_all_ranks(
             process,
             lambda: {
@@ -113,7 +112,7 @@ def segment(
             },
             "give every process the same command, weights and images",
         )
-        images = process.on_main(lambda: _plan(source, list(writers)))
+        images = process.on_main(lambda: _plan(source, out, output))
         forward = _forward(loaded, process.device)
         own = images[process.rank :: process.world_size]
         skipped, faults = 0, []
@@ -127,8 +126,8 @@ def segment(
                     image = read_image(path)
                     inputs = _input(image, loaded.experiment, longest_side).to(process.device)
                     segments = segment_views(forward, inputs, views, (image.height, image.width))
-                    for file, write in zip(files, writers.values(), strict=True):
-                        write(file, image, segments, palette)
+                    for kind, file in zip(output, files, strict=True):
+                        WRITERS[kind](file, image, segments, palette)
                 except DataError as error:
                     faults.append(f"{error}" if escape(path) in str(error) else f"{error}; {escape(path)}")
                     logger.warning("%s", faults[-1])
@@ -148,8 +147,8 @@ def segment(
     )
 
 
-def _plan(source: Path, outputs: Sequence[tuple[Path, str]]) -> list[tuple[Path, list[Path]]]:
-    """Return all images with their files, of the image NAME.png FOLDER/NAMEEND for each (FOLDER, END) of ``outputs``.
+def _plan(source: Path, out: Path, kinds: Sequence[str]) -> list[tuple[Path, list[Path]]]:
+    """Return all images with their files: out/KIND/NAME.png or .npz for each of the ``kinds``.
 
     Raises DataError if there are no images, and if files would collide with each other or lie among the images.
     """
@@ -160,7 +159,7 @@ def _plan(source: Path, outputs: Sequence[tuple[Path, str]]) -> list[tuple[Path,
     images, owners = [], dict[Path, Path]()
     for path in paths:
         name = os.path.splitext(os.path.relpath(path, root))[0]
-        files = [folder / f"{name}{end}" for folder, end in outputs]
+        files = [out / kind / f"{name}{'.npz' if kind == 'prob' else '.png'}" for kind in kinds]
         images.append((path, files))
         if (other := owners.setdefault(files[0], path)) != path:
             raise DataError(
@@ -168,7 +167,7 @@ def _plan(source: Path, outputs: Sequence[tuple[Path, str]]) -> list[tuple[Path,
                 remedy="rename one of the two images",
             )
     inside = os.path.realpath(root)
-    folders = [os.path.realpath(folder) for folder, _ in outputs]
+    folders = [os.path.realpath(out / kind) for kind in kinds]
     if os.path.isdir(source) and any(os.path.commonpath([folder, inside]) == inside for folder in folders):
         raise DataError(
             f"the files would lie among the images in {escape(root)}, and the next call would segment them",
