@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from zoo import torch_internals
 from zoo.remat import inductor_options
 from zoo.remat.budget import Budget
 from zoo.remat.graph import capture, cut
@@ -319,3 +320,53 @@ def test_a_layer_read_twice_by_each_of_two_calls_under_autocast_differs_by_round
     assert not all(map(torch.equal, found, expected))
     for ours, truth in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, truth, rtol=0, atol=0.01 * float(truth.abs().max()))
+
+
+def test_graphs_call_operators_directly_and_read_no_transpose_of_a_transpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[fx.GraphModule] = []
+
+    def boxed(graph: fx.GraphModule) -> Any:
+        graphs.append(graph)
+        return torch_internals.boxed(graph)
+
+    monkeypatch.setattr(capture, "boxed", boxed)
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    captured = lean(module, capture=True)
+    captured(torch.rand(4, 8)).sum().backward()
+    with monkeypatch.context() as patch:
+        patch.delattr(torch._ops.OpOverload, "__call__")
+        captured(torch.rand(4, 8)).sum().backward()
+    assert len(graphs) == 2
+    transposes = [node for graph in graphs for node in graph.graph.nodes if node.target is torch.ops.aten.t.default]
+    assert transposes
+    assert not any(node.args[0].target is node.target for node in transposes)
+
+
+class OfTransposes(nn.Module):
+    """Returns transposes of transposes: of its input, of a parameter, of a result and of one that is returned too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y, z = self.linear(x).relu(), self.linear(x).sigmoid()
+        return x.t().t(), self.linear.weight.t().t(), y.t().t(), z, z.t().t()
+
+
+def test_transposes_of_transposes_are_returned_as_views() -> None:
+    def run(call: Callable[[Tensor], tuple[Tensor, ...]], module: nn.Module) -> tuple[list[Tensor], list[bool]]:
+        x = torch.linspace(-1, 1, 32).view(4, 8).requires_grad_()
+        outputs = call(x)
+        sum(each.square().sum() for each in outputs).backward()
+        known = [x, *module.parameters(), *outputs]
+        shared = [a.data_ptr() == b.data_ptr() for a in outputs for b in known]
+        return [*outputs, x.grad, *(each.grad for each in module.parameters())], shared
+
+    plain, captured = OfTransposes(), lean(OfTransposes(), capture=True)
+    expected, expected_shared = run(plain, plain)
+    found, shared = run(captured, captured)
+    for ours, truth in zip(found, expected, strict=True):  # torch adds up the gradients of views in another order
+        torch.testing.assert_close(ours, truth)
+    assert shared == expected_shared

@@ -48,6 +48,7 @@ from zoo.torch_internals import (
 logger = logging.getLogger("zoo")
 
 aten = torch.ops.aten
+TRANSPOSE = aten.t.default
 COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 
 
@@ -212,6 +213,7 @@ def _run_eagerly(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., 
     """Return a function that runs the operations of a graph one by one."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.bernoulli.p):
         node.target = _draw_mask
+    cancel_transposes(graph)
     write_in_place(graph)
     for operation, faster in FASTER.items():
         for node in graph.graph.find_nodes(op="call_function", target=operation):
@@ -222,6 +224,23 @@ def _run_eagerly(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., 
 def _draw_mask(x: Tensor, p: float) -> Tensor:
     """Return a mask in the layout of x, as the in-place operation of eager training does."""
     return torch.empty_like(x).bernoulli_(p)
+
+
+def cancel_transposes(graph: fx.GraphModule) -> None:
+    """Read a matrix itself where a graph reads the transpose of its transpose, as each linear layer does twice."""
+    for node in graph.graph.find_nodes(op="call_function", target=TRANSPOSE):
+        (transpose,) = node.args
+        if transpose.target is TRANSPOSE and _may_replace(transpose.args[0], transpose, node):
+            node.replace_all_uses_with(transpose.args[0])
+            graph.graph.erase_node(node)
+            if not transpose.users:
+                graph.graph.erase_node(transpose)
+
+
+def _may_replace(matrix: Node, transpose: Node, again: Node) -> bool:
+    """Return whether the transpose of a transpose may be replaced: by a new tensor, if it is an output of the graph."""
+    is_returned = any(user.op == "output" for user in again.users)
+    return not is_returned or (len(matrix.users) == len(transpose.users) == 1 and _is_fresh(matrix))
 
 
 def write_in_place(graph: fx.GraphModule) -> None:
