@@ -463,3 +463,33 @@ def test_captured_networks_may_have_parameters_that_forward_reads_without_gradie
     model(images(SIZE_PX)).sum().backward()
     assert model.first.weight.grad is None
     assert model.second.weight.grad is not None
+
+
+@pytest.mark.slow
+def test_few_graphs_are_captured_for_a_limit_that_most_exceed(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(768, 128)
+
+    def deep() -> nn.Module:
+        return nn.Sequential(*chain.from_iterable((nn.Linear(128, 128), nn.GELU()) for _ in range(24)))
+
+    torch._dynamo.reset()
+    most, least = (peak(lean(deep(), budget), x) for budget in (None, "1000000 FLOP/B"))
+    limit = round(least + 0.7 * (most - least))
+    model = lean(deep(), limit, capture=True)
+    existing = sum(each.nbytes for each in (*model.parameters(), x))
+    measure, tried = planning._measure, []
+
+    def exceed(module: nn.Module, context: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(context, Rematerializer):
+            return measure(module, context, *args, **options)
+        tried.append(price(model))
+        prices = vars(model)["_zoo_lean"].budget.planned.prices
+        return planning.Step(*[limit - existing if tried[-1] < prices[-1] else least - existing] * 2)
+
+    monkeypatch.setattr(planning, "_measure", exceed)
+    for _ in range(2):
+        model(x).sum().backward()
+        model.zero_grad()
+    assert tried == sorted(tried)
+    assert 2 < len(set(tried)) <= 5  # of 25 prices
+    assert price(model) == tried[-1]

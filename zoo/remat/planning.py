@@ -91,6 +91,10 @@ def plan(
             if bound <= room:
                 return existing + bound
         price = planned.lowest_price(room, accumulates=accumulates)
+        highest = planned.prices[-1]
+        lowest = planned.bytes_at(highest, accumulates=accumulates)
+        if price is None and budget.flops_per_byte < highest and lowest <= room + planned.captured_extra:
+            price = highest  # whose captured step may take less
     else:
         planned = price = None
 
@@ -156,28 +160,35 @@ def plan_captured(
     def call(*args: Any, **kwargs: Any) -> Any:
         return captured(forward, args, kwargs, budget, eager)
 
-    while True:
-        before, price = budget.planned, budget.flops_per_byte
-        expected = plan(budget, module, rematerializer, forward, args, kwargs)
-        if before is budget.planned and price == budget.flops_per_byte:
-            return
-        captured.discard()
-        assert budget.planned is not None
-        if expected == 0:  # not planned
-            return
+    before, price = budget.planned, budget.flops_per_byte
+    expected = plan(budget, module, rematerializer, forward, args, kwargs)
+    if before is budget.planned and price == budget.flops_per_byte:
+        return
+    captured.discard()
+    planned, room, accumulates = budget.planned, (1 - MARGIN) * budget.peak_bytes, _accumulates(module)
+    assert planned is not None
+    while expected > 0:  # 0: not planned
         with _planning():
             for _ in range(2):  # the first compiles
-                step = _measure(module, nullcontext(), call, args, kwargs, keeps_outputs=budget.planned.keeps_outputs)
+                step = _measure(module, nullcontext(), call, args, kwargs, keeps_outputs=planned.keeps_outputs)
                 if captured.is_given_up:
                     return
         existing = _existing_bytes(module, _tensors((args, kwargs)))
-        peak = existing + (step.accumulating if _accumulates(module) else step.peak)
-        budget.planned.captured_extra = max(budget.planned.captured_extra, peak - expected)
-        if peak <= (1 - MARGIN) * budget.peak_bytes:
+        peak = existing + (step.accumulating if accumulates else step.peak)
+        if peak <= room:
+            planned.captured_extra = max(0, peak - expected)
             return
-        if budget.flops_per_byte == budget.planned.prices[-1]:
+        highest = planned.prices[-1]
+        if budget.flops_per_byte == highest:
             least = peak / (1 - MARGIN)
             raise impossible(budget.peak_bytes, least, has_optimizer_state=bool(_optimizer_states(module)))
+        captured.discard()
+        planned.captured_extra = max(peak - expected, 2 * planned.captured_extra)  # compiling takes long: few attempts
+        least = existing + planned.bytes_at(highest, accumulates=accumulates)
+        if least + planned.captured_extra < room:
+            expected = plan(budget, module, rematerializer, forward, args, kwargs)
+        else:
+            budget.flops_per_byte, expected = highest, least
 
 
 def _find_price(
