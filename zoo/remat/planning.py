@@ -167,6 +167,7 @@ def plan_captured(
     captured.discard()
     planned, room, accumulates = budget.planned, (1 - MARGIN) * budget.peak_bytes, _accumulates(module)
     assert planned is not None
+    peaks = []
     while expected > 0:  # 0: not planned
         with _planning():
             for _ in range(2):  # the first compiles
@@ -178,9 +179,10 @@ def plan_captured(
         if peak <= room:
             planned.captured_extra = max(0, peak - expected)
             return
+        peaks.append(peak)
         highest = planned.prices[-1]
         if budget.flops_per_byte == highest:
-            least = peak / (1 - MARGIN)
+            least = min(peaks) / (1 - MARGIN)
             raise impossible(budget.peak_bytes, least, has_optimizer_state=bool(_optimizer_states(module)))
         captured.discard()
         planned.captured_extra = max(peak - expected, 2 * planned.captured_extra)  # compiling takes long: few attempts
