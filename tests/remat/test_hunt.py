@@ -17,6 +17,7 @@ from tests.remat.hunt import (
     captured_programs,
     differs,
     judge,
+    judge_captured,
     program,
     programs,
     shrink,
@@ -198,6 +199,23 @@ def test_captured_gradients_of_some_outputs_have_the_bits_of_aot_eager(found: Pr
     captured, torchs = (Captured(found, way).run() for way in ("lean", "aot_eager"))
     assert differs(captured, Runner(found, "plain").run(), 0.0)
     assert not differs(captured, torchs, 0.0)
+
+
+PART_OF_AN_INPUT_THAT_IS_OVERWRITTEN = """
+    dgla = unbind(u, f, 1)
+    b = plus_scale(g, 2)
+    c = autocast(b, d)
+    l = conv_frozen(b, g, 1)
+    h = attention(l, 2)
+    g = set_masked(g, h)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_captured_programs_that_failed_once_train_rightly() -> None:
+    found = program(PART_OF_AN_INPUT_THAT_IS_OVERWRITTEN, returns="bc", loss="c", seed=748)
+    assert not judge_captured(found).is_failure
 
 
 @pytest.mark.slow
