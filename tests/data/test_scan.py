@@ -42,6 +42,8 @@ def test_a_missing_folder_is_named_with_what_is_there_instead(tmp_path: Path) ->
     with pytest.raises(DataError, match=r"no folder train/ \(but training\); .*needs train/ and val/") as caught:
         scan_folder(tmp_path / "train")
     assert str(tmp_path) in str(caught.value)
+    with pytest.raises(DataError, match=r"nowhere: there is no such folder; .*needs train/ and val/"):
+        scan_folder(tmp_path / "nowhere" / "train")
 
 
 @pytest.mark.parametrize("allow_empty", [False, True])

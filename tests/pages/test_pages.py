@@ -9,12 +9,16 @@ import shlex
 import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+import torch
+import torchvision
 
+from tests.data.sample_images import make_folder
 from tests.pages import tables
 from tests.test_architecture import ROOMS
-from zoo.cli import build_parser
+from zoo.cli import build_parser, main
 from zoo.config import experiments_dir, leaves, load_experiment, parse_experiment
 from zoo.config.published import published
 from zoo.ops.abn import native
@@ -113,6 +117,23 @@ def test_tutorials_run_from_top_to_bottom(page: str, capsys: pytest.CaptureFixtu
     namespace: dict[str, object] = {}
     for example in re.findall(EXAMPLE, TEXTS[page]):
         run_example(page, example, namespace, capsys)
+
+
+def test_commands_of_the_tutorial_on_in_place_norms_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the weights of a ResNet for two classes in place of the reader's, and two small folders of images."""
+    monkeypatch.chdir(tmp_path)
+    torch.save(torchvision.models.resnet18(num_classes=2).state_dict(), "resnet18.pth")
+    for split in ("train", "val"):
+        make_folder(Path("DATA", split), {"a": 2, "b": 2})
+    blocks = re.findall(r"```sh\n([^`]*)```", TEXTS["docs/tutorials/in-place-norms.md"])
+    commands = [shlex.split(line) for block in blocks for line in block.splitlines()]
+    assert len(commands) == 6
+    for program, *arguments in commands:
+        if program == "zoo":
+            assert main(arguments) == 0
+        else:
+            assert program == "python"
+            exec(arguments[1], {})
 
 
 @pytest.mark.parametrize(("page", "example"), each(r"```json\n([^`]*)```"))

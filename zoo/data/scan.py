@@ -23,9 +23,11 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> tuple[list[str
     ``allow_empty_classes``.
     """
     if not os.path.isdir(root):
-        present = join_names(sorted(os.listdir(root.parent))) if os.path.isdir(root.parent) else ""
-        what = f"there is no folder {root.name}/ (but {present or 'nothing'})"
-        raise DataError(what, root.parent, "it needs train/ and val/, each with one folder of images per class")
+        needed = "it needs train/ and val/, each with one folder of images per class"
+        if not os.path.isdir(root.parent):
+            raise DataError("there is no such folder", root.parent, needed)
+        present = join_names(sorted(os.listdir(root.parent))) or "nothing"
+        raise DataError(f"there is no folder {root.name}/ (but {present})", root.parent, needed)
     images = [name for name in find_names(root) if os.sep in name]
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     numbers = {name: number for number, name in enumerate(classes)}
