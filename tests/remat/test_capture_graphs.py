@@ -370,3 +370,33 @@ def test_transposes_of_transposes_are_returned_as_views() -> None:
     for ours, truth in zip(found, expected, strict=True):  # torch adds up the gradients of views in another order
         torch.testing.assert_close(ours, truth)
     assert shared == expected_shared
+
+
+class OfLowRank(nn.Module):
+    """Scales the output of a LoRA adapter by a parameter, which needs this output for its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.down, self.up = nn.Linear(128, 4, bias=False), nn.Linear(4, 128, bias=False)
+        self.scale = nn.Parameter(torch.ones(128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(self.down(x)) * self.scale
+
+
+@pytest.mark.parametrize("is_captured", [False, True], ids=["eager", "captured"])
+def test_a_product_of_low_rank_is_not_held(is_captured: bool) -> None:
+    x = torch.randn(512, 128, requires_grad=True)
+    networks = OfLowRank(), lean(OfLowRank(), capture=is_captured)
+
+    def held(network: nn.Module) -> int:
+        return measure_memory(lambda: network(x).square().mean(), network.parameters()).held
+
+    plain, ours = map(held, networks)
+    assert ours < plain - 0.9 * x.nbytes
+    results = []
+    for each in networks:
+        each(x).square().mean().backward()
+        results.append([parameter.grad for parameter in each.parameters()])
+    assert all(map(torch.equal, *results))

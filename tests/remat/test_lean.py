@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from torch import nn
+from torch import Tensor, nn
 from torchvision.models._utils import IntermediateLayerGetter
 from torchvision.models.feature_extraction import create_feature_extractor
 
@@ -21,7 +21,7 @@ from tests.remat.programs import are_equal, images, network
 from tests.step import step
 from zoo.errors import ConfigError
 from zoo.remat import Rematerializer
-from zoo.remat.budget import Budget
+from zoo.remat.budget import Budget, Decision
 from zoo.remat.lean import StepsAside, is_lean, lean
 
 SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are larger than what is kept for being small
@@ -182,6 +182,33 @@ def test_a_budget_repeats_the_cheapest_convolutions(budget: Any) -> None:
     step(free, images(SIZE_PX))
     limited, unlimited = (vars(each)["_zoo_lean"].budget for each in (model, free))
     assert limited.flops_per_byte > unlimited.flops_per_byte == 0
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with an adapter, and an activation that reads the sum of both."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(128, width).requires_grad_(False)
+        self.down, self.up, self.back = nn.Linear(128, 8), nn.Linear(8, width), nn.Linear(width, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.back(F.silu(self.base(x) + 2 * self.up(self.down(x))))
+
+
+def test_a_fraction_is_met_by_sums_of_products_that_nothing_else_holds() -> None:
+    """The cheapest products are recomputed first, and no more of them than necessary."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(Adapted(width) for width in (512, 512, 512, 512))), torch.randn(256, 128)
+    budget, shares = Budget.parse(0.35), []
+    for _ in range(3):
+        log: list[Decision] = []
+        with Rematerializer(budget, log=log, parameters=model.parameters()):
+            model(x.requires_grad_())
+        shares.append(sum(each.lean_bytes for each in log) / sum(each.plain_bytes for each in log))
+    assert shares[0] > 0.45
+    assert 0.25 < shares[-1] <= 0.35
+    assert 63 < budget.flops_per_byte < 65
 
 
 @pytest.mark.parametrize("budget", [0, -5, 1.5, 0.0, True, "much", "40", "8 GBit", "-1GB", [1]])

@@ -301,11 +301,11 @@ def test_a_smaller_input_stays_alive_until_its_recipe_is_decided() -> None:
 
 
 def test_a_recipe_starts_from_a_view_or_an_intermediate_where_what_it_is_made_of_was_freed() -> None:
-    linear = nn.Linear(6, 6)
+    linear = nn.Linear(36, 36)
 
     def program(x: Tensor, y: Tensor) -> Tensor:
-        maps = linear(x) * 2  # the product is freed
-        return maps.unsqueeze(0).expand(3, -1, -1, -1, -1).contiguous() ** 2
+        maps = linear(x.flatten(2)) * 2  # the product is freed
+        return maps.unsqueeze(0).expand(3, -1, -1, -1).contiguous() ** 2
 
     log: list[Decision] = []
     with Rematerializer(log=log, smallest_bytes=0, parameters=linear.parameters()):
@@ -354,6 +354,25 @@ def test_attention_is_recomputed_where_the_budget_allows_it() -> None:
         assert {each.is_kept for each in outputs} == {is_kept}
         assert [each.flops_per_byte for each in outputs] == pytest.approx([64.0] * len(outputs), rel=1e-5)
     assert_same(program, X, Y, budget="1000 FLOP/B")
+
+
+@pytest.mark.parametrize(
+    ("rank", "width", "is_kept"),
+    [(16, 144, False), (16, 72, True), (24, 288, True)],
+    ids=["low rank", "narrow", "high rank"],
+)
+def test_products_of_low_rank_are_recomputed_without_a_budget(rank: int, width: int, is_kept: bool) -> None:
+    down, up = torch.randn(6, rank), nn.Parameter(torch.randn(rank, width))  # whose gradient needs its input
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return (x @ down @ up) * y.flatten()[:width]
+
+    log: list[Decision] = []
+    with Rematerializer(log=log, smallest_bytes=0):
+        program(X.clone().requires_grad_(), Y.clone().requires_grad_())
+    products = [each for each in log if each.flops_per_byte == pytest.approx(rank / 2, rel=1e-5) and each.bytes]
+    assert {each.is_kept for each in products} == {is_kept}
+    assert_same(program, X, Y)
 
 
 def test_attention_with_dropout_has_no_price() -> None:

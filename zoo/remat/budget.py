@@ -182,8 +182,9 @@ class Budget:
         for decision in decisions:
             held += decision.lean_bytes
             plain += decision.plain_bytes
-            if decision.is_kept and decision.flops_per_byte is not None:
-                candidates[decision.flops_per_byte] += decision.bytes
+            price = decision.flops_per_byte
+            if decision.is_kept and price is not None and price > self.flops_per_byte:  # others are kept all the same
+                candidates[price] += decision.bytes
         limit = self.held_limit(plain)
         for flops_per_byte in sorted(candidates):
             if held <= limit:

@@ -65,7 +65,7 @@ def lean(
       the peak memory of a training step, in bytes, with parameters, gradients and the state of the optimizer (see
       `zoo.remat.planning`). Forward and backward then run a few times before the first step, and again before a step
       with a larger batch. 0.4 or "40%": the bytes held between forward and backward, as a fraction of plain training;
-      it is met from the second or third forward pass on. "40 FLOP/B": recompute those that cost up to 40 FLOP per byte
+      it is met after a few forward passes. "40 FLOP/B": recompute those that cost up to 40 FLOP per byte
       of output.
     - `capture`: True captures forward and backward as graphs with torch.compile, and runs them with the kernels of
       eager training, without a dispatch mode. The first step takes some seconds. A module whose forward is not one

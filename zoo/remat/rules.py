@@ -191,6 +191,9 @@ def _attentions() -> dict[Operation, int]:
 #: Kernels of scaled dot product attention of (query, key, value, ...) -> the position of their dropout probability.
 ATTENTIONS = _attentions()
 
+LINEAR = {aten.addmm.default, aten.mm.default}  #: products of low rank are recomputed without a budget
+LOW_RANK, LOW_RANK_RATIO = 16, 8  # at most this many inner features, and this many times as many outer ones
+
 #: Operations that `flops_of` counts.
 PRICED = {CONVOLUTION, *PRODUCTS, *ATTENTIONS}
 
@@ -212,6 +215,19 @@ def flops_of(operation: Operation, args: tuple[Any, ...], out: Any) -> float | N
         query, key = args[:2]
         return 2.0 * query.numel() * key.shape[-2] + 2.0 * out.numel() * key.shape[-2]
     return None
+
+
+def is_low_rank(operation: Operation, args: Sequence[Any]) -> bool:
+    """Return whether an operation that `flops_of` counts is a product of low rank, such as the second one of LoRA.
+
+    Such a product takes about as long as an elementwise operation. Convolutions, batched products and small square
+    products with as few FLOP per byte take longer.
+    """
+    if operation not in LINEAR:
+        return False
+    position = PRODUCTS[operation]
+    rank, width = args[position].shape[-1], args[position + 1].shape[-1]
+    return bool(rank <= LOW_RANK and width >= LOW_RANK_RATIO * rank)
 
 
 def break_tie(price: float, position: int) -> float:

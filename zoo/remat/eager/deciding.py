@@ -22,6 +22,7 @@ NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save
 WITH_BUDGET = "recomputed only if the budget allows it"  # another
 SMALL = "small"  # another
 NOT_SMALLER = "the inputs of its recipe are not smaller"  # another
+FREED = "an input of its recipe was freed"  # another
 
 
 class Inputs(NamedTuple):
@@ -66,6 +67,8 @@ class DecisionLog:
         self._place = place
         self._makers: dict[int, tuple[weakref.ref[Tensor], str, float | None]] = {}
         self._products: dict[TrackedTensor, Decision] = {}
+        # id of the weak reference to the output of a product -> this reference, FLOP per byte of output
+        self._prices: dict[int, tuple[Any, float]] = {}
 
     def note_product(self, value: TrackedTensor, tensor: Tensor) -> None:
         """Record that the output of a convolution or a matrix product can be recomputed."""
@@ -83,12 +86,38 @@ class DecisionLog:
                 rule = RULES.get(operation)
                 if rule is not None and rule.is_view:  # costs what its base costs
                     maker, price_of_base = self._maker_of(args[0])
-                self._makers[id(each)] = weakref.ref(each), maker, price_of_base
+                reference = weakref.ref(each)
+                self._makers[id(each)] = reference, maker, price_of_base
+                if price_of_base is not None:
+                    self._prices[id(reference)] = reference, price_of_base
 
-    def decision(self, tensor: Tensor, new_bytes: int, is_kept: bool, reason: str) -> Decision:
+    def price_of_freed(self, value: TrackedTensor) -> float | None:
+        """Return the highest price of the products that a recipe would start from if they were not freed.
+
+        None if something else was freed.
+        """
+        assert value.recipe is not None, "only recipes have inputs"
+        prices: list[float | None] = []
+        seen, pending = {value}, [value.recipe]
+        while pending:
+            for source in pending.pop().sources():
+                if source in seen or source.kept is not None or source.readers > 0:
+                    continue
+                seen.add(source)
+                if source.recipe is not None:
+                    pending.append(source.recipe)
+                elif source.live() is None:
+                    prices.append(self._prices.get(id(source.live), (None, None))[1])
+        return None if None in prices else max(each for each in prices if each is not None)
+
+    def decision(
+        self, tensor: Tensor, new_bytes: int, is_kept: bool, reason: str, price_of_freed: float | None = None
+    ) -> Decision:
         """Return a decision about a tensor, which takes ``new_bytes`` if it is saved."""
         made_by, flops_per_byte = self._maker_of(tensor)
-        if reason == NOT_RECOMPUTABLE and flops_per_byte is not None:
+        if reason == FREED and price_of_freed is not None:
+            flops_per_byte = max(price_of_freed, flops_per_byte or 0.0)
+        if reason in (NOT_RECOMPUTABLE, FREED) and flops_per_byte is not None:
             reason = WITH_BUDGET
         return Decision(made_by, new_bytes, is_kept, reason, flops_per_byte, self._place())
 
@@ -138,7 +167,8 @@ class Decider:
             if reason is None:
                 self.decide(tensor, RECOMPUTED)
             else:
-                self.decide(tensor, reason, is_kept=True)
+                price = self._log.price_of_freed(value) if reason is FREED and self._log is not None else None
+                self.decide(tensor, reason, is_kept=True, price_of_freed=price)
                 tie = self._tie_of(value, tensor) if reason is NOT_SMALLER else None
                 value.keep(tensor)
                 if tie is not None:
@@ -149,13 +179,13 @@ class Decider:
         is_final = value.kept is not None and memory_id(tensor) not in self._ties
         return (value.kept, value.version) if is_final else SavedHandle(value)
 
-    def decide(self, tensor: Tensor, reason: str, is_kept: bool = False) -> None:
+    def decide(self, tensor: Tensor, reason: str, is_kept: bool = False, price_of_freed: float | None = None) -> None:
         """Record the decision to save the memory of a tensor, or not to."""
         if self._log is not None:
             new_bytes = 0 if memory_id(tensor) in self._kept else tensor.untyped_storage().nbytes()
             if reason == NOT_RECOMPUTABLE and 0 < new_bytes < self._tracker.smallest_bytes:
                 reason = SMALL
-            self._log.decisions.append(self._log.decision(tensor, new_bytes, is_kept, reason))
+            self._log.decisions.append(self._log.decision(tensor, new_bytes, is_kept, reason, price_of_freed))
         if is_kept:
             address = memory_id(tensor)
             self._kept.add(address)
@@ -265,7 +295,7 @@ class Decider:
                 else:
                     start = source.live() if source.kept is None else source.kept
                     if start is None:
-                        return "an input of its recipe was freed"
+                        return FREED
                     if source.is_external and not source.is_copied and not self._kept.is_permanent(start):
                         return "an input of its recipe is memory that torch does not own"
                     if self._tracker.is_modified(start, source):

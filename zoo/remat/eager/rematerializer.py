@@ -20,7 +20,16 @@ from zoo.remat.eager.frozen import FrozenLayers
 from zoo.remat.eager.recording import Recorder, traits_of
 from zoo.remat.eager.tracking import KeptMemory, Tracker, is_plain
 from zoo.remat.recipes import unpack
-from zoo.remat.rules import CONVOLUTION, Operation, break_tie, first_tensor, flops_of, unread_input
+from zoo.remat.rules import (
+    CONVOLUTION,
+    LINEAR,
+    Operation,
+    break_tie,
+    first_tensor,
+    flops_of,
+    is_low_rank,
+    unread_input,
+)
 from zoo.torch_internals import (
     EagerDispatchMode,
     are_transforms_active,
@@ -133,9 +142,9 @@ class Rematerializer(EagerDispatchMode):
             price = None
             if traits.record is not None:
                 traits.record(recorder, traits, args, kwargs, out)
-            elif self._has_prices:
+            elif self._has_prices or operation in LINEAR:
                 price = self._price_of(operation, args, out)
-                if price is not None and price <= self._budget.flops_per_byte:
+                if price is not None and (price <= self._budget.flops_per_byte or is_low_rank(operation, args)):
                     recorder.record(traits, args, kwargs, out)
             if self._decisions is not None:
                 self._decisions.note(operation, args, out, price)

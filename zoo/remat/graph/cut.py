@@ -26,7 +26,7 @@ from zoo.remat.graph.nodes import (
     norm_of,
     prices_of,
 )
-from zoo.remat.rules import RULES, mask_of, rectified_of, signs_of
+from zoo.remat.rules import RULES, is_low_rank, mask_of, rectified_of, signs_of
 from zoo.torch_internals import (
     BATCH_NORM,
     BATCH_NORM_OF_BATCH,
@@ -155,7 +155,9 @@ class Cut:
         if schema_of(operation).name in OF_INDUCTOR:
             return not (schema_of(operation).name == INDUCTOR_RANDOM and node.meta["val"].is_cuda)
         if self.is_priced(node):
-            return 0 < self._prices[node] <= min(self._flops_per_byte, sys.float_info.max)
+            if 0 < self._prices[node] <= min(self._flops_per_byte, sys.float_info.max):
+                return True
+            return is_low_rank(operation, [each.meta["val"] if is_node(each) else each for each in node.args])
         if is_random(operation):
             return False
         if operation in RULES or operation in OF_GRAPHS or operation in NORMS:
