@@ -54,4 +54,4 @@ def test_the_digest_is_that_of_the_settings_not_of_their_spelling() -> None:
 
 def test_the_digest_of_the_defaults_changes_on_purpose_alone() -> None:
     # It is written into every checkpoint: whoever changes a default or adds a key changes this on purpose.
-    assert Experiment().digest() == "9e4759b00a84a0c4f7508c43b1a15b846804629526bf98b8f54e3fe95e9fbf24"
+    assert Experiment().digest() == "9f5213644f108f5b9177251368666fb538d3edc3dd55a1c569c502d0571e6c17"

@@ -73,13 +73,13 @@ def test_images_and_targets_are_those_of_torchvision() -> None:
 
 def test_draws_have_the_probabilities_of_the_settings() -> None:
     generator, count = Random(0), 4000
-    settings = Regularization(mixup=0.4, cutmix=1.0, mix_probability=0.75, switch_probability=0.3)
+    settings = Regularization(mixup=0.4, cutmix=1.0, mix_probability=0.75)
     drawn = [draw_mix(settings, 32, 32, generator) for _ in range(count)]
     mixed = [mix for mix in drawn if mix is not None]
     cut = [mix for mix in mixed if mix.box is not None]
     # Four standard deviations of a binomial distribution.
     assert len(mixed) / count == pytest.approx(0.75, abs=4 * (0.75 * 0.25 / count) ** 0.5)
-    assert len(cut) / len(mixed) == pytest.approx(0.3, abs=4 * (0.3 * 0.7 / len(mixed)) ** 0.5)
+    assert len(cut) / len(mixed) == pytest.approx(0.5, abs=4 * (0.5 * 0.5 / len(mixed)) ** 0.5)
     # The variance of Beta(a, a) is 1 / (4 (2 a + 1)).
     weights = np.array([mix.weight for mix in mixed if mix.box is None])
     assert weights.mean() == pytest.approx(0.5, abs=0.03)

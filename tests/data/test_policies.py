@@ -115,3 +115,11 @@ def test_a_policy_that_timm_rejects_names_the_setting(monkeypatch: pytest.Monkey
     pytest.importorskip("timm")
     with pytest.raises(ConfigError, match=r"augment_train = timm:rand-z9: timm rejects the policy .*timm:rand-m9"):
         TrainTransform(settings)
+
+
+def test_arguments_that_torchvision_rejects_are_named_with_their_setting() -> None:
+    for params in ({"magnitde": 3}, {"interpolation": "cubic"}):
+        with pytest.raises(
+            ConfigError, match=r"augment_params_train = .*(magnitde|cubic).*see torchvision.transforms.v2"
+        ):
+            TrainTransform(_input(augment_train="randaugment", augment_params_train=params))

@@ -45,7 +45,7 @@ def _config(repeats: int = 3, **changes: Any) -> Experiment:
         "random_erasing_mode_train": "pixel",
         "repeats_train": repeats,
     }
-    mixing = {"mixup": 0.8, "cutmix": 1.0, "mix_probability": 0.9, "mix_off_epoch": 2, "loss": "bce"}
+    mixing = {"mixup": 0.8, "cutmix": 1.0, "mix_probability": 0.7, "loss": "bce"}
     averaging = {"ema_every": 2, "label_smoothing": 0.1}
     return make_config(input=images, regularization=mixing, optimizer={**averaging, **changes})
 
@@ -84,8 +84,7 @@ def test_a_run_that_was_stopped_within_an_epoch_ends_as_the_straight_one(
             os.kill(os.getpid(), signal.SIGTERM)
 
     checkpoint, expected = straight
-    assert {targets.dim() for _, targets in expected[:12]} == {1, 2}  # some batches are not mixed
-    assert {targets.dim() for _, targets in expected[12:]} == {1}
+    assert {targets.dim() for _, targets in expected} == {1, 2}  # some batches are not mixed
     stopped = tmp_path / "stopped"
     with pytest.raises(TrainingInterrupted):
         run(_config(), data, stopped, MemoryLog(send))

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from zoo.config.augmentation import AUGMENT_PARAMS
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import OPTIMIZER_PARAMS
 from zoo.config.schedule import SCHEDULE_PARAMS
@@ -63,7 +62,6 @@ def describe_settings(pattern: str = "*") -> list[SectionText]:
     for path, key, kinds in (
         ("optimizer.params", "type", OPTIMIZER_PARAMS),
         ("optimizer.schedule.params", "type", SCHEDULE_PARAMS),
-        ("input.augment_params_train", "augment_train", AUGMENT_PARAMS),
     ):
         for params in dict.fromkeys(kinds.values()):
             types = join_names([f'"{kind}"' for kind in kinds if kinds[kind] is params])

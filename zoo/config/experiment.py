@@ -7,9 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
-from zoo.config.augmentation import AUGMENT_PARAMS, TIMM_POLICY
 from zoo.config.optimizer import Optimizer
 from zoo.config.regularization import Regularization
 from zoo.config.segmentation_section import Segmentation
@@ -26,6 +25,8 @@ Percent = Annotated[float, Field(ge=0, le=100)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
 Decoder = Literal["pil", "torchvision"]
 TWO = Field(min_length=2, max_length=2)
+AUGMENTATIONS = ("randaugment", "trivialaugment", "autoaugment", "augmix")  # of torchvision.transforms.v2
+TIMM_POLICY = "timm:"  # the beginning of a policy of timm
 
 
 def _check_jitter(value: Any) -> Any:
@@ -69,8 +70,9 @@ class Input(Preprocessing):
     augment_train: str | None = None
     """Automatic augmentation after crop and flip: randaugment, trivialaugment, autoaugment or augmix of torchvision, or
     a policy of timm, if that is installed, such as timm:rand-m9-mstd0.5-inc1; null: none."""
-    augment_params_train: dict[str, Any] = Field(default={}, validate_default=True)
-    """Parameters of augment_train, see input.augment_params_train; a policy of timm contains its own."""
+    augment_params_train: dict[str, Any] = Field(default={})
+    """Arguments of the augmentation's class in torchvision.transforms.v2, such as magnitude and interpolation; a policy
+    of timm contains its own."""
     random_erasing_train: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Probability that a rectangle of 2 % to a third of a normalized training image is erased; 0: none."""
     random_erasing_mode_train: Literal["const", "rand", "pixel"] = "const"
@@ -92,15 +94,9 @@ class Input(Preprocessing):
     @classmethod
     def _must_be_known(cls, value: str | None) -> str | None:
         is_policy = value is not None and value.startswith(TIMM_POLICY) and value != TIMM_POLICY
-        if value is not None and value not in AUGMENT_PARAMS and not is_policy:
-            raise ValueError(f"should be one of {', '.join(AUGMENT_PARAMS)}, or {TIMM_POLICY}POLICY")
+        if value is not None and value not in AUGMENTATIONS and not is_policy:
+            raise ValueError(f"should be one of {', '.join(AUGMENTATIONS)}, or {TIMM_POLICY}POLICY")
         return value
-
-    @field_validator("augment_params_train")
-    @classmethod
-    def _resolve_params(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        section = AUGMENT_PARAMS.get(info.data.get("augment_train") or "")
-        return value if section is None else section.model_validate(value).model_dump()
 
     @property
     def decoder_train(self) -> Decoder:
@@ -134,12 +130,9 @@ class Input(Preprocessing):
         yield from self._augmentation_conflicts()
 
     def _augmentation_conflicts(self) -> Iterator[tuple[str, str]]:
-        if self.augment_params_train and self.augment_train not in AUGMENT_PARAMS:
+        if self.augment_params_train and self.augment_train not in AUGMENTATIONS:
             what = "needs augment_train" if self.augment_train is None else "a policy of timm has no params"
             yield "augment_params_train", f"{what}; remove the key"
-        params = self.augment_params_train
-        if self.augment_train == "randaugment" and params["magnitude"] >= params["num_magnitude_bins"]:
-            yield "augment_params_train", "magnitude should be less than num_magnitude_bins"
         if self.random_erasing_mode_train != "const" and not self.random_erasing_train:
             yield "random_erasing_mode_train", "has no effect without random_erasing_train"
 

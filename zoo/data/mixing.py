@@ -41,7 +41,7 @@ def draw_mix(settings: Regularization, height: int, width: int, generator: Rando
     """
     if not settings.mixes or generator.random() >= settings.mix_probability:
         return None
-    cuts = settings.mixup == 0 or (settings.cutmix > 0 and generator.random() < settings.switch_probability)
+    cuts = settings.mixup == 0 or (settings.cutmix > 0 and generator.random() < 0.5)
     alpha = settings.cutmix if cuts else settings.mixup
     weight = generator.betavariate(alpha, alpha)
     if not cuts:

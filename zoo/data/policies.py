@@ -15,7 +15,7 @@ from torch import Tensor
 from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 
 from zoo.config import Input
-from zoo.config.augmentation import TIMM_POLICY
+from zoo.config.experiment import TIMM_POLICY
 from zoo.data.seeding import seeded_global_generators
 from zoo.errors import ConfigError
 
@@ -54,9 +54,15 @@ class Policy:
 
 def _augmentation(name: str, settings: Input) -> Callable[[Image.Image], Image.Image]:
     if name in POLICIES:
+        params = settings.augment_params_train
         words = {"interpolation": InterpolationMode, "policy": AutoAugmentPolicy}
-        params = {key: words.get(key, type(value))(value) for key, value in settings.augment_params_train.items()}
-        transform: Callable[[Image.Image], Image.Image] = POLICIES[name](**params)
+        try:
+            arguments = {key: words.get(key, type(value))(value) for key, value in params.items()}
+            transform: Callable[[Image.Image], Image.Image] = POLICIES[name](**arguments)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                error, f"input.augment_params_train = {params}", "see torchvision.transforms.v2"
+            ) from error
         return transform
     where = f"input.augment_train = {name}"
     if find_spec("timm") is None:

@@ -124,8 +124,6 @@ class Trainer:
         """Return the images and targets of a batch, mixed as the settings say."""
         state, config = self.state, self.config
         settings = config.regularization
-        if not settings.mixes or (settings.mix_off_epoch is not None and state.epoch >= settings.mix_off_epoch):
-            return images, targets
         generator = random_of(config.seed, state.epoch, state.batch, MIXES)
         height, width = images.shape[-2:]
         mix = draw_mix(settings, height, width, generator)

@@ -118,8 +118,7 @@ class ClassificationTask(Task):
         shares = shares * (1 - smoothing) + smoothing / num_classes
         if settings.bce_target_threshold is not None:
             shares = shares.gt(settings.bce_target_threshold).to(logits.dtype)
-        total = F.binary_cross_entropy_with_logits(logits, shares, reduction="sum")
-        return total if settings.bce_sum else total / num_classes
+        return F.binary_cross_entropy_with_logits(logits, shares, reduction="sum") / num_classes
 
     def counts(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the numbers of top-1 and top-5 hits; with fewer than five classes every target is a top-5 hit.
