@@ -15,7 +15,7 @@ from tests.dist.spawn import run_distributed
 from tests.formula import activated_batch_norm, relative_error
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, freeze_norms
 from zoo.layers.dense import norm_conv
-from zoo.torch_internals import ALL_GATHER
+from zoo.torch_internals.data import ALL_GATHER
 
 
 def pair(norm=InPlaceABN, **settings):

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zoo import torch_internals
 from zoo.remat import inductor_options
 from zoo.remat.budget import Budget
 from zoo.remat.graph import capture, cut
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import measure_memory
+from zoo.torch_internals import compiler
 
 pytestmark = [
     pytest.mark.slow,  # compiles
@@ -327,7 +327,7 @@ def test_graphs_call_operators_directly_and_read_no_transpose_of_a_transpose(mon
 
     def boxed(graph: fx.GraphModule) -> Any:
         graphs.append(graph)
-        return torch_internals.boxed(graph)
+        return compiler.boxed(graph)
 
     monkeypatch.setattr(capture, "boxed", boxed)
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))

@@ -19,7 +19,7 @@ from tests.remat.programs import are_equal
 from zoo.remat.lean import lean
 from zoo.remat.memory_report import memory_report
 from zoo.remat.memory_use import measure_memory
-from zoo.torch_internals import TorchDispatchMode
+from zoo.torch_internals.dispatch import TorchDispatchMode
 
 SIZE_PX = 96  # 8 channels of 96 x 96 px take more than 64 KiB, up to which tensors are kept
 

@@ -14,7 +14,7 @@ from tests.remat.programs import Block, Checkpointed, images, network
 from zoo.errors import ConfigError
 from zoo.remat.lean import is_lean, lean
 from zoo.remat.memory_use import measure_memory
-from zoo.torch_internals import top_saved_tensors_hooks
+from zoo.torch_internals.dispatch import top_saved_tensors_hooks
 
 
 def held_bytes(model: nn.Module) -> int:

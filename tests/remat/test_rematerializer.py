@@ -33,7 +33,7 @@ from zoo.remat.rules import (
     flops_of,
     line_is_exact,
 )
-from zoo.torch_internals import storage_id
+from zoo.torch_internals.data import storage_id
 
 X, Y = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)
 needs_native = pytest.mark.skipif(native.unavailable_reason() is not None, reason=str(native.unavailable_reason()))

@@ -25,7 +25,7 @@ from zoo.models.external import iter_tensors
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import Memory, measure_memory
 from zoo.remat.planning import device_of, unchanged
-from zoo.torch_internals import tree_leaves, tree_map
+from zoo.torch_internals.data import tree_leaves, tree_map
 
 LEARNING_RATE = 0.01
 ROUNDS = 5  # of timed steps

@@ -28,7 +28,7 @@ from zoo.remat.memory_use import clear_gradients
 from zoo.spec.architectures import REVERSIBLE_TWINS, architecture
 from zoo.spec.network import NetworkSpec
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
-from zoo.torch_internals import recompile_limit
+from zoo.torch_internals.compiler import recompile_limit
 
 # Memory strategies of external networks.
 EXTERNAL_STRATEGIES: dict[str, Callable[[nn.Module], nn.Module]] = {

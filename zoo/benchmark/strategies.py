@@ -20,7 +20,7 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results, describe_error
 from zoo.errors import ConfigError
 from zoo.remat.lean import lean
-from zoo.torch_internals import activation_memory_budget, lookup_backend
+from zoo.torch_internals.compiler import activation_memory_budget, lookup_backend
 
 BASELINE = "std-BN"
 FUSED = "iABN fused"  # identical to "iABN" in float32

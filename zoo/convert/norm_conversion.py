@@ -16,7 +16,7 @@ from zoo.convert.trace import Trace, function_name
 from zoo.errors import MAX_LISTED, ConversionError, escape, join_names
 from zoo.layers.norm import ABN, NORM_CLASSES, InPlaceABN, InPlaceABNSync
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
-from zoo.torch_internals import BatchNormBase
+from zoo.torch_internals.data import BatchNormBase
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from zoo.errors import ConversionError
 from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleSequential
-from zoo.torch_internals import BatchNormBase, DropoutBase
+from zoo.torch_internals.data import BatchNormBase, DropoutBase
 
 # Their outputs may be overwritten: not saved for backward, and not views.
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -20,7 +20,7 @@ from zoo.data.map_dataset import Datasets, MapDataset
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
-from zoo.torch_internals import end_workers
+from zoo.torch_internals.data import end_workers
 
 WORKER_GRACE_S = 2.0  # how long a worker may take to exit before it is killed
 

@@ -14,7 +14,7 @@ from torch import nn
 from zoo.config import Optimizer
 from zoo.config.optimizer import TIMM, WITH_MOMENTUM
 from zoo.errors import ConfigError
-from zoo.torch_internals import NormBase
+from zoo.torch_internals.data import NormBase
 
 CLASSIFIER = re.compile(r"(?:.*\.)?(?:fc|head\.projection)\.")  # names of its parameters
 NORMS = (NormBase, nn.GroupNorm, nn.LayerNorm)  # the norms of this package are subclasses of the first

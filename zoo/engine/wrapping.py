@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from zoo.engine.process import Process
 from zoo.remat.graph.capture import inductor_options
 from zoo.remat.lean import is_lean, lean
-from zoo.torch_internals import ALL_GATHER, uncompiled
+from zoo.torch_internals.compiler import uncompiled
+from zoo.torch_internals.data import ALL_GATHER
 
 _NAMES = ("forward_sync_buffers", "broadcast_buffers")  # new versions of torch warn about the second one
 _BUFFER_OPTION = next(name for name in _NAMES if name in inspect.signature(DistributedDataParallel).parameters)

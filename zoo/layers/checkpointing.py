@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from zoo.layers.norm import ABN
 from zoo.ops.context import is_exporting, is_fx_proxy
-from zoo.torch_internals import NormBase, are_transforms_active
+from zoo.torch_internals.data import NormBase
+from zoo.torch_internals.dispatch import are_transforms_active
 
 
 def checkpoint(module: nn.Module, *args: Any) -> Any:

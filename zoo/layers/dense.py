@@ -19,7 +19,7 @@ from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.norm_act_conv import join, norm_act_conv
 from zoo.ops.context import is_eager, is_fx_proxy
 from zoo.ops.convolution import Convolution
-from zoo.torch_internals import has_hooks
+from zoo.torch_internals.data import has_hooks
 
 
 class DenseModule(nn.Module):

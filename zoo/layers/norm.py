@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS, check_activation, group_to_synchronize, inplace_abn
 from zoo.ops.abn.statistics import Statistics, check_input, check_num_values, next_momentum, take_statistics
 from zoo.ops.context import can_work_in_place
-from zoo.torch_internals import NormBase
+from zoo.torch_internals.data import NormBase
 
 NormFactory = Callable[[int], nn.Module]
 

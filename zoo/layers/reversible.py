@@ -23,7 +23,8 @@ from zoo.ops.context import is_fx_proxy
 from zoo.ops.grid import round_to_grid, sum_on_grid
 from zoo.ops.inverse import channel_pool, channel_unpool, halves
 from zoo.ops.pooling import memory_format_of
-from zoo.torch_internals import are_transforms_active, has_backward_hooks
+from zoo.torch_internals.data import has_backward_hooks
+from zoo.torch_internals.dispatch import are_transforms_active
 
 torch.fx.wrap("round_to_grid")
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from zoo.layers.conv import conv2d, drop_path, max_pool
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.ops.inverse import halves
-from zoo.torch_internals import NormBase
+from zoo.torch_internals.data import NormBase
 
 BN_EPS, BN_MOMENTUM = 1e-3, 0.01  # of the authors' code (a decay of 0.99)
 

@@ -31,7 +31,7 @@ from zoo.remat.lean import lean
 from zoo.spec.architectures import LEAN, Architecture, architecture
 from zoo.spec.network import NetworkSpec, choose_dilation
 from zoo.spec.section import parse_section
-from zoo.torch_internals import NormBase
+from zoo.torch_internals.data import NormBase
 
 
 def _deeplab(

@@ -17,7 +17,7 @@ from zoo.models.base import Network, dilation_per_module
 from zoo.ops.abn.norm_act_conv import join
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.pooling import mean_pool2d
-from zoo.torch_internals import has_hooks
+from zoo.torch_internals.data import has_hooks
 
 GROWTH = 32
 

@@ -22,7 +22,9 @@ from torch.autograd.function import once_differentiable
 from zoo.errors import ConfigError
 from zoo.ops.context import Autocast, RandomState, is_autocast, is_exporting, is_fx_proxy
 from zoo.ops.grid import HALF, Digests, round_to_grid
-from zoo.torch_internals import are_transforms_active, disable_compiler, is_replica, storage_id
+from zoo.torch_internals.compiler import disable_compiler
+from zoo.torch_internals.data import is_replica, storage_id
+from zoo.torch_internals.dispatch import are_transforms_active
 
 torch.fx.wrap("round_to_grid")
 

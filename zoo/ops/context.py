@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 from torch.utils.checkpoint import set_device_states
 
-from zoo.torch_internals import (
+from zoo.torch_internals.dispatch import (
     SELECTIVE_CHECKPOINT_MODES,
     are_transforms_active,
     dispatch_modes,

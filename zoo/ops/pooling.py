@@ -22,7 +22,7 @@ from zoo.ops.abn import native, reference
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.context import differentiable_once, is_eager, is_fx_proxy, is_unwatched
 from zoo.ops.operators import operator
-from zoo.torch_internals import pair
+from zoo.torch_internals.data import pair
 
 Pair = int | tuple[int, int]
 

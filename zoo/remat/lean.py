@@ -20,14 +20,9 @@ from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
 from zoo.remat.graph.capture import CapturedForward
 from zoo.remat.planning import plan, plan_captured, watch_optimizers
-from zoo.torch_internals import (
-    are_transforms_active,
-    has_compiled_part,
-    has_hooks,
-    is_compiled,
-    run_while_compiling,
-    top_saved_tensors_hooks,
-)
+from zoo.torch_internals.compiler import has_compiled_part, is_compiled, run_while_compiling
+from zoo.torch_internals.data import has_hooks
+from zoo.torch_internals.dispatch import are_transforms_active, top_saved_tensors_hooks
 
 Module = TypeVar("Module", bound=nn.Module)
 

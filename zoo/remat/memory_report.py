@@ -26,7 +26,7 @@ from zoo.remat.memory_use import StorageLog
 from zoo.remat.meta_attention import kernel_device, meta_attention
 from zoo.remat.planning import count_peak, plan, trained_outputs, unchanged
 from zoo.tables import Cell, markdown_table
-from zoo.torch_internals import tree_leaves, tree_map
+from zoo.torch_internals.data import tree_leaves, tree_map
 
 MEGA = 1e6
 CONTAINERS = (nn.Sequential, nn.ModuleList)

@@ -24,16 +24,15 @@ from torch.profiler import record_function
 
 from zoo.errors import ConfigError
 from zoo.remat.meta_attention import meta_attention
-from zoo.torch_internals import (
-    TorchDispatchMode,
+from zoo.torch_internals.data import (
     cuda_history,
-    is_profiling,
     record_cuda_history,
     start_allocation_log,
     stop_allocation_log,
     storage_id,
     tree_leaves,
 )
+from zoo.torch_internals.dispatch import TorchDispatchMode, is_profiling
 
 END_OF_FORWARD = "zoo: end of forward"
 GRADIENT = "zoo: gradient of bytes "

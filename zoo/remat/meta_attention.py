@@ -10,14 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.torch_internals import (
-    TorchDispatchMode,
-    fake_tensor_mode,
-    scoped_library,
-    tree_leaves,
-    tree_map,
-    without_dispatch_modes,
-)
+from zoo.torch_internals.data import tree_leaves, tree_map
+from zoo.torch_internals.dispatch import TorchDispatchMode, fake_tensor_mode, scoped_library, without_dispatch_modes
 
 
 def kernel_device() -> torch.device:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.torch_internals import DisableTorchDispatch
+from zoo.torch_internals.dispatch import DisableTorchDispatch
 
 aten = torch.ops.aten
 ENABLED = False

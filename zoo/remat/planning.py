@@ -28,7 +28,8 @@ from zoo.ops.context import restored_buffers
 from zoo.remat.budget import Budget, Decision, Planned, Step, bytes_text, impossible
 from zoo.remat.eager.rematerializer import Rematerializer
 from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize, watched
-from zoo.torch_internals import is_profiling, storage_id, tree_leaves, tree_map
+from zoo.torch_internals.data import storage_id, tree_leaves, tree_map
+from zoo.torch_internals.dispatch import is_profiling
 
 if TYPE_CHECKING:
     from zoo.remat.graph.capture import CapturedForward

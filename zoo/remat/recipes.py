@@ -15,14 +15,9 @@ from torch import Tensor
 
 from zoo.errors import ZooError
 from zoo.remat.rules import IN_PLACE, Operation
-from zoo.torch_internals import (
-    call_with_flags,
-    detach,
-    is_alias_of,
-    kernel_flags,
-    never_compile,
-    skip_autograd_and_autocast,
-)
+from zoo.torch_internals.compiler import never_compile
+from zoo.torch_internals.data import detach, is_alias_of
+from zoo.torch_internals.dispatch import call_with_flags, kernel_flags, skip_autograd_and_autocast
 
 MAX_STORED = 3  # capacity of the store, in units of the largest tensor stored so far
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from zoo.ops.abn.backend import name_for
 from zoo.remat.norm_order import normalize, order_of
-from zoo.torch_internals import BATCH_NORM, DisableTorchDispatch, has_kernel, schema_of
+from zoo.torch_internals.compiler import BATCH_NORM
+from zoo.torch_internals.dispatch import DisableTorchDispatch, has_kernel, schema_of
 
 aten = torch.ops.aten
 Operation = Any  # torch._ops.OpOverload, or a function of this package

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from zoo.reproduce.paper_networks import forward_of
-from zoo.torch_internals import TorchDispatchMode
+from zoo.torch_internals.dispatch import TorchDispatchMode
 
 COUNTED_BATCH, CIFAR_SIZE = 2, 32  # images of the counted steps, and the side of images of CIFAR
 

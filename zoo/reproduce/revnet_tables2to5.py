@@ -23,7 +23,7 @@ from zoo.reproduce.paper_networks import build_for_training, count_parameters, f
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
 from zoo.spec.network import NetworkSpec
-from zoo.torch_internals import NormBase
+from zoo.torch_internals.data import NormBase
 
 
 def _of_item(item: str) -> list[PublishedNumber]:

@@ -13,7 +13,7 @@ from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.statistics import Statistics, check_input, check_num_values, take_statistics
 from zoo.ops.context import can_work_in_place, is_eager
-from zoo.torch_internals import is_alias_of
+from zoo.torch_internals.data import is_alias_of
 
 INVERTIBLE_ACTIVATIONS = ("leaky_relu", "elu", "identity")
 

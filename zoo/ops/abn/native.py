@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 
 from zoo.ops.abn.kernels import Means, NormSettings, new_vectors
 from zoo.ops.operators import TAGS
-from zoo.torch_internals import has_kernel
+from zoo.torch_internals.dispatch import has_kernel
 
 # Activation codes of csrc/numbers.h.
 ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2}

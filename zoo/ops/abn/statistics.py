@@ -14,7 +14,7 @@ from torch import Tensor
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import accumulate_dtype
 from zoo.ops.context import is_eager
-from zoo.torch_internals import ALL_GATHER
+from zoo.torch_internals.data import ALL_GATHER
 
 
 class Statistics(NamedTuple):

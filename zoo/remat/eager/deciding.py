@@ -16,7 +16,7 @@ from zoo.remat.budget import INPUT, INTERMEDIATE, RECOMPUTED, Decision
 from zoo.remat.eager.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_plain
 from zoo.remat.recipes import Recipe, SavedHandle, TrackedTensor, detached
 from zoo.remat.rules import CONCATENATE, RULES, Operation
-from zoo.torch_internals import memory_id, storage_id
+from zoo.torch_internals.data import memory_id, storage_id
 
 NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save a tensor
 WITH_BUDGET = "recomputed only if the budget allows it"  # another

@@ -18,7 +18,7 @@ from zoo.remat.eager.deciding import Decider, DecisionLog
 from zoo.remat.eager.tracking import Tracker, is_plain
 from zoo.remat.recipes import SavedHandle, TrackedTensor, detached, unmodified, unpack
 from zoo.remat.rules import rectified_of, signs_of
-from zoo.torch_internals import DisableTorchDispatch, saves_its_output, skip_autograd_and_autocast
+from zoo.torch_internals.dispatch import DisableTorchDispatch, saves_its_output, skip_autograd_and_autocast
 
 RELU_NODE = "ReluBackward0"  # autograd's name
 

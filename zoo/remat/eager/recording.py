@@ -36,13 +36,8 @@ from zoo.remat.rules import (
     writes_inside,
     written_arguments,
 )
-from zoo.torch_internals import (
-    DisableTorchDispatch,
-    count_writes,
-    may_overlap,
-    memory_id,
-    resolve_views,
-)
+from zoo.torch_internals.data import may_overlap, memory_id
+from zoo.torch_internals.dispatch import DisableTorchDispatch, count_writes, resolve_views
 
 
 class Recorder:

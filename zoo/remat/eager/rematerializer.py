@@ -30,12 +30,12 @@ from zoo.remat.rules import (
     is_low_rank,
     unread_input,
 )
-from zoo.torch_internals import (
+from zoo.torch_internals.compiler import never_compile
+from zoo.torch_internals.dispatch import (
     EagerDispatchMode,
     are_transforms_active,
     before_hooks_are_disabled,
     count_writes,
-    never_compile,
     top_saved_tensors_hooks,
 )
 

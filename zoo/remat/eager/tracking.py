@@ -15,7 +15,8 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from zoo.remat.recipes import Recipe, Store, TrackedTensor
-from zoo.torch_internals import DisableTorchDispatch, is_wrapper, memory_id
+from zoo.torch_internals.data import is_wrapper, memory_id
+from zoo.torch_internals.dispatch import DisableTorchDispatch
 
 SWEEP = 32  # tensors noted between two searches for those that were freed
 # Smaller tensors are saved, as recomputing them costs more time than the memory is worth: smaller than the largest

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from zoo.remat.graph.nodes import Node, insert_in_backward, is_node
 from zoo.remat.rules import ADD
-from zoo.torch_internals import CAST, is_tangent_node
+from zoo.torch_internals.compiler import CAST, is_tangent_node
 
 _LINKS = "zoo.links"  # key in the metadata of the cast that stands for a context of autocast
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, fx
 from torch.nn import Parameter
 
-from zoo import torch_internals
 from zoo.errors import ConfigError
 from zoo.ops.abn.backend import name_for
 from zoo.remat.budget import Budget
@@ -31,7 +30,8 @@ from zoo.remat.graph.joint_graph import partition
 from zoo.remat.graph.layouts import with_real_strides
 from zoo.remat.graph.nodes import Node, are_alike, is_node
 from zoo.remat.rules import FASTER, IN_PLACE, LINE_DTYPES, batch_norm_is_exact, line_is_exact
-from zoo.torch_internals import (
+from zoo.torch_internals import compiler
+from zoo.torch_internals.compiler import (
     OperatorOverload,
     aot_backend,
     boxed,
@@ -42,8 +42,8 @@ from zoo.torch_internals import (
     is_passing,
     reason_of,
     restarts_tracing,
-    schema_of,
 )
+from zoo.torch_internals.dispatch import schema_of
 
 logger = logging.getLogger("zoo")
 
@@ -197,7 +197,7 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
     limit = Budget.parse(budget)
     limit.check_planned("zoo.remat.inductor_options")
     rule = partial(partition, budget=limit, is_eager=False)
-    sources = map(str, [*Path(__file__).parents[1].rglob("*.py"), torch_internals.__file__])
+    sources = map(str, [*Path(__file__).parents[1].rglob("*.py"), *Path(compiler.__file__).parent.glob("*.py")])
     options: dict[str, Any] = {"custom_partitioner_fn": inductor_partitioner(rule, *sources, key=repr(budget))}
     return options if torch.cuda.is_available() else {**options, "layout_optimization": False}
 

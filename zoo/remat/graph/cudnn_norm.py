@@ -17,7 +17,8 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from zoo.ops.operators import operator
-from zoo.torch_internals import chooses_cudnn, cudnn_reserve_bytes, suggest_memory_format
+from zoo.torch_internals.compiler import chooses_cudnn, cudnn_reserve_bytes
+from zoo.torch_internals.data import suggest_memory_format
 
 aten = torch.ops.aten
 LIBRARY = torch.library.Library("zoo_remat", "FRAGMENT")

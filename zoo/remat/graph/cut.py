@@ -27,14 +27,14 @@ from zoo.remat.graph.nodes import (
     prices_of,
 )
 from zoo.remat.rules import RULES, is_low_rank, mask_of, rectified_of, signs_of
-from zoo.torch_internals import (
+from zoo.torch_internals.compiler import (
     BATCH_NORM,
     BATCH_NORM_OF_BATCH,
     BATCH_NORM_OF_EVALUATION,
     OperatorOverload,
     is_random,
-    schema_of,
 )
+from zoo.torch_internals.dispatch import schema_of
 
 aten = torch.ops.aten
 MAX_DEPTH = 4  # recomputed nodes that backward reads in a chain: bounds the peak memory of one recomputation

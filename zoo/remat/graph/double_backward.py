@@ -21,7 +21,8 @@ from torch.nn import Parameter
 from zoo.errors import ConfigError
 from zoo.remat.graph.cudnn_norm import CUDNN_BATCH_NORM
 from zoo.remat.graph.nodes import Node
-from zoo.torch_internals import BATCH_NORM, is_compiled_node, is_tangent_node, set_versions
+from zoo.torch_internals.compiler import BATCH_NORM, is_compiled_node, is_tangent_node
+from zoo.torch_internals.data import set_versions
 
 aten = torch.ops.aten
 

@@ -52,7 +52,7 @@ from zoo.remat.rules import (
     rectified_of,
     signs_of,
 )
-from zoo.torch_internals import (
+from zoo.torch_internals.compiler import (
     BATCH_NORM,
     BATCH_NORM_OF_BATCH,
     default_partition,

@@ -12,16 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.torch_internals import (
-    DisableTorchDispatch,
-    OperatorOverload,
-    is_random,
-    schema_of,
-    size_hint,
-    skip_autograd_and_autocast,
-    tree_leaves,
-    tree_map,
-)
+from zoo.torch_internals.compiler import OperatorOverload, is_random, size_hint
+from zoo.torch_internals.data import tree_leaves, tree_map
+from zoo.torch_internals.dispatch import DisableTorchDispatch, schema_of, skip_autograd_and_autocast
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from zoo.remat.rules import (
     has_exact_line,
     own,
 )
-from zoo.torch_internals import BACKWARD_TAG, BATCH_NORM, BATCH_NORM_OF_BATCH, size_hint
+from zoo.torch_internals.compiler import BACKWARD_TAG, BATCH_NORM, BATCH_NORM_OF_BATCH, size_hint
 
 aten = torch.ops.aten
 Node = Any  # torch.fx.Node, whose type stubs differ between versions of torch

@@ -1,332 +1,24 @@
-"""All private names of torch that this package uses, with the behavior that it relies on, and names that have changed.
+"""torch's private names about torch.compile, and about the graphs that it captures.
 
-`tests/test_torch_internals.py` tests each behavior separately, so a version of torch that changes one fails a test with
-its name. The test also asserts that no other file uses private names of torch. Most names are plain aliases, without
-cost at run time. The compiler takes a second to import, and is imported only by the functions that need it.
+The compiler takes a second to import, and is imported only by the functions that need it.
 """
 
 from __future__ import annotations
 
 import functools
-import heapq
 import itertools
 import operator
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
-import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.nn.modules import batchnorm, dropout
-from torch.nn.modules import module as module_hooks
-from torch.nn.modules import utils as module_utils
-from torch.utils import _python_dispatch, _pytree
-from torch.utils.data._utils import signal_handling
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-# The type stubs of torch versions declare different names. Any makes the type check pass with every version.
-_C: Any = torch._C
-_module_hooks: Any = module_hooks
-_checkpoint: Any = torch.utils.checkpoint
-_workers: Any = signal_handling
+_C: Any = torch._C  # the type stubs of torch versions declare different names
 _numbers = itertools.count()
-_cuda_memory: Any = torch.cuda.memory
-
-# Dispatch
-
-#: A base class whose `__torch_dispatch__` is called below autograd for each operation while the mode is active.
-TorchDispatchMode = _python_dispatch.TorchDispatchMode
-
-
-class EagerDispatchMode(TorchDispatchMode):
-    """A dispatch mode without the wrapper of `__torch_dispatch__` that hides it from torch.compile, at some cost.
-
-    torch.compile compiles nothing while the mode is active; `never_compile` hides `__torch_dispatch__` itself.
-    """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-
-#: Returns the active dispatch modes, the innermost last.
-dispatch_modes = _python_dispatch._get_current_dispatch_mode_stack
-
-#: Returns the number of active dispatch modes in this thread.
-num_dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
-
-#: Returns a context without the dispatch modes that are active around it; modes may be entered inside it.
-without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
-
-#: A context that disables dispatch modes and `__torch_dispatch__`.
-DisableTorchDispatch: Callable[[], AbstractContextManager[None]] = _C._DisableTorchDispatch
-
-#: Returns whether a transform of `torch.func`, such as grad or vmap, is active.
-are_transforms_active: Callable[[], bool] = _C._are_functorch_transforms_active
-
-#: Returns whether the operator "namespace::name" has a kernel for a dispatch key, such as "CPU".
-has_kernel: Callable[[str, str], bool] = _C._dispatch_has_kernel_for_dispatch_key
-
-#: Returns a context, for use within `__torch_dispatch__`, in which all operations increment the versions of the tensors
-#: that they write. Without it only the outer operator does, if it has a kernel for the key "ADInplaceOrView".
-count_writes: Callable[[], AbstractContextManager[None]] = functools.partial(
-    _C._SetExcludeDispatchKeyGuard, _C.DispatchKey.ADInplaceOrView, False
-)
-
-
-@contextmanager
-def resolve_views() -> Iterator[None]:
-    """Return a context, for use within `__torch_dispatch__`, in which kernels may read conjugated and negated views.
-
-    Without it, the views that a kernel makes of its arguments, such as `x.mH`, have the elements of the arguments.
-    """
-    with (
-        _C._SetExcludeDispatchKeyGuard(_C.DispatchKey.Conjugate, False),
-        _C._SetExcludeDispatchKeyGuard(_C.DispatchKey.Negative, False),
-    ):
-        yield
-
-
-#: Returns whether a tensor is of a subclass that wraps other tensors and has no memory of its own, such as DTensor.
-is_wrapper = _python_dispatch.is_traceable_wrapper_subclass
-
-#: Returns a context with a `torch.library.Library` whose registrations end with the context.
-scoped_library: Callable[[str, str], AbstractContextManager[Any]] = torch.library._scoped_library
-
-#: Returns the schema of an operator overload: its name, `is_mutable`, and arguments with name, type and alias_info.
-schema_of: Callable[[Any], Any] = operator.attrgetter("_schema")
-
-
-def _above_kernels() -> Any:
-    names = ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
-    keys = _C.DispatchKeySet(_C.DispatchKey.AutogradOther)
-    for name in names:
-        keys = keys.add(getattr(_C.DispatchKey, name))
-    return keys
-
-
-#: Returns a context in which operations on CPU and CUDA tensors skip autograd and autocast: their kernels get the
-#: arguments unchanged. Tensors and their views still share a version counter. Dispatch modes are still called.
-skip_autograd_and_autocast: Callable[[], AbstractContextManager[None]] = functools.partial(
-    _C._ExcludeDispatchKeyGuard, _above_kernels()
-)
-
-
-def kernel_flags() -> tuple[Any, ...]:
-    """Return the settings that choose between kernels: oneDNN, deterministic algorithms, whether these warn."""
-    return (
-        _C._get_mkldnn_enabled(),
-        _C._get_deterministic_algorithms(),
-        _C._get_deterministic_algorithms_warn_only(),
-    )
-
-
-def call_with_flags(flags: tuple[Any, ...], function: Callable[..., Any], *args: Any) -> Any:
-    """Return the result of a function that runs with the settings that `kernel_flags` has returned."""
-    before = kernel_flags()
-    if before == flags:
-        return function(*args)
-    _set_kernel_flags(*flags)
-    try:
-        return function(*args)
-    finally:
-        _set_kernel_flags(*before)
-
-
-def _set_kernel_flags(is_mkldnn: bool, is_deterministic: bool, warns: bool) -> None:
-    _C._set_mkldnn_enabled(is_mkldnn)
-    _C._set_deterministic_algorithms(is_deterministic, warn_only=warns)
-
-
-#: The dispatch modes of selective checkpoints, in forward and in recomputation. In versions of torch without these
-#: names, conservatively, any dispatch mode.
-SELECTIVE_CHECKPOINT_MODES: tuple[type[TorchDispatchMode], ...] = tuple(
-    getattr(_checkpoint, name, TorchDispatchMode) for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
-)
-
-
-def fake_tensor_mode() -> AbstractContextManager[Any]:
-    """Return a context in which new tensors have no memory, but take the path of their device through the dispatcher.
-
-    The device need not exist, unless an operation asks for its properties.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode()
-
-
-# Collectives
-
-#: The name of torch.distributed's all-gather into one tensor. torch 2.11 has only the second name, which 2.13 and 2.14
-#: have deprecated.
-ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-
-# Autograd and memory
-
-#: Returns the innermost pair of saved-tensor hooks, or None. The argument is `ignore_is_tracing`: with False it returns
-#: None while AOTAutograd traces, with True the hooks.
-top_saved_tensors_hooks: Callable[[bool], tuple[Callable[..., Any], Callable[..., Any]] | None] = (
-    _C._autograd._top_saved_tensors_default_hooks
-)
-
-
-def saves_its_output(tensor: Tensor) -> bool:
-    """Return whether the hook for saved tensors that is called with a tensor is called by the operation that made it.
-
-    Its node is then the last one of this thread. An operation that saves an input has a later node itself.
-    """
-    node: Any = tensor.grad_fn
-    return node is not None and node._sequence_nr() + 1 == _C._autograd._get_sequence_nr()
-
-
-def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Patch `torch.autograd.graph.disable_saved_tensors_hooks` to enter ``context()`` around each call.
-
-    Transforms of `torch.func` call this function, and raise an error while saved-tensor hooks are active. torch has no
-    public callback for the start of a transform.
-    """
-    disable = torch.autograd.graph.disable_saved_tensors_hooks
-
-    @functools.wraps(disable)
-    @contextmanager
-    def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
-        with context(), disable(error_message):
-            yield
-
-    torch.autograd.graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
-
-
-#: Returns an integer that identifies a storage during its lifetime. Tensors that share memory have the same one.
-storage_id: Callable[[Any], int] = operator.attrgetter("_cdata")
-
-#: Returns the `storage_id` of a tensor's storage, without creating a Python object for the storage.
-memory_id: Callable[[Tensor], int] = _C._storage_address
-
-#: Returns `Tensor.detach` of a tensor. Dispatch modes are not called.
-detach: Callable[[Tensor], Tensor] = functools.partial(Tensor._make_subclass, Tensor)
-
-
-def set_versions(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
-    """Set what the version counters of tensors say, which autograd compares with the counters of what it has saved."""
-    _C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
-
-
-#: Returns whether two tensors share a storage, even without overlap.
-is_alias_of: Callable[[Tensor, Tensor], bool] = _C._is_alias_of
-
-
-def may_overlap(tensor: Tensor) -> bool:
-    """Return whether elements of a tensor may overlap in memory; also True for some non-overlapping strided views."""
-    return bool(torch._debug_has_internal_overlap(tensor) != 0)
-
-
-def has_backward_hooks(tensor: Tensor) -> bool:
-    """Return whether a tensor has hooks registered by `Tensor.register_hook`."""
-    hooks: Any = tensor._backward_hooks
-    return bool(hooks)
-
-
-def is_profiling() -> bool:
-    """Return whether a profiler is active in this thread."""
-    return bool(_C._autograd._profiler_enabled())
-
-
-def start_allocation_log() -> None:
-    """Log what this thread allocates and frees on the CPU.
-
-    This is the profiler of torch before Kineto. Kineto serves one trace per process, and prints.
-    """
-    internals = _C._profiler
-    options = (False, True, False, False, False, internals._ExperimentalConfig())  # the second: report memory
-    _C._autograd._enable_profiler_legacy(internals.ProfilerConfig(internals.ProfilerState.CPU, *options))
-
-
-def stop_allocation_log() -> list[tuple[str, int]]:
-    """Return the log, in order: names of operations and `record_function`, and "" with bytes, negative for a free."""
-    threads = _C._autograd._disable_profiler_legacy()
-    events = heapq.merge(*threads, key=lambda event: event.start_us())
-    kinds = {"push": lambda event: (event.name(), 0), "memory_alloc": lambda event: ("", event.cpu_memory_usage())}
-    return [kinds[event.kind()](event) for event in events if event.kind() in kinds]
-
-
-def record_cuda_history(enabled: str | None) -> None:
-    """Clear the history of CUDA's caching allocator, and record it from now on ("all") or no longer (None)."""
-    _cuda_memory._record_memory_history(enabled, context=None, clear_history=True)
-
-
-def cuda_history(device: torch.device) -> list[dict[str, Any]]:
-    """Return the recorded history of a CUDA device's caching allocator, the oldest entry first.
-
-    Entries have an ``action`` ("alloc", "free_requested" and others), an address ``addr`` and the requested ``size``.
-    """
-    index = torch.cuda.current_device() if device.index is None else device.index
-    history: list[dict[str, Any]] = _cuda_memory._snapshot()["device_traces"][index]
-    return history
-
-
-# Data
-
-
-def end_workers(iterator: Any, grace_s: float) -> None:
-    """Shut down the workers of a DataLoader iterator; kill those still running after ``grace_s`` seconds.
-
-    torch waits for workers without a timeout. It treats a killed worker as an error, unless the workers' ids are
-    removed first.
-    """
-    _workers._remove_worker_pids(id(iterator))
-    iterator._worker_pids_set = False
-    killer = threading.Timer(grace_s, lambda: [worker.kill() for worker in iterator._workers])
-    killer.daemon = True
-    killer.start()
-    try:
-        iterator._shutdown_workers()
-    finally:
-        killer.cancel()
-
-
-# Modules
-
-#: The base class of batch norms and instance norms, with the arguments and buffers of `nn.BatchNorm2d`.
-NormBase = batchnorm._NormBase
-
-#: The base class of batch norms, `nn.SyncBatchNorm` included.
-BatchNormBase = batchnorm._BatchNorm
-
-#: The base class of `nn.Dropout`, `nn.Dropout2d` and the like.
-DropoutBase = dropout._DropoutNd
-
-#: Returns a pair: a number twice, or the two items of a sequence.
-pair: Callable[[Any], tuple[Any, Any]] = module_utils._pair
-
-#: Returns the leaves of nested lists, tuples and dicts.
-tree_leaves: Callable[[Any], list[Any]] = _pytree.tree_leaves
-
-#: Returns a copy of nested lists, tuples and dicts with a function applied to each leaf.
-tree_map: Callable[[Callable[[Any], Any], Any], Any] = _pytree.tree_map
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether a forward or backward hook is registered on this module or globally."""
-    return (
-        _module_hooks._has_any_global_hook()
-        or bool(module._forward_hooks)
-        or bool(module._forward_pre_hooks)
-        or bool(module._backward_hooks)
-        or bool(module._backward_pre_hooks)
-    )
-
-
-def is_replica(module: Any) -> bool:
-    """Return whether a module is a replica made by `nn.DataParallel`."""
-    return getattr(module, "_is_replica", False)
-
-
-# Compiler
 
 #: Decorator that excludes a function, and everything it calls, from torch.compile. `torch.compiler.disable` does the
 #: same, but imports the compiler immediately instead of at the first call.
@@ -415,8 +107,6 @@ def recompile_limit(limit: int, accumulated: int) -> AbstractContextManager[Any]
     return config.patch(recompile_limit=limit, accumulated_recompile_limit=accumulated)
 
 
-# Graphs
-
 #: The class of operators such as `torch.ops.aten.add.Tensor`.
 OperatorOverload: Any = torch._ops.OpOverload
 
@@ -432,9 +122,6 @@ BATCH_NORM_OF_BATCH = torch.ops.aten._native_batch_norm_legit.no_stats
 
 #: The same in evaluation mode: (x, weight, bias, running mean, running var, momentum, eps) -> (out, mean, invstd).
 BATCH_NORM_OF_EVALUATION = torch.ops.aten._native_batch_norm_legit_no_training.default
-
-#: Returns the memory format that operations give their outputs for this input.
-suggest_memory_format: Callable[[Tensor], torch.memory_format] = torch._prims_common.suggest_memory_format
 
 
 def chooses_cudnn(

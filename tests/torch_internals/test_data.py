@@ -1,0 +1,87 @@
+"""Tensors, modules and data loaders of torch do what the package relies on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from tests.torch_internals.test_dispatch import Watch
+from zoo.torch_internals import data
+
+
+def test_a_tensor_is_detached_below_dispatch_modes():
+    x = torch.ones(4, requires_grad=True).exp()[1:]
+    with Watch() as watch:
+        alias = data.detach(x)
+    assert watch.seen == []
+    assert type(alias) is Tensor
+    assert not alias.requires_grad
+    assert (alias.stride(), data.memory_id(alias)) == (x.stride(), data.memory_id(x))
+    with torch.no_grad():
+        x.add_(1)
+    assert alias._version == x._version == 1
+
+
+def test_tensors_share_the_id_of_a_storage_if_they_share_memory():
+    x = torch.ones(4)
+    storage = data.storage_id(x.untyped_storage())
+    assert data.storage_id(x[2:].untyped_storage()) == storage
+    assert data.storage_id(x.detach().untyped_storage()) == storage
+    assert data.storage_id(x.clone().untyped_storage()) != storage
+    assert data.memory_id(x[2:]) == data.memory_id(nn.Parameter(x)) == storage
+    meta = [torch.empty(4, device="meta") for _ in range(2)]  # whose storages have no address
+    assert len({data.storage_id(x.untyped_storage()) for x in meta}) == 2
+
+
+def test_the_versions_of_tensors_can_be_set_so_that_autograd_does_not_see_a_write():
+    x, y = torch.ones(2), torch.ones(2, requires_grad=True)
+    z = (x * y).sum()
+    x.add_(1)
+    data.set_versions([x], [x._version - 1])
+    assert x._version == 0
+    z.backward()
+    assert y.grad.tolist() == [2, 2]
+
+
+def test_elements_overlap_in_windows_and_not_in_dense_tensors():
+    x = torch.ones(2, 4, 3, 3)
+    assert not data.may_overlap(x)
+    assert not data.may_overlap(x.contiguous(memory_format=torch.channels_last).transpose(1, 2))
+    assert data.may_overlap(x.unfold(3, 2, 1))
+    assert data.may_overlap(x[:, :, :1].expand(-1, -1, 5, -1))
+
+
+HOOKS = ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_every_kind_of_hook_of_a_module_is_seen(kind):
+    module, other = nn.Identity(), nn.Identity()
+    handle = getattr(module, f"register_{kind}")(lambda *args: None)
+    assert data.has_hooks(module)
+    assert not data.has_hooks(other)
+    handle.remove()
+    handle = getattr(nn.modules.module, f"register_module_{kind}")(lambda *args: None)
+    try:
+        assert data.has_hooks(other)
+    finally:
+        handle.remove()
+    assert not data.has_hooks(module)
+
+
+def test_workers_of_a_loader_end_and_those_that_hang_are_killed():
+    loader = DataLoader(range(4), num_workers=2, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    workers = list(iterator._workers)
+    os.kill(workers[0].pid, signal.SIGSTOP)
+    start = time.monotonic()
+    data.end_workers(iterator, grace_s=0.5)
+    assert time.monotonic() - start < 30  # torch waits without a limit
+    assert not any(worker.is_alive() for worker in workers)

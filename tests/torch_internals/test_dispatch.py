@@ -1,0 +1,130 @@
+"""Dispatch and autograd of torch do what the package relies on."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from zoo.torch_internals import dispatch
+
+
+class Watch(dispatch.TorchDispatchMode):
+    """Notes the names of the operations that reach it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func.overloadpacket))
+        return func(*args, **(kwargs or {}))
+
+
+def test_active_modes_are_counted():
+    assert dispatch.num_dispatch_modes() == 0
+    with Watch(), Watch():
+        assert dispatch.num_dispatch_modes() == 2
+    assert dispatch.num_dispatch_modes() == 0
+
+
+def test_disabled_dispatch_hides_operations_from_modes():
+    with Watch() as watch:
+        with dispatch.DisableTorchDispatch():
+            assert torch.equal(torch.ones(2).exp(), torch.full((2,), torch.e))
+        assert watch.seen == []
+        torch.ones(2)
+    assert watch.seen == ["aten.ones"]
+
+
+def test_modes_around_a_context_are_inactive_in_it_and_modes_inside_are_active():
+    with Watch() as around, dispatch.without_dispatch_modes(), Watch() as inside:
+        torch.ones(2)
+    assert around.seen == []
+    assert inside.seen == ["aten.ones"]
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
+def test_transforms_are_active_inside_of_them_alone(transform):
+    seen = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append(dispatch.are_transforms_active())
+        return x.sum()
+
+    transform(function)(torch.ones(2))
+    assert seen == [True]
+    assert not dispatch.are_transforms_active()
+
+
+@pytest.mark.parametrize("kind", ["mm", "convolution"])
+def test_without_autograd_and_autocast_kernels_get_their_arguments_as_given(kind):
+    end = (1, 1) if kind == "convolution" else ()
+    x, weight = torch.ones(4, 4, *end), torch.ones(4, 4, *end, requires_grad=True)
+    function = nn.functional.conv2d if kind == "convolution" else torch.mm
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = function(x, weight)
+        with dispatch.skip_autograd_and_autocast():
+            plain = function(x, weight)
+    assert (cast.dtype, cast.requires_grad) == (torch.bfloat16, True)
+    assert (plain.dtype, plain.requires_grad) == (torch.float32, False)
+
+
+def test_without_autograd_views_count_writes_and_dispatch_modes_are_called():
+    x = torch.ones(2)
+    with Watch() as watch, dispatch.skip_autograd_and_autocast():
+        x[1:].add_(1)
+    assert watch.seen == ["aten.slice", "aten.add_"]
+    assert x._version == 1
+
+
+def test_the_modes_of_selective_checkpoints_are_told_from_others():
+    assert dispatch.TorchDispatchMode not in dispatch.SELECTIVE_CHECKPOINT_MODES  # all names were found
+    seen: list[list[bool]] = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append([isinstance(mode, dispatch.SELECTIVE_CHECKPOINT_MODES) for mode in dispatch.dispatch_modes()])
+        return x.sin().exp()
+
+    save_sines = partial(
+        create_selective_checkpoint_contexts,
+        lambda context, operation, *args, **kwargs: (
+            CheckpointPolicy.MUST_SAVE if operation == torch.ops.aten.sin.default else CheckpointPolicy.MUST_RECOMPUTE
+        ),
+    )
+    with Watch():
+        x = torch.ones(2, requires_grad=True)
+        checkpoint(function, x, use_reentrant=False, context_fn=save_sines).sum().backward()
+    assert [modes.count(True) for modes in seen] == [1, 1]  # in forward and in recomputation
+    assert not isinstance(Watch(), dispatch.SELECTIVE_CHECKPOINT_MODES)
+
+
+def test_an_operation_that_saves_its_output_differs_from_the_next_that_saves_it_as_input():
+    found = []
+
+    def pack(tensor):
+        found.append((tensor.grad_fn.name(), dispatch.saves_its_output(tensor)))
+        return tensor
+
+    x = torch.ones(4, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        y = (2 * x).relu()
+        z = torch.relu_(y.square())
+        z.exp_()
+    relu = "ReluBackward0"
+    assert found == [(relu, True), (relu, False), (relu, True), ("ExpBackward0", True)]
+
+
+def test_hooks_for_saved_tensors_are_hidden_while_aot_autograd_traces_unless_that_is_ignored():
+    set_tracing = torch._C._autograd._saved_tensors_hooks_set_tracing
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        before = set_tracing(True)
+        try:
+            found = [dispatch.top_saved_tensors_hooks(ignore) is not None for ignore in (False, True)]
+        finally:
+            set_tracing(before)
+    assert found == [False, True]

@@ -1,0 +1,149 @@
+"""torch's private names about data: tensors and their memory, trees, modules, process groups and data loaders."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules import batchnorm, dropout
+from torch.nn.modules import module as module_hooks
+from torch.nn.modules import utils as module_utils
+from torch.utils import _python_dispatch, _pytree
+from torch.utils.data._utils import signal_handling
+
+_C: Any = torch._C  # the type stubs of torch versions declare different names
+_module_hooks: Any = module_hooks
+_workers: Any = signal_handling
+_cuda_memory: Any = torch.cuda.memory
+
+#: Returns whether a tensor is of a subclass that wraps other tensors and has no memory of its own, such as DTensor.
+is_wrapper = _python_dispatch.is_traceable_wrapper_subclass
+
+#: The name of torch.distributed's all-gather into one tensor. torch 2.11 has only the second name, which 2.13 and 2.14
+#: have deprecated.
+ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+
+#: Returns an integer that identifies a storage during its lifetime. Tensors that share memory have the same one.
+storage_id: Callable[[Any], int] = operator.attrgetter("_cdata")
+
+#: Returns the `storage_id` of a tensor's storage, without creating a Python object for the storage.
+memory_id: Callable[[Tensor], int] = _C._storage_address
+
+#: Returns `Tensor.detach` of a tensor. Dispatch modes are not called.
+detach: Callable[[Tensor], Tensor] = functools.partial(Tensor._make_subclass, Tensor)
+
+
+def set_versions(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
+    """Set what the version counters of tensors say, which autograd compares with the counters of what it has saved."""
+    _C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
+
+
+#: Returns whether two tensors share a storage, even without overlap.
+is_alias_of: Callable[[Tensor, Tensor], bool] = _C._is_alias_of
+
+
+def may_overlap(tensor: Tensor) -> bool:
+    """Return whether elements of a tensor may overlap in memory; also True for some non-overlapping strided views."""
+    return bool(torch._debug_has_internal_overlap(tensor) != 0)
+
+
+def has_backward_hooks(tensor: Tensor) -> bool:
+    """Return whether a tensor has hooks registered by `Tensor.register_hook`."""
+    hooks: Any = tensor._backward_hooks
+    return bool(hooks)
+
+
+def start_allocation_log() -> None:
+    """Log what this thread allocates and frees on the CPU.
+
+    This is the profiler of torch before Kineto. Kineto serves one trace per process, and prints.
+    """
+    internals = _C._profiler
+    options = (False, True, False, False, False, internals._ExperimentalConfig())  # the second: report memory
+    _C._autograd._enable_profiler_legacy(internals.ProfilerConfig(internals.ProfilerState.CPU, *options))
+
+
+def stop_allocation_log() -> list[tuple[str, int]]:
+    """Return the log, in order: names of operations and `record_function`, and "" with bytes, negative for a free."""
+    threads = _C._autograd._disable_profiler_legacy()
+    events = heapq.merge(*threads, key=lambda event: event.start_us())
+    kinds = {"push": lambda event: (event.name(), 0), "memory_alloc": lambda event: ("", event.cpu_memory_usage())}
+    return [kinds[event.kind()](event) for event in events if event.kind() in kinds]
+
+
+def record_cuda_history(enabled: str | None) -> None:
+    """Clear the history of CUDA's caching allocator, and record it from now on ("all") or no longer (None)."""
+    _cuda_memory._record_memory_history(enabled, context=None, clear_history=True)
+
+
+def cuda_history(device: torch.device) -> list[dict[str, Any]]:
+    """Return the recorded history of a CUDA device's caching allocator, the oldest entry first.
+
+    Entries have an ``action`` ("alloc", "free_requested" and others), an address ``addr`` and the requested ``size``.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    history: list[dict[str, Any]] = _cuda_memory._snapshot()["device_traces"][index]
+    return history
+
+
+def end_workers(iterator: Any, grace_s: float) -> None:
+    """Shut down the workers of a DataLoader iterator; kill those still running after ``grace_s`` seconds.
+
+    torch waits for workers without a timeout. It treats a killed worker as an error, unless the workers' ids are
+    removed first.
+    """
+    _workers._remove_worker_pids(id(iterator))
+    iterator._worker_pids_set = False
+    killer = threading.Timer(grace_s, lambda: [worker.kill() for worker in iterator._workers])
+    killer.daemon = True
+    killer.start()
+    try:
+        iterator._shutdown_workers()
+    finally:
+        killer.cancel()
+
+
+#: The base class of batch norms and instance norms, with the arguments and buffers of `nn.BatchNorm2d`.
+NormBase = batchnorm._NormBase
+
+#: The base class of batch norms, `nn.SyncBatchNorm` included.
+BatchNormBase = batchnorm._BatchNorm
+
+#: The base class of `nn.Dropout`, `nn.Dropout2d` and the like.
+DropoutBase = dropout._DropoutNd
+
+#: Returns a pair: a number twice, or the two items of a sequence.
+pair: Callable[[Any], tuple[Any, Any]] = module_utils._pair
+
+#: Returns the leaves of nested lists, tuples and dicts.
+tree_leaves: Callable[[Any], list[Any]] = _pytree.tree_leaves
+
+#: Returns a copy of nested lists, tuples and dicts with a function applied to each leaf.
+tree_map: Callable[[Callable[[Any], Any], Any], Any] = _pytree.tree_map
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a forward or backward hook is registered on this module or globally."""
+    return (
+        _module_hooks._has_any_global_hook()
+        or bool(module._forward_hooks)
+        or bool(module._forward_pre_hooks)
+        or bool(module._backward_hooks)
+        or bool(module._backward_pre_hooks)
+    )
+
+
+def is_replica(module: Any) -> bool:
+    """Return whether a module is a replica made by `nn.DataParallel`."""
+    return getattr(module, "_is_replica", False)
+
+
+#: Returns the memory format that operations give their outputs for this input.
+suggest_memory_format: Callable[[Tensor], torch.memory_format] = torch._prims_common.suggest_memory_format

@@ -1,0 +1,172 @@
+"""torch's private names about dispatch and autograd: modes, operators, hooks for saved tensors."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+from torch.utils import _python_dispatch
+
+_C: Any = torch._C  # the type stubs of torch versions declare different names
+_checkpoint: Any = torch.utils.checkpoint
+
+#: A base class whose `__torch_dispatch__` is called below autograd for each operation while the mode is active.
+TorchDispatchMode = _python_dispatch.TorchDispatchMode
+
+
+class EagerDispatchMode(TorchDispatchMode):
+    """A dispatch mode without the wrapper of `__torch_dispatch__` that hides it from torch.compile, at some cost.
+
+    torch.compile compiles nothing while the mode is active; `never_compile` hides `__torch_dispatch__` itself.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+#: Returns the active dispatch modes, the innermost last.
+dispatch_modes = _python_dispatch._get_current_dispatch_mode_stack
+
+#: Returns the number of active dispatch modes in this thread.
+num_dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
+
+#: Returns a context without the dispatch modes that are active around it; modes may be entered inside it.
+without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
+
+#: A context that disables dispatch modes and `__torch_dispatch__`.
+DisableTorchDispatch: Callable[[], AbstractContextManager[None]] = _C._DisableTorchDispatch
+
+#: Returns whether a transform of `torch.func`, such as grad or vmap, is active.
+are_transforms_active: Callable[[], bool] = _C._are_functorch_transforms_active
+
+#: Returns whether the operator "namespace::name" has a kernel for a dispatch key, such as "CPU".
+has_kernel: Callable[[str, str], bool] = _C._dispatch_has_kernel_for_dispatch_key
+
+#: Returns a context, for use within `__torch_dispatch__`, in which all operations increment the versions of the tensors
+#: that they write. Without it only the outer operator does, if it has a kernel for the key "ADInplaceOrView".
+count_writes: Callable[[], AbstractContextManager[None]] = functools.partial(
+    _C._SetExcludeDispatchKeyGuard, _C.DispatchKey.ADInplaceOrView, False
+)
+
+
+@contextmanager
+def resolve_views() -> Iterator[None]:
+    """Return a context, for use within `__torch_dispatch__`, in which kernels may read conjugated and negated views.
+
+    Without it, the views that a kernel makes of its arguments, such as `x.mH`, have the elements of the arguments.
+    """
+    with (
+        _C._SetExcludeDispatchKeyGuard(_C.DispatchKey.Conjugate, False),
+        _C._SetExcludeDispatchKeyGuard(_C.DispatchKey.Negative, False),
+    ):
+        yield
+
+
+#: Returns a context with a `torch.library.Library` whose registrations end with the context.
+scoped_library: Callable[[str, str], AbstractContextManager[Any]] = torch.library._scoped_library
+
+#: Returns the schema of an operator overload: its name, `is_mutable`, and arguments with name, type and alias_info.
+schema_of: Callable[[Any], Any] = operator.attrgetter("_schema")
+
+
+def _above_kernels() -> Any:
+    names = ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
+    keys = _C.DispatchKeySet(_C.DispatchKey.AutogradOther)
+    for name in names:
+        keys = keys.add(getattr(_C.DispatchKey, name))
+    return keys
+
+
+#: Returns a context in which operations on CPU and CUDA tensors skip autograd and autocast: their kernels get the
+#: arguments unchanged. Tensors and their views still share a version counter. Dispatch modes are still called.
+skip_autograd_and_autocast: Callable[[], AbstractContextManager[None]] = functools.partial(
+    _C._ExcludeDispatchKeyGuard, _above_kernels()
+)
+
+
+def kernel_flags() -> tuple[Any, ...]:
+    """Return the settings that choose between kernels: oneDNN, deterministic algorithms, whether these warn."""
+    return (
+        _C._get_mkldnn_enabled(),
+        _C._get_deterministic_algorithms(),
+        _C._get_deterministic_algorithms_warn_only(),
+    )
+
+
+def call_with_flags(flags: tuple[Any, ...], function: Callable[..., Any], *args: Any) -> Any:
+    """Return the result of a function that runs with the settings that `kernel_flags` has returned."""
+    before = kernel_flags()
+    if before == flags:
+        return function(*args)
+    _set_kernel_flags(*flags)
+    try:
+        return function(*args)
+    finally:
+        _set_kernel_flags(*before)
+
+
+def _set_kernel_flags(is_mkldnn: bool, is_deterministic: bool, warns: bool) -> None:
+    _C._set_mkldnn_enabled(is_mkldnn)
+    _C._set_deterministic_algorithms(is_deterministic, warn_only=warns)
+
+
+#: The dispatch modes of selective checkpoints, in forward and in recomputation. In versions of torch without these
+#: names, conservatively, any dispatch mode.
+SELECTIVE_CHECKPOINT_MODES: tuple[type[TorchDispatchMode], ...] = tuple(
+    getattr(_checkpoint, name, TorchDispatchMode) for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
+)
+
+
+def fake_tensor_mode() -> AbstractContextManager[Any]:
+    """Return a context in which new tensors have no memory, but take the path of their device through the dispatcher.
+
+    The device need not exist, unless an operation asks for its properties.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
+
+#: Returns the innermost pair of saved-tensor hooks, or None. The argument is `ignore_is_tracing`: with False it returns
+#: None while AOTAutograd traces, with True the hooks.
+top_saved_tensors_hooks: Callable[[bool], tuple[Callable[..., Any], Callable[..., Any]] | None] = (
+    _C._autograd._top_saved_tensors_default_hooks
+)
+
+
+def saves_its_output(tensor: Tensor) -> bool:
+    """Return whether the hook for saved tensors that is called with a tensor is called by the operation that made it.
+
+    Its node is then the last one of this thread. An operation that saves an input has a later node itself.
+    """
+    node: Any = tensor.grad_fn
+    return node is not None and node._sequence_nr() + 1 == _C._autograd._get_sequence_nr()
+
+
+def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Patch `torch.autograd.graph.disable_saved_tensors_hooks` to enter ``context()`` around each call.
+
+    Transforms of `torch.func` call this function, and raise an error while saved-tensor hooks are active. torch has no
+    public callback for the start of a transform.
+    """
+    disable = torch.autograd.graph.disable_saved_tensors_hooks
+
+    @functools.wraps(disable)
+    @contextmanager
+    def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
+        with context(), disable(error_message):
+            yield
+
+    torch.autograd.graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
+
+
+def is_profiling() -> bool:
+    """Return whether a profiler is active in this thread."""
+    return bool(_C._autograd._profiler_enabled())
