@@ -11,7 +11,7 @@ import torch
 
 from scripts.compare_loaders import PIPELINES, Files, num_images_of
 from scripts.compare_loaders import main as compare
-from tests.data.sample_images import make_folder, random_image
+from tests.data.sample_images import random_image
 from zoo.cli import main
 
 OPTIONS = ["--images", "9", "--batch", "4", "--workers", "1", "--rounds", "2"]
@@ -85,27 +85,3 @@ def _fits(batch: Any, pipeline: Any) -> bool:
         return num_images_of(batch, pipeline) > 0
     except ValueError:
         return False
-
-
-def test_a_batch_of_another_form_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"a batch has images of float32 and shape \(3, 224, 224\), not uint8"):
-        num_images_of((torch.zeros(2, 3, 224, 224),), PIPELINES["zoo"])
-    with pytest.raises(ValueError, match=r"shape \(3, 224, 224\), not uint8 and \(224, 224, 3\)"):
-        num_images_of((torch.zeros(2, 3, 224, 224, dtype=torch.uint8),), PIPELINES["dali"])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--batch", "16"], "9 images are fewer than a batch of 16 for each of 1 workers"),
-        ([], "the image is not an 8-bit gray or RGB JPEG file, which all loaders read"),
-    ],
-)
-def test_unsuitable_data_is_an_error(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_folder(tmp_path / "train", {"a": 4, "b": 5})  # PNG
-    with pytest.raises(SystemExit) as error:
-        compare([str(tmp_path), *OPTIONS, "--out", str(tmp_path / "out"), *options])
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 import zoo
-from zoo import config
 from zoo.config.published import published
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
 from zoo.layers.checkpointing import CheckpointedSequential
@@ -136,35 +135,6 @@ def test_standard_norms_read_negative_scales_with_their_sign(tmp_path):
     with torch.no_grad():
         assert torch.equal(signed(x), source(x))
         assert not torch.allclose(absolute(x.clone()), source(x), atol=1e-3)
-
-
-def test_a_checkpoint_of_the_trainer_names_its_own_network_and_preprocessing(tmp_path):
-    settings = {
-        "network": {
-            "arch": "resnet18",
-            "bn_mode": "inplace",
-            "activation": "elu",
-            "activation_param": 1.0,
-            "classes": 3,
-            "memory": "checkpoint",
-        },
-        "input": {"scale_val": 36, "crop_val": 32, "crop_train": 32},
-    }
-    experiment = config.parse_experiment(settings, source="test")
-    model = build_from_config(experiment.network)
-    path = tmp_path / "checkpoint.pth.tar"
-    network = experiment.network.described(experiment.input).model_dump(mode="json")
-    torch.save({"state_dict": model.state_dict(), "network": network}, path)
-    loaded = zoo.get(path)
-    assert loaded.mod1.bn1.activation == "elu"
-    assert loaded.classifier.fc.out_features == 3
-    assert isinstance(loaded.mod2, CheckpointedSequential)
-    assert type(zoo.get(path, memory="auto").mod2) is torch.nn.Sequential
-    assert (loaded.pretrained_cfg["scale"], loaded.pretrained_cfg["crop"]) == (36, 32)
-    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
-    torch.save(model.state_dict(), path)
-    with pytest.raises(zoo.WeightsError, match="does not describe its network"):
-        zoo.get(path)
 
 
 def test_a_classifier_without_bias_is_loaded_or_kept_like_others(tmp_path, caplog):

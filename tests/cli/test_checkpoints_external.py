@@ -80,40 +80,6 @@ def test_a_classifier_for_other_classes_is_left_out(
     assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 5)
 
 
-def test_commands_take_it(trained: tuple[str, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arch, checkpoint, data = trained
-    path = str(checkpoint)
-    assert main(["validate", path, str(data), "-j", "0"]) == 0
-    assert main(["predict", path, str(data / "val" / "class0" / "0.png")]) == 0
-    capsys.readouterr()
-    assert main(["show", path]) == 0
-    shown = capsys.readouterr().out
-    assert arch in shown
-    assert main(["show", path, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["network"]["arch"] == arch
-    target = tmp_path / "x.pth"
-    assert main(["convert", "export", path, str(target)]) == 0
-    images = torch.randn(3, 3, 32, 32)
-    with torch.no_grad():
-        assert torch.equal(zoo.get(target).eval()(images), zoo.get(path).eval()(images))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["to-torchvision"], ", and to-torchvision converts networks of zoo; "),
-        (["export", "--norm", "inplace"], "is not for "),
-        (["export", "--arch", "resnet18"], "but arch='resnet18' is asked for by the options"),
-    ],
-)
-def test_conversions_that_are_for_networks_of_zoo_are_refused(
-    arguments: list[str], words: str, trained: tuple[str, Path, Path], tmp_path: Path, capsys: Any
-) -> None:
-    kind, *options = arguments
-    assert main(["convert", kind, str(trained[1]), str(tmp_path / "y.pth"), *options]) == 2
-    assert words in capsys.readouterr().err
-
-
 def test_a_run_begins_with_it_for_other_classes(trained: tuple[str, Path, Path], tmp_path: Path) -> None:
     arch, checkpoint, _ = trained
     data = make_images(tmp_path / "data", num_train=6, num_val=2)

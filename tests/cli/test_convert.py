@@ -74,39 +74,6 @@ def run(kind, source, target, *options):
     return main(["convert", kind, str(source), str(target), *options])
 
 
-@pytest.fixture(scope="module")
-def relu_file(files, tmp_path_factory):
-    """torchvision's weights under the names of this package, written by the command."""
-    target = tmp_path_factory.mktemp("relu") / "relu.pth"
-    assert convert("from-torchvision", files / "tv.pth", target) == 0
-    return target
-
-
-def torchvision_network(files):
-    model = torchvision.models.resnet18(num_classes=2)
-    model.load_state_dict(torch.load(files / "tv.pth"))
-    return model.eval()
-
-
-def test_what_was_torchvisions_is_built_with_relu_by_itself(files, relu_file):
-    images = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        expected = torchvision_network(files)(images)
-        for model in (zoo.get("resnet18", weights=relu_file), zoo.get(relu_file)):
-            assert torch.allclose(model.eval()(images), expected, atol=1e-4)
-    with pytest.raises(zoo.WeightsError, match="activation='relu' in the file"):
-        zoo.get("resnet18", weights=relu_file, activation="leaky_relu")
-
-
-@pytest.mark.parametrize("options", [["--activation", "leaky_relu"], ["--norm", "inplace"], ["--arch", "resnet34"]])
-def test_an_option_that_contradicts_the_file_is_refused_and_nothing_is_written(options, relu_file, tmp_path, capsys):
-    assert run("export", relu_file, tmp_path / "x.pth", *options) == 2
-    message = capsys.readouterr().err
-    assert "in the file, but" in message
-    assert options[1] in message
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_file_that_does_not_say_its_network_asks_for_it(files, tmp_path, capsys):
     assert run("export", files / "zoo.pth", tmp_path / "x.pth") == 2
     message = capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scripts.train_imagenet import OriginalTrain
-from tests.cli.conftest import NUM_VAL, SETTINGS, Run
+from tests.cli.conftest import NUM_VAL, Run
 from zoo.cli import main, run_script
 from zoo.config import load_experiment
 from zoo.weights import read_checkpoint
@@ -79,15 +79,6 @@ def test_the_settings_of_a_run_are_an_experiment_file_beside_its_log(finished: R
     path = finished.log_dir / "experiment.json"
     assert load_experiment(path) == load_experiment(finished.config)
     assert json.loads(path.read_text())["optimizer"]["momentum"] == 0.9  # a default
-
-
-def test_a_resumed_run_keeps_the_file_of_its_settings_up_to_date(finished: Run, tmp_path: Path) -> None:
-    log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
-    (log_dir / "checkpoint.previous.pth.tar").rename(log_dir / "checkpoint.pth.tar")
-    (config := tmp_path / "changed.json").write_text(json.dumps({**SETTINGS, "checkpoint": {"every_steps": 2}}))
-    command = ["train", str(config), str(finished.data), "--log-dir", str(log_dir), "-j", "0", "--resume", "auto"]
-    assert main(command) == 0
-    assert load_experiment(log_dir / "experiment.json") == load_experiment(config)
 
 
 def test_a_run_begins_and_ends_with_what_a_person_wants_to_know(finished: Run) -> None:

@@ -72,10 +72,7 @@ def test_a_copy_of_the_differences_is_the_same_network(network) -> None:
     [
         ({"network": {"nrom": 1}}, "network.nrom = 1: unknown key; the nearest is network.norm"),
         ({"optimizer": {"epochs": 1}}, "unknown key; the nearest is optimizer.schedule.epochs"),
-        ({"training": {"batch_size": 1}}, "the nearest is optimizer.batch_size"),
         ({"clip": 1}, "clip = 1: unknown key; the nearest is optimizer.clip"),
-        ({"optimizer": {"chanels_last": 1}}, "the nearest is training.channels_last"),
-        ({"optimizer": {"gamma": 1}}, "the nearest is optimizer.schedule.params.gamma"),
         ({"qqq": 1}, "qqq = 1: unknown key; zoo settings lists all"),
     ],
 )

@@ -31,21 +31,12 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     ("path", "value"),
     [
         ("network.classes", True),
-        ("network.arch", None),
         ("network.norm", "ipabn"),
         ("training.reconstruction_meter", True),
-        ("training.gradient_angle_meter", 0.5),
         ("optimizer.learning_rate", float("inf")),
-        ("optimizer.learning_rate", False),
-        ("optimizer.momentum", 1),
         ("optimizer.type", "sgd"),
-        ("optimizer.label_smoothing", 1),
-        ("optimizer.ema_decay", 0),
         ("optimizer.decay_biases", 0),
-        ("optimizer.schedule.warmup_epochs", -1),
         ("input.pad_train", 2.0),
-        ("input.scale_train", -2),
-        ("input.mean", [0.5, 0.5]),
         ("seed", 2**32),
         ("network", []),
         ("input", None),
@@ -56,11 +47,6 @@ def test_a_wrong_value_is_named_with_its_path_and_itself(path: str, value: Any) 
     assert problem.startswith(f"{path} = {json.dumps(value)}: ")
 
 
-@pytest.mark.parametrize("activation", ["relu", "identity"])
-def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> None:
-    assert not problems_of({"network": {"activation": activation, "activation_param": 0}})
-
-
 @pytest.mark.parametrize(
     ("content", "path"),
     [
@@ -69,8 +55,6 @@ def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> 
         ({"network": {"classes": 0}}, "network.num_classes"),
         ({"network": {"arch": "resnext50", "memory": "checkpoint_norms"}}, "network.memory"),
         ({"input": {"scale_val": 256, "crop_val": 320}}, "input.crop_val"),
-        ({"input": {"pad_mode_train": "reflect"}}, "input.pad_mode_train"),
-        ({"input": {"scale_train": 32, "pad_train": 2, "crop_train": 37}}, "input.crop_train"),
         (
             {"input": {"scale_train": 4, "pad_train": 4, "pad_mode_train": "reflect", "crop_train": 8}},
             "input.pad_train",

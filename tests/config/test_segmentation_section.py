@@ -1,12 +1,11 @@
 """The segmentation section: which networks have it, what it refuses, and that classification does not notice it."""
 
-import json
 from typing import Any
 
 import pytest
 
 from tests.config.test_experiment import problems_of
-from zoo.config import Experiment, Segmentation, differences, parse_experiment
+from zoo.config import Segmentation, parse_experiment
 
 
 def scenes(**sections: Any) -> dict[str, Any]:
@@ -24,27 +23,10 @@ def test_a_network_that_segments_has_the_section_with_its_defaults(section: dict
     assert (config.segmentation.class_uniform, config.segmentation.longest_side_val) == (False, None)
 
 
-def test_a_network_that_classifies_has_none_and_keeps_its_digest() -> None:
-    config = parse_experiment({}, "x.json")
-    assert (config.task, config.segmentation) == ("classification", None)
-    assert parse_experiment({"segmentation": None}, "x.json").digest() == config.digest()
-
-
 def test_a_network_of_the_users_own_segments_if_the_section_is_there() -> None:
     own = {"network": {"arch": "my_net", "classes": 3}}
     assert parse_experiment(own, "x.json").task == "classification"
     assert parse_experiment({**own, "segmentation": {}}, "x.json").task == "segmentation"
-
-
-def test_settings_that_were_written_out_are_read_again_as_they_were() -> None:
-    config = parse_experiment(scenes(segmentation={"hard_pixels": 1, "layout": "vistas"}), "x.json")
-    again = parse_experiment(json.loads(config.model_dump_json()), "y.json")
-    assert again == config
-    assert again.digest() == config.digest() != parse_experiment(scenes(), "x.json").digest()
-    assert differences(config)["segmentation.hard_pixels"] == 1
-    assert "segmentation.ignore_label" not in differences(config)
-    assert config.defaults().segmentation == Segmentation()
-    assert Experiment().defaults() == Experiment()
 
 
 @pytest.mark.parametrize(

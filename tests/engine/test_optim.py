@@ -79,16 +79,6 @@ def test_frozen_parameters_are_left_out_and_shared_ones_come_once() -> None:
     assert "fc.weight" in groups
 
 
-def test_sgd_has_momentum_and_nesterov_and_adam_its_own_defaults() -> None:
-    sgd = build_optimizer(_Net(), Optimizer(momentum=0.8, nesterov=True))
-    adam = build_optimizer(_Net(), Optimizer(type="Adam", momentum=0.8, weight_decay=0.01))
-    assert isinstance(sgd, torch.optim.SGD)
-    assert (sgd.defaults["momentum"], sgd.defaults["nesterov"]) == (0.8, True)
-    assert isinstance(adam, torch.optim.Adam)
-    assert adam.defaults["betas"] == (0.9, 0.999)
-    assert adam.param_groups[0]["weight_decay"] == 0.01
-
-
 @pytest.mark.parametrize("name", OPTIMIZER_PARAMS)
 def test_each_optimizer_of_torch_takes_the_steps_of_its_own_class(name: str) -> None:
     settings = Optimizer(type=name, learning_rate=0.01, weight_decay=0.02, momentum=0.7)

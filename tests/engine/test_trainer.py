@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,13 @@ def test_other_training_data_is_noticed_at_a_resume(data: Path, tmp_path: Path) 
     run(make_config(), data, tmp_path / "log", MemoryLog())
     more = make_images(tmp_path / "data", num_train=42)
     with pytest.raises(CheckpointError, match="42 training images, but 40 in the run of the checkpoint"):
+        run(make_config(), more, tmp_path / "log", MemoryLog(), resume="auto")
+    for split in ("train", "val"):
+        shutil.rmtree(more / split)
+    for split in ("train", "val"):
+        shutil.copytree(data / split / "class0", more / split / "class0")
+        shutil.copytree(data / split / "class1", more / split / "other")
+    with pytest.raises(CheckpointError, match=r"the classes differ from .*class1.*other.*--weights"):
         run(make_config(), more, tmp_path / "log", MemoryLog(), resume="auto")
 
 

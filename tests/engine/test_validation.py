@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator
 from unittest import mock
 
@@ -133,22 +131,3 @@ def test_the_loss_of_half_precision_logits_is_taken_in_float32(amp: str, dtype: 
     assert logits.dtype == dtype
     result = validate(Net(), TASK, _loader(images, targets, 5), CPU, num_images=5, protocol=CENTER, amp=amp)
     assert result.loss == pytest.approx(F.cross_entropy(logits.float(), targets).item(), rel=1e-6)
-
-
-def test_the_json_of_a_result_has_the_agreed_keys_and_no_nan() -> None:
-    result = Result(top1=1.0, top5=2.0, loss=math.nan, count=3, protocol="center224")
-    written = json.loads(json.dumps(result.to_json("abc", {"torch": "2"}), allow_nan=False))
-    assert written == {
-        "top1": 1.0,
-        "top5": 2.0,
-        "loss": None,
-        "count": 3,
-        "protocol": "center224",
-        "standard_errors": {
-            "top1": pytest.approx(100 * math.sqrt(0.01 * 0.99 / 3)),
-            "top5": pytest.approx(8.0829, abs=1e-4),
-        },
-        "weights_md5": "abc",
-        "val": None,
-        "environment": {"torch": "2"},
-    }

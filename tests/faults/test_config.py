@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
-import zoo
 from zoo.config import Experiment, load_experiment, parse_experiment
 from zoo.errors import ConfigError
 
@@ -67,40 +65,3 @@ def test_every_number_of_the_schema_has_both_bounds() -> None:
         for choice in choices or [about]:
             assert {"minimum", "exclusiveMinimum"} & choice.keys(), path
             assert {"maximum", "exclusiveMaximum"} & choice.keys(), path
-
-
-@pytest.mark.parametrize(
-    ("arch", "options"),
-    [
-        ("revnext", {"channels": -3}),
-        ("revnext", {"units": 0}),
-        ("revnext", {"blocks": [10**6, 1]}),
-        ("revnext", {"pools": ["mean", "channel"]}),
-        ("revnext_flat", {"layers": [1, 1, 10**9]}),
-        ("revnext_flat", {"eps_i": float("nan")}),
-        ("revnext_flat", {"eps_i": 10**400}),
-        ("irevnet_cifar", {"widths": [1, 4, 16]}),
-        ("irevnet_cifar", {"dropout": 2}),
-        ("irevnet_revnext", {"blocks": []}),
-        ("revnext_resnet18", {"channels": 3}),
-        ("resnet18", {"dilation": [1, 1, 1, 10**9]}),
-        ("resnet18", {"memory": []}),
-        ("densenet121", {"input_3x3": None}),
-        ("wider_resnet16_a2", {"dilation": "yes"}),
-    ],
-)
-def test_options_are_bounded_in_zoo_get_and_in_experiments(arch, options) -> None:
-    (name,) = options
-    if options != {"input_3x3": None}:  # None is the default
-        with torch.device("meta"), pytest.raises(ConfigError, match=name):
-            zoo.get(arch, **options)
-    if name not in ("dilation", "memory", "input_3x3"):  # which have keys of their own
-        with pytest.raises(ConfigError, match=name):
-            parse_experiment({"network": {"arch": arch, "activation": "leaky_relu", "options": options}}, "x.json")
-
-
-@pytest.mark.parametrize("argument", ["weights", "body_weights"])
-@pytest.mark.parametrize("value", [[], 5, b"x.pth", {"conv.weight": torch.ones(1)}])
-def test_what_is_no_path_is_a_type_error(argument, value) -> None:
-    with pytest.raises(TypeError, match=r"os\.PathLike"):
-        zoo.get("deeplab_resnet18", **{argument: value})

@@ -58,22 +58,13 @@ def _write_settings(path: Path, **changes: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"optimizer": {**SETTINGS["optimizer"], "learning_rate": 0.5}}, "optimizer.learning_rate = 0.5, not 0.01"),
-        ({"optimizer": {**SETTINGS["optimizer"], "batch_size": 9}}, "optimizer.batch_size = 9, not 8"),
-    ],
-    ids=["rate", "batch_size"],
-)
-def test_a_setting_that_differs_between_ranks_is_refused_by_its_key_on_every_rank(
-    tmp_path: Path, data: Path, changes: dict[str, Any], message: str
-) -> None:
-    files = [_write_settings(tmp_path / "a.json"), _write_settings(tmp_path / "b.json", **changes)]
+def test_a_setting_that_differs_between_ranks_is_refused_by_its_key_on_every_rank(tmp_path: Path, data: Path) -> None:
+    other = _write_settings(tmp_path / "b.json", optimizer={"learning_rate": 0.5})
+    files = [_write_settings(tmp_path / "a.json"), other]
     ends = _run([["train", file, str(data), "-j", "0", "--log-dir", "log"] for file in files], tmp_path)
     for code, printed, seconds in ends:
         assert code == 2
-        assert f"rank 1: {message} as on rank 0" in printed
+        assert "rank 1: optimizer.learning_rate = 0.5, not 0.01 as on rank 0" in printed
         assert seconds < END_S
     assert not (tmp_path / "log").exists()
 
@@ -124,15 +115,14 @@ def _die(path: Path) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("command", ["train"])
 def test_a_killed_worker_is_one_line_that_says_what_to_do(
-    tmp_path: Path, finished: Run, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, finished: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("zoo.data.source.read_bytes", _die)
-    rest = ["--log-dir", str(tmp_path / "log")] if command == "train" else ["--weights", str(finished.checkpoint)]
-    assert main([command, str(finished.config), str(finished.data), "-j", "1", *rest]) == 2
+    command = ["train", str(finished.config), str(finished.data), "-j", "1", "--log-dir", str(tmp_path / "log")]
+    assert main(command) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"zoo {command}: a data loader worker died (DataLoader worker (pid")
+    assert last.startswith("zoo train: a data loader worker died (DataLoader worker (pid")
     assert "fewer workers" in last
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.data.sample_labels import make_labeled
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import MemoryLog, build_segmenter, make_config, make_images, make_segmentation_config, run
+from tests.engine.tiny import MemoryLog, build_segmenter, make_segmentation_config, run
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import CheckpointError, ConfigError
 
@@ -52,20 +52,6 @@ def test_two_processes_with_a_crop_each_take_the_steps_of_one_with_both(tmp_path
 def test_one_crop_on_a_process_is_refused_with_what_to_do(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trains with a single crop; .*sync.*freeze.*at least two"):
         run(make_segmentation_config(optimizer={"batch_size": 1}), data, tmp_path, MemoryLog(), build=build_segmenter)
-
-
-def test_a_checkpoint_of_the_other_task_is_refused_by_the_settings_that_differ(data: Path, tmp_path: Path) -> None:
-    images = make_images(tmp_path / "images", num_train=8, num_val=2)
-    run(make_config(), images, tmp_path / "classes", MemoryLog())
-    run(make_segmentation_config(), data, tmp_path / "pixels", MemoryLog(), build=build_segmenter)
-    with pytest.raises(
-        CheckpointError, match=r"other settings .*network.arch: 'resnet18' before and 'deeplab_resnet18"
-    ):
-        run(make_segmentation_config(), data, tmp_path / "classes", MemoryLog(), build=build_segmenter, resume="auto")
-    with pytest.raises(
-        CheckpointError, match=r"other settings .*network.arch: 'deeplab_resnet18' before and 'resnet18'"
-    ):
-        run(make_config(), images, tmp_path / "pixels", MemoryLog(), resume="auto")
 
 
 def test_classes_in_another_order_are_noticed_at_a_resume(tmp_path: Path) -> None:
