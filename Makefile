@@ -84,7 +84,7 @@ wheel: $(READY)
 	ZOO_PURE_WHEEL=1 $(WHEEL)
 	rm -rf build
 	$(WHEEL)
-	@$(BIN)/python -m zipfile --list dist/*-abi3-*.whl | grep --quiet _native.abi3.so || \
+	@$(BIN)/python -m zipfile --list dist/*-abi3-*.whl | grep _native.abi3.so >/dev/null || \
 	    { echo "the CPU kernels could not be compiled" >&2; rm dist/*-abi3-*.whl; exit 1; }
 	@ls dist/*.whl
 
