@@ -6,7 +6,7 @@ Tested by tests/remat/test_rematerializer.py.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -96,18 +96,8 @@ class DecisionLog:
 
         None if something else was freed.
         """
-        assert value.recipe is not None, "only recipes have inputs"
-        prices: list[float | None] = []
-        seen, pending = {value}, [value.recipe]
-        while pending:
-            for source in pending.pop().sources():
-                if source in seen or source.kept is not None or source.readers > 0:
-                    continue
-                seen.add(source)
-                if source.recipe is not None:
-                    pending.append(source.recipe)
-                elif source.live() is None:
-                    prices.append(self._prices.get(id(source.live), (None, None))[1])
+        freed = [source for source in _starts_of(value) if source.live() is None]
+        prices = [self._prices.get(id(source.live), (None, None))[1] for source in freed]
         return None if None in prices else max(each for each in prices if each is not None)
 
     def decision(
@@ -232,17 +222,9 @@ class Decider:
         """Return what is needed to decide again once one of the inputs of a recipe is saved anyway."""
         assert value.recipe is not None, "a tensor without a recipe is saved for another reason"
         value.recipe.parts = ()
-        pending, seen = [value.recipe], set()
-        while pending:
-            for source in pending.pop().sources():
-                if source in seen or source.kept is not None or source.readers > 0:
-                    continue
-                seen.add(source)
-                if source.recipe is not None:
-                    pending.append(source.recipe)
-                elif (start := source.live()) is not None:
-                    address = memory_id(start)
-                    self._awaiting.setdefault(address, []).append(memory_id(tensor))
+        for source in _starts_of(value):
+            if (start := source.live()) is not None:
+                self._awaiting.setdefault(memory_id(start), []).append(memory_id(tensor))
         return Tie(value, value.recipe, value.version, 0 if self._log is None else len(self._log.decisions) - 1)
 
     def _decide_again(self, address: int) -> None:
@@ -358,3 +340,18 @@ class Decider:
             self.decide(tensor, INPUT, is_kept=True)
             value.keep(tensor)
         self._started_from.setdefault(memory_id(tensor), set()).add(value)
+
+
+def _starts_of(value: TrackedTensor) -> Iterator[TrackedTensor]:
+    """Yield the tensors that the recipe of ``value`` starts from and that are not saved: those without a recipe."""
+    assert value.recipe is not None, "only recipes have inputs"
+    seen, pending = {value}, [value.recipe]
+    while pending:
+        for source in pending.pop().sources():
+            if source in seen or source.kept is not None or source.readers > 0:
+                continue
+            seen.add(source)
+            if source.recipe is not None:
+                pending.append(source.recipe)
+            else:
+                yield source
