@@ -964,8 +964,12 @@ def _starts_from_some(program: Program) -> bool:
 
 
 def _reads_what_changed(program: Program, run: Captured) -> bool:
-    """Return whether torch refuses an input of a graph that code after the graph may have overwritten."""
-    is_refused = run.result.stage == "backward" and "modified by an inplace operation" in str(run.result.error)
+    """Return whether backward refuses an input of a graph, or of a recipe, that later code may have overwritten.
+
+    Plain training may not need it: where it has no gradient, backward of a graph has one of zeros.
+    """
+    told = ("modified by an inplace operation", "modified in place after forward used it")
+    is_refused = run.result.stage == "backward" and any(text in str(run.result.error) for text in told)
     return is_refused and (run.graphs > 1 or program.forwards > 1 or bool(program.between + program.later))
 
 
