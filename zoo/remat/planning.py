@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 MARGIN = 0.02  # of the limit, for what a real step takes beyond a measured one
 CLOSE = 0.05  # of the limit: a peak that is so close below it is not improved
 MAX_STEPS = 4  # measured after the first one, so that planning takes no more than ten steps' time
+MAX_CAPTURES = 3  # compiling takes long
 
 
 class NoGradientsError(Exception):
@@ -146,7 +147,7 @@ def plan_captured(
 ) -> None:
     """Set ``budget.flops_per_byte`` as `plan` does, and capture graphs whose steps were measured to meet the limit.
 
-    If forward cannot be captured, the price is the price of eager training.
+    If forward cannot be captured, or only eager training meets the limit, the price is the price of eager training.
 
     Args:
     - `forward`: computes the outputs of the module in eager mode.
@@ -168,8 +169,11 @@ def plan_captured(
     captured.discard()
     planned, room, accumulates = budget.planned, (1 - MARGIN) * budget.peak_bytes, _accumulates(module)
     assert planned is not None
+    if expected == 0:  # not planned
+        return
     peaks = []
-    while expected > 0:  # 0: not planned
+    highest = planned.prices[-1]
+    for attempt in range(MAX_CAPTURES):
         with _planning():
             for _ in range(2):  # the first compiles
                 step = _measure(module, nullcontext(), call, args, kwargs, keeps_outputs=planned.keeps_outputs)
@@ -181,17 +185,21 @@ def plan_captured(
             planned.captured_extra = max(0, peak - expected)
             return
         peaks.append(peak)
-        highest = planned.prices[-1]
-        if budget.flops_per_byte == highest:
-            least = min(peaks) / (1 - MARGIN)
-            raise impossible(budget.peak_bytes, least, has_optimizer_state=bool(_optimizer_states(module)))
         captured.discard()
-        planned.captured_extra = max(peak - expected, 2 * planned.captured_extra)  # compiling takes long: few attempts
+        if budget.flops_per_byte == highest:
+            break
+        planned.captured_extra = peak - expected
         least = existing + planned.bytes_at(highest, accumulates=accumulates)
-        if least + planned.captured_extra < room:
+        if attempt < MAX_CAPTURES - 2 and least + planned.captured_extra < room:
             expected = plan(budget, module, rematerializer, forward, args, kwargs)
         else:
             budget.flops_per_byte, expected = highest, least
+    needed, limit = bytes_text(min(peaks) / (1 - MARGIN)), bytes_text(budget.peak_bytes)
+    captured.give_up(
+        forward, f"its graph takes at least {needed}, more than the limit of {limit}; raise it to capture one"
+    )
+    planned.captured_extra, budget.flops_per_byte = 0, float("inf")
+    plan(budget, module, rematerializer, forward, args, kwargs)
 
 
 def _find_price(

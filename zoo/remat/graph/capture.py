@@ -91,15 +91,15 @@ class CapturedForward:
             reason = None if is_passing(error) else reason_of(error)
         out = eager(*args, **kwargs)  # raises the error of plain training, if there is one
         if reason is not None:
-            self.is_given_up = True
-            name = type(getattr(forward, "__self__", forward)).__name__
-            warnings.warn(
-                f"{name} cannot be captured as one graph and runs in eager zoo.lean: {reason}; "
-                "zoo.lean(part, capture=True) captures a part of it",
-                NotCaptured,
-                stacklevel=5,
-            )
+            remedy = "zoo.lean(part, capture=True) captures a part of it"
+            self.give_up(forward, f"it cannot be captured as one graph: {reason}; {remedy}")
         return out
+
+    def give_up(self, forward: Callable[..., Any], reason: str) -> None:
+        """Let all further calls run in eager `zoo.lean`, with a `NotCaptured` warning."""
+        self.is_given_up = True
+        name = type(getattr(forward, "__self__", forward)).__name__
+        warnings.warn(f"{name} runs in eager zoo.lean, as {reason}", NotCaptured, stacklevel=6)
 
 
 def backend(
