@@ -210,6 +210,14 @@ def test_files_without_counterpart_are_all_listed_and_the_first_is_an_error(tmp_
         _find(data)
 
 
+def test_files_that_are_not_read_as_images_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = make_labeled(tmp_path)
+    random_image(0).save(data / "train" / "images" / "000.jpg")
+    (data / "train" / "images" / "notes.txt").touch()
+    assert len(_find(data).images) == 5
+    assert caplog.messages == [f"2 files are skipped, the first is notes.txt; {data}/train/images"]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_missing_folder_is_named(tmp_path: Path, layout: str) -> None:
     with pytest.raises(DataError, match=rf"there is no such folder; segmentation\.layout {layout} needs it"):

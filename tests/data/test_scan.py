@@ -1,7 +1,8 @@
-"""A folder is listed in torchvision's order."""
+"""A folder is listed in torchvision's order, and nothing in it is skipped without a word."""
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -27,14 +28,16 @@ def test_images_and_classes_have_the_order_of_torchvision(tmp_path: Path) -> Non
     assert list(zip(paths, targets, strict=True)) == expected.samples
 
 
-def test_what_is_no_image_or_hidden_is_skipped(tmp_path: Path) -> None:
+def test_files_that_are_not_images_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = make_folder(tmp_path / "train", {"a": 1, "b": 1})
-    for name in ("readme.txt", "stray.png", "a/notes.TXT", "b/._000.png"):
+    for name in ("stray.png", "a/notes.TXT", "b/._000.png", "b/x.gif"):
         (root / name).write_text("text")
     (root / ".cache").mkdir()
     (root / "a" / ".hidden").mkdir()
     random_image(0).save(root / "a" / ".hidden" / "c.png")
-    assert scan_folder(root) == (["a", "b"], [b"a/000.png", b"b/000.png"], [0, 1])
+    with caplog.at_level(logging.WARNING):
+        assert scan_folder(root) == (["a", "b"], [b"a/000.png", b"b/000.png"], [0, 1])
+    assert caplog.messages == [f"4 files are skipped, the first is a/notes.TXT; {root}"]
 
 
 def test_a_missing_folder_is_named_with_what_is_there_instead(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from zoo.data.reading import EXTENSIONS, read_as, read_image, read_text
-from zoo.data.scan import find_names
+from zoo.data.scan import find_names, log_skipped
 from zoo.errors import ConfigError, DataError, escape, join_names
 
 Split = Literal["train", "val"]
@@ -127,11 +127,12 @@ def find_labeled_images(
     if len(classes) != num_classes:
         what = f"network.num_classes = {num_classes}: the data have {len(classes)} classes ({join_names(classes, 3)})"
         raise ConfigError(what, where, f"set network.num_classes to {len(classes)}")
-    images = _by_key(data / image_folder, rules.image_endings)
-    labels = _by_key(data / label_folder, (rules.label_ending,))
+    images, skipped = _by_key(data / image_folder, rules.image_endings)
+    labels, _ = _by_key(data / label_folder, (rules.label_ending,))
     if not images:
         remedy = f"images of layout {layout} end in {' '.join(rules.image_endings)}"
         raise DataError("there is no image in the folder", data / image_folder, remedy)
+    log_skipped(data / image_folder, skipped)
     both = [key for key in images if key in labels]
     found = LabeledImages(
         root=data,
@@ -210,15 +211,20 @@ def _ids(image: ImageFile.ImageFile) -> np.ndarray:
     return ids.astype(np.uint8) if ids.dtype.kind == "b" else ids // spread if spread > 1 else ids
 
 
-def _by_key(root: Path, endings: Sequence[str]) -> dict[str, str]:
-    """Return the files below ``root`` with one of the ``endings``, by their stems, sorted."""
+def _by_key(root: Path, endings: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the files below ``root`` with one of the ``endings``, by their stems, sorted; and the other files.
+
+    Of files that differ only in their ending, the last one is returned.
+    """
+    names, skipped = find_names(root, endings)
     found: dict[str, str] = {}
-    for name in find_names(root):
-        ending = next((ending for ending in endings if name.lower().endswith(ending.lower())), None)
-        if ending is None:
-            continue
-        found[name[: -len(ending)]] = name
-    return found
+    for name in names:
+        ending = next(ending for ending in endings if name.lower().endswith(ending.lower()))
+        key = name[: -len(ending)]
+        if key in found:
+            skipped.append(found[key])
+        found[key] = name
+    return found, skipped
 
 
 def _folder_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:

@@ -28,7 +28,9 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> tuple[list[str
             raise DataError("there is no such folder", root.parent, needed)
         present = join_names(sorted(os.listdir(root.parent))) or "nothing"
         raise DataError(f"there is no folder {root.name}/ (but {present})", root.parent, needed)
-    images = [name for name in find_names(root) if os.sep in name]
+    names, skipped = find_names(root)
+    images = [name for name in names if os.sep in name]
+    log_skipped(root, [*skipped, *(name for name in names if os.sep not in name)])
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     numbers = {name: number for number, name in enumerate(classes)}
     targets = [numbers[name.partition(os.sep)[0]] for name in images]
@@ -38,27 +40,41 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> tuple[list[str
 
 def find_images(root: Path) -> list[Path]:
     """Return the images in ``root`` and its sub-folders, see `find_names`; DataError if there is none."""
-    images = find_names(root)
+    images, skipped = find_names(root)
     if not images:
         remedy = f"images are files that end in {' '.join(EXTENSIONS)}"
         raise DataError("there is no image in the folder", root, remedy)
+    log_skipped(root, skipped)
     return [root / name for name in images]
 
 
-def find_names(root: Path) -> list[str]:
-    """Return the images in ``root`` and its sub-folders, by their names relative to ``root``.
+def find_names(root: Path, endings: Sequence[str] = EXTENSIONS) -> tuple[list[str], list[str]]:
+    """Return the images and the other files in ``root`` and its sub-folders, by their names relative to ``root``.
 
-    An image is a file with an image extension, in upper or lower case, that is not hidden. Links are followed, as in
-    torchvision. The names are sorted by the folder in ``root``, then by the path of the folder, then by name, which
-    determines the index of each image. Raises DataError for a folder that cannot be listed.
+    An image is a file with one of the ``endings``, in upper or lower case, that is not hidden. Links are followed, as
+    in torchvision, and hidden folders are not searched. The names are sorted by the folder in ``root``, then by the
+    path of the folder, then by name, which determines the index of each image. Raises DataError for a folder that
+    cannot be listed.
     """
+    lowered = tuple(ending.lower() for ending in endings)
     listed: list[tuple[str, str, list[str]]] = []
     for folder, folders, files in os.walk(root, onerror=_raise_unlistable, followlinks=True):
         place = "" if folder == os.fspath(root) else os.path.relpath(folder, root)
         folders[:] = [name for name in folders if not name.startswith(".")]
-        images = [name for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith(".")]
-        listed.append((place.partition(os.sep)[0], place, images))
-    return [os.path.join(place, name) for _, place, images in sorted(listed) for name in sorted(images)]
+        listed.append((place.partition(os.sep)[0], place, files))
+    images: list[str] = []
+    others: list[str] = []
+    for _, place, files in sorted(listed):
+        for name in sorted(files):
+            is_image = name.lower().endswith(lowered) and not name.startswith(".")
+            (images if is_image else others).append(os.path.join(place, name))
+    return images, others
+
+
+def log_skipped(root: Path, names: Sequence[str]) -> None:
+    """Log the number of files in ``root`` that are not read as images, and the first of their ``names``."""
+    if names:
+        logger.warning("%d files are skipped, the first is %s; %s", len(names), escape(names[0]), escape(root))
 
 
 def _raise_unlistable(error: OSError) -> NoReturn:
