@@ -77,9 +77,15 @@ class TrainingInterrupted(ZooError):
     exit_code = EXIT_INTERRUPTED
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return the ``count`` entries of ``known`` that look most like ``name``, the most similar first."""
-    return difflib.get_close_matches(name, set(known), n=count, cutoff=0.0)
+def nearest(name: str, known: Iterable[str], listing: str) -> str:
+    """Return a remedy for an unknown name: the entries of ``known`` that are near, at most three, and the ``listing``.
+
+    The most similar is the first; case is ignored. ``listing`` says where all names are, and stands alone if no name is
+    near.
+    """
+    names = {each.lower(): each for each in known}
+    near = [names[each] for each in difflib.get_close_matches(name.lower(), names)]
+    return f"the nearest names are {join_names(near)} ({listing})" if near else listing
 
 
 def escape(text: object) -> str:

@@ -186,6 +186,5 @@ def _unknown(name: str) -> ConfigError:
             return ConfigError("this is a folder", name, "give a file in it, such as model_best.pth.tar")
         remedy = "give the path of a file, or the name of a network or an experiment (zoo list shows all networks)"
         return ConfigError("there is no such file", name, remedy)
-    near = ", ".join(nearest(name, [*ARCHITECTURES, *published(), *experiment_names()]))
-    what = f"there is no network, experiment or file called {escape(name)}"
-    return ConfigError(what, remedy=f"the nearest names are {near} (zoo list shows all networks)")
+    hint = nearest(name, [*ARCHITECTURES, *published(), *experiment_names()], "zoo list shows all networks")
+    return ConfigError(f"there is no network, experiment or file called {escape(name)}", remedy=hint)

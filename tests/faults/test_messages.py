@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.errors import DataError, escape
+from zoo.errors import DataError, escape, nearest
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,15 @@ def test_an_error_says_where_what_is_wrong_and_what_to_do_and_escapes_all_of_it(
     assert str(DataError("it is empty", remedy="remove it")) == "it is empty; remove it"
     assert str(DataError("it is empty", "a")) == "a: it is empty"
     assert str(DataError("it is empty")) == "it is empty"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("resnet19", "the nearest names are resnet18 (zoo list shows all)"),
+        ("RESNET18", "the nearest names are resnet18 (zoo list shows all)"),
+        ("nosuch", "zoo list shows all"),
+    ],
+)
+def test_only_names_that_are_near_are_suggested(name: str, hint: str) -> None:
+    assert nearest(name, ["resnet18", "densenet264", "vovnet"], "zoo list shows all") == hint

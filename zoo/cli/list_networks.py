@@ -34,9 +34,8 @@ class List(Command):
         for word in self.patterns:
             pattern = next((each for each in (word, f"*{word}*") if list_models(each, self.pretrained)), None)
             if pattern is None:
-                near = ", ".join(nearest(word, list_models(pretrained=self.pretrained)))
-                what = f"no network is called {escape(word)!r}"
-                raise ConfigError(what, "PATTERN", f"the nearest names are {near}")
+                hint = nearest(word, list_models(pretrained=self.pretrained), "zoo list shows all")
+                raise ConfigError(f"no network is called {escape(word)!r}", "PATTERN", hint)
             patterns.append(pattern)
         entries = [describe(name) for name in list_models(patterns, self.pretrained)]
         if self.json:

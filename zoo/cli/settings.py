@@ -33,9 +33,9 @@ class Settings(Command):
         sections = describe_settings(self.pattern)
         if not sections:
             settings = [setting for section in describe_settings() for setting in section.settings]
-            near = ", ".join(nearest(self.pattern, {name for each in settings for name in (each.name, each.key)}))
+            names = {name for each in settings for name in (each.name, each.key)}
             what = f"no setting is called {escape(self.pattern)!r}"
-            raise ConfigError(what, "PATTERN", f"the nearest names are {near}")
+            raise ConfigError(what, "PATTERN", nearest(self.pattern, names, "zoo settings lists all"))
         for section in sections:
             print(f"{section.path}: {section.meaning}")
             for setting in section.settings:

@@ -71,8 +71,9 @@ def load_experiment(name: str | Path, log_notices: bool = True, known_networks_o
         content = json.loads(text, object_pairs_hook=_JsonObject)
     except OSError as error:
         raise ConfigError(
-            f"{escape(path)}: cannot be read ({error.strerror}); give the path of an experiment file or a name; the "
-            f"nearest names in {experiments_dir()} are {', '.join(nearest(path.stem, experiment_names()))}"
+            f"cannot be read ({error.strerror}); give the path of an experiment file or a name",
+            path,
+            nearest(path.stem, experiment_names(), f"{experiments_dir()} has all"),
         ) from None
     except json.JSONDecodeError as error:
         raise ConfigError(
@@ -156,8 +157,8 @@ def _unknown_network(content: dict[str, Any]) -> Iterator[Problem]:
         names = " and ".join(f'"{package}:NAME"' for package in PACKAGES)
         yield Problem(("network", "arch"), arch, f"networks of other packages are named {names}")
         return
-    near = ", ".join(nearest(arch, ARCHITECTURES))
-    yield Problem(("network", "arch"), arch, f"there is no such network; the nearest names are {near}")
+    hint = nearest(arch, ARCHITECTURES, "zoo list shows all")
+    yield Problem(("network", "arch"), arch, f"there is no such network; {hint}")
 
 
 def _repeated_keys(content: Any, path: KeyPath = ()) -> Iterator[Problem]:

@@ -77,8 +77,8 @@ def entry_of(name: str) -> Published:
     of_arch = [variant for variant, entry in published().items() if entry.arch == name]
     if of_arch:
         raise ConfigError(f"{name} is an architecture; name its published weights: {', '.join(of_arch)}")
-    near = ", ".join(nearest(name, published()))
-    raise ConfigError(f"no published weights are called {name!r}; the nearest are {near} (zoo fetch lists all)")
+    hint = nearest(name, published(), "zoo fetch lists all")
+    raise ConfigError(f"no published weights are called {name!r}", remedy=hint)
 
 
 def published_spec(name: str) -> NetworkSpec:

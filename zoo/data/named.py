@@ -38,8 +38,8 @@ def _open_torchvision(data: DataName) -> Datasets:
     build = getattr(of_torchvision, data.name) if data.name in of_torchvision.__all__ else None
     parameters = inspect.signature(build).parameters if build is not None else {}
     if build is None or not parameters.keys() & {"train", "split"}:
-        known = join_names(nearest(data.name, of_torchvision.__all__))
-        raise DataError("torchvision has no such data set with a training split", data, f"the nearest are {known}")
+        hint = nearest(data.name, of_torchvision.__all__, "torchvision.datasets lists all")
+        raise DataError("torchvision has no such data set with a training split", data, hint)
     if "train" in parameters:
         return Datasets(_build(data, build, train=True), _build(data, build, train=False))
     train = _build(data, build, split="train")

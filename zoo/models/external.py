@@ -43,8 +43,9 @@ def list_networks(pattern: str) -> list[str]:
     if not matching and package == "timm" and own_pattern in import_module("timm").list_pretrained():
         return [pattern]  # a network with the tag of its weights
     if not matching:
-        near = join_names(nearest(own_pattern, names))
-        raise ConfigError(f"{package} has no network called {own_pattern!r}; the nearest names are {near}")
+        listing = "timm.list_models()" if package == "timm" else "torchvision.models.list_models()"
+        hint = nearest(own_pattern, names, f"{listing} returns all")
+        raise ConfigError(f"{package} has no network called {own_pattern!r}", remedy=hint)
     return matching
 
 

@@ -81,8 +81,7 @@ class Architecture:
 def architecture(name: str) -> Architecture:
     """Return the facts about the network ``name``; ConfigError, with the nearest names, if it is unknown."""
     if name not in ARCHITECTURES:
-        near = ", ".join(nearest(name, ARCHITECTURES))
-        raise ConfigError(f"unknown network {name!r}; the nearest names are {near} (zoo list shows all)")
+        raise ConfigError(f"unknown network {name!r}", remedy=nearest(name, ARCHITECTURES, "zoo list shows all"))
     return ARCHITECTURES[name]
 
 

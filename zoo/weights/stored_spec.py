@@ -52,10 +52,9 @@ def parse_network(network: Mapping[str, Any], source: str) -> NetworkSpec:
     if missing:
         raise WeightsError(f"{source}: network: lacks {join_names(missing)}; {REMEDY}")
     if is_own and isinstance(network["arch"], str) and arch not in ARCHITECTURES:
-        near = join_names(nearest(arch[:MAX_SHOWN_NAME], ARCHITECTURES))
+        hint = nearest(arch[:MAX_SHOWN_NAME], ARCHITECTURES, "zoo list shows all")
         raise WeightsError(
-            f"{source}: network.arch = {shorten_repr(arch)}: this version has no such network, the nearest names are "
-            f"{near}; {REMEDY}"
+            f"{source}: network.arch = {shorten_repr(arch)}: this version has no such network; {hint}; {REMEDY}"
         )
     try:
         spec = parse_section(NetworkSpec, network, source, ("network",), WeightsError)
