@@ -11,7 +11,7 @@ import zoo
 from tests.engine.tiny import make_images
 from zoo.cli import main
 from zoo.config import load_experiment, parse_experiment
-from zoo.run.experiments import default_experiment
+from zoo.run.experiments import default_experiment, with_changes
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,16 @@ def test_an_architecture_is_trained_by_its_name(
     assert load_experiment(tmp_path / "log" / "experiment.json") == one_epoch(name, data)
     model = zoo.get(tmp_path / "log" / "checkpoint.pth.tar")
     assert type(model) is type(zoo.get(name, num_classes=2))
+
+
+def test_too_few_epochs_for_a_warm_up_are_refused_with_a_number_that_works() -> None:
+    recipe = load_experiment("imagenet_convnext_tiny")
+    with pytest.raises(zoo.ConfigError, match=r"warmup_epochs = 20.0: .*--epochs 21.* warmup_epochs, such as to 0.1,"):
+        with_changes(recipe, epochs=1)
+    assert with_changes(recipe, epochs=21).optimizer.schedule.epochs == 21
+    settings = recipe.model_dump(mode="json")
+    settings["optimizer"]["schedule"] |= {"epochs": 1, "warmup_epochs": 0.1}
+    assert parse_experiment(settings, "test").optimizer.schedule.warmup_epochs == 0.1
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_offline_uses_the_cache_and_sends_no_request(server: Server, monkeypatch
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet34_ipabn_lr_512", "no published weights are called 'resnet34_ipabn_lr_512'; the nearest names are resnet34_"),
+        ("resnet34_ipabn_lr_512", "called 'resnet34_ipabn_lr_512'; the nearest names are resnet34_"),
         ("resnext101", "is an architecture; name its published weights: resnext101_stdbn_lr_256, resnext101_ipabn"),
         ("../resnet34", "no published weights are called"),
     ],

@@ -206,7 +206,7 @@ class Schedule(Section):
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield problems of warmup and triangle schedules."""
         if self.warmup_epochs >= self.epochs:
-            yield "warmup_epochs", f"should be less than epochs, which is {self.epochs}"
+            yield "warmup_epochs", self._too_long("warmup_epochs", self.warmup_epochs)
         if self.warmup_start is not None and not self.warmup_epochs:
             yield "warmup_start", "has no effect without warmup_epochs"
         if self.decay_after_warmup and self.warmup_start is None:
@@ -217,7 +217,14 @@ class Schedule(Section):
             if self.mode == "epoch":
                 yield "mode", 'a triangle begins and ends at a rate of 0; use mode "step"'
             if self.params.peak_epoch >= self.epochs:
-                yield "params.peak_epoch", f"should be less than epochs, which is {self.epochs}"
+                yield "params.peak_epoch", self._too_long("peak_epoch", self.params.peak_epoch)
+
+    def _too_long(self, key: str, value: float) -> str:
+        return (
+            f"should be less than epochs, which is {self.epochs}; train longer, such as with --epochs "
+            f"{math.floor(value) + 1}, or reduce {key}, such as to {self.epochs / 10:g}, in a copy of the experiment, "
+            "which zoo show NAME --json prints"
+        )
 
 
 def _power(gamma: float, exponent: float) -> float:
