@@ -46,7 +46,7 @@ from zoo.config import Input, parse_experiment
 from zoo.data.folder import Source, open_source
 from zoo.data.loader import LoaderOptions, build_train_loader
 from zoo.data.location import DataPath
-from zoo.data.pixels import ByteTensorPixels, open_pixels
+from zoo.data.pixels import TensorPixels, open_pixels
 from zoo.data.prepare.write_shards import write_shards
 from zoo.data.shards import shard_files
 from zoo.data.source import FolderSource
@@ -338,7 +338,7 @@ def _copy(source: Source, root: Path, num_images: int, batch_size: int, workers:
         index = number * available // num_images
         encoded = source.read(index)
         name = os.path.join(source.root, os.fsdecode(source.names[index]))
-        if not isinstance(open_pixels(encoded, name, "torchvision"), ByteTensorPixels):
+        if not isinstance(open_pixels(encoded, name), TensorPixels):
             raise DataError(
                 "the image is not an 8-bit gray or RGB JPEG file, which all loaders read", name, "leave it out"
             )

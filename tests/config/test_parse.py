@@ -54,4 +54,4 @@ def test_the_digest_is_that_of_the_settings_not_of_their_spelling() -> None:
 
 def test_the_digest_of_the_defaults_changes_on_purpose_alone() -> None:
     # It is written into every checkpoint: whoever changes a default or adds a key changes this on purpose.
-    assert Experiment().digest() == "9f5213644f108f5b9177251368666fb538d3edc3dd55a1c569c502d0571e6c17"
+    assert Experiment().digest() == "57a0379626557cd2e99a4406f41ecce3a4af1cd1f5dc15c90e3a05c8fe506d47"

@@ -18,7 +18,6 @@ from PIL import Image
 
 from tests.data.sample_images import make_folder
 from tests.faults.fuzz import EXAMPLES, fuzz, mutated
-from zoo.config import Decoder
 from zoo.data.folder import Source, open_source
 from zoo.data.index import index_path
 from zoo.data.pixels import Box, open_pixels
@@ -126,13 +125,12 @@ def _with_size(encoded: bytes, height: int, width: int) -> bytes:
 
 @EXAMPLES
 @pytest.mark.filterwarnings("ignore")  # PIL warns of metadata that it cannot read
-@pytest.mark.parametrize("decoder", ["pil", "torchvision"])
-def test_any_bytes_of_a_jpeg_file_are_pixels_or_a_message(decoder: Decoder, count: int, tmp_path: Path) -> None:
+def test_any_bytes_of_a_jpeg_file_are_pixels_or_a_message(count: int, tmp_path: Path) -> None:
     sizes = st.integers(0, 65535) | st.sampled_from([0, 1, 19, 26, 65500, 65535])
     claimed = st.builds(_with_size, st.sampled_from(_jpegs()), sizes, sizes)
 
     def load(encoded: bytes) -> None:
-        pixels = open_pixels(encoded, "a.jpg", decoder)
+        pixels = open_pixels(encoded, "a.jpg")
         height, width = pixels.height, pixels.width
         part = pixels.part(Box(0, 0, max(1, height // 2), max(1, width // 2)))
         assert part.resized(8, 8).tensor().shape == (3, 8, 8)

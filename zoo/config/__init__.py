@@ -3,7 +3,6 @@
 from zoo.config.describe import describe_options, describe_settings, differences, leaves
 from zoo.config.experiment import (
     CheckpointConfig,
-    Decoder,
     Expected,
     Experiment,
     Input,
@@ -21,7 +20,6 @@ from zoo.config.segmentation_section import Segmentation
 __all__ = [
     "MIN_LINEAR_LR",
     "CheckpointConfig",
-    "Decoder",
     "Expected",
     "Experiment",
     "Input",

@@ -23,7 +23,6 @@ from zoo.spec.section import Section
 ProtocolName = Annotated[str, StringConstraints(pattern=r"^((center|tencrop)[1-9][0-9]*|whole|whole-flip)$")]
 Percent = Annotated[float, Field(ge=0, le=100)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
-Decoder = Literal["pil", "torchvision"]
 TWO = Field(min_length=2, max_length=2)
 AUGMENTATIONS = ("randaugment", "trivialaugment", "autoaugment", "augmix")  # of torchvision.transforms.v2
 TIMM_POLICY = "timm:"  # the beginning of a policy of timm
@@ -43,7 +42,7 @@ class Input(Preprocessing):
 
     classification_only = (
         *("scale_train", "pad_train", "crop_scale_train", "crop_ratio_train", "interpolation_train", "augment_train"),
-        *("random_erasing_train", "repeats_train", "cutout_train", "shuffle_shards", "decoder"),
+        *("random_erasing_train", "repeats_train", "cutout_train", "shuffle_shards"),
         *("scale_val", "crop_val", "interpolation_val", "crop_mode_val"),
     )
 
@@ -86,9 +85,6 @@ class Input(Preprocessing):
     in timm and torchvision."""
     lighting_train: bool = False
     """Whether training images get AlexNet's PCA color noise."""
-    decoder: Decoder | None = None
-    """Decoder of images. pil; torchvision: faster, with the same pixels; null: torchvision in training, pil in
-    validation."""
 
     @field_validator("augment_train")
     @classmethod
@@ -97,16 +93,6 @@ class Input(Preprocessing):
         if value is not None and value not in AUGMENTATIONS and not is_policy:
             raise ValueError(f"should be one of {', '.join(AUGMENTATIONS)}, or {TIMM_POLICY}POLICY")
         return value
-
-    @property
-    def decoder_train(self) -> Decoder:
-        """Decoder of training images."""
-        return self.decoder or "torchvision"
-
-    @property
-    def decoder_val(self) -> Decoder:
-        """Decoder of validation images; by default PIL, which the published scores were computed with."""
-        return self.decoder or "pil"
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield problems of crops, cutout squares and padding that do not fit.

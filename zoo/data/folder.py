@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.config import Decoder
 from zoo.data.augmentation import Colors, Normalization, finish
 from zoo.data.location import DataPath, RemoteFolder
 from zoo.data.remote import RemoteShards, Unreachable
@@ -151,7 +150,6 @@ class ImageFolder(ImageDataset):
     - `root`: folder with one folder of images per class, or with shards, local or remote.
     - `transform`: image -> tensor. Its generator is seeded by the seed and the key, so the result does not depend on
       the process.
-    - `decoder`: the decoder, see `zoo.data.pixels.open_pixels`.
     - `seed`: seed of the augmentation.
     - `allow_empty_classes`: whether class folders may be empty.
     """
@@ -161,14 +159,12 @@ class ImageFolder(ImageDataset):
         root: DataPath,
         transform: Transform,
         *,
-        decoder: Decoder = "pil",
         seed: int = 0,
         allow_empty_classes: bool = False,
     ) -> None:
         self.source = open_source(root, allow_empty_classes)
         super().__init__(root, self.source.classes, self.source.names, seed=seed)
         self.transform = transform
-        self.decoder = decoder
         self._outputs = np.arange(len(self.classes))
 
     def file_name(self, index: int) -> str:
@@ -185,7 +181,7 @@ class ImageFolder(ImageDataset):
 
     def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         name, encoded = self.file_name(index), self.source.read(index)
-        drawn = prepare(encoded, escape(name), self.transform, self.decoder, generator)
+        drawn = prepare(encoded, escape(name), self.transform, generator)
         target = int(self._outputs[self.source.targets[index]])
         return Sample(drawn.pixels, target, name, colors=drawn.colors, normalization=drawn.normalization)
 

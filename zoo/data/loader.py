@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from zoo.config import Decoder, Experiment
+from zoo.config import Experiment
 from zoo.data.classes import check_num_classes
 from zoo.data.folder import Batch, ImageDataset, ImageFolder, Sample, collate
 from zoo.data.location import DataPath
@@ -101,7 +101,7 @@ def build_train_loader(
         num_classes = config.network.num_classes
         own = MapDataset(data.train, transform, num_classes, seed=config.seed)
         return loader_of_crops(own, config, options)
-    images = ImageFolder(data / "train", transform, decoder=config.input.decoder_train, seed=config.seed)
+    images = ImageFolder(data / "train", transform, seed=config.seed)
     check_num_classes(images, config.network.num_classes)
     order = partial(images.source.order, window=config.input.shuffle_shards)
     order(torch.Generator())  # raises for an invalid window before the workers start
@@ -134,7 +134,6 @@ def build_val_loader(
     batch_size: int,
     options: LoaderOptions = DEFAULT_OPTIONS,
     *,
-    decoder: Decoder = "pil",
     split: str = "val",
     limit: int | None = None,
     num_classes: int | None = None,
@@ -149,7 +148,7 @@ def build_val_loader(
         assert data.val is not None
         images = MapDataset(data.val, transform, num_classes)
     else:
-        images = ImageFolder(data / split, transform, decoder=decoder, allow_empty_classes=True)
+        images = ImageFolder(data / split, transform, allow_empty_classes=True)
     batches = ValBatches(len(images), batch_size, rank=options.rank, world_size=options.world_size, limit=limit)
     return Loader(images, batches, options)
 

@@ -21,10 +21,10 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as tvF
 
-from zoo.config import Decoder, Input
+from zoo.config import Input
 from zoo.data.augmentation import Colors, Cutout, Normalization, PadCrop, RandomErasing, draw_colors, finish
 from zoo.data.crop_modes import PlainImage, pad_to_crop, resize_by_mode
-from zoo.data.pixels import Box, FloatPixels, PILPixels, Pixels, open_pixels
+from zoo.data.pixels import Box, PILPixels, Pixels, TensorPixels, open_pixels
 from zoo.data.policies import Policy
 from zoo.data.reading import Unreadable, to_rgb
 from zoo.data.seeding import random_of_torch
@@ -81,13 +81,13 @@ class Transform(ABC):
         return self.draw(as_pixels(image), random_of_torch()).finished()
 
 
-def prepare(encoded: bytes, name: str, transform: Transform, decoder: Decoder, generator: Random) -> Drawn:
+def prepare(encoded: bytes, name: str, transform: Transform, generator: Random) -> Drawn:
     """Return ``transform.draw`` of an encoded image.
 
     Raises DataError with the file's ``name`` if the image cannot be decoded or transformed.
     """
     try:
-        return transform.draw(open_pixels(encoded, name, decoder), generator)
+        return transform.draw(open_pixels(encoded, name), generator)
     except Unreadable:
         raise
     except DataError as error:
@@ -192,12 +192,13 @@ class ValTransform(Transform):
         if self.crop_mode == "center":
             _scaled_size(image, self.scale)  # raises for images that would be too large
         # torchvision resizes 8-bit tensors with other bits than PIL images, which scores are measured with.
-        plain: PlainImage
-        plain = image.image if isinstance(image, (PILPixels, FloatPixels)) else tvF.to_pil_image(image.tensor())
+        plain: PlainImage = image.image
+        if isinstance(plain, Tensor) and not plain.is_floating_point():
+            plain = tvF.to_pil_image(plain)
         plain = resize_by_mode(plain, self.scale, self.interpolation, self.crop_mode)
         if self.crop_mode == "border":
             plain = pad_to_crop(plain, self.crop, self.mean)
-        return FloatPixels(plain.clamp(0, 1)) if isinstance(plain, Tensor) else PILPixels(plain)
+        return TensorPixels(plain.clamp(0, 1)) if isinstance(plain, Tensor) else PILPixels(plain)
 
     def _drawn(self, pixels: Tensor) -> Drawn:
         return Drawn(pixels, normalization=Normalization(self.mean, self.std))
@@ -213,7 +214,7 @@ class ValTransform(Transform):
 def as_pixels(image: ImageLike) -> Pixels:
     """Return ``image`` in RGB; DataError for anything but an image. Tensors become float32 from 0 to 1."""
     if isinstance(image, Tensor):
-        return FloatPixels(_rgb_tensor(image))
+        return TensorPixels(_rgb_tensor(image))
     if isinstance(image, np.ndarray):
         image = _from_array(image)
     if not isinstance(image, Image.Image):

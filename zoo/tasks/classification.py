@@ -97,7 +97,6 @@ class ClassificationTask(Task):
             transform,
             batch_size or max(1, default),
             options,
-            decoder=config.input.decoder_val,
             split=split,
             limit=limit,
             num_classes=config.network.num_classes,

@@ -90,7 +90,7 @@ def predict(
         for path in paths[start : start + BATCH_SIZE]:
             try:
                 encoded = read_bytes(path)
-                images.append(prepare(encoded, escape(path), transform, "pil", random_of_torch()).finished())
+                images.append(prepare(encoded, escape(path), transform, random_of_torch()).finished())
                 names.append(str(path))
             except DataError as error:
                 faults.append(str(error))
