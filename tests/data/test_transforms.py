@@ -21,7 +21,7 @@ from torchvision.transforms import functional as tvF
 from tests.data.sample_images import random_image
 from zoo import transforms
 from zoo.config import Input
-from zoo.data.augmentation import Normalization, RandomErasing, draw_colors, finish
+from zoo.data.augmentation import Normalization, draw_colors, erase_randomly, finish
 from zoo.data.pixels import PILPixels, TensorPixels, open_pixels
 from zoo.data.seeding import random_of_torch
 from zoo.data.transforms import TrainTransform, ValTransform, random_box
@@ -145,14 +145,14 @@ def test_random_interpolation_is_bilinear_or_bicubic() -> None:
 def test_random_erasing_is_that_of_timm(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = pytest.importorskip("timm.data.random_erasing")
     theirs = reference.RandomErasing(0.6, mode=mode, device="cpu")
-    ours, image, erased = RandomErasing(0.6, mode), torch.full((3, 20, 30), 7.0), 0
+    image, erased = torch.full((3, 20, 30), 7.0), 0
     for seed in range(30):
         generator = Random(seed)
         monkeypatch.setattr(reference, "random", generator)  # the same draws, in the same order
         # The noise of the patch is drawn last, from a generator that is seeded by the sample's.
         monkeypatch.setattr(reference, "_get_pixels", partial(_noise, generator))
         expected = theirs(image.clone())
-        assert torch.equal(ours(image, Random(seed)), expected)
+        assert torch.equal(erase_randomly(image, 0.6, mode, Random(seed)), expected)
         erased += not torch.equal(expected, image)
     assert 10 < erased < 27
     assert torch.equal(image, torch.full((3, 20, 30), 7.0))

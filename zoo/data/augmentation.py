@@ -1,7 +1,7 @@
 """Augmentation of training images: color jitter, lighting, padded crops, cutout and random erasing.
 
-`finish` jitters the colors of a whole batch on the network's device and normalizes it. `PadCrop`, `Cutout` and
-`RandomErasing` work on normalized images.
+`finish` jitters the colors of a whole batch on the network's device and normalizes it. `pad_crop`, `cut_out` and
+`erase_randomly` work on normalized images.
 
 Tested by tests/data/test_transforms.py.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
@@ -93,80 +92,57 @@ def finish(images: Tensor, colors: Tensor | None, normalization: Normalization) 
     return values.add_(constant / scale)
 
 
-@dataclass(frozen=True)
-class PadCrop:
-    """Pads an image and takes a random crop.
+def pad_crop(image: Tensor, crop: int, pad: int, mode: str, generator: Random) -> Tensor:
+    """Return a random crop (C, crop, crop) of the padded ``image`` (C, h, w); DataError if it is too small.
 
     Args:
     - `crop`: side of the crop, px.
     - `pad`: padding on each side, px.
     - `mode`: "zeros" pads with 0, the mean color of normalized images; "reflect" mirrors the image at its edges.
     """
-
-    crop: int
-    pad: int
-    mode: str
-
-    def __call__(self, image: Tensor, generator: Random) -> Tensor:
-        """Return a crop (C, crop, crop) of ``image`` (C, h, w); DataError if it is too small."""
-        height, width = image.shape[-2:]
-        self._check(height, width)
-        image = F.pad(image, [self.pad] * 4, PAD_MODES[self.mode])
-        top, left = (generator.randrange(side + 2 * self.pad - self.crop + 1) for side in (height, width))
-        return image[:, top : top + self.crop, left : left + self.crop]
-
-    def _check(self, height: int, width: int) -> None:
-        side = min(height, width)
-        if side + 2 * self.pad < self.crop or (self.mode == "reflect" and self.pad >= side):
-            what = f"an image of {width} x {height} px is too small for a crop of {self.crop} px"
-            raise DataError(f"{what} with {self.pad} px of padding ({self.mode})", "input", "set scale_train")
+    height, width = image.shape[-2:]
+    side = min(height, width)
+    if side + 2 * pad < crop or (mode == "reflect" and pad >= side):
+        what = f"an image of {width} x {height} px is too small for a crop of {crop} px"
+        raise DataError(f"{what} with {pad} px of padding ({mode})", "input", "set scale_train")
+    image = F.pad(image, [pad] * 4, PAD_MODES[mode])
+    top, left = (generator.randrange(side + 2 * pad - crop + 1) for side in (height, width))
+    return image[:, top : top + crop, left : left + crop]
 
 
-@dataclass(frozen=True)
-class Cutout:
-    """Sets a random square of ``side`` px to 0, the mean color of normalized images."""
-
-    side: int
-
-    def __call__(self, image: Tensor, generator: Random) -> Tensor:
-        """Return a copy of ``image`` (C, h, w) with the square set to 0."""
-        top, left = (generator.randrange(length - self.side + 1) for length in image.shape[-2:])
-        image = image.clone()
-        image[:, top : top + self.side, left : left + self.side] = 0
-        return image
+def cut_out(image: Tensor, side: int, generator: Random) -> Tensor:
+    """Return a copy of ``image`` (C, h, w) with a random square of ``side`` px set to 0, the mean color."""
+    top, left = (generator.randrange(length - side + 1) for length in image.shape[-2:])
+    image = image.clone()
+    image[:, top : top + side, left : left + side] = 0
+    return image
 
 
-@dataclass(frozen=True)
-class RandomErasing:
-    """Erases a random rectangle of a normalized image (Zhong et al. 2020), with the draws of timm's RandomErasing.
+def erase_randomly(image: Tensor, probability: float, mode: str, generator: Random) -> Tensor:
+    """Return a copy of ``image`` (C, h, w) with a rectangle erased with this ``probability``, else ``image`` itself.
 
-    Args:
-    - `probability`: of erasing.
-    - `mode`: the values of erased pixels: 0 ("const"), one normally distributed color ("rand"), or a normally
-      distributed color for each pixel ("pixel").
+    The rectangle has the distribution of Zhong et al. 2020, and the draws of timm's RandomErasing. ``mode``: the values
+    of erased pixels: 0 ("const"), one normally distributed color ("rand"), or a normally distributed color for each
+    pixel ("pixel").
     """
-
-    probability: float
-    mode: str
-
-    def __call__(self, image: Tensor, generator: Random) -> Tensor:
-        """Return a copy of ``image`` (C, h, w) with the rectangle, or ``image`` itself."""
-        if generator.random() > self.probability:
-            return image
-        channels, height, width = image.shape
-        for _ in range(ERASE_TRIES):
-            area = generator.uniform(*ERASED_AREAS) * height * width
-            ratio = math.exp(generator.uniform(*ERASED_LOG_RATIOS))
-            rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if rows < height and columns < width:
-                top, left = generator.randint(0, height - rows), generator.randint(0, width - columns)
-                image = image.clone()
-                image[:, top : top + rows, left : left + columns] = self._values((channels, rows, columns), generator)
-                break
+    if generator.random() > probability:
         return image
+    channels, height, width = image.shape
+    for _ in range(ERASE_TRIES):
+        area = generator.uniform(*ERASED_AREAS) * height * width
+        ratio = math.exp(generator.uniform(*ERASED_LOG_RATIOS))
+        rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if rows < height and columns < width:
+            top, left = generator.randint(0, height - rows), generator.randint(0, width - columns)
+            image = image.clone()
+            values = _erased_values((channels, rows, columns), mode, generator)
+            image[:, top : top + rows, left : left + columns] = values
+            break
+    return image
 
-    def _values(self, shape: tuple[int, int, int], generator: Random) -> Tensor | float:
-        if self.mode == "const":
-            return 0.0
-        noise = torch.Generator().manual_seed(generator.getrandbits(63))
-        return torch.randn(shape if self.mode == "pixel" else (shape[0], 1, 1), generator=noise)
+
+def _erased_values(shape: tuple[int, int, int], mode: str, generator: Random) -> Tensor | float:
+    if mode == "const":
+        return 0.0
+    noise = torch.Generator().manual_seed(generator.getrandbits(63))
+    return torch.randn(shape if mode == "pixel" else (shape[0], 1, 1), generator=noise)

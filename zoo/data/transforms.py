@@ -22,7 +22,7 @@ from torch import Tensor
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Input
-from zoo.data.augmentation import Colors, Cutout, Normalization, PadCrop, RandomErasing, draw_colors, finish
+from zoo.data.augmentation import Colors, Normalization, cut_out, draw_colors, erase_randomly, finish, pad_crop
 from zoo.data.crop_modes import PlainImage, pad_to_crop, resize_by_mode
 from zoo.data.pixels import Box, PILPixels, Pixels, TensorPixels, open_pixels
 from zoo.data.policies import Policy
@@ -136,12 +136,12 @@ class TrainTransform(Transform):
             return drawn
         values = drawn.finished()
         if settings.pad_train is not None:
-            values = PadCrop(side, settings.pad_train, settings.pad_mode_train)(values, generator)
+            values = pad_crop(values, side, settings.pad_train, settings.pad_mode_train, generator)
         if settings.cutout_train:
-            values = Cutout(settings.cutout_train)(values, generator)
+            values = cut_out(values, settings.cutout_train, generator)
         if settings.random_erasing_train:
-            erase = RandomErasing(settings.random_erasing_train, settings.random_erasing_mode_train)
-            values = erase(values, generator)
+            probability, mode = settings.random_erasing_train, settings.random_erasing_mode_train
+            values = erase_randomly(values, probability, mode, generator)
         return Drawn(values)
 
 
