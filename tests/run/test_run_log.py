@@ -111,7 +111,7 @@ def test_the_json_lines_hold_the_same_numbers_and_where_they_come_from(tmp_path:
         log.train_metrics(_metrics(10))
         log.validation(0, 63, RESULT, is_best=True)
     start, train, validation, end = _records(tmp_path)
-    assert (end["event"], end["gpu_seconds"]) == ("end", None)
+    assert (end["event"], end["seconds"] >= 0) == ("end", True)
     assert (start["world_size"], start["config_digest"]) == (2, config.digest())
     assert start["images"] == {"train": {"images": 5}}
     assert start["environment"]["torch"] == torch.__version__

@@ -5,6 +5,7 @@ Tested by tests/benchmark/test_benchmark.py.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,6 @@ import torch
 
 from zoo.errors import MAX_SHOWN_CHARS
 from zoo.files import write_json, write_text
-from zoo.run.cost import CostMeter
 from zoo.run.environment import describe_environment
 from zoo.tables import Cell, key_value_text, markdown_list, markdown_page, markdown_table, number_text
 
@@ -58,7 +58,7 @@ class Results:
     summary: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._cost = CostMeter(self.device)
+        self._start_s = time.monotonic()
 
     def add(self, case: Case, provider: str, metric: str, unit: str, values: Sequence[float]) -> None:
         """Add a record of a metric of a ``provider`` (a norm, a strategy): the median and spread of ``values``."""
@@ -84,7 +84,7 @@ class Results:
                 key: value for key, value in environment.items() if key not in (*MACHINE_KEYS, *TOP_KEYS, "threads")
             },
             **{key: environment[key] for key in TOP_KEYS},
-            "cost": self._cost.read(),
+            "cost": {"seconds": round(time.monotonic() - self._start_s, 1)},
             "settings": {**self.settings, "spread": SPREAD},
             "notes": self.notes,
             **self.summary,

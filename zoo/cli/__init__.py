@@ -86,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="zoo", description="Train, score and convert networks that classify or segment images."
     )
-    parser.add_argument("--version", action=_PrintVersion, help="Print the version and exit")
+    parser.add_argument("--version", action="version", version=f"zoo {_version()}", help="Print the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, command in COMMANDS.items():
         if isinstance(command, Group):
@@ -137,18 +137,11 @@ def _run(args: argparse.Namespace, command_line: str) -> int:
     return code
 
 
-class _PrintVersion(argparse.Action):
-    """Prints the version and exits; also works in a checkout that is not installed."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        try:
-            print(f"zoo {metadata.version(DISTRIBUTION)}")
-        except metadata.PackageNotFoundError:
-            print("zoo (checkout, not installed)")
-        parser.exit()
+def _version() -> str:
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "(checkout, not installed)"
 
 
 def _rank() -> int:

@@ -101,15 +101,8 @@ class ImageDataset(Dataset[Sample]):
         """Set the target of class i to ``numbers[i]``, before any image is drawn."""
         raise NotImplementedError
 
-    def path(self, index: int) -> Path:
-        """Return the file of image ``index``."""
-        return Path(self.file_name(index))
-
     def file_name(self, index: int) -> str:
-        """Return the file name of image ``index``.
-
-        Workers use it instead of a Path, because Path interns its parts, so memory would grow with each image.
-        """
+        """Return the file name of image ``index``: text, as Path interns its parts, so memory would grow with each."""
         return os.path.join(self.root, os.fsdecode(self._names[index]))
 
     def names_digest(self) -> str:

@@ -166,7 +166,7 @@ def labeled_images(data: Path, split: Split, layout: str, num_classes: int, igno
     return found
 
 
-def read_pair(image: Path, label: Path, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:
+def read_pair(image: str | Path, label: str | Path, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:
     """Return an image as 8-bit RGB and the classes of its pixels, (H, W) int32; see `read_label`.
 
     The EXIF orientation is applied to neither. Raises DataError if a file cannot be read, or if their sizes differ.
@@ -179,7 +179,7 @@ def read_pair(image: Path, label: Path, table: np.ndarray) -> tuple[Image.Image,
     return pixels, classes
 
 
-def read_label(path: Path, table: np.ndarray) -> np.ndarray:
+def read_label(path: str | Path, table: np.ndarray) -> np.ndarray:
     """Return the classes (H, W), int32, of the label map in ``path``, looked up in ``table``.
 
     Raises DataError if the file cannot be read, is not a PNG file of ids, or has an invalid id.

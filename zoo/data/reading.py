@@ -33,7 +33,7 @@ class Unreadable(DataError):
     """A file cannot be read or decoded; the message names it."""
 
 
-def read_image(path: Path) -> Image.Image:
+def read_image(path: str | Path) -> Image.Image:
     """Return the image in ``path`` as 8-bit RGB.
 
     The EXIF orientation is not applied, as for the published scores. Raises Unreadable for a truncated image, and for
@@ -42,7 +42,7 @@ def read_image(path: Path) -> Image.Image:
     return read_as(path, load_rgb, "an image")
 
 
-def read_as(path: Path, convert: Callable[[ImageFile.ImageFile], T], what: str) -> T:
+def read_as(path: str | Path, convert: Callable[[ImageFile.ImageFile], T], what: str) -> T:
     """Return ``convert`` of the image in ``path``, see `decode_as`."""
     return decode_as(read_bytes(path, what), escape(path), convert, what)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -56,10 +55,6 @@ class LabeledFolder(ImageDataset):
         self._labels = np.array([os.fsencode(name) for name in found.labels])
         self._table = found.table
 
-    def label_path(self, index: int) -> Path:
-        """Return the label map of image ``index``."""
-        return Path(self.root, os.fsdecode(self._labels[index]))
-
     def number_classes(self, numbers: Sequence[int]) -> None:
         """Set the target of class i to ``numbers[i]``, before any image is drawn."""
         if self.uniform is not None:
@@ -79,17 +74,18 @@ class LabeledFolder(ImageDataset):
         pixel = number = None
         if self.uniform is not None:
             number, index = self.uniform.draw(generator)
-        image, classes = read_pair(self.path(index), self.label_path(index), self._table)
+        name, label = self.file_name(index), os.path.join(self.root, os.fsdecode(self._labels[index]))
+        image, classes = read_pair(name, label, self._table)
         if number is not None:
             pixel = draw_pixel(classes, number, generator)
             if pixel is None:
                 what = f"a label map changed during training: it no longer has class {self.classes[number]}"
-                raise DataError(what, self.label_path(index))
+                raise DataError(what, label)
         try:
             tensor, target = self.transform(image, classes, pixel, generator)
         except DataError as error:
-            raise DataError(f"{escape(self.path(index))}: {error}") from error
-        return Sample(tensor, target, str(self.path(index)))
+            raise DataError(f"{escape(name)}: {error}") from error
+        return Sample(tensor, target, name)
 
 
 def build_segmentation_train_loader(

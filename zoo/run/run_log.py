@@ -25,7 +25,6 @@ from zoo.errors import ConfigError
 from zoo.files import write_json
 from zoo.run.board import Board
 from zoo.run.console import PlainFormatter, Progress, format_duration
-from zoo.run.cost import CostMeter
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE, writable
 from zoo.tasks import task_of
@@ -107,7 +106,7 @@ class RunLog:
         self._progress: Progress | None = None
         self._board: Board | None = None
         self._metrics: JsonLines | None = None
-        self._cost: CostMeter | None = None
+        self._start_s: float | None = None
         self._has_lost = False
         with writable(log_dir), ExitStack() as opened:
             log_dir.mkdir(parents=True, exist_ok=True)
@@ -131,8 +130,8 @@ class RunLog:
         if error is not None:
             reason = f"stopped: {type(error).__name__}: {error}"
             logger.info("%s", reason, extra={"only_in_files": True})  # the caller prints the error
-        if self._cost is not None:
-            self._add_line("end", **self._cost.read())
+        if self._start_s is not None:
+            self._add_line("end", seconds=round(time.monotonic() - self._start_s, 1))
         if self._metrics is not None:
             self._write(self._metrics.close)
         if self._board is not None:
@@ -164,7 +163,7 @@ class RunLog:
             images=images,
             environment=describe_environment(device),
         )
-        self._cost = CostMeter(device, world_size)
+        self._start_s = time.monotonic()
         with writable(self._log_dir):
             self._board = Board(self._log_dir, self._config, step)
 
