@@ -188,7 +188,7 @@ def test_a_repository_of_timm_is_built_by_timm_and_computes_what_it_does_there(
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model = timm.create_model("test_resnet", num_classes=3, avg_down=True).eval()
-    model.pretrained_cfg |= {"crop_mode": "border", "mean": (0.2, 0.5, 0.7)}
+    model.pretrained_cfg |= {"crop_mode": "squash", "mean": (0.2, 0.5, 0.7)}
     config = {"label_names": ["a", "b", "c"]}
     timm.models.save_for_hf(model, tmp_path / "files", config, {"avg_down": True}, safe_serialization=True)
     hub.commit("me/net", {path.name: path.read_bytes() for path in (tmp_path / "files").iterdir()})

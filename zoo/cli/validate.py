@@ -60,8 +60,8 @@ class ScoreOptions(LoaderOptions):
     interpolation: Interpolation | None = None
     """Interpolation before the crop (default: the experiment's interpolation_val)."""
     crop_mode: CropMode | None = option()
-    """Which sides are resized before the crop: the shorter one (center), both (squash), or the longer one, with borders
-    of the mean color (border) (default: the experiment's crop_mode_val)."""
+    """Which sides are resized before the crop: the shorter one (center), or both (squash) (default: the experiment's
+    crop_mode_val)."""
     batch_size: Positive | None = None
     """Images per batch and process (default: the experiment's batch size over the number of processes, a tenth of it
     for ten crops)."""

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Input
 from zoo.data.augmentation import Colors, Normalization, cut_out, draw_colors, erase_randomly, finish, pad_crop
-from zoo.data.crop_modes import PlainImage, pad_to_crop, resize_by_mode
 from zoo.data.pixels import Box, PILPixels, Pixels, TensorPixels, open_pixels
 from zoo.data.policies import Policy
 from zoo.data.reading import Unreadable, to_rgb
@@ -169,7 +169,7 @@ class ValTransform(Transform):
 
     def __post_init__(self) -> None:
         if self.ten_crops and self.crop_mode != "center":
-            what = f'ten crops need images that fill the crop, and crop mode "{self.crop_mode}" resizes all of an image'
+            what = f'ten crops need images that exceed the crop, and crop mode "{self.crop_mode}" resizes both sides'
             raise ConfigError(what, "crop mode of validation", 'take the center crop, or crop mode "center"')
 
     def draw(self, image: Pixels, generator: Random) -> Drawn:
@@ -188,16 +188,17 @@ class ValTransform(Transform):
         return self._drawn((image.part(center) if keep else image.resized(height, width, center)).tensor())
 
     def _resized_by_mode(self, image: Pixels) -> Pixels:
-        """Return ``image`` resized by torchvision, with borders if the crop mode requires them."""
-        if self.crop_mode == "center":
+        """Return ``image`` resized by torchvision, as timm and torchvision do it."""
+        size = [self.scale]
+        if self.crop_mode == "squash":
+            size = [self.scale, self.scale]
+        else:
             _scaled_size(image, self.scale)  # raises for images that would be too large
         # torchvision resizes 8-bit tensors with other bits than PIL images, which scores are measured with.
-        plain: PlainImage = image.image
+        plain: Image.Image | Tensor = image.image
         if isinstance(plain, Tensor) and not plain.is_floating_point():
             plain = tvF.to_pil_image(plain)
-        plain = resize_by_mode(plain, self.scale, self.interpolation, self.crop_mode)
-        if self.crop_mode == "border":
-            plain = pad_to_crop(plain, self.crop, self.mean)
+        plain = tvF.resize(plain, size, InterpolationMode(self.interpolation))
         return TensorPixels(plain.clamp(0, 1)) if isinstance(plain, Tensor) else PILPixels(plain)
 
     def _drawn(self, pixels: Tensor) -> Drawn:

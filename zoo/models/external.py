@@ -158,7 +158,7 @@ def _preprocessing_of_timm(name: str, sha256: str | None) -> dict[str, Any]:
         return {}
     found = read_timm_preprocessing(settings.to_dict())
     if found is None:
-        what = f"input_size = {settings.input_size} and crop_pct = {settings.crop_pct}"
+        what = f"input_size = {settings.input_size}, crop_pct = {settings.crop_pct}, crop_mode = {settings.crop_mode}"
         raise ConfigError(f"{what}: only square color images that fill the crop are supported", f"timm:{name}")
     return found
 
@@ -172,7 +172,9 @@ def read_timm_preprocessing(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
     _names("timm")
     found = import_module("timm.data").resolve_data_config(pretrained_cfg=cfg, use_test_size=True)
     match found["input_size"], found["crop_pct"]:
-        case [3, int(height), int(width)], float() | int() as crop_pct if height == width > 0 and 0.01 < crop_pct <= 1:
+        case [3, int(height), int(width)], float() | int() as crop_pct if (
+            height == width > 0 and 0.01 < crop_pct <= 1 and found["crop_mode"] != "border"
+        ):
             scale = math.floor(height / crop_pct)
         case _:
             return None

@@ -30,4 +30,4 @@ MAX_GRID_BITS = 22  # leaves float32 a range of 4
 
 # How validation images are resized and cropped.
 Interpolation = Literal["bilinear", "bicubic"]
-CropMode = Literal["center", "squash", "border"]
+CropMode = Literal["center", "squash"]

@@ -100,7 +100,7 @@ class Preprocessing(Section):
     """Interpolation of validation images, antialiased."""
     crop_mode_val: CropMode = "center"
     """How validation images are resized before the crop, as in timm. center: the shorter side to scale_val; squash:
-    both sides, which changes the aspect ratio; border: the longer side, with borders of the mean color."""
+    both sides, which changes the aspect ratio."""
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield problems of crops that are larger than the resized image, and of images that are not resized."""
