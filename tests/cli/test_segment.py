@@ -57,7 +57,7 @@ def _written(folder: Path) -> set[str]:
 def test_segment_writes_what_was_asked_for_and_says_how_many(
     files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("--output", "palette,prob,overlay", "--scales", "0.5,1", "--flip")
+    options = ("--output", "palette", "prob", "overlay", "--scales", "0.5", "1", "--flip")
     assert _segment(files, tmp_path / "new" / "out", *options) == 0
     output = capsys.readouterr()
     assert "3 of 3 images segmented" in output.out
@@ -89,7 +89,7 @@ def test_segment_goes_on_after_a_broken_image_and_exits_with_code_2(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--scales", "1,0"), "scales = 1.0, 0.0: give one or more numbers above 0"),
+        (("--scales", "1", "0"), "scales = 1.0, 0.0: give one or more numbers above 0"),
         (("--longest-side", "100000"), "longest_side = 100000: give a number from 1 to 9459"),
     ],
 )
@@ -100,9 +100,9 @@ def test_impossible_options_are_refused_before_anything_is_loaded(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "1,", "__import__('os').abort()"])
+@pytest.mark.parametrize("text", ["", "__import__('os').abort()"])
 def test_scales_are_parsed_and_never_evaluated(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         _run("segment", "a", "b", "c", f"--scales={text}")
     assert error.value.code == 2
-    assert "invalid numbers value" in capsys.readouterr().err
+    assert "invalid float value" in capsys.readouterr().err

@@ -19,7 +19,6 @@ from zoo.config import parse_experiment
 from zoo.errors import ConfigError, DataError
 from zoo.run.scoring import LoadedNetwork
 from zoo.run.segmenting import segment as segment_images
-from zoo.tasks.tta import TestTimeAugmentation as Augmentation
 from zoo.tasks.tta import segment
 
 CLASSES = 4
@@ -64,7 +63,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def test_all_kinds_are_those_of_the_views_at_the_images_own_size(tmp_path: Path) -> None:
-    images, network, views = _images(tmp_path / "in"), _network(), Augmentation((0.5, 1.0), True)
+    images, network = _images(tmp_path / "in"), _network()
     summary = segment_images(
         network, images, tmp_path / "out", output=KINDS, scales=(0.5, 1.0), flip=True, longest_side=64
     )
@@ -76,7 +75,7 @@ def test_all_kinds_are_those_of_the_views_at_the_images_own_size(tmp_path: Path)
     settings = network.experiment.input
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (settings.mean, settings.std))
     scaled = image.resize((int(image.width * (64 / image.height)), 64), Image.Resampling.BILINEAR)
-    expected = segment(network.model, (ToTensor()(scaled) - mean) / std, views, (image.height, image.width))
+    expected = segment(network.model, (ToTensor()(scaled) - mean) / std, (0.5, 1.0), True, (image.height, image.width))
     for kind in ("palette", "ids"):
         with Image.open(tmp_path / "out" / kind / "sub" / "a.png") as written:
             assert np.array_equal(np.asarray(written), expected.classes)

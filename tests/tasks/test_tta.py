@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.errors import ConfigError, DataError, WeightsError
 from zoo.tasks import tta as module
-from zoo.tasks.tta import TestTimeAugmentation as Augmentation
-from zoo.tasks.tta import segment
+from zoo.tasks.tta import check_scales, segment
 
 CLASSES = 5
 
@@ -35,29 +34,17 @@ def _image(height: int = 20, width: int = 28) -> Tensor:
 
 
 def _plain_probabilities(
-    forward: Callable[[Tensor], Tensor], image: Tensor, views: Augmentation, size: tuple[int, int]
+    forward: Callable[[Tensor], Tensor], image: Tensor, scales: tuple[float, ...], flip: bool, size: tuple[int, int]
 ) -> Iterator[Tensor]:
     """Yield the probabilities (C, H, W) of each view, from whole maps."""
     sides = image.shape[1:]
-    for scale in views.scales:
+    for scale in scales:
         scaled = [round(side * scale) for side in sides]
-        for flipped in [False, True] if views.flip else [False]:
+        for flipped in [False, True] if flip else [False]:
             x = F.interpolate(image[None], size=scaled, mode="bilinear", align_corners=False)
             logits = forward(torch.flip(x, [3]) if flipped else x)
             logits = torch.flip(logits, [3]) if flipped else logits
             yield F.interpolate(logits, size=size, mode="bilinear", align_corners=False).softmax(1)[0]
-
-
-def _check(forward: Callable[[Tensor], Tensor], image: Tensor, views: Augmentation, size: tuple[int, int]) -> None:
-    with torch.no_grad():
-        plain = [view.tolist() for view in _plain_probabilities(forward, image, views, size)]
-        found = segment(forward, image, views, size)
-    assert found.classes.shape == found.probabilities.shape == size
-    for row, column in itertools.product(*map(range, size)):
-        pixel = [[of_class[row][column] for of_class in view] for view in plain]
-        means = [sum(of_class) / len(pixel) for of_class in zip(*pixel, strict=True)]
-        assert int(found.classes[row, column]) == means.index(max(means))
-        assert float(found.probabilities[row, column]) == pytest.approx(max(means), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -70,14 +57,22 @@ def _check(forward: Callable[[Tensor], Tensor], image: Tensor, views: Augmentati
     ],
 )
 def test_averaged_views_are_those_of_whole_maps(scales: tuple[float, ...], flip: bool, size: tuple[int, int]) -> None:
-    _check(_network(), _image(), Augmentation(scales, flip), size)
+    forward, image = _network(), _image()
+    with torch.no_grad():
+        plain = [view.tolist() for view in _plain_probabilities(forward, image, scales, flip, size)]
+        found = segment(forward, image, scales, flip, size)
+    assert found.classes.shape == found.probabilities.shape == size
+    for row, column in itertools.product(*map(range, size)):
+        pixel = [[of_class[row][column] for of_class in view] for view in plain]
+        means = [sum(of_class) / len(pixel) for of_class in zip(*pixel, strict=True)]
+        assert int(found.classes[row, column]) == means.index(max(means))
+        assert float(found.probabilities[row, column]) == pytest.approx(max(means), abs=1e-6)
 
 
 def test_strips_of_any_height_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    views = Augmentation((0.7, 1.0), True)
-    whole = segment(_network(), _image(), views, (40, 40))
+    whole = segment(_network(), _image(), (0.7, 1.0), True, (40, 40))
     monkeypatch.setattr(module, "STRIP_BYTES", 1)
-    rows = segment(_network(), _image(), views, (40, 40))
+    rows = segment(_network(), _image(), (0.7, 1.0), True, (40, 40))
     assert torch.equal(whole.classes, rows.classes)
     assert torch.equal(whole.probabilities, rows.probabilities)
 
@@ -100,27 +95,19 @@ def test_no_map_of_all_classes_exists_at_the_size_of_the_image(monkeypatch: pyte
     monkeypatch.setattr(module, "STRIP_BYTES", 2**16)
     network = _network(stride=8, classes=50)
     with _LargestTensor() as largest:
-        segment(network, _image(128, 128), Augmentation((1.0, 1.5), True))
+        segment(network, _image(128, 128), (1.0, 1.5), True)
     assert largest.numel < 50 * 128 * 128 / 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"scales": ()}, "one or more numbers above 0"),
-        ({"scales": (0.0,)}, "above 0"),
-        ({"scales": (float("nan"),)}, "above 0"),
-        ({"scales": (float("inf"),)}, "above 0"),
-    ],
-)
-def test_impossible_views_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Augmentation(**arguments)
+@pytest.mark.parametrize("scales", [(), (0.0,), (float("nan"),), (float("inf"),)])
+def test_impossible_scales_are_refused(scales: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="one or more numbers above 0"):
+        check_scales(scales)
 
 
 def test_a_scale_that_would_fill_the_memory_is_the_fault_of_the_image() -> None:
     with pytest.raises(DataError, match="100 x 100 px at scale 100 has 10000 x 10000 px"):
-        segment(_network(), _image(100, 100), Augmentation((100.0,)))
+        segment(_network(), _image(100, 100), (100.0,))
 
 
 def test_logits_that_are_not_finite_are_an_error() -> None:

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
 from zoo.cli.options import Command, Positive, argument, check_writable, option
 from zoo.errors import DataError
-
-
-def numbers(text: str) -> tuple[float, ...]:
-    """Return the numbers in ``text``, such as "0.7,1,1.2"."""
-    return tuple(map(float, text.split(",")))
-
-
-def words(text: str) -> tuple[str, ...]:
-    """Return the words in ``text``, such as "ids,prob"."""
-    return tuple(text.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +28,14 @@ class Segment(Command):
     """Folder for the files, outside of IN."""
     weights: Path | None = None
     """Weights file or published name (default: the weights of NAME)."""
-    scales: Annotated[tuple[float, ...], numbers] = option(default=(1.0,), metavar="LIST")
-    """Factors by which the sides of the image are scaled, separated by commas; probabilities are averaged (default:
-    1)."""
+    scales: tuple[float, ...] = (1.0,)
+    """Factors by which the sides of the image are scaled; probabilities are averaged."""
     flip: bool = False
     """Add the mirror image at each scale."""
-    output: Annotated[tuple[str, ...], words] = option(default=("palette",), metavar="LIST")
-    """Files to write for each image, separated by commas: palette (indexed PNG of the classes, with colors), ids (gray
-    PNG of the classes, 16 bits for more than 256), prob (npz with the class and probability of each pixel), overlay
-    (the colors over the image)."""
+    output: tuple[Literal["palette", "ids", "prob", "overlay"], ...] = ("palette",)
+    """Files to write for each image: palette (indexed PNG of the classes, with colors), ids (gray PNG of the classes,
+    16 bits for more than 256), prob (npz with the class and probability of each pixel), overlay (the colors over the
+    image)."""
     longest_side: Positive | None = option(metavar="PX")
     """Scale images to this longer side for the network (default: the experiment's segmentation.longest_side_val)."""
     overwrite: bool = False

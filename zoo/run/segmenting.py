@@ -26,7 +26,7 @@ from zoo.run.console import Progress
 from zoo.run.label_images import WRITERS, palette_of
 from zoo.run.scoring import LoadedNetwork, load_network
 from zoo.spec.limits import MAX_SIDE
-from zoo.tasks.tta import TestTimeAugmentation
+from zoo.tasks.tta import check_scales
 from zoo.tasks.tta import segment as segment_views
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,8 @@ def segment(
     Raises ConfigError for impossible options and for a classifier; DataError if there are no images, or two images
     would have the same files; WeightsError for weights that do not fit.
     """
-    views, source, out = TestTimeAugmentation(tuple(scales), flip), Path(source), Path(out)
+    check_scales(scales)
+    source, out = Path(source), Path(out)
     if longest_side is not None and not 0 < longest_side <= MAX_SIDE:
         raise ConfigError(f"longest_side = {longest_side}: give a number from 1 to {MAX_SIDE}")
     if unknown := [kind for kind in output if kind not in WRITERS]:
@@ -125,7 +126,7 @@ def segment(
                 try:
                     image = read_image(path)
                     inputs = _input(image, loaded.experiment, longest_side).to(process.device)
-                    segments = segment_views(forward, inputs, views, (image.height, image.width))
+                    segments = segment_views(forward, inputs, scales, flip, (image.height, image.width))
                     for kind, file in zip(output, files, strict=True):
                         WRITERS[kind](file, image, segments, palette)
                 except DataError as error:

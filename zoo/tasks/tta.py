@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,26 +17,10 @@ MAX_SCALE = 100.0
 STRIP_BYTES = 2**22  # of probabilities averaged at a time; small enough for a cache
 
 
-@dataclass(frozen=True)
-class TestTimeAugmentation:
-    """The views of an image that are predicted; the class of a pixel has the largest mean probability.
-
-    Args:
-    - `scales`: scale factors of the image.
-    - `flip`: whether each scale is also predicted mirrored.
-
-    Raises ConfigError for invalid values.
-    """
-
-    scales: tuple[float, ...] = (1.0,)
-    flip: bool = False
-
-    def __post_init__(self) -> None:
-        scales = self.scales
-        if not scales or not all(type(scale) in (int, float) and 0 < scale <= MAX_SCALE for scale in scales):
-            raise ConfigError(
-                f"scales = {join_names(scales)}: give one or more numbers above 0 and up to {MAX_SCALE:g}"
-            )
+def check_scales(scales: Sequence[float]) -> None:
+    """Raise ConfigError unless images can be scaled by these factors."""
+    if not scales or not all(type(scale) in (int, float) and 0 < scale <= MAX_SCALE for scale in scales):
+        raise ConfigError(f"scales = {join_names(scales)}: give one or more numbers above 0 and up to {MAX_SCALE:g}")
 
 
 class Segments(NamedTuple):
@@ -56,10 +39,11 @@ class Segments(NamedTuple):
 def segment(
     forward: Callable[[Tensor], Tensor],
     image: Tensor,
-    views: TestTimeAugmentation | None = None,
+    scales: Sequence[float] = (1.0,),
+    flip: bool = False,
     size: tuple[int, int] | None = None,
 ) -> Segments:
-    """Return the class and its probability for each pixel of an image, with test-time augmentation.
+    """Return the class and its probability for each pixel of an image, averaged over views of it.
 
     A view is the image resized to round(side * scale) px, bilinearly with ``align_corners=False``. Its logits are
     upsampled to ``size`` in one bilinear step, converted to probabilities, and averaged over the views.
@@ -70,14 +54,14 @@ def segment(
     - `forward`: the network in evaluation mode, (1, 3, h, w) -> logits (1, C, h', w') at any resolution. For
       `zoo.models.DeepLab`, ``forward_logits`` takes the least memory.
     - `image`: (3, h, w), normalized, on the network's device.
-    - `views`: the views; default: the image alone.
+    - `scales`: factors of the sides of the views.
+    - `flip`: whether each scale is also predicted mirrored.
     - `size`: (H, W) of the result; default: the size of the image.
 
     Raises DataError for a scale that makes the image too large, and WeightsError for logits that are not finite.
     """
-    views = views or TestTimeAugmentation()
     size = size or (image.shape[1], image.shape[2])
-    maps = list(_maps(forward, image, views))
+    maps = list(_maps(forward, image, scales, flip))
     row_bytes = maps[0].shape[1] * size[1] * maps[0].element_size()
     num_rows = max(1, STRIP_BYTES // row_bytes)
     strips = [upsample_strips(logits, size, num_rows) for logits in maps]
@@ -90,11 +74,11 @@ def segment(
     return Segments(classes, probabilities)
 
 
-def _maps(forward: Callable[[Tensor], Tensor], image: Tensor, views: TestTimeAugmentation) -> Iterator[Tensor]:
+def _maps(forward: Callable[[Tensor], Tensor], image: Tensor, scales: Sequence[float], flip: bool) -> Iterator[Tensor]:
     """Yield the logits (1, C, h', w') of each view; mirrored views are mirrored back."""
-    for scale in views.scales:
+    for scale in scales:
         scaled = _scaled(image[None], scale)
-        for flipped in (False, True)[: 1 + views.flip]:
+        for flipped in (False, True)[: 1 + flip]:
             logits = forward(scaled.flip(-1) if flipped else scaled)
             if not bool(logits.isfinite().all()):
                 raise WeightsError(
