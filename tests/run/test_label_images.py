@@ -9,8 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from zoo.config import parse_experiment
 from zoo.errors import ConfigError
-from zoo.run.label_images import WRITERS, palette_for
+from zoo.run.label_images import WRITERS, colors_of
 from zoo.tasks.tta import Segments
 
 CLASSES = np.array([[0, 1, 2], [64, 2, 2]])
@@ -19,7 +20,9 @@ PROBABILITIES = np.array([[0.5, 1.0, 0.25], [0.1, 0.9999, 0.3]], dtype=np.float3
 
 def _write(kind: str, path: Path, classes: np.ndarray, num_classes: int) -> None:
     segments = Segments(torch.from_numpy(classes.astype(np.int32)), torch.from_numpy(PROBABILITIES))
-    WRITERS[kind](path, Image.new("RGB", (3, 2)), segments, palette_for(num_classes, layout="vistas"))
+    network = {"arch": "deeplab_resnet18", "num_classes": num_classes}
+    config = parse_experiment({"network": network, "segmentation": {"layout": "vistas", "ignore_label": 65535}}, "test")
+    WRITERS[kind](path, Image.new("RGB", (3, 2)), segments, colors_of(config))
 
 
 def test_a_palette_png_has_the_classes_as_values_and_shows_the_published_colors(tmp_path: Path) -> None:
@@ -52,3 +55,11 @@ def test_probabilities_are_written_with_their_classes(tmp_path: Path) -> None:
         assert set(content.files) == {"classes", "probability"}
         assert np.array_equal(content["classes"], CLASSES)
         np.testing.assert_allclose(content["probability"], PROBABILITIES, atol=2**-11)
+
+
+def test_colors_of_other_classes_are_those_of_pascal_voc() -> None:
+    network = {"arch": "deeplab_resnet18", "num_classes": 256}
+    config = parse_experiment({"network": network, "segmentation": {"ignore_label": 65535}}, "test")
+    colors = colors_of(config)
+    assert colors[[0, 1, 2, 15, 20]].tolist() == [[0, 0, 0], [128, 0, 0], [0, 128, 0], [192, 128, 128], [0, 64, 128]]
+    assert len(np.unique(colors, axis=0)) == 256

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from zoo.config import Experiment
-from zoo.errors import ConfigError, escape
+from zoo.data.classes import class_names
+from zoo.errors import ConfigError
 from zoo.files import write_bytes
 from zoo.tasks.tta import Segments
 
 PALETTE_SIZE = 256  # colors of a palette PNG
 OVERLAY_OPACITY = 0.5
-MIN_BRIGHTNESS = 128  # of the brightest channel of a color
-RGB_WEIGHTS = (2, 4, 3)  # of the squared differences of the channels
 
 # The 65 classes of Mapillary Vistas' research edition in order, and the colors of its palette.
 VISTAS_COLORS = {
@@ -40,75 +38,50 @@ VISTAS_COLORS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Palette:
-    """Colors and names of classes.
+def colors_of(config: Experiment) -> np.ndarray:
+    """Return the color of each class, (C, 3) uint8: the published ones of Vistas, otherwise those of PASCAL VOC.
 
-    Args:
-    - `colors`: RGB of each class, (C, 3), uint8.
-    - `names`: printable name of each class.
+    Each three bits of a class, from the lowest, are a bit of red, green and blue, from the highest. The first 256
+    colors are distinct.
     """
-
-    colors: np.ndarray
-    names: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.colors)
-
-
-def palette_of(config: Experiment, names: Sequence[str] | None = None) -> Palette:
-    """Return the `palette_for` the network of an experiment; ``names``: names of its classes, if known."""
-    layout = "folders" if config.segmentation is None else config.segmentation.layout
-    return palette_for(config.network.num_classes, names, layout)
+    if _is_vistas(config):
+        return np.array([list(bytes.fromhex(color)) for color in VISTAS_COLORS.values()], dtype=np.uint8)
+    numbers = np.arange(config.network.num_classes) % PALETTE_SIZE
+    colors = np.zeros((len(numbers), 3), dtype=np.uint8)
+    for bit in range(8):
+        for channel in range(3):
+            colors[:, channel] |= (((numbers >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
+    return colors
 
 
-def palette_for(num_classes: int, names: Sequence[str] | None = None, layout: str = "folders") -> Palette:
-    """Return the palette of a network with ``num_classes`` outputs.
-
-    For the 65 classes of the layout "vistas" it has the published colors, and the names of the data set unless
-    ``names`` is given. Other networks get `distinct_colors`; classes without a name are named by their index.
-    """
-    names = [] if names is None else list(map(escape, names))
-    if layout == "vistas" and num_classes == len(VISTAS_COLORS):
-        colors = np.array([list(bytes.fromhex(color)) for color in VISTAS_COLORS.values()], dtype=np.uint8)
-        return Palette(colors, names or list(VISTAS_COLORS))
-    return Palette(distinct_colors(num_classes), [*names, *map(str, range(len(names), num_classes))])
+def names_of(config: Experiment, known: Sequence[str] | None) -> list[str]:
+    """Return printable names of the classes: ``known``, the names of Vistas, or numbers."""
+    if known is None and _is_vistas(config):
+        return list(VISTAS_COLORS)
+    return class_names(config.network.num_classes, known)
 
 
-def distinct_colors(count: int) -> np.ndarray:
-    """Return ``count`` colors (count, 3), uint8. The first 256 are distinct, and do not depend on ``count``.
-
-    Class 0, which is often the background, is gray. Each further class gets the color of a grid that is farthest from
-    all colors before it; differences in green weigh most and in red least. No color is dark.
-    """
-    grid = np.stack(np.meshgrid(*[np.linspace(0, 255, 8).round()] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
-    grid = grid[grid.max(axis=1) > MIN_BRIGHTNESS]
-    colors = [np.full(3, 128.0)]
-    distance = np.full(len(grid), np.inf)
-    while len(colors) < min(count, PALETTE_SIZE):
-        distance = np.minimum(distance, ((grid - colors[-1]) ** 2 * RGB_WEIGHTS).sum(axis=1))
-        colors.append(grid[distance.argmax()])
-    return np.resize(np.array(colors, dtype=np.uint8), (count, 3))
+def _is_vistas(config: Experiment) -> bool:
+    layout = None if config.segmentation is None else config.segmentation.layout
+    return layout == "vistas" and config.network.num_classes == len(VISTAS_COLORS)
 
 
-def write_palette(path: Path, _: Image.Image, segments: Segments, palette: Palette) -> None:
-    """Write the classes as an indexed PNG with the colors of ``palette``; ConfigError for more than 256 classes."""
-    if len(palette) > PALETTE_SIZE:
-        what = f"the network has {len(palette):,} classes, but PNG files of kind palette can hold {PALETTE_SIZE}"
+def write_palette(path: Path, _: Image.Image, segments: Segments, colors: np.ndarray) -> None:
+    """Write the classes as an indexed PNG with these ``colors``; ConfigError for more than 256 classes."""
+    if len(colors) > PALETTE_SIZE:
+        what = f"the network has {len(colors):,} classes, but PNG files of kind palette can hold {PALETTE_SIZE}"
         raise ConfigError(what, "--output", "give ids, prob or overlay")
     image = Image.fromarray(segments.classes.numpy().astype(np.uint8))
-    colors = np.zeros((PALETTE_SIZE, 3), dtype=np.uint8)
-    colors[: len(palette)] = palette.colors
     image.putpalette(colors.tobytes())  # red, green and blue of the first color, then of the second
     _write_png(path, image)
 
 
-def write_ids(path: Path, _: Image.Image, segments: Segments, palette: Palette) -> None:
+def write_ids(path: Path, _: Image.Image, segments: Segments, colors: np.ndarray) -> None:
     """Write the classes as a gray PNG, with 8 bits up to 256 classes, else 16."""
-    _write_png(path, Image.fromarray(_ids(segments, palette)))
+    _write_png(path, Image.fromarray(_ids(segments, colors)))
 
 
-def write_probabilities(path: Path, _: Image.Image, segments: Segments, palette: Palette) -> None:
+def write_probabilities(path: Path, _: Image.Image, segments: Segments, colors: np.ndarray) -> None:
     """Write a compressed npz file of two arrays (H, W): ``classes``, and their ``probability`` as float16.
 
     float16 has three decimals near 1, more than probabilities are accurate to. Probabilities of the other classes are
@@ -116,18 +89,18 @@ def write_probabilities(path: Path, _: Image.Image, segments: Segments, palette:
     """
     content = io.BytesIO()
     probability = segments.probabilities.numpy().astype(np.float16)
-    np.savez_compressed(content, classes=_ids(segments, palette), probability=probability)
+    np.savez_compressed(content, classes=_ids(segments, colors), probability=probability)
     write_bytes(path, content.getvalue())
 
 
-def write_overlay(path: Path, image: Image.Image, segments: Segments, palette: Palette) -> None:
+def write_overlay(path: Path, image: Image.Image, segments: Segments, colors: np.ndarray) -> None:
     """Write the image blended with the colors of its classes, half of each, as PNG."""
-    colors = Image.fromarray(palette.colors[segments.classes.numpy()])
-    _write_png(path, Image.blend(image.convert("RGB"), colors, OVERLAY_OPACITY))
+    painted = Image.fromarray(colors[segments.classes.numpy()])
+    _write_png(path, Image.blend(image.convert("RGB"), painted, OVERLAY_OPACITY))
 
 
-def _ids(segments: Segments, palette: Palette) -> np.ndarray:
-    return segments.classes.numpy().astype(np.uint8 if len(palette) <= PALETTE_SIZE else np.uint16)
+def _ids(segments: Segments, colors: np.ndarray) -> np.ndarray:
+    return segments.classes.numpy().astype(np.uint8 if len(colors) <= PALETTE_SIZE else np.uint16)
 
 
 def _write_png(path: Path, image: Image.Image) -> None:
@@ -137,7 +110,7 @@ def _write_png(path: Path, image: Image.Image) -> None:
 
 
 # The function that writes a kind of files, atomically. A file of kind prob ends in .npz, others in .png.
-WRITERS: dict[str, Callable[[Path, Image.Image, Segments, Palette], None]] = {
+WRITERS: dict[str, Callable[[Path, Image.Image, Segments, np.ndarray], None]] = {
     "palette": write_palette,
     "ids": write_ids,
     "prob": write_probabilities,

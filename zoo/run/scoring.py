@@ -32,7 +32,7 @@ from zoo.models.external import check_logits, own_preprocessing
 from zoo.names import INPUTS, Resolved, only_variant, resolve
 from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
-from zoo.run.label_images import palette_of
+from zoo.run.label_images import names_of
 from zoo.run.results_table import class_table, results_table
 from zoo.spec.architectures import architecture, is_external
 from zoo.tasks import task_of
@@ -268,7 +268,7 @@ def score_data(
     table = results_table(network.title, network.task.shown_labels, [result], network.experiment.expected)
     content = network.result_json(result, process)
     if isinstance(result, SegmentationResult):
-        names = list(palette_of(network.experiment, network.class_names).names)
+        names = names_of(network.experiment, network.class_names)
         table, content = f"{table}\n\n{class_table(result, names)}", {**content, "classes": names}
     return Scores(table, content)
 

@@ -23,7 +23,7 @@ from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process, open_process
 from zoo.errors import ConfigError, DataError, escape
 from zoo.run.console import Progress
-from zoo.run.label_images import WRITERS, palette_of
+from zoo.run.label_images import WRITERS, colors_of
 from zoo.run.scoring import LoadedNetwork, load_network
 from zoo.spec.limits import MAX_SIDE
 from zoo.tasks.tta import check_scales
@@ -100,7 +100,7 @@ def segment(
                 "give a segmentation network (deeplab_*), or use zoo predict",
             )
         longest_side = longest_side or section.longest_side_val
-        palette = palette_of(loaded.experiment, loaded.class_names)
+        colors = colors_of(loaded.experiment)
         check_same_on_all_ranks(
             process,
             lambda: {
@@ -128,7 +128,7 @@ def segment(
                     inputs = _input(image, loaded.experiment, longest_side).to(process.device)
                     segments = segment_views(forward, inputs, scales, flip, (image.height, image.width))
                     for kind, file in zip(output, files, strict=True):
-                        WRITERS[kind](file, image, segments, palette)
+                        WRITERS[kind](file, image, segments, colors)
                 except DataError as error:
                     faults.append(f"{error}" if escape(path) in str(error) else f"{error}; {escape(path)}")
                     logger.warning("%s", faults[-1])
