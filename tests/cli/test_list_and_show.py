@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -35,16 +34,6 @@ def test_a_published_network_is_shown_with_origin_and_license(capsys: pytest.Cap
     out = capsys.readouterr().out
     for fact in ("42,902,312", "three 3x3", "3b7a221cbc076410eb12c8dd361b7e4e", "ImageNet terms", "79.52", "mod5"):
         assert fact in out
-
-
-def test_an_experiment_with_an_unknown_network_of_another_package_is_shown_with_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arch in ("torchvision:resnet19", "torchvision:resnet18"):
-        (tmp_path / "mine.json").write_text(json.dumps({"network": {"arch": arch}}))
-        assert main(["show", str(tmp_path / "mine.json")]) == 0
-        warned = "warning: torchvision has no network called 'resnet19'" in capsys.readouterr().out
-        assert warned == (arch == "torchvision:resnet19")
 
 
 def test_doctor_names_versions_kernels_and_folders(

@@ -34,7 +34,6 @@ def measure_lean_network(
     setup: Setup,
     *,
     rounds: int,
-    budget: Any = None,
     max_bytes: int | None = None,
     capture: bool = False,
     compiled_budgets: Sequence[float] = (),
@@ -48,7 +47,6 @@ def measure_lean_network(
     Args:
     - `setup`: the network; networks of this package use standard batch norm.
     - `rounds`: timed steps; 0 measures memory only.
-    - `budget`: argument of `zoo.lean`.
     - `capture`: also measure captured lean training, and Inductor with the same rule.
     - `compiled_budgets`: also measure Inductor with torch's partitioner and these activation memory budgets, and with
       the lean rule and the budgets that are below 1.
@@ -66,10 +64,10 @@ def measure_lean_network(
         results.note(f"not measured: {name} ({describe_error(error)})")
         return
     case = replace(setup.case, shape=tuple(images.shape))
-    models: dict[str, Any] = {PLAIN: plain, LEAN: lean(copy.deepcopy(plain), budget)}
+    models: dict[str, Any] = {PLAIN: plain, LEAN: lean(copy.deepcopy(plain))}
     if capture:
-        models[CAPTURED] = lean(copy.deepcopy(plain), budget, capture=True)
-        models[INDUCTOR] = torch.compile(copy.deepcopy(plain), options=inductor_options(budget))
+        models[CAPTURED] = lean(copy.deepcopy(plain), capture=True)
+        models[INDUCTOR] = torch.compile(copy.deepcopy(plain), options=inductor_options())
     for share in compiled_budgets:
         models[f"Inductor, budget {share:g}"] = compile_with_budget(copy.deepcopy(plain), share)
         if share < 1:

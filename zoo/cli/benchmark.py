@@ -223,8 +223,6 @@ class BenchmarkLean(Benchmark):
     """Image size, for networks that accept any size."""
     max_memory: str | None = option(metavar="SIZE")
     """Skip networks whose plain training is predicted to need more, such as 4GiB."""
-    budget: str | None = option(metavar="X")
-    """Budget of zoo.lean: peak memory such as 8GB, a fraction below 1 of the bytes held, or '40 FLOP/B'."""
     capture: bool = False
     """Also measure captured lean training, and Inductor with the same rule. Compiling takes a minute per network."""
     compiled_budgets: Budgets = option(default=(), nargs="*")
@@ -236,7 +234,7 @@ class BenchmarkLean(Benchmark):
         from zoo.benchmark.lean_networks import measure_lean_network
         from zoo.benchmark.network_setup import Setup
         from zoo.models.external import list_networks, smallest_of_each_family, split_name
-        from zoo.remat.budget import Budget, parse_bytes
+        from zoo.remat.budget import parse_bytes
         from zoo.spec.network import NetworkSpec
 
         found = [each for name in self.models for each in ([name] if split_name(name) is None else list_networks(name))]
@@ -244,14 +242,12 @@ class BenchmarkLean(Benchmark):
             print(f"choosing the smallest of each family among {len(found)} networks", file=sys.stderr, flush=True)
             found = smallest_of_each_family(found)
         names = list(dict.fromkeys(found))
-        budget = None if self.budget is None else _number_or_text(self.budget)
-        Budget.parse(budget)  # raises for a bad value before anything is measured
         max_bytes = None if self.max_memory is None else parse_bytes(self.max_memory)
         for index, name in enumerate(names):
             print(f"{name} ({index + 1} of {len(names)})", file=sys.stderr, flush=True)
             setup = Setup(NetworkSpec(arch=name), self.batch, self.size, device=results.device)
             measure_lean_network(
-                results, setup, rounds=self.rounds, budget=budget, max_bytes=max_bytes, capture=self.capture,
+                results, setup, rounds=self.rounds, max_bytes=max_bytes, capture=self.capture,
                 compiled_budgets=self.compiled_budgets,
             )  # fmt: skip
             results.write(self.stem)  # keep what was measured if the next network fails
@@ -298,15 +294,6 @@ BENCHMARK = Group(
         "grid": BenchmarkGrid,
     },
 )
-
-
-def _number_or_text(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _set_up_threads(threads: int | None) -> None:

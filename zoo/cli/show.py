@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zoo.cli.list_networks import describe, sizes_of
 from zoo.cli.options import Command, argument
-from zoo.errors import ConfigError, escape, shorten_repr
+from zoo.errors import escape, shorten_repr
 
 if TYPE_CHECKING:
     from zoo.config import Experiment
@@ -51,8 +51,6 @@ class Show(Command):
 def _print_experiment(experiment: Experiment, as_json: bool) -> None:
     """Print all settings as an experiment file, followed by those that differ from the defaults."""
     from zoo.config import differences
-    from zoo.models.external import list_networks
-    from zoo.spec.architectures import is_external
 
     print(json.dumps(experiment.model_dump(mode="json"), indent=2))
     if as_json:
@@ -60,11 +58,6 @@ def _print_experiment(experiment: Experiment, as_json: bool) -> None:
     print("\ndifferent from the defaults:")
     for path, value in differences(experiment).items():
         print(f"  {path:<34}{json.dumps(value)}")
-    if is_external(experiment.network.arch):
-        try:
-            list_networks(experiment.network.arch)
-        except ConfigError as error:
-            print(f"\nwarning: {escape(error)}")
 
 
 def _facts_of_network(name: str) -> dict[str, Any]:
