@@ -69,27 +69,6 @@ def _build(data: DataName, build: Any, **split: Any) -> Dataset[Any]:
         raise DataError(f"torchvision cannot load it: {error}", data, remedy) from error
 
 
-class HubImages(Dataset[dict[str, Any]]):
-    """A split of a data set of the Hub: index -> {"image": PIL image, "label": class index}.
-
-    The names of ImageNet's classes become wnids, as in class folders.
-
-    Args:
-    - `rows`: a ``datasets.Dataset`` with the columns image and label.
-    """
-
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-        self.classes = _as_wnids(rows.features["label"].names)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        item: dict[str, Any] = self.rows[index]
-        return item
-
-
 def _open_hub(data: DataName) -> Datasets:
     try:
         import datasets
@@ -103,11 +82,15 @@ def _open_hub(data: DataName) -> Datasets:
     if "train" not in splits or val is None:
         what = f"its splits are {join_names(splits)}, not train and one of {', '.join(VAL_SPLITS)}"
         raise DataError(what, data, "choose another data set")
-    return Datasets(*(HubImages(_images_and_labels(data, splits[split])) for split in ("train", val)))
+    return Datasets(*(_images_and_labels(data, splits[split]) for split in ("train", val)))
 
 
 def _images_and_labels(data: DataName, rows: Any) -> Any:
-    """Return the columns of images and labels as "image" and "label"; DataError unless there is one of each."""
+    """Return the columns of images and labels as "image" and "label"; DataError unless there is one of each.
+
+    The attribute ``classes`` has the names of the classes, as in torchvision's data sets; the names of ImageNet's
+    classes become wnids, as in class folders.
+    """
     kinds = {name: type(feature).__name__ for name, feature in rows.features.items()}
     columns = {}
     for name, kind in (("image", "Image"), ("label", "ClassLabel")):
@@ -118,7 +101,9 @@ def _images_and_labels(data: DataName, rows: Any) -> Any:
             )
             raise DataError(what, data, "choose another data set, or pass one with these columns to zoo.train")
         columns[name if name in found else found[0]] = name
-    return rows.select_columns(list(columns)).rename_columns({old: new for old, new in columns.items() if old != new})
+    rows = rows.select_columns(list(columns)).rename_columns({old: new for old, new in columns.items() if old != new})
+    rows.classes = _as_wnids(rows.features["label"].names)
+    return rows
 
 
 def _as_wnids(names: list[str]) -> list[str]:
