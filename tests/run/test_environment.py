@@ -72,14 +72,3 @@ def test_without_git_there_is_no_commit(
     environment.checkout_commit.cache_clear()
     monkeypatch.setattr(environment, "ROOT", tmp_path / "elsewhere")
     assert environment.checkout_commit() is None
-
-
-@pytest.mark.usefixtures("checkout")
-def test_a_changed_checkout_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    environment.warn_of_changes()
-    assert caplog.text == ""
-    environment.checkout_commit.cache_clear()
-    (environment.ROOT / "zoo/run/environment.py").write_text("changed")
-    environment.warn_of_changes()
-    assert "-dirty" in caplog.text
-    assert "commit first" in caplog.text

@@ -82,14 +82,12 @@ class Benchmark(Command):
 
         from zoo.benchmark.results import Results
         from zoo.benchmark.timing import Clock, describe_timing, keep_heap
-        from zoo.run.environment import warn_of_changes
 
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("no CUDA device is available", "command line", "omit --device, or give --device cpu")
         device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        warn_of_changes()
         settings = describe_timing(Clock(device), keep_heap(), getattr(self, "rounds", 0))
         results = Results(self.kind, self.command_line, device, settings)
         try:

@@ -20,7 +20,7 @@ from zoo.files import write_json
 from zoo.reproduce.comparison import Comparison
 from zoo.reproduce.inplace_abn_scores import compare_imagenet_scores
 from zoo.run import scoring
-from zoo.run.environment import utc_now, warn_of_changes
+from zoo.run.environment import utc_now
 from zoo.tables import markdown_table, number_text
 
 logger = logging.getLogger(__name__)
@@ -58,8 +58,6 @@ def reproduce_imagenet(
     data = check_imagenet(data)
     names = choose_networks(models)
     rows: list[ScoreRow] = process.on_main(lambda: read_scores(out))
-    if process.is_main:
-        warn_of_changes()
     left_out: dict[str, str] = {}
     for name in names:
         known = {row["protocol"] for row in rows if row["network"] == name and row["count"] == NUM_VAL_IMAGES}

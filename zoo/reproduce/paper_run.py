@@ -23,7 +23,7 @@ from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.scoreboard import Row
 from zoo.reproduce.scoreboard_files import read_rows, write_forms
 from zoo.reproduce.training_runs import draw_runs, read_runs, write_runs
-from zoo.run.environment import describe_environment, warn_of_changes
+from zoo.run.environment import describe_environment
 from zoo.run.plot_style import check_matplotlib
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,6 @@ def reproduce_papers(
     """
     if plots:
         check_matplotlib()
-    warn_of_changes()
     measurements = _of_items(only, [each for paper in papers for each in measurements_of(paper)])
     files = [file for paper in papers if (file := out / f"{paper}_runs.json").exists()]
     found = read_runs([*files, *runs], [name for paper in PAPERS.values() for name in paper.experiments])

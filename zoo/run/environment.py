@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import platform
 import subprocess
 from datetime import datetime, timezone
@@ -16,11 +15,8 @@ from PIL import features
 from zoo.files import DISTRIBUTION
 from zoo.ops.abn import backend
 
-logger = logging.getLogger(__name__)
-
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS_DIR = "docs/results"
-DIRTY_SUFFIX = "-dirty"
 
 
 def describe_environment(device: torch.device) -> dict[str, str | int | None]:
@@ -75,18 +71,7 @@ def checkout_commit() -> str | None:
     if head is None:
         return None
     is_clean = git("diff", "--quiet", "HEAD", "--", ".", f":(exclude){RESULTS_DIR}") is not None
-    return head.strip() + DIRTY_SUFFIX * (not is_clean)
-
-
-def warn_of_changes() -> None:
-    """Log a warning if the checkout has uncommitted changes, which make results irreproducible."""
-    commit = checkout_commit()
-    if commit is not None and commit.endswith(DIRTY_SUFFIX):
-        logger.warning(
-            "the checkout has uncommitted changes: results will name the commit %s, which cannot be checked out; "
-            "commit first if you want to keep them",
-            commit,
-        )
+    return head.strip() + "-dirty" * (not is_clean)
 
 
 def git(*words: str) -> str | None:

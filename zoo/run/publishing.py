@@ -52,16 +52,13 @@ def push(network: LoadedNetwork, repository: str, *, license_id: str | None = No
     if license_id is None and entry is None:
         what = f"the license of {escape(network.weights)} is unknown"
         raise ConfigError(what, remedy="give it, such as --license apache-2.0")
-    scores = _score_section(network, entry)
     experiment = network.experiment
     spec = experiment.network.described(experiment.input, network.class_names)
     files = {
         WEIGHTS: safetensors_bytes(state_dict, spec),
         CONFIG: (json.dumps(hub_config(network, spec), indent=2) + "\n").encode(),
     }
-    license_text = "" if entry is None else entry.weights.license
-    card = model_card(network, spec, repository, license_id, license_text, scores)
-    return _upload(repository, files, card)
+    return _upload(repository, files, model_card(network, spec, repository, license_id, entry))
 
 
 def _upload(repository: str, files: Mapping[str, bytes], card: str) -> str:
@@ -108,20 +105,19 @@ def model_card(
     spec: NetworkSpec,
     repository: str,
     license_id: str | None,
-    license_text: str,
-    scores: str,
+    entry: Published | None,
 ) -> str:
     """Return the model card, Markdown with the metadata that the Hub reads.
 
     Args:
     - `network`, `spec`: the network and its description.
     - `repository`: OWNER/NAME.
-    - `license_id`: license as the Hub calls it; None: ``license_text``, in words.
-    - `license_text`: license of published weights; "" if ``license_id`` replaces it.
-    - `scores`: section with the scores of the weights; "" if there are none.
+    - `license_id`: license as the Hub calls it; None: the license of ``entry``, in words.
+    - `entry`: the published weights, whose scores the card has; None for other weights.
     """
     from huggingface_hub import ModelCardData
 
+    license_text = "" if entry is None else entry.weights.license
     own: dict[str, Any] = {"license": license_id}
     if license_id is None:  # the name of another license has no spaces or capitals there
         own = {"license": "other", "license_name": re.sub(r"[^a-z0-9.]+", "-", license_text.lower())}
@@ -154,15 +150,12 @@ def model_card(
             f"# {repository.partition('/')[2]}",
             markdown_list(f"{key}: {fact}" for key, fact in facts.items()),
             f"## Use\n\n```python\n{usage}```",
-            scores,
+            "" if entry is None else _score_section(network, entry),
         ]
     )
 
 
-def _score_section(network: LoadedNetwork, entry: Published | None) -> str:
-    """Return Markdown of the published scores; "" if the weights are not published ones."""
-    if entry is None:
-        return ""
+def _score_section(network: LoadedNetwork, entry: Published) -> str:
     labels = network.task.shown_labels
     rows = [[protocol, *map(score.get, labels)] for protocol, score in entry.scores.items()]
     table = markdown_table(["protocol", *(f"{label} %" for label in labels.values())], rows)

@@ -34,12 +34,6 @@ SILHOUETTE_THRESHOLD = 24  # gray values above it belong to the garment, lower o
 MIN_GARMENT_VALUE = 80  # value of black parts of a garment, so that they keep its color
 MIN_COLOR_VALUE = 160  # smallest value of a color, so that textures are visible in all channels
 
-# Colors of the classes in the label maps, which are palette images.
-PALETTE = (
-    (0, 0, 0), (230, 25, 75), (60, 180, 75), (255, 225, 25), (0, 130, 200), (245, 130, 48), (145, 30, 180),
-    (70, 240, 240), (240, 50, 230), (210, 245, 60), (170, 110, 40),
-)  # fmt: skip
-
 
 class Scene(NamedTuple):
     """An image (S, S, 3) uint8 and the classes of its pixels (S, S) uint8; S is a multiple of `CELL_PX`."""
@@ -87,9 +81,7 @@ def _build(tree: Path) -> None:
             (tree / split / kind).mkdir(parents=True)
         for index, (image, classes) in enumerate(scenes(split)):
             Image.fromarray(image).save(tree / split / "images" / f"{index:04}.png")
-            label_map = Image.fromarray(classes)
-            label_map.putpalette([value for color in PALETTE for value in color])
-            label_map.save(tree / split / "labels" / f"{index:04}.png")
+            Image.fromarray(classes).save(tree / split / "labels" / f"{index:04}.png")
         for name in CLASSES:
             (tree / GARMENTS_DIR / split / name).mkdir(parents=True)
         for position, (number, image) in enumerate(single_garments(split)):
