@@ -88,14 +88,6 @@ def test_an_epoch_after_one_that_was_left_early_is_complete_and_right(data: Path
     assert _equal(_two_epochs(loader), expected)
 
 
-def test_the_ranks_share_the_images_of_one_process(data: Path) -> None:
-    alone = _two_epochs(_train_loader(data, workers=0))
-    ranks = [_two_epochs(_train_loader(data, workers=0, rank=rank, world_size=2)) for rank in (0, 1)]
-    for rank in (0, 1):
-        whole = [batch[0][rank::2] for batch in alone[:3]]
-        assert all(torch.equal(part[0], want) for part, want in zip(ranks[rank], whole, strict=False))
-
-
 def test_the_seed_of_the_experiment_decides_order_and_augmentation(data: Path) -> None:
     loaders = [build_train_loader(data, _experiment(seed=seed)) for seed in (0, 0, 1)]
     first, again, other = (list(loader.batch_sampler) for loader in loaders)

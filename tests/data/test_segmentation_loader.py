@@ -68,16 +68,6 @@ def test_batches_are_the_same_for_any_number_of_workers_and_when_an_epoch_is_con
     assert _equal(_epochs(loader, 1, first_batch=2), expected[5:])
 
 
-def test_ranks_share_the_crops_of_one_process(tmp_path: Path) -> None:
-    data = make_labeled(tmp_path / "data", 8, 1)
-    alone = _epochs(build_segmentation_train_loader(data, experiment(batch=4, class_uniform=True)), 0)
-    for rank in (0, 1):
-        config = experiment(batch=4, class_uniform=True)
-        shares = _epochs(build_segmentation_train_loader(data, config, LoaderOptions(rank=rank, world_size=2)), 0)
-        assert torch.equal(shares[0].images, alone[0].images[rank::2])
-        assert torch.equal(shares[0].targets, alone[0].targets[rank::2])
-
-
 def test_class_uniform_crops_hold_rare_classes_as_often_as_frequent_ones(tmp_path: Path) -> None:
     """One pixel of class 2 in one image of ten; each crop covers a twenty-fifth of an image."""
     for index in range(10):

@@ -1,4 +1,4 @@
-"""`zoo.train` and `zoo.segment` are whole runs: no process to open, no deep import."""
+"""`zoo.train` is a whole run: no process to open, no deep import."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 import zoo
 import zoo.run.training
-from tests.data.sample_images import random_image
 from tests.engine.tiny import make_images
 from zoo.config import parse_experiment
 from zoo.run.training import TrainingResult
@@ -49,27 +47,3 @@ def test_train_refuses_unknown_options_and_names(tmp_path: Path) -> None:
         zoo.train("resnet18", tmp_path, log_dir=tmp_path / "log", print_freq=3)
     with pytest.raises(zoo.ConfigError, match="no network, experiment or file called resnet19"):
         zoo.train("resnet19", tmp_path, log_dir=tmp_path / "log")
-
-
-def test_segment_writes_files_for_a_folder(tmp_path: Path) -> None:
-    settings = {
-        "network": {"arch": "deeplab_resnet18", "classes": 5},
-        "segmentation": {"layout": "folders", "longest_side_val": 48},
-    }
-    (tmp_path / "tiny.json").write_text(json.dumps(settings))
-    model = zoo.get("deeplab_resnet18", norm="standard", activation="relu", num_classes=5)
-    torch.save(model.state_dict(), tmp_path / "weights.pth")
-    (tmp_path / "in").mkdir()
-    random_image(0, 40, 60).save(tmp_path / "in" / "a.png")
-    network = zoo.load_network(tmp_path / "tiny.json", tmp_path / "weights.pth")
-    summary = zoo.segment(network, tmp_path / "in", tmp_path / "out", output=("ids", "overlay"), scales=(0.5, 1.0))
-    assert (summary.written, summary.skipped, summary.faults) == (1, 0, [])
-    by_name = zoo.segment(
-        tmp_path / "tiny.json", tmp_path / "in", tmp_path / "out", weights=tmp_path / "weights.pth",
-        output=("ids", "overlay"), scales=(0.5, 1.0),
-    )  # fmt: skip
-    assert (by_name.written, by_name.skipped) == (0, 1)
-    assert sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "out").rglob("*.png")) == [
-        "out/ids/a.png",
-        "out/overlay/a.png",
-    ]

@@ -100,15 +100,6 @@ def test_what_is_there_is_skipped_and_replaced_on_request(tmp_path: Path) -> Non
     assert _files(tmp_path / "out") == before
 
 
-def test_an_image_that_a_scale_makes_too_large_is_left_out(tmp_path: Path) -> None:
-    images = _images(tmp_path / "in")
-    Image.new("1", (30_000, 40)).save(images / "wide.png")
-    summary = segment_images(_network(), images, tmp_path / "out", scales=(10.0,))
-    assert summary.written == 5
-    assert len(summary.faults) == 1
-    assert "30000 x 40 px at scale 10 has 300000 x 400 px" in summary.faults[0]
-
-
 def test_an_image_that_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     images = _images(tmp_path / "in")
     (images / "broken.png").write_bytes(b"no image")

@@ -16,6 +16,3 @@ def test_the_standard_error_of_an_accuracy_is_that_of_a_binomial_share() -> None
     assert standard_error(100.0, 7) == standard_error(0.0, 7) == 0.0
     hits = [1] * 3 + [0] * 7
     assert standard_error(30.0, 10) == pytest.approx(100 * pstdev(hits) / math.sqrt(10))
-
-
-"""The standard error of an accuracy is that of textbooks."""

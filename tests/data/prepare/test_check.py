@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.data.sample_images import make_folder, random_image
 from tests.data.sample_labels import experiment, label_map, make_labeled
 from zoo.config import parse_experiment
 from zoo.data.prepare.check import check_data
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-def test_sound_splits_have_no_fault(tmp_path: Path, workers: int) -> None:
-    reports = check_data(experiment(), make_labeled(tmp_path, 4, 2), workers)
-    assert [(report.split, report.num_images, report.faults) for report in reports] == [
-        ("train", 4, []),
-        ("val", 2, []),
-    ]
 
 
 def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
