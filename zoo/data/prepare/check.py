@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 from tqdm import tqdm
 
 from zoo.config import Experiment
 from zoo.data.classes import check_same_classes
 from zoo.data.folder import ImageFolder
-from zoo.data.label_maps import Split, find_labeled_images, read_pair
+from zoo.data.label_maps import LabeledImages, Split, find_labeled_images, read_pair
 from zoo.data.loader import build_train_loader, build_val_loader
 from zoo.data.location import DataPath, require_local
 from zoo.data.reading import decode_as, load_rgb, read_many
@@ -26,24 +27,8 @@ class SplitReport:
     """The number of images of a split, including faulty ones, and a message for each fault that names the files."""
 
     split: Split
-    num_images: int = 0
-    faults: list[str] = field(default_factory=list)
-
-    def add_faults(self, read: Callable[[int], object], workers: int) -> None:
-        """Add the DataErrors of ``read(index)`` for all images. Raises Unreachable, which is no fault of an image."""
-
-        def fault_of(index: int) -> str | None:
-            try:
-                read(index)
-            except Unreachable:  # every image of the shard would wait and fail in the same way
-                raise
-            except DataError as error:
-                return str(error)
-            return None
-
-        found = read_many(fault_of, range(self.num_images), workers)
-        bar = tqdm(found, desc=self.split, total=self.num_images, unit="image", disable=None, leave=False)
-        self.faults += [fault for fault in bar if fault is not None]
+    num_images: int
+    faults: list[str]
 
 
 def check_data(config: Experiment, data: DataPath, workers: int) -> list[SplitReport]:
@@ -55,38 +40,27 @@ def check_data(config: Experiment, data: DataPath, workers: int) -> list[SplitRe
     Args:
     - `workers`: number of threads.
     """
-    if config.segmentation is None:
-        return _check_folders(config, data, workers)
-    return [_check_labeled(config, data, split, workers) for split in SPLITS]
-
-
-def _check_labeled(config: Experiment, data: DataPath, split: Split, workers: int) -> SplitReport:
-    settings, num_classes = config.segmentation, config.network.num_classes
-    assert settings is not None
-    try:
-        root = require_local(data)
-        found, faults = find_labeled_images(root, split, settings.layout, num_classes, settings.ignore_label)
-    except DataError as error:
-        return SplitReport(split, faults=[str(error)])
-
-    def read(index: int) -> None:
-        read_pair(found.root / found.images[index], found.root / found.labels[index], found.table)
-
-    report = SplitReport(split, len(found.images), faults)
-    report.add_faults(read, workers)
-    return report
-
-
-def _check_folders(config: Experiment, data: DataPath, workers: int) -> list[SplitReport]:
-    reports, datasets = [], []
+    reports: list[SplitReport] = []
+    datasets: list[ImageFolder] = []
+    num_classes = config.network.num_classes
     for split in SPLITS:
+        faults: list[str] = []
+        read: Callable[[int], object]
         try:
-            dataset = _class_folders(config, data, split)
+            if config.segmentation is None:
+                dataset = _class_folders(config, data, split)
+                datasets.append(dataset)
+                num_images, read = len(dataset), partial(_read_image, dataset)
+            else:
+                layout, ignore_label = config.segmentation.layout, config.segmentation.ignore_label
+                found, faults = find_labeled_images(require_local(data), split, layout, num_classes, ignore_label)
+                num_images, read = len(found.images), partial(_read_pair, found)
         except DataError as error:
-            reports.append(SplitReport(split, faults=[str(error)]))
+            reports.append(SplitReport(split, 0, [str(error)]))
             continue
-        datasets.append(dataset)
-        reports.append(_check_class_folders(dataset, split, workers))
+        results = read_many(partial(_fault_of, read), range(num_images), workers)
+        bar = tqdm(results, desc=split, total=num_images, unit="image", disable=None, leave=False)
+        reports.append(SplitReport(split, num_images, [*faults, *filter(None, bar)]))
     if len(datasets) == len(SPLITS):
         try:
             check_same_classes(*datasets)
@@ -104,10 +78,20 @@ def _class_folders(config: Experiment, data: DataPath, split: Split) -> ImageFol
     return dataset
 
 
-def _check_class_folders(dataset: ImageFolder, split: Split, workers: int) -> SplitReport:
-    def read(index: int) -> None:
-        decode_as(dataset.source.read(index), escape(dataset.file_name(index)), load_rgb, "an image")
+def _read_image(dataset: ImageFolder, index: int) -> None:
+    decode_as(dataset.source.read(index), escape(dataset.file_name(index)), load_rgb, "an image")
 
-    report = SplitReport(split, len(dataset))
-    report.add_faults(read, workers)
-    return report
+
+def _read_pair(found: LabeledImages, index: int) -> None:
+    read_pair(found.root / found.images[index], found.root / found.labels[index], found.table)
+
+
+def _fault_of(read: Callable[[int], object], index: int) -> str | None:
+    """Return the message of the DataError of ``read(index)``. Raises Unreachable, which is no fault of an image."""
+    try:
+        read(index)
+    except Unreachable:  # every image of the shard would wait and fail in the same way
+        raise
+    except DataError as error:
+        return str(error)
+    return None
