@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli.options import Command, Positive, argument, option
-from zoo.errors import MAX_LISTED, ConfigError, DataError, escape
+from zoo.errors import ConfigError, DataError, escape
 
 if TYPE_CHECKING:
     from zoo.tables import Cell
@@ -72,21 +72,12 @@ class Predict(Command):
             return 0
         if predictions:
             print(_as_json(network.title, predictions, names) if self.json else _as_table(predictions, names))
-        _report(faults, len(paths))
+        for fault in faults:
+            logger.warning("%s", fault)
+        if faults:
+            what = f"{len(faults)} of {len(paths)} images could not be read, as listed above"
+            raise DataError(what, remedy="repair or remove the files")
         return 0
-
-
-def _report(faults: Sequence[str], num_images: int) -> None:
-    """Log the unreadable images; DataError if there are any."""
-    for fault in faults[:MAX_LISTED]:
-        logger.warning("%s", fault)
-    if len(faults) > MAX_LISTED:
-        logger.warning("and %d more", len(faults) - MAX_LISTED)
-    if faults:
-        raise DataError(
-            f"{len(faults)} of {num_images} images could not be read, as listed above",
-            remedy="repair or remove the files",
-        )
 
 
 def _as_json(title: str, predictions: Sequence[Prediction], names: Sequence[str]) -> str:

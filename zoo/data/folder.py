@@ -18,7 +18,7 @@ from zoo.data.location import DataPath, RemoteFolder
 from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
-from zoo.data.shards import Shards, has_shards
+from zoo.data.shards import Shards, shard_files
 from zoo.data.source import FolderSource, source_digest
 from zoo.data.transforms import Transform, prepare
 from zoo.errors import DataError, escape
@@ -191,13 +191,13 @@ def open_source(root: DataPath, allow_empty_classes: bool = False) -> Source:
 
 def _is_sharded(root: Path) -> bool:
     """Return whether ``root`` contains tar files; DataError if it also contains folders."""
-    if has_shards(root):
-        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-        if folders:
-            what = f"there are tar files and folders such as {folders[0]}"
-            raise DataError(what, root, "keep either the shards or the class folders")
-        return True
-    return False
+    if not shard_files(root):
+        return False
+    folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    if folders:
+        what = f"there are tar files and folders such as {folders[0]}"
+        raise DataError(what, root, "keep either the shards or the class folders")
+    return True
 
 
 def collate(samples: list[Sample] | DataError) -> Batch | DataError:

@@ -92,10 +92,6 @@ class MapDataset(ImageDataset):
         """Return the name of an item in messages."""
         return f"item {index} of {self.root}"
 
-    def image_shape(self) -> tuple[int, ...]:
-        """Return the shape of the first image, as the network sees it."""
-        return tuple(self[0, 0].image.shape)
-
     def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         name = self.file_name(index)
         # A copy, so that ``transform`` draws the same numbers as for the images of a folder.

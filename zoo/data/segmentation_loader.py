@@ -57,8 +57,6 @@ class LabeledFolder(ImageDataset):
 
     def number_classes(self, numbers: Sequence[int]) -> None:
         """Set the target of class i to ``numbers[i]``, before any image is drawn."""
-        if self.uniform is not None:
-            raise ValueError("the classes of a class-uniform data set cannot be renumbered")
         is_class = (self._table >= 0) & (self._table != self._ignore_label)
         self._table = self._table.copy()
         self._table[is_class] = np.array(numbers)[self._table[is_class]]

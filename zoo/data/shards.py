@@ -99,11 +99,6 @@ class Shards:
         return windowed_permutation(shards, int(shards.max()) + 1, window, generator)
 
 
-def has_shards(root: Path) -> bool:
-    """Return whether the folder ``root`` contains tar files."""
-    return bool(shard_files(root))
-
-
 def write_shard_index(root: Path) -> int:
     """Write the index of the tar files in ``root``; return the number of images. Raises DataError."""
     shards = shard_files(root)
