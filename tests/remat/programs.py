@@ -1,10 +1,11 @@
-"""A small network, and programs of tensor operations that run with and without recipes."""
+"""Small networks, what they hold, and programs of tensor operations that run with and without recipes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +13,15 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Decision
+from zoo.remat.memory_use import measure_memory
+
+#: The marks of tests that compile. The warnings are torch's own.
+COMPILES = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("no_graphs"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script.*:DeprecationWarning"),  # torch 2.11's compiler
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # after a graph break
+]
 
 
 class Block(nn.Module):
@@ -52,6 +62,15 @@ class FrozenBody(nn.Module):
         return self.head(F.avg_pool2d(F.relu(F.max_pool2d(x, 2)), 2))
 
 
+class Convolutions(nn.Module):
+    """Two convolutions, and what the subclasses do between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+
 def images(size: int = 12, **options: Any) -> Tensor:
     torch.manual_seed(3)
     return torch.randn(2, 3, size, size, **options)
@@ -78,6 +97,16 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return checkpoint(self.module, x, use_reentrant=False)
+
+
+def held(module: nn.Module, *inputs: Any) -> int:
+    """Return the bytes that a training step holds between forward and backward."""
+    return measure_memory(lambda: module(*inputs).square().mean(), module.parameters()).held
+
+
+def gradients(*modules: nn.Module) -> list[Tensor]:
+    """Return the gradients of the parameters that have one."""
+    return [each.grad for module in modules for each in module.parameters() if each.grad is not None]
 
 
 def bytes_held(forward: Callable[[], object], *modules: nn.Module) -> int:

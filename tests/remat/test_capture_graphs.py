@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,111 +13,26 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.remat.programs import COMPILES, Convolutions, are_equal, gradients, held
 from zoo.remat import inductor_options
 from zoo.remat.budget import Budget
 from zoo.remat.graph import capture, cut
 from zoo.remat.lean import lean
-from zoo.remat.memory_use import measure_memory
 from zoo.torch_internals import compiler
 
-pytestmark = [
-    pytest.mark.slow,  # compiles
-    pytest.mark.filterwarnings("ignore:.torch.jit.script.*:DeprecationWarning"),  # torch 2.11's own compiler
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # torch's own, for inputs with a history
-]
+pytestmark = COMPILES
 
 SIZE = 40  # of images, so that their maps are not small
 
 
-@pytest.fixture(autouse=True)
-def no_graphs() -> Iterator[None]:
-    """Forget the graphs of other tests."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-class Layers(nn.Module):
-    """Two convolutions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-
-
-class WithUnreadRandomNumbers(Layers):
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.dropout(self.first(x), 0.3).relu()
-        F.dropout(self.second(y).sigmoid(), 0.5)
-        torch.randn_like(y)
-        torch.rand(3)
-        y.clone().bernoulli_(0.4)
-        return self.second(F.dropout(F.silu(y), 0.3))
-
-
-class WithWriteIntoInput(Layers):
-    def forward(self, x: Tensor) -> Tensor:
-        x.sub_(0.5)
-        return self.second(F.silu(self.first(x * x.sigmoid())))
-
-
-class WithBreakBeforeWrite(Layers):
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.first(x)
-        torch._dynamo.graph_break()
-        return self.second(F.relu(y, inplace=True).sigmoid())
-
-
-def step(module: nn.Module, call: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """Return the output, gradients and random state of a training step."""
-    torch.manual_seed(1)
-    x = torch.randn(2, 3, SIZE, SIZE, requires_grad=True)
-    output = call(x * 2)
-    output.square().mean().backward()
-    gradients = [each.grad for each in (x, *module.parameters()) if each.grad is not None]
-    return [output.detach(), *gradients, torch.get_rng_state()]
-
-
-def first_layer_is(layer: nn.Module) -> Callable[[], nn.Module]:
-    def network() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(copy.deepcopy(layer), nn.Conv2d(3, 8, 3), nn.SiLU(), nn.Conv2d(8, 8, 3))
-
-    return network
-
-
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "random numbers that nothing reads": WithUnreadRandomNumbers,
-    "a write into the input": WithWriteIntoInput,
-    "a ReLU in place": first_layer_is(nn.ReLU(inplace=True)),
-    "a hardswish in place": first_layer_is(nn.Hardswish(inplace=True)),
-    "a leaky ReLU in place": first_layer_is(nn.LeakyReLU(0.1, inplace=True)),
-}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_step_has_the_bits_of_plain_training(name: str) -> None:
-    plain, captured = NETWORKS[name](), lean(NETWORKS[name](), capture=True)
-    assert all(map(torch.equal, step(captured, captured), step(plain, plain)))
-
-
-def test_a_graph_that_overwrites_the_output_of_another_has_the_bits_of_plain_training() -> None:
-    plain, captured = WithBreakBeforeWrite(), WithBreakBeforeWrite()
-    torch.compiler.reset()
-    with pytest.warns(capture.NotCaptured, match="torch.compile breaks the graph"):
-        found = step(captured, torch.compile(captured, backend="zoo_lean"))
-    assert all(map(torch.equal, found, step(plain, plain)))
-
-
-class OfIntegers(Layers):
+class OfIntegers(Convolutions):
     """Scales images of uint8, channels last in memory or not."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.first(x.movedim(-1, 1).float() / 255).relu())
 
 
-class OfFloats(Layers):
+class OfFloats(Convolutions):
     """Reads its input as it is, and a function of it."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,18 +49,15 @@ def test_a_refilled_array_has_the_gradients_of_plain_training(
     dtype = torch.uint8 if network is OfIntegers else torch.float32
     values = (255 * torch.rand(2, SIZE, SIZE, 3)).to(dtype)
 
-    def gradients(call: Any, module: nn.Module) -> list[Tensor | None]:
-        call(torch.from_numpy(values.clone().numpy()) if first_is_foreign else values.clone())
+    def refilled(module: nn.Module) -> list[Tensor]:
+        module(torch.from_numpy(values.clone().numpy()) if first_is_foreign else values.clone())
         array = values.clone().numpy()
-        output = call(torch.from_numpy(array))
+        output = module(torch.from_numpy(array))
         array[...] = array[::-1].copy()
         output.sum().backward()
-        return [each.grad for each in module.parameters()]
+        return gradients(module)
 
-    plain, captured = network(), lean(network(), capture=True)
-    for ours, truth in zip(gradients(captured, captured), gradients(plain, plain), strict=True):
-        assert (ours is None) == (truth is None)
-        assert ours is None or truth is None or torch.equal(ours, truth)
+    assert are_equal(refilled(lean(network(), capture=True)), refilled(network()))
 
 
 class Scaled(nn.Module):
@@ -161,18 +72,12 @@ class Scaled(nn.Module):
 
 
 def test_backward_recomputes_from_parameters_in_memory_that_torch_does_not_own() -> None:
-    x = torch.rand(8, 3, SIZE, SIZE)
-
-    def held(module: Scaled) -> int:
-        captured = lean(module, capture=True)
-        captured(x)
-        return measure_memory(lambda: captured(x).square().mean(), module.parameters()).held
-
     owned, mapped = Scaled(), Scaled()
     array = mapped.scale.detach().clone().numpy()
     mapped.scale = nn.Parameter(torch.from_numpy(array))
     assert not mapped.scale.untyped_storage().resizable()
-    assert held(mapped) == held(owned)
+    x = torch.rand(8, 3, SIZE, SIZE)
+    assert held(lean(mapped, capture=True), x) == held(lean(owned, capture=True), x)
 
 
 def test_inductor_compiles_a_dropout_that_nothing_reads() -> None:
@@ -218,26 +123,22 @@ class OfHalfPrecision(nn.Module):
     def __init__(self, reads_twice: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.conv, self.norm, self.linear, self.reads_twice = (
-            nn.Conv2d(3, 8, 3, padding=1),
-            nn.BatchNorm2d(8),
-            nn.Linear(8, 8),
-            reads_twice,
-        )
+        self.conv, self.norm, self.linear = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8, 8)
+        self.reads_twice = reads_twice
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.gelu(self.linear(self.norm(self.conv(x)).relu().mean((2, 3))))
         return self.linear(y) if self.reads_twice else y
 
 
-def half_precision_gradients(module: nn.Module, calls: int, caches: bool = True) -> list[Tensor | None]:
+def half_precision_gradients(module: nn.Module, calls: int, caches: bool = True) -> list[Tensor]:
     """Return the gradients of the sum of the losses of several calls in one context of autocast."""
     torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=caches):
         loss = sum((index + 1) * module(torch.randn(4, 3, 20, 20)).square().mean() for index in range(calls))
     assert isinstance(loss, Tensor)
     loss.backward()
-    return [each.grad for each in module.parameters()]
+    return gradients(module)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +148,7 @@ def half_precision_gradients(module: nn.Module, calls: int, caches: bool = True)
 def test_gradients_are_summed_in_the_precision_of_eager_autocast(reads_twice: bool, calls: int, caches: bool) -> None:
     plain, captured = OfHalfPrecision(reads_twice), lean(OfHalfPrecision(reads_twice), capture=True)
     expected = half_precision_gradients(plain, calls, caches)
-    assert all(map(torch.equal, half_precision_gradients(captured, calls, caches), expected))
+    assert are_equal(half_precision_gradients(captured, calls, caches), expected)
 
 
 def test_a_context_of_autocast_does_not_keep_what_it_has_cast() -> None:
@@ -268,16 +169,12 @@ def test_a_parameter_that_is_cast_in_two_contexts_is_not_captured() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return linear(y).float() + linear(x)
 
-    def gradients(call: Any) -> list[Tensor | None]:
-        torch.manual_seed(0)
-        linear = nn.Linear(64, 64)
-        call(linear, torch.randn(300, 64)).square().mean().backward()
-        return [each.grad for each in linear.parameters()]
-
-    expected = gradients(run)
+    x, layers = torch.randn(300, 64), (nn.Linear(64, 64), nn.Linear(64, 64))
+    layers[1].load_state_dict(layers[0].state_dict())
+    run(layers[0], x).square().mean().backward()
     with pytest.warns(capture.NotCaptured, match="may be cast in several contexts of autocast"):
-        found = gradients(torch.compile(run, backend=capture.backend))
-    assert all(map(torch.equal, found, expected))
+        torch.compile(run, backend=capture.backend)(layers[1], x).square().mean().backward()
+    assert are_equal(*map(gradients, layers))
 
 
 def test_backward_inside_of_the_context_of_autocast_is_not_cast() -> None:
@@ -287,7 +184,7 @@ def test_backward_inside_of_the_context_of_autocast_is_not_cast() -> None:
             with torch.autocast("cpu", enabled=False):
                 return self.linear(y)
 
-    def gradients(module: nn.Module, is_inside: bool) -> list[Tensor | None]:
+    def step(module: nn.Module, is_inside: bool) -> list[Tensor]:
         torch.manual_seed(1)
         with torch.autocast("cpu", torch.bfloat16):
             loss = module(torch.randn(4, 3, 20, 20)).square().mean()
@@ -295,16 +192,16 @@ def test_backward_inside_of_the_context_of_autocast_is_not_cast() -> None:
                 loss.backward()
         if not is_inside:
             loss.backward()
-        return [each.grad for each in module.parameters()]
+        return gradients(module)
 
-    inside, outside = (gradients(Network(), is_inside) for is_inside in (True, False))
-    assert not all(map(torch.equal, inside, outside))
+    inside, outside = (step(Network(), is_inside) for is_inside in (True, False))
+    assert not are_equal(inside, outside)
     for is_inside in (True, False):
-        assert all(map(torch.equal, gradients(lean(Network(), capture=True), is_inside), outside))
+        assert are_equal(step(lean(Network(), capture=True), is_inside), outside)
 
 
 def test_parameters_that_the_loss_does_not_depend_on_get_zeros() -> None:
-    class Network(Layers):
+    class Network(Convolutions):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return self.first(x), self.second(x.repeat(1, 3, 1, 1)[:, :8])
 
@@ -317,7 +214,7 @@ def test_a_layer_read_twice_by_each_of_two_calls_under_autocast_differs_by_round
     plain, captured = OfHalfPrecision(reads_twice=True), lean(OfHalfPrecision(reads_twice=True), capture=True)
     expected = half_precision_gradients(plain, calls=2)
     found = half_precision_gradients(captured, calls=2)
-    assert not all(map(torch.equal, found, expected))
+    assert not are_equal(found, expected)
     for ours, truth in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, truth, rtol=0, atol=0.01 * float(truth.abs().max()))
 
@@ -356,17 +253,16 @@ class OfTransposes(nn.Module):
 
 
 def test_transposes_of_transposes_are_returned_as_views() -> None:
-    def run(call: Callable[[Tensor], tuple[Tensor, ...]], module: nn.Module) -> tuple[list[Tensor], list[bool]]:
+    def run(module: nn.Module) -> tuple[list[Tensor], list[bool]]:
         x = torch.linspace(-1, 1, 32).view(4, 8).requires_grad_()
-        outputs = call(x)
+        outputs = module(x)
         sum(each.square().sum() for each in outputs).backward()
         known = [x, *module.parameters(), *outputs]
         shared = [a.data_ptr() == b.data_ptr() for a in outputs for b in known]
-        return [*outputs, x.grad, *(each.grad for each in module.parameters())], shared
+        return [*outputs, x.grad, *gradients(module)], shared
 
-    plain, captured = OfTransposes(), lean(OfTransposes(), capture=True)
-    expected, expected_shared = run(plain, plain)
-    found, shared = run(captured, captured)
+    expected, expected_shared = run(OfTransposes())
+    found, shared = run(lean(OfTransposes(), capture=True))
     for ours, truth in zip(found, expected, strict=True):  # torch adds up the gradients of views in another order
         torch.testing.assert_close(ours, truth)
     assert shared == expected_shared
@@ -389,14 +285,8 @@ class OfLowRank(nn.Module):
 def test_a_product_of_low_rank_is_not_held(is_captured: bool) -> None:
     x = torch.randn(512, 128, requires_grad=True)
     networks = OfLowRank(), lean(OfLowRank(), capture=is_captured)
-
-    def held(network: nn.Module) -> int:
-        return measure_memory(lambda: network(x).square().mean(), network.parameters()).held
-
-    plain, ours = map(held, networks)
+    plain, ours = (held(each, x) for each in networks)
     assert ours < plain - 0.9 * x.nbytes
-    results = []
     for each in networks:
         each(x).square().mean().backward()
-        results.append([parameter.grad for parameter in each.parameters()])
-    assert all(map(torch.equal, *results))
+    assert are_equal(*map(gradients, networks))
