@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -14,28 +13,14 @@ from torch.nn import functional as F
 
 import zoo
 from tests.ops.norm_cases import separate
+from tests.remat.cudnn import ORDER, CudnnNorm, on_the_cpu
+from tests.remat.programs import COMPILES, are_equal
+from tests.step import step
 from zoo.remat import norm_order, rules
 from zoo.remat.eager import recording
-from zoo.remat.graph import cudnn_norm, joint_graph
+from zoo.remat.graph import joint_graph
 
-aten = torch.ops.aten
-pytestmark = [
-    pytest.mark.slow,  # compiles
-    pytest.mark.filterwarnings("ignore"),  # torch's own, while it compiles
-]
-CUDNNS = 4  # the order of this cuDNN
-
-
-def _forward(x: Tensor, weight: Tensor, bias: Tensor, mean: Any, var: Any, training: bool, *numbers: float) -> Any:
-    """Return what cuDNN returns, rounded in the order `CUDNNS`."""
-    _, *statistics = aten.native_batch_norm(x, weight, bias, mean, var, training, *numbers)
-    y = separate(x, weight, bias, *statistics, CUDNNS)
-    return y, *statistics, torch.ones(int(training), dtype=torch.uint8)
-
-
-def _backward(x: Tensor, grad: Tensor, weight: Tensor, mean: Any, var: Any, *rest: Any) -> Any:
-    statistics, (eps, _) = rest[:2], rest[2:]
-    return aten.native_batch_norm_backward(grad, x, weight, None, None, *statistics, True, eps, [True] * 3)
+pytestmark = [*COMPILES, pytest.mark.filterwarnings("ignore")]  # torch's own, while it compiles
 
 
 def _normalize(
@@ -54,32 +39,15 @@ calls: Counter[tuple[bool, bool]] = Counter()
 
 @pytest.fixture(autouse=True)
 def _cudnn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let CPU tensors have this cuDNN, and let the orders be tried on them."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("cudnn_batch_norm", _forward, "CPU")
-    library.impl("cudnn_batch_norm_backward", _backward, "CPU")
-    monkeypatch.setattr(cudnn_norm, "chooses_cudnn", lambda *_: True)
-    monkeypatch.setattr(cudnn_norm, "cudnn_reserve_bytes", lambda _, training: int(training))
+    """Let CPU tensors have a cuDNN, and let the orders be tried on them."""
     for module in (norm_order, rules, joint_graph):
         monkeypatch.setattr(module, "normalize", _normalize)
     monkeypatch.setattr(recording, "FUSED_NORMS", (_normalize,))
     monkeypatch.setattr(norm_order, "_orders", {})
     monkeypatch.setattr(norm_order, "ENABLED", True)
-    torch._dynamo.reset()
     calls.clear()
-    yield
-    library._destroy()
-
-
-class CudnnNorm(nn.BatchNorm2d):
-    """Calls cuDNN as eager training on CUDA does."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        arguments = self.weight, self.bias, self.running_mean, self.running_var
-        out: Tensor = aten.cudnn_batch_norm(x, *arguments, True, self.momentum, self.eps)[0]
-        return out
+    with on_the_cpu():
+        yield
 
 
 class Block(nn.Module):
@@ -99,16 +67,14 @@ def _net(norm: type[nn.Module]) -> nn.Sequential:
 
 
 def _step(net: nn.Module) -> list[Tensor]:
-    out = net(torch.randn(4, 8, 32, 32, generator=torch.Generator().manual_seed(1)))
-    out.square().mean().backward()
-    return [out.detach(), *(parameter.grad for parameter in net.parameters()), *net.buffers()]
+    return step(net, torch.randn(4, 8, 32, 32, generator=torch.Generator().manual_seed(1)))
 
 
 def test_the_order_is_found_once_per_kind_of_input() -> None:
     x = torch.randn(2, 8, 16, 16)
-    assert norm_order.order_of(x) == CUDNNS
+    assert norm_order.order_of(x) == ORDER
     tried = sum(calls.values())
-    assert norm_order.order_of(torch.randn(2, 8, 16, 16)) == CUDNNS
+    assert norm_order.order_of(torch.randn(2, 8, 16, 16)) == ORDER
     assert sum(calls.values()) == tried
 
 
@@ -116,17 +82,17 @@ def test_without_a_known_order_cudnn_is_called_again(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(norm_order, "normalize", lambda x, *_: x)
     assert norm_order.order_of(torch.randn(2, 8, 16, 16)) is None
     plain = _net(CudnnNorm)
-    assert all(map(torch.equal, _step(zoo.lean(copy.deepcopy(plain))), _step(plain)))
+    assert are_equal(_step(zoo.lean(copy.deepcopy(plain))), _step(plain))
     assert not calls
 
 
 @pytest.mark.parametrize("capture", [False, True])
 def test_a_norm_with_the_sum_and_the_relu_after_it_is_one_pass_with_the_same_bits(capture: bool) -> None:
     expected = _step(_net(CudnnNorm))
-    assert norm_order.order_of(torch.empty(4, 8, 32, 32)) == CUDNNS
+    assert norm_order.order_of(torch.empty(4, 8, 32, 32)) == ORDER
     calls.clear()
     found = _step(zoo.lean(_net(nn.BatchNorm2d if capture else CudnnNorm), capture=capture))
-    assert all(map(torch.equal, found, expected))
+    assert are_equal(found, expected)
     assert calls[False, True] >= 3  # the first norm of each block
     assert calls[True, True] >= 2  # the second one, with the shortcut; of the last block nothing need be recomputed
     assert calls[False, False] == calls[True, False] == 0
