@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import random
-import subprocess
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -34,20 +34,19 @@ SIZE_PX = 64
 class Count:
     """Counts the measured steps."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.number = 0
-        measure = planning._measure
-
-        def count(*args: Any, **options: Any) -> planning.Step:
-            self.number += 1
-            return measure(*args, **options)
-
-        monkeypatch.setattr(planning, "_measure", count)
+    number = 0
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Count:
-    return Count(monkeypatch)
+    count, measure = Count(), planning._measure
+
+    def counted(*args: Any, **options: Any) -> planning.Step:
+        count.number += 1
+        return measure(*args, **options)
+
+    monkeypatch.setattr(planning, "_measure", counted)
+    return count
 
 
 def products(width: int = 128) -> nn.Module:
@@ -73,13 +72,13 @@ def price(model: nn.Module) -> float:
     return flops_per_byte
 
 
-def assert_met(build: Callable[[], nn.Module], x: Tensor, share: float) -> None:
+def assert_met(build: Callable[[], nn.Module], x: Tensor, share: float, capture: bool = False) -> None:
     """Assert that the peak is met, at a share of the way from the least to that without a budget."""
     most, least = (peak(lean(build(), budget), x) for budget in (None, "1000000 FLOP/B"))
     limit = round(1.03 * (least + share * (most - least)))
-    model = lean(build(), limit)
+    model = lean(build(), limit, capture=capture)
     found = peak(model, x)
-    assert 0.9 * limit < found <= limit
+    assert (0.8 if capture else 0.9) * limit < found <= limit
     assert price(model) > 0
 
 
@@ -140,29 +139,28 @@ def test_a_generous_limit_recomputes_no_product(measured: Count) -> None:
 def test_what_is_impossible_is_told_with_the_least() -> None:
     x = torch.randn(768, 128)
     least = peak(lean(products(), "1000000 FLOP/B"), x)
-    with pytest.raises(ConfigError, match=r"at least \d+\.\d\d MB, more than the limit of 1\.00 MB") as error:
+    match = r"without the state of the optimizer, .* at least \d+\.\d\d MB, more than the limit of 1\.00 MB"
+    with pytest.raises(ConfigError, match=match) as error:
         lean(products(), "1MB")(x)
     told = float(str(error.value).split("at least ")[1].split()[0])
     assert told == pytest.approx((least - x.nbytes) / (1 - planning.MARGIN) / 1e6, rel=0.01)  # without the output
 
 
-def test_the_least_limit_tells_that_it_lacks_the_state_of_the_optimizer() -> None:
-    model, x = products(), torch.randn(768, 128)
-    with pytest.raises(ConfigError, match="without the state of the optimizer, a training step takes at least"):
-        lean(model, "1MB")(x)
-
-
-def test_an_optimizer_counts_that_made_its_steps_in_lean_training_without_a_limit() -> None:
-    program = (
-        "import torch, zoo\n"
-        "model, x = zoo.lean(torch.nn.Linear(512, 512)), torch.randn(8, 512)\n"
-        "optimizer = torch.optim.Adam(model.parameters())\n"
-        "model(x).sum().backward()\n"
-        "optimizer.step()\n"
-        "zoo.lean(model, '1MB')(x)\n"
-    )  # in a process of its own, where no other test has had a limit
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "ConfigError: budget of zoo.lean: a training step takes at least" in result.stderr
+def test_an_optimizer_counts_that_made_its_steps_in_lean_training_without_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = sys.modules["torch.optim.optimizer"]
+    monkeypatch.setattr(module, "_global_optimizer_post_hooks", OrderedDict())  # without those of earlier tests
+    planning.watch_optimizers.cache_clear()
+    try:
+        model, x = lean(nn.Linear(512, 512)), torch.randn(8, 512)
+        optimizer = torch.optim.Adam(model.parameters())
+        model(x).sum().backward()
+        optimizer.step()
+        with pytest.raises(ConfigError, match=r"budget of zoo\.lean: a training step takes at least"):
+            lean(model, "1MB")(x)
+    finally:
+        planning.watch_optimizers.cache_clear()
 
 
 def test_only_a_larger_batch_is_measured_again(measured: Count) -> None:
@@ -233,12 +231,6 @@ def test_a_forward_that_overwrites_parameters_is_told() -> None:
         lean(Overwriting(2, 2), "1GB")(torch.randn(1, 2))
 
 
-def test_nothing_is_measured_without_gradients(measured: Count) -> None:
-    with torch.no_grad():
-        lean(products(), "1MB")(torch.randn(256, 128))
-    assert measured.number == 0
-
-
 @pytest.mark.parametrize("use", [Rematerializer, inductor_options])
 def test_a_limit_in_bytes_needs_a_module(use: Callable[[str], object]) -> None:
     with pytest.raises(ConfigError, match=r"use zoo\.lean"):
@@ -258,17 +250,17 @@ def test_on_the_meta_device_the_report_takes_no_memory() -> None:
         zoo.memory_report(products().to("meta"), x.to("meta"), budget="1MB")
 
 
-@pytest.mark.parametrize("kind", ["frozen", "frozen with a trained head", "integers"])
+@pytest.mark.parametrize("kind", ["frozen", "integers", pytest.param("captured", marks=pytest.mark.slow)])
 def test_a_call_that_no_gradient_needs_is_not_planned(kind: str, measured: Count) -> None:
     plain, x = network(), images(SIZE_PX)
     plain.requires_grad_(kind == "integers")
-    model = lean(copy.deepcopy(plain), "1GB")
+    model = lean(copy.deepcopy(plain), "1GB", capture=kind == "captured")
     for each in (plain, model):
         each.register_forward_hook(lambda *args: args[-1].argmax(1) if kind == "integers" else None)
     assert are_equal([plain(x)], [model(x)])
     assert are_equal(plain.buffers(), model.buffers())
     assert measured.number == (kind == "integers")
-    if kind == "frozen with a trained head":
+    if kind != "integers":
         head = nn.Linear(5, 2)
         head(model(x)).sum().backward()
         assert head.weight.grad is not None
@@ -316,13 +308,6 @@ def test_planning_collects_its_own_garbage_alone() -> None:
     finally:
         gc.enable()
         gc.freeze()
-
-
-def test_planning_takes_few_steps(measured: Count) -> None:
-    x = torch.randn(768, 128)
-    most, least = (peak(lean(products(), budget), x) for budget in (None, "1000000 FLOP/B"))
-    lean(products(), round(1.03 * (least + 0.3 * (most - least))))(x)
-    assert measured.number <= 1 + planning.MAX_STEPS
 
 
 def test_the_least_limit_is_enough_for_a_loop_that_frees_the_outputs() -> None:
@@ -382,22 +367,13 @@ def test_products_count_that_only_recipes_read() -> None:
     def network() -> nn.Module:  # autograd saves the outputs of the ReLUs
         return nn.Sequential(*chain.from_iterable((nn.Linear(128, 128), nn.ReLU()) for _ in range(8)))
 
-    x = torch.randn(768, 128)
-    most, least = (peak(lean(network(), budget), x) for budget in (None, "1000000 FLOP/B"))
-    limit = round(1.03 * (least + 0.3 * (most - least)))
-    model = lean(network(), limit)
-    assert 0.8 * limit < peak(model, x) <= limit
-    assert price(model) > 0
+    assert_met(network, torch.randn(768, 128), 0.3)
 
 
 @pytest.mark.slow
 def test_a_limit_means_the_same_for_captured_training() -> None:
     x = torch.randn(768, 128)
-    most, least = (peak(lean(products(), budget), x) for budget in (None, "1000000 FLOP/B"))
-    limit = round(1.03 * (least + 0.5 * (most - least)))
-    model = lean(products(), limit, capture=True)
-    assert 0.8 * limit < peak(model, x) <= limit
-    assert price(model) > 0
+    assert_met(products, x, 0.5, capture=True)
     with pytest.raises(ConfigError, match=r"at least \d+\.\d\d MB, more than the limit of 1\.00 MB"):
         lean(products(), "1MB", capture=True)(x)
 
@@ -437,13 +413,6 @@ def test_a_network_that_is_not_one_graph_has_the_limit_of_eager_training() -> No
     with pytest.warns(NotCaptured, match="Reading"):
         assert peak(model, x) <= limit
     assert price(model) == price(eager) > 0
-
-
-@pytest.mark.slow
-def test_a_captured_call_without_gradients_is_not_planned(measured: Count) -> None:
-    model, x = lean(network().requires_grad_(False), "1GB", capture=True), images(SIZE_PX)
-    assert are_equal([network()(x)], [model(x)])
-    assert measured.number == 0
 
 
 @pytest.mark.slow
