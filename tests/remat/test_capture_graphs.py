@@ -60,26 +60,6 @@ def test_a_refilled_array_has_the_gradients_of_plain_training(
     assert are_equal(refilled(lean(network(), capture=True)), refilled(network()))
 
 
-class Scaled(nn.Module):
-    """A convolution of a product of the input and a large parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.scale = nn.Conv2d(3, 8, 3), nn.Parameter(torch.ones(8, 3, SIZE, SIZE))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x[:, :1] * self.scale.exp())
-
-
-def test_backward_recomputes_from_parameters_in_memory_that_torch_does_not_own() -> None:
-    owned, mapped = Scaled(), Scaled()
-    array = mapped.scale.detach().clone().numpy()
-    mapped.scale = nn.Parameter(torch.from_numpy(array))
-    assert not mapped.scale.untyped_storage().resizable()
-    x = torch.rand(8, 3, SIZE, SIZE)
-    assert held(lean(mapped, capture=True), x) == held(lean(owned, capture=True), x)
-
-
 def test_inductor_compiles_a_dropout_that_nothing_reads() -> None:
     class Network(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
