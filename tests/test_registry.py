@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 
 import pytest
@@ -116,13 +115,6 @@ def test_weights_load_strictly_from_any_path(tmp_path):
         zoo.get("resnet34", num_classes=10, weights=tmp_path / "w.pth.tar")
 
 
-def test_features_and_headless_networks_drop_the_files_classifier_and_say_so(tmp_path, caplog):
-    torch.save(zoo.get("densenet121", num_classes=10).state_dict(), tmp_path / "w.pth")
-    with caplog.at_level(logging.INFO, "zoo"):
-        zoo.get("densenet121", features_only=True, weights=tmp_path / "w.pth")
-    assert "classifier" in caplog.text
-
-
 def test_standard_norms_read_negative_scales_with_their_sign(tmp_path):
     """As the in-place networks of December 2017 were trained."""
     source = zoo.get("resnet18", norm="standard", num_classes=4).eval()
@@ -173,25 +165,16 @@ def test_pretrained_cfg_holds_the_published_preprocessing():
 
 
 @pytest.mark.usefixtures("meta")
-@pytest.mark.parametrize(
-    ("network", "message"),
-    [
-        ({"arch": "resnet19"}, "network.arch 'resnet19': unknown network 'resnet19'; the nearest names are resnet18"),
-    ],
-)
-def test_impossible_networks_of_experiments_name_the_json_path(network, message):
-    with pytest.raises(zoo.ConfigError, match=re.escape(message)):
-        build_from_config(NetworkSpec(**network))
+def test_impossible_networks_of_experiments_name_the_json_path():
+    with pytest.raises(zoo.ConfigError, match=r"network.arch 'resnet19': unknown .*; the nearest names are resnet18"):
+        build_from_config(NetworkSpec(arch="resnet19"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"weight": None}, r"unexpected keyword argument 'weight' for resnet18.*the nearest argument is 'weights'"),
-        (
-            {"input_3x3": True},
-            r"'input_3x3' for resnet18, whose options are drop_path_rate, dilation, memory",
-        ),
+        ({"input_3x3": True}, r"'input_3x3' for resnet18, whose options are drop_path_rate, dilation, memory"),
     ],
 )
 def test_an_unknown_argument_is_a_type_error_even_if_its_value_is_none(arguments, message):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchvision.models._utils import IntermediateLayerGetter
 from torchvision.models.feature_extraction import create_feature_extractor
 
-from tests.remat.programs import are_equal, images, network
+from tests.remat.programs import are_equal, gradients, images, network
 from tests.step import step
 from zoo.errors import ConfigError
 from zoo.remat import Rematerializer
@@ -172,18 +172,6 @@ def test_a_method_that_is_compiled_steps_aside_and_tells(monkeypatch: pytest.Mon
     assert recordings.number == 0
 
 
-@pytest.mark.parametrize("budget", [0.3, "1000 FLOP/B"])
-def test_a_budget_repeats_the_cheapest_convolutions(budget: Any) -> None:
-    model, free = lean(network(), budget), lean(network())
-    expected = step(network(), images(SIZE_PX))
-    for _ in range(2):
-        found = step(model, images(SIZE_PX))
-        assert are_equal(expected[:2], found[:2])
-    step(free, images(SIZE_PX))
-    limited, unlimited = (vars(each)["_zoo_lean"].budget for each in (model, free))
-    assert limited.flops_per_byte > unlimited.flops_per_byte == 0
-
-
 class Adapted(nn.Module):
     """A frozen linear layer with an adapter, and an activation that reads the sum of both."""
 
@@ -258,26 +246,18 @@ class Encoder(nn.Module):
         return self.body(x)
 
 
-@pytest.mark.parametrize(
-    ("method", "capture"),
-    [
-        ("forward_features", False),
-        ("forward_features", True),
-        ("get_intermediate_layers", False),
-        ("encode_image", False),
-        ("decode", False),
-    ],
-)
+METHODS = ("forward_features", "get_intermediate_layers", "encode_image", "decode")
+
+
+@pytest.mark.parametrize(("method", "capture"), [("forward_features", True), *((method, False) for method in METHODS)])
 def test_methods_that_compute_features_run_lean(method: str, capture: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     recordings = Count(monkeypatch)
     model, plain = lean(Encoder(), capture=capture), Encoder()
     x = images(SIZE_PX) if method != "decode" else torch.randn(2, 8, SIZE_PX, SIZE_PX)
-    gradients = []
     for each in (plain, model):
         outputs = getattr(each, method)(x)
         sum(out.square().mean() for out in (outputs if isinstance(outputs, list) else [outputs])).backward()
-        gradients.append([parameter.grad for parameter in each.parameters() if parameter.grad is not None])
-    assert are_equal(*gradients)
+    assert are_equal(gradients(plain), gradients(model))
     assert recordings.number == 1
     with torch.no_grad():
         getattr(model, method)(x)

@@ -17,22 +17,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.remat.hunt import Saves
-from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held, images, network
+from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held, gradients, images, network
 from zoo.ops.abn import backend, native
 from zoo.remat import Rematerializer
 from zoo.remat.budget import INPUT, Decision
 from zoo.remat.eager.deciding import Decider
 from zoo.remat.recipes import RecipeError
-from zoo.remat.rules import (
-    ATTENTIONS,
-    BATCH_NORMS,
-    IN_PLACE,
-    RULES,
-    apply_line,
-    aten,
-    flops_of,
-    line_is_exact,
-)
+from zoo.remat.rules import ATTENTIONS, IN_PLACE, RULES, apply_line, aten, flops_of
 from zoo.torch_internals.data import storage_id
 
 X, Y = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)
@@ -54,12 +45,6 @@ def test_no_repeated_operation_draws_random_numbers_or_writes() -> None:
         assert not functional._schema.is_mutable
         assert torch.Tag.nondeterministic_seeded not in functional.tags
     assert all(operation._schema.is_mutable for operation in IN_PLACE.values())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_line_of_a_batch_norm_is_exact_here(dtype: torch.dtype) -> None:
-    assert line_is_exact(dtype)
-    assert aten.native_batch_norm.default in BATCH_NORMS
 
 
 class Counted(TorchDispatchMode):
@@ -89,20 +74,12 @@ def test_a_value_on_the_way_to_several_recipes_is_computed_once() -> None:
 
 
 def test_sparse_tensors_are_kept_as_they_are() -> None:
-    def forward(x: Tensor) -> Tensor:
-        rows = x.relu().flatten(1)
-        return (
-            torch.sparse.mm((rows * (rows > 0.5)).to_sparse(), rows.T).sum() + (rows.to_sparse() * 2).to_dense().sum()
-        )
+    def program(x: Tensor) -> Tensor:
+        rows = x.sin().relu().flatten(1)
+        product = torch.sparse.mm((rows * (rows > 0.5)).to_sparse(), rows.T)
+        return product.sum() + (rows.to_sparse() * 2).to_dense().sum()
 
-    gradients = []
-    for recorded in (False, True):
-        x = images().requires_grad_()
-        with Rematerializer(smallest_bytes=0) if recorded else nullcontext():
-            loss = forward(x.sin())
-        loss.backward()
-        gradients.append(x.grad)
-    assert torch.equal(*gradients)
+    assert_same(program, images())
 
 
 def test_recipes_start_from_small_outputs_that_nobody_else_keeps() -> None:
@@ -394,18 +371,18 @@ def test_frozen_layers_give_the_same_bits(has_frozen_norms: bool, dtype: torch.d
     model = FrozenBody(has_frozen_norms).to(dtype, memory_format=layout)
     x = images(16).to(dtype, memory_format=layout)
     x[0, 0, 3] = torch.nan
-    gradients = []
+    results = []
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
         for is_lean in (False, True):
             with Rematerializer(smallest_bytes=0, parameters=model.parameters()) if is_lean else nullcontext():
                 out = model(x)
             (out.float().nan_to_num() * out.float()).sum().backward()
-            gradients.append([out, *(each.grad for each in model.parameters() if each.grad is not None)])
+            results.append([each.nan_to_num(7) for each in (out, *gradients(model))])
             model.zero_grad()
     finally:
         torch.use_deterministic_algorithms(False)
-    assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(*gradients, strict=True))
+    assert are_equal(*results)
 
 
 def test_frozen_layers_hold_the_signs_of_rectified_maps_and_nothing_else() -> None:
