@@ -74,28 +74,17 @@ def test_there_are_ten_different_published_files_with_licenses() -> None:
     assert all(entry.source for entry in CLASSIFIERS)
 
 
-# The network sections of the original project's files of November 2017 and of January 2018 to February 2019, and the
-# bundled experiment that each became; the file of a ResNet-34 asked for a stem that no ResNet has.
-OLD_NETWORKS = [
-    ("resnext101_ipabn-sync_lr_256", "resnext101", "sync"),
-    ("wider_resnet38_ipabn_lr_256", "wider_resnet38", "inplace"),
-    ("resnet34_ipabn-sync_lr_512", "resnet34", "sync"),
-]
-
-
-@pytest.mark.parametrize(("name", "arch", "bn_mode"), OLD_NETWORKS, ids=lambda value: value)
 def test_files_of_the_original_project_from_before_june_2019_load(
-    name: str, arch: str, bn_mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The slope was called leaky_relu_slope; all other keys are those of the later files."""
-    bundled = json.loads((experiments_dir() / f"{name}.json").read_text())
-    network = {"arch": arch, "activation": "leaky_relu", "leaky_relu_slope": 0.01, "input_3x3": True}
-    old = {"network": {**network, "bn_mode": bn_mode}, "optimizer": bundled["optimizer"], "input": bundled["input"]}
-    (tmp_path / "old.json").write_text(json.dumps(old))
+    """The slope was called leaky_relu_slope. The file of a ResNet-34 asked for a stem that no ResNet has."""
+    content = json.loads((experiments_dir() / "resnet34_ipabn-sync_lr_512.json").read_text())
+    network = {"arch": "resnet34", "activation": "leaky_relu", "leaky_relu_slope": 0.01, "input_3x3": True}
+    (tmp_path / "old.json").write_text(json.dumps({**content, "network": {**network, "bn_mode": "sync"}}))
     with caplog.at_level("INFO", "zoo"):
-        assert load_experiment(tmp_path / "old.json").network == load_experiment(name).network
-    ignored = f"{tmp_path / 'old.json'}: network.input_3x3 = true: is ignored; {arch} has one stem"
-    assert (ignored in caplog.messages) == (arch != "resnext101")
+        assert load_experiment(tmp_path / "old.json").network == experiment_of("resnet34_ipabn-sync_lr_512").network
+    message = f"{tmp_path / 'old.json'}: network.input_3x3 = true: is ignored; resnet34 has one stem"
+    assert caplog.messages == [message]
 
 
 def test_the_bundled_experiments_load_without_notices(caplog: pytest.LogCaptureFixture) -> None:

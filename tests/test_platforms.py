@@ -28,8 +28,9 @@ model = zoo.lean(zoo.get("resnet18", norm="standard", num_classes=3))
 model(images).square().mean().backward()
 zoo.get("revnet38_cifar", norm="inplace", num_classes=3)(images).square().mean().backward()
 zoo.convert.convert_norm(zoo.get("resnet18", norm="inplace", num_classes=3), "standard")
-assert zoo.check(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.randn(2, 4)).same
-assert "held for backward" in str(zoo.memory_report(model, images))
+layers, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.randn(2, 4)
+assert zoo.check(layers, x).same
+assert "held for backward" in str(zoo.memory_report(layers, x))
 assert main(["list", "resnet1*"]) == 0
 assert main(["show", "resnet18"]) == 0
 """

@@ -875,7 +875,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 #: HIDDEN: wrong where plain training is right, after a write through ``.data`` or numpy into what was computed, which
 #: nothing can see. INVALID: without a truth.
-RIGHT, BOTH_RAISE, ALLOWED, FAILS, WRONG, HIDDEN, LIKE_PLAIN, LIKE_EAGER, LIKE_AOT, OTHERWISE, INVALID = VERDICTS = (
+RIGHT, BOTH_RAISE, ALLOWED, FAILS, WRONG, HIDDEN, LIKE_PLAIN, LIKE_EAGER, LIKE_AOT, OTHERWISE, INVALID = (
     "right", "both raise", "raises RecipeError", "fails when lean", "silently wrong", "hidden write",
     "wrong like plain", "like Dynamo", "like aot_eager", "wrong, not like plain", "invalid",
 )  # fmt: skip
@@ -1148,20 +1148,9 @@ def _smaller(program: Program) -> Iterator[Program]:
             if size > 0:
                 for start in range(len(steps) - size, -1, -1):
                     yield replace(program, **{name: steps[:start] + steps[start + size :]})
-    for name in (
-        "backward",
-        "is_early",
-        "forwards",
-        "is_module",
-        "is_inside",
-        "smallest_bytes",
-        "depth",
-        "budget",
-        "seed",
-    ):
-        default = Program.__dataclass_fields__[name].default
-        if getattr(program, name) != default:
-            yield replace(program, **{name: default})
+    for name, _ in program._settings():
+        if name not in ("returns", "loss"):
+            yield replace(program, **{name: Program.__dataclass_fields__[name].default})
     for name in ("returns", "loss"):
         letters = getattr(program, name)
         for letter in letters:
@@ -1204,68 +1193,31 @@ def shrink(program: Program, seconds: float = 20.0, judge: Callable[[Program], V
 
 
 # ------------------------------------------------------------------------------------------------------------- telling
-class Report:
-    """Counts verdicts of programs by ingredient, and errors by type."""
-
-    def __init__(self) -> None:
-        self.total: Counter[str] = Counter()
-        self.by_kind: dict[str, Counter[str]] = {}
-        self.errors: Counter[str] = Counter()
-        self.failed = 0
-
-    def add(self, program: Program, verdict: Verdict) -> None:
-        self.total[verdict.verdict] += 1
-        kinds = {KIND_OF[step.name] for step in program.forward}
-        kinds |= {f"before backward: {KIND_OF[step.name]}" for step in program.between + program.later}
-        kinds |= {f"backward {program.backward}", "zoo.lean" if program.is_module else "Rematerializer"}
-        kinds |= {f"smallest {program.smallest_bytes}", f"budget {program.budget}", f"forwards {program.forwards}"}
-        for kind in kinds:
-            self.by_kind.setdefault(kind, Counter())[verdict.verdict] += 1
-        if verdict.verdict in (ALLOWED, FAILS, BOTH_RAISE):
-            self.errors[f"{verdict.verdict}: {verdict.detail[:110]}"] += 1
-        self.failed += verdict.is_failure
-
-    def __str__(self) -> str:
-        shown = [verdict for verdict in VERDICTS if self.total[verdict]]
-        width = max(len(kind) for kind in self.by_kind)
-        lines = [" ".join([" " * width, *(f"{verdict:>{len(verdict)}}" for verdict in shown)])]
-        for kind in [*sorted(self.by_kind), "all"]:
-            counts = self.total if kind == "all" else self.by_kind[kind]
-            lines.append(" ".join([kind.ljust(width), *(f"{counts[verdict]:>{len(verdict)}}" for verdict in shown)]))
-        lines += ["", *(f"{count:6}  {error}" for error, count in self.errors.most_common(25))]
-        return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run programs, print small ones of those that fail, and a table; returns 1 if any failed."""
+    """Run programs, print small ones of those that fail, and count the verdicts; returns 1 if any failed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--programs", type=int, default=20000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--shrink", type=int, default=40, metavar="N", help="failed programs to shrink")
     parser.add_argument("--captured", action="store_true", help="let torch.compile capture the programs")
     options = parser.parse_args(arguments)
     judged: Callable[[Program], Verdict] = judge_captured if options.captured else judge
     torch.set_num_threads(1)
-    report, found = Report(), set()
-    start, shrinking = time.monotonic(), 0.0
-    shrunk: Counter[str] = Counter()
-    found_programs = (captured_programs if options.captured else programs)(options.programs, options.seed)
-    for program, verdict in found_programs:
-        report.add(program, verdict)
-        shrunk[verdict.reason] += verdict.is_failure
-        if not verdict.is_failure or shrunk[verdict.reason] > (options.shrink if verdict.verdict == WRONG else 3):
+    counts: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
+    found = set()
+    for program, verdict in (captured_programs if options.captured else programs)(options.programs, options.seed):
+        counts[verdict.verdict] += 1
+        failures[verdict.reason] += verdict.is_failure
+        if not verdict.is_failure or failures[verdict.reason] > (40 if verdict.verdict == WRONG else 3):
             continue
-        begin = time.monotonic()
         program = shrink(program, 120.0 if options.captured else 20.0, judged)
         names = frozenset(step.name for step in program.steps)
         if names not in found:
             found.add(names)
             verdict = judged(program)
             print(f"# {verdict.verdict}: {verdict.detail[:150]}\n{program}\n", flush=True)
-        shrinking += time.monotonic() - begin
-    seconds = time.monotonic() - start - shrinking
-    print(f"{report}\n\n{options.programs} programs in {seconds:.0f} s, {options.programs / seconds:.0f} a second")
-    return 1 if report.failed else 0
+    print(*(f"{count:6}  {verdict}" for verdict, count in counts.most_common()), sep="\n")
+    return 1 if failures.total() else 0
 
 
 if __name__ == "__main__":
