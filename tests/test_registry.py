@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from zoo.layers.checkpointing import CheckpointedSequential
 from zoo.registry import build_from_config
 from zoo.spec.architectures import ARCHITECTURES
 from zoo.spec.network import NetworkSpec
-from zoo.weights import StoredWeights
 
 
 def norms_of(model):
@@ -93,16 +91,6 @@ def test_a_wrong_option_is_refused_before_weights_are_downloaded(monkeypatch, op
     monkeypatch.setattr("zoo.registry.read_weights", lambda name: pytest.fail("the weights were asked for"))
     with pytest.raises(zoo.ConfigError, match=option):
         zoo.get("resnext101_stdbn_lr_256", pretrained=True, **{option: value})
-
-
-def test_pretrained_networks_may_be_built_with_any_memory(monkeypatch):
-    nothing = StoredWeights(Path("weights.pth.tar"), {}, None, {})
-    monkeypatch.setattr("zoo.registry.read_weights", lambda name: nothing)
-    monkeypatch.setattr("zoo.registry.load_state_dict", lambda model, state_dict, source: None)
-    with torch.device("meta"):
-        model = zoo.get("densenet264", pretrained=True, memory="checkpoint")
-        assert model.memory == "checkpoint"
-        assert zoo.get("resnext101_ipabn_lr_512", memory="checkpoint")
 
 
 def test_weights_load_strictly_from_any_path(tmp_path):

@@ -138,28 +138,23 @@ def _full_precision(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-def assert_compiles(layout: str, activation: str, **options: Any) -> None:
-    """Check a compiled network's output and gradients against eager ones, three times for graphs that are recorded."""
-    torch._dynamo.reset()
-    eager = run_network(network, layout, torch.float32, activation)
-    compiled = torch.compile(network, fullgraph=True, **options)
-    for _ in range(3):
-        for ours, truth in zip(run_network(compiled, layout, torch.float32, activation), eager, strict=True):
-            assert relative_error(ours, truth) < 1e-4
+COMPILED = [
+    *((layout, "leaky_relu", {"mode": mode})
+      for layout in LAYOUTS for mode in ("default", "max-autotune-no-cudagraphs", "reduce-overhead")),
+    ("channels_last", "elu", {"dynamic": True}),
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("_full_precision")
 @pytest.mark.filterwarnings("default")  # the compiler's advice on precision and processors
-@pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs", "reduce-overhead"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_network_compiled_in_one_graph_gives_eager_outputs_and_gradients(layout, mode):
-    assert_compiles(layout, "leaky_relu", mode=mode)
-
-
-@pytest.mark.usefixtures("_full_precision")
-@pytest.mark.filterwarnings("default")
-def test_a_network_of_dynamic_shape_compiles_in_one_graph():
-    assert_compiles("channels_last", "elu", dynamic=True)
+@pytest.mark.parametrize(("layout", "activation", "options"), COMPILED)
+def test_a_network_compiled_in_one_graph_gives_eager_outputs_and_gradients(layout, activation, options):
+    torch._dynamo.reset()
+    eager = run_network(network, layout, torch.float32, activation)
+    compiled = torch.compile(network, fullgraph=True, **options)
+    for _ in range(3):  # for graphs that are recorded
+        for ours, truth in zip(run_network(compiled, layout, torch.float32, activation), eager, strict=True):
+            assert relative_error(ours, truth) < 1e-4
 
 
 @pytest.mark.usefixtures("_full_precision")

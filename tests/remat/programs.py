@@ -109,6 +109,18 @@ def gradients(*modules: nn.Module) -> list[Tensor]:
     return [each.grad for module in modules for each in module.parameters() if each.grad is not None]
 
 
+def assert_same_step(module: nn.Module, plain: nn.Module, *inputs: Any) -> None:
+    """Assert that a training step of two modules has the same output and gradients, bit for bit."""
+    results = []
+    for each in (module, plain):
+        torch.manual_seed(1)
+        each.zero_grad()
+        output = each(*inputs)
+        output.float().square().mean().backward()
+        results.append([output.detach(), *gradients(each)])
+    assert are_equal(*results)
+
+
 def bytes_held(forward: Callable[[], object], *modules: nn.Module) -> int:
     """Return the bytes that backward of a lean forward pass holds, without the memory of the modules."""
     log: list[Decision] = []

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.remat.hunt import (
+    LIKE_AOT,
     RIGHT,
     WRONG,
     Captured,
@@ -151,71 +152,54 @@ def told(program: Program, verdict: Verdict) -> str:
     return f"{verdict.verdict}: {verdict.detail}\n{shrink(program, seconds=10.0)}"
 
 
-def test_random_programs_train_rightly() -> None:
-    for each, verdict in programs(200, seed=0):
-        assert not verdict.is_failure, told(each, verdict)
-
-
-@pytest.mark.exhaustive
-def test_twenty_thousand_random_programs_train_rightly() -> None:
-    for each, verdict in programs(20000, seed=1):
+@pytest.mark.parametrize(("count", "seed"), [(200, 0), pytest.param(20000, 1, marks=pytest.mark.exhaustive)])
+def test_random_programs_train_rightly(count: int, seed: int) -> None:
+    for each, verdict in programs(count, seed):
         assert not verdict.is_failure, told(each, verdict)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_random_captured_programs_train_rightly() -> None:
-    for each, verdict in captured_programs(15, seed=0):
+@pytest.mark.parametrize(("count", "seed"), [(15, 0), pytest.param(2450, 2, marks=pytest.mark.exhaustive)])
+def test_random_captured_programs_train_rightly(count: int, seed: int) -> None:
+    for each, verdict in captured_programs(count, seed):
         assert not verdict.is_failure, f"{verdict.verdict}: {verdict.detail}\n{each}"
 
 
-NORM_THAT_IS_READ_TWICE = """
-    d = norm(y)
-    c = data(y)
-    h = add(d, c, 1)
-    c = expand_as(h, f)
-    b = sum(h, c, 2)
-    h = addcmul(b)
-"""
-INFINITE_DERIVATIVE = """
-    l = shift(x)
-    g = pow(x)
-    h = product(x, u)
-    l = index_put_(g, h)
-    g = logit(g, y)
-"""
+#: The same for captured programs, with their verdicts: gradients of some outputs have the bits of aot_eager.
+FOUND_CAPTURED: dict[str, tuple[Program, str]] = {
+    "A norm is read twice.": (program("""
+        d = norm(y)
+        c = data(y)
+        h = add(d, c, 1)
+        c = expand_as(h, f)
+        b = sum(h, c, 2)
+        h = addcmul(b)
+    """, returns="dchb", loss="dch", backward="parts", smallest_bytes=300, seed=784), LIKE_AOT),
+    "A derivative is infinite.": (program("""
+        l = shift(x)
+        g = pow(x)
+        h = product(x, u)
+        l = index_put_(g, h)
+        g = logit(g, y)
+    """, returns="lg", loss="l"), LIKE_AOT),
+    "A part of an input is overwritten.": (program("""
+        dgla = unbind(u, f, 1)
+        b = plus_scale(g, 2)
+        c = autocast(b, d)
+        l = conv_frozen(b, g, 1)
+        h = attention(l, 2)
+        g = set_masked(g, h)
+    """, returns="bc", loss="c", seed=748), RIGHT),
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(
-    "found",
-    [
-        program(NORM_THAT_IS_READ_TWICE, returns="dchb", loss="dch", backward="parts", smallest_bytes=300, seed=784),
-        program(INFINITE_DERIVATIVE, returns="lg", loss="l"),
-    ],
-)
-def test_captured_gradients_of_some_outputs_have_the_bits_of_aot_eager(found: Program) -> None:
-    captured, torchs = (Captured(found, way).run() for way in ("lean", "aot_eager"))
-    assert differs(captured, Runner(found, "plain").run(), 0.0)
-    assert not differs(captured, torchs, 0.0)
-
-
-PART_OF_AN_INPUT_THAT_IS_OVERWRITTEN = """
-    dgla = unbind(u, f, 1)
-    b = plus_scale(g, 2)
-    c = autocast(b, d)
-    l = conv_frozen(b, g, 1)
-    h = attention(l, 2)
-    g = set_masked(g, h)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_captured_programs_that_failed_once_train_rightly() -> None:
-    found = program(PART_OF_AN_INPUT_THAT_IS_OVERWRITTEN, returns="bc", loss="c", seed=748)
-    assert not judge_captured(found).is_failure
+@pytest.mark.parametrize("name", FOUND_CAPTURED, ids=str)
+def test_a_captured_program_that_once_failed_trains_rightly(name: str) -> None:
+    found, expected = FOUND_CAPTURED[name]
+    assert judge_captured(found).verdict == expected
 
 
 @pytest.mark.slow
@@ -225,13 +209,6 @@ def test_captured_gradients_differ_by_rounding_if_code_after_the_graph_reads_its
     captured, plain = Captured(found, "lean"), Runner(found, "plain").run()
     assert differs(captured.run(), plain, 0.0)
     assert not differs(captured.result, plain, captured.tolerance)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("default")
-def test_two_thousand_random_captured_programs_train_rightly() -> None:
-    for each, verdict in captured_programs(2450, seed=2):
-        assert not verdict.is_failure, f"{verdict.verdict}: {verdict.detail}\n{each}"
 
 
 @pytest.mark.exhaustive

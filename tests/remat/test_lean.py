@@ -7,6 +7,7 @@ import inspect
 import io
 import pickle
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,46 +28,51 @@ from zoo.remat.lean import StepsAside, is_lean, lean
 SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are larger than what is kept for being small
 
 
-def test_a_lean_network_trains_with_the_same_bits_and_the_same_state() -> None:
-    plain = network()
-    model = lean(copy.deepcopy(plain))
-    assert is_lean(model)
-    assert list(model.state_dict()) == list(plain.state_dict())
-    assert [name for name, _ in model.named_modules()] == [name for name, _ in plain.named_modules()]
-    for _ in range(2):
-        assert are_equal(step(plain, images()), step(model, images()))
-
-
 def test_it_is_undone_and_replaced() -> None:
     plain = network()
     model = lean(lean(network()), "40 FLOP/B")
     assert isinstance(model, type(plain))
     assert repr(model) == repr(plain)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert [name for name, _ in model.named_modules()] == [name for name, _ in plain.named_modules()]
     assert lean(model, enabled=False) is model
     assert not is_lean(model)
     assert type(model) is type(plain)
     assert vars(model).keys() == vars(plain).keys()
 
 
-def test_a_lean_network_is_copied_and_pickled() -> None:
-    model = lean(network())
+@pytest.mark.parametrize("change", [lambda model: model, torch.fx.symbolic_trace], ids=["module", "graph module"])
+def test_a_lean_network_is_copied_pickled_and_recompiled(change: Callable[[nn.Module], nn.Module]) -> None:
+    model = lean(change(network()))
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)):
+    copies = copy.deepcopy(model), copy.deepcopy(copy.deepcopy(model)), pickle.loads(pickle.dumps(model))
+    for other in (*copies, torch.load(file, weights_only=False)):
+        if isinstance(other, torch.fx.GraphModule):
+            other.recompile()
         assert is_lean(other)
-        assert are_equal(step(network(), images()), step(other, images()))
+        plain, found = step(network(), images()), step(other, images())  # parameters may be in another order
+        assert are_equal(plain[:2], found[:2])
+        assert not is_lean(lean(other, enabled=False))
 
 
-def test_a_graph_module_is_copied_pickled_and_recompiled() -> None:
-    for model in (lean(torch.fx.symbolic_trace(network())), lean(network())):
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(copy.deepcopy(model))):
-            if isinstance(other, torch.fx.GraphModule):
-                other.recompile()
-            assert is_lean(other)
-            plain, found = step(network(), images()), step(other, images())  # parameters may be in another order
-            assert are_equal(plain[:2], found[:2])
-            assert not is_lean(lean(other, enabled=False))
+class Count:
+    """Counts the recordings that begin."""
+
+    number = 0
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> Count:
+    count, enter = Count(), Rematerializer.__enter__
+
+    def counted(recording: Rematerializer) -> Rematerializer:
+        count.number += 1
+        return enter(recording)
+
+    monkeypatch.setattr(Rematerializer, "__enter__", counted)
+    return count
 
 
 def test_a_lean_network_may_get_a_subclass_of_its_class() -> None:
@@ -81,22 +87,7 @@ def test_a_lean_network_may_get_a_subclass_of_its_class() -> None:
     assert is_lean(copy.deepcopy(layer))
 
 
-class Count:
-    """Counts the recordings that begin."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.number = 0
-        enter = Rematerializer.__enter__
-
-        def count(recording: Rematerializer) -> Rematerializer:
-            self.number += 1
-            return enter(recording)
-
-        monkeypatch.setattr(Rematerializer, "__enter__", count)
-
-
-def test_parts_and_nested_modules_record_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    recordings = Count(monkeypatch)
+def test_parts_and_nested_modules_record_once(recordings: Count) -> None:
     model = network()
     lean(model[1])
     lean(model[2])
@@ -108,8 +99,7 @@ def test_parts_and_nested_modules_record_once(monkeypatch: pytest.MonkeyPatch) -
     assert recordings.number == 3
 
 
-def test_nothing_is_recorded_without_gradients_or_while_others_transform(monkeypatch: pytest.MonkeyPatch) -> None:
-    recordings = Count(monkeypatch)
+def test_nothing_is_recorded_without_gradients_or_while_others_transform(recordings: Count) -> None:
     model = lean(network().eval())
     with torch.no_grad():
         model(images())
@@ -122,23 +112,25 @@ def test_nothing_is_recorded_without_gradients_or_while_others_transform(monkeyp
     assert recordings.number == 1
 
 
-def compiled(model: nn.Module, where: str, backend: Any) -> nn.Module:
-    """Return a lean network that is compiled, or one of whose parts is."""
-    if where == "around":
-        return torch.compile(lean(model), backend=backend, fullgraph=True)
+def compiled(where: str, backend: Any) -> Callable[[Tensor], Tensor]:
+    """Return a lean network that is compiled, or one of whose parts or methods is."""
+    model = network() if where != "a method" else Encoder()
     if where == "inside":
         model[1] = torch.compile(model[1], backend=backend)
-    else:
+    elif where == "inside, by its method":
         model[1].compile(backend=backend)
-    return lean(model)
+    model = lean(model)
+    if where == "a method":
+        return torch.compile(lambda x: model.encode_image(x), backend=backend, fullgraph=True)
+    return torch.compile(model, backend=backend, fullgraph=True) if where == "around" else model
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
-)  # from the compiler
-@pytest.mark.parametrize("where", ["around", "inside", "inside, by its method"])
-def test_it_steps_aside_for_a_compiler_and_tells_once(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # from the compiler
+@pytest.mark.parametrize("where", ["around", "inside", "inside, by its method", "a method"])
+def test_it_steps_aside_for_a_compiler_and_tells_once(
+    where: str, recordings: Count, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zoo.remat.lean._has_warned", False)
     torch._dynamo.reset()
     graphs = []
@@ -147,29 +139,14 @@ def test_it_steps_aside_for_a_compiler_and_tells_once(where: str, monkeypatch: p
         graphs.append(graph)
         return graph
 
-    recordings = Count(monkeypatch)
-    model = compiled(network(), where, count)
+    function = compiled(where, count)
     with pytest.warns(StepsAside, match="inductor_options"):
-        found = step(model, images())
+        found = function(images())
     torch._dynamo.reset()
-    step(model, images())  # is compiled again; a second warning would be an error
+    function(images())  # is compiled again; a second warning would be an error
     assert recordings.number == 0
     assert graphs
-    for a, b in zip(step(network(), images()), found, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-@pytest.mark.slow
-def test_a_method_that_is_compiled_steps_aside_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.remat.lean._has_warned", False)
-    torch._dynamo.reset()
-    recordings = Count(monkeypatch)
-    model = lean(Encoder())
-    features = torch.compile(lambda x: model.forward_features(x), backend="eager", fullgraph=True)
-    with pytest.warns(StepsAside, match="inductor_options"):
-        found = features(images())
-    torch.testing.assert_close(found, Encoder().forward_features(images()))
-    assert recordings.number == 0
+    torch.testing.assert_close(found, network()(images()))
 
 
 class Adapted(nn.Module):
@@ -250,8 +227,7 @@ METHODS = ("forward_features", "get_intermediate_layers", "encode_image", "decod
 
 
 @pytest.mark.parametrize(("method", "capture"), [("forward_features", True), *((method, False) for method in METHODS)])
-def test_methods_that_compute_features_run_lean(method: str, capture: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    recordings = Count(monkeypatch)
+def test_methods_that_compute_features_run_lean(method: str, capture: bool, recordings: Count) -> None:
     model, plain = lean(Encoder(), capture=capture), Encoder()
     x = images(SIZE_PX) if method != "decode" else torch.randn(2, 8, SIZE_PX, SIZE_PX)
     for each in (plain, model):
@@ -264,8 +240,7 @@ def test_methods_that_compute_features_run_lean(method: str, capture: bool, monk
     assert recordings.number == 1
 
 
-def test_other_methods_run_as_usual_and_methods_inside_a_call_record_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    recordings = Count(monkeypatch)
+def test_other_methods_run_as_usual_and_methods_inside_a_call_record_once(recordings: Count) -> None:
     model = lean(Encoder())
     assert are_equal(step(Encoder(), images()), step(model, images()))
     assert recordings.number == 1
@@ -277,20 +252,11 @@ def test_other_methods_run_as_usual_and_methods_inside_a_call_record_once(monkey
 
 
 @pytest.mark.slow
-def test_methods_of_a_captured_network_are_captured_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_of_a_captured_network_are_captured_with_it(recordings: Count) -> None:
     torch._dynamo.reset()
-    recordings = Count(monkeypatch)
     model = lean(Encoder(), capture=True)
     assert are_equal(step(Encoder(), images(SIZE_PX)), step(model, images(SIZE_PX)))
     assert recordings.number == 0
-
-
-def test_a_limit_in_bytes_holds_for_methods() -> None:
-    model = lean(Encoder(), "1GB")
-    model.forward_features(images(SIZE_PX)).sum().backward()
-    assert vars(model)["_zoo_lean"].budget.planned is not None
-    with pytest.raises(ConfigError, match="at least"):
-        lean(Encoder(), 10_000).forward_features(images(SIZE_PX))
 
 
 def test_a_lean_network_is_scripted_as_the_plain_one() -> None:
@@ -313,8 +279,7 @@ def test_a_lean_network_is_scripted_as_the_plain_one() -> None:
     assert is_lean(model.part)
 
 
-def test_what_is_built_of_parts_of_a_lean_network_is_made_lean_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    recordings = Count(monkeypatch)
+def test_what_is_built_of_parts_of_a_lean_network_is_made_lean_itself(recordings: Count) -> None:
     model = lean(torchvision.models.resnet18())
     parts: list[nn.Module] = [
         nn.Sequential(*model.children())[:5],
@@ -329,8 +294,7 @@ def test_what_is_built_of_parts_of_a_lean_network_is_made_lean_itself(monkeypatc
     assert recordings.number == 3
 
 
-def test_the_class_of_a_lean_network_builds_a_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    recordings = Count(monkeypatch)
+def test_the_class_of_a_lean_network_builds_a_plain_one(recordings: Count) -> None:
     twin = type(lean(Encoder()))()
     twin.load_state_dict(Encoder().state_dict())
     assert not is_lean(copy.copy(twin))

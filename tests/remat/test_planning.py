@@ -20,7 +20,7 @@ import torchvision
 from torch import Tensor, nn
 
 import zoo
-from tests.remat.programs import are_equal, images, network
+from tests.remat.programs import Convolutions, are_equal, images, network
 from tests.step import step
 from zoo.errors import ConfigError
 from zoo.remat import Rematerializer, inductor_options, planning
@@ -110,20 +110,12 @@ def test_the_peak_of_whole_networks_is_close_below_the_limit(name: str) -> None:
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_all_bits_are_those_of_plain_training(autocast: bool, measured: Count) -> None:
-    def build() -> nn.Module:
-        return nn.Sequential(nn.ReLU(inplace=True), network(), nn.Dropout(0.5))
+    def build() -> nn.Sequential:
+        return nn.Sequential(nn.Hardtanh(-9, 9), nn.Sequential(nn.ReLU(inplace=True), network(), nn.Dropout(0.5)))
 
-    class Copying(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = build()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x * 1)
-
-    limit = round(0.97 * peak(lean(Copying()), images(SIZE_PX)))
-    plain, model = Copying(), Copying()
-    lean(model.inner, limit)
+    limit = round(0.97 * peak(lean(build()), images(SIZE_PX)))
+    plain, model = build(), build()
+    lean(model[1], limit)
     for _ in range(2):
         assert are_equal(step(model, images(SIZE_PX), autocast), step(plain, images(SIZE_PX), autocast))
     assert measured.number >= 2
@@ -195,29 +187,26 @@ def test_gradients_that_exist_are_part_of_the_peak() -> None:
 
 
 def test_a_scalar_output_is_the_loss() -> None:
-    class WithLoss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(128, 4096)
-
+    class WithLoss(nn.Linear):
         def forward(self, x: Tensor) -> dict[str, Tensor]:
-            scores = self.layer(x)
+            scores = super().forward(x)
             return {"loss": scores.mean(), "scores": scores}
 
     x = torch.randn(256, 128, device="meta")
-    peaks = [zoo.memory_report(each.to("meta"), x, budget="1GB").peak for each in (WithLoss(), nn.Linear(128, 4096))]
+    networks = WithLoss(128, 4096, device="meta"), nn.Linear(128, 4096, device="meta")
+    peaks = [zoo.memory_report(each, x, budget="1GB").peak for each in networks]
     assert peaks[0] is not None
     assert peaks[1] is not None
     assert peaks[0] < peaks[1] - 4 * 256 * 4096  # no logarithm of the softmax
 
 
 def test_outputs_that_hide_their_tensors_are_told() -> None:
-    class Hiding(nn.Module):
+    class Hiding(nn.Linear):
         def forward(self, x: Tensor) -> object:
             return object()
 
     with pytest.raises(ConfigError, match="no output of type object requires gradients"):
-        lean(nn.Sequential(nn.Linear(2, 2), Hiding()), "1GB")(torch.randn(1, 2))
+        lean(Hiding(2, 2), "1GB")(torch.randn(1, 2))
 
 
 def test_a_forward_that_overwrites_parameters_is_told() -> None:
@@ -397,17 +386,13 @@ def test_state_of_an_optimizer_counts_in_captured_training() -> None:
 
 @pytest.mark.slow
 def test_a_network_that_is_not_one_graph_has_the_limit_of_eager_training() -> None:
-    class Reading(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = products()
-
+    class Reading(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
-            return self.body(x) * (1.0 if x.sum().item() < 1e9 else 0.5)
+            return super().forward(x) * (1.0 if x.sum().item() < 1e9 else 0.5)
 
     x = torch.randn(768, 128)
-    limit = round(0.9 * peak(lean(Reading()), x))
-    eager, model = lean(Reading(), limit), lean(Reading(), limit, capture=True)
+    limit = round(0.9 * peak(lean(Reading(*products())), x))
+    eager, model = lean(Reading(*products()), limit), lean(Reading(*products()), limit, capture=True)
     model.register_forward_hook(lambda *_: None)
     eager(x)
     with pytest.warns(NotCaptured, match="Reading"):
@@ -417,11 +402,7 @@ def test_a_network_that_is_not_one_graph_has_the_limit_of_eager_training() -> No
 
 @pytest.mark.slow
 def test_captured_networks_may_have_parameters_that_forward_reads_without_gradients() -> None:
-    class WithoutGradients(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
-
+    class WithoutGradients(Convolutions):
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
                 x = self.first(x)

@@ -23,20 +23,11 @@ from zoo.remat import Rematerializer
 from zoo.remat.budget import INPUT, Decision
 from zoo.remat.eager.deciding import Decider
 from zoo.remat.recipes import RecipeError
-from zoo.remat.rules import ATTENTIONS, IN_PLACE, RULES, apply_line, aten, flops_of
+from zoo.remat.rules import ATTENTIONS, IN_PLACE, RULES, apply_line, flops_of
 from zoo.torch_internals.data import storage_id
 
 X, Y = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)
 needs_native = pytest.mark.skipif(native.unavailable_reason() is not None, reason=str(native.unavailable_reason()))
-
-
-def test_an_operation_that_is_not_in_the_table_is_kept() -> None:
-    log: list[Decision] = []
-    x = torch.randn(8, 8, requires_grad=True)
-    with Rematerializer(log=log, smallest_bytes=0):
-        x.cumsum(0).square().sin()
-    assert [d.made_by for d in log if d.is_kept and d.bytes] == ["aten.cumsum"]
-    assert aten.cumsum.default not in RULES
 
 
 def test_no_repeated_operation_draws_random_numbers_or_writes() -> None:
@@ -130,15 +121,6 @@ def test_norm_sum_and_relu_are_repeated_in_one_pass() -> None:
         assert value.recipe is not None
         assert value.recipe.operation is apply_line
         assert value.recipe.args[4] is True
-
-
-def test_norms_and_activations_are_not_held() -> None:
-    model = network(blocks=4, channels=16)
-    x = images(32)
-    held = bytes_held(lambda: model(x), model)
-    maps = 4 * 2 * 16 * 32 * 32
-    convolutions = 1 + 2 * 4
-    assert convolutions * maps <= held < (convolutions + 1) * maps
 
 
 def test_parts_of_a_dense_block_are_held_once() -> None:
@@ -270,11 +252,9 @@ def test_a_smaller_input_stays_alive_until_its_recipe_is_decided() -> None:
         return large * F.interpolate(large, scale_factor=0.5).mean()
 
     log: list[Decision] = []
-    with Rematerializer(log=log, smallest_bytes=0):
-        program(X.clone().requires_grad_(), Y.clone().requires_grad_())
+    assert_same(program, X, Y, log=log)
     (large,) = [each for each in log if each.made_by == "aten.upsample_bilinear2d" and each.bytes]
     assert not large.is_kept
-    assert_same(program, X, Y)
 
 
 def test_a_recipe_starts_from_a_view_or_an_intermediate_where_what_it_is_made_of_was_freed() -> None:
@@ -285,24 +265,19 @@ def test_a_recipe_starts_from_a_view_or_an_intermediate_where_what_it_is_made_of
         return maps.unsqueeze(0).expand(3, -1, -1, -1).contiguous() ** 2
 
     log: list[Decision] = []
-    with Rematerializer(log=log, smallest_bytes=0, parameters=linear.parameters()):
-        program(X.clone().requires_grad_(), Y)
+    assert_same(program, X, Y, log=log, parameters=linear.parameters())
     assert sum(each.lean_bytes for each in log) == X.nbytes + X.nbytes  # x and the maps
-    assert_same(program, X, Y)
-
-
-def quick_gelu(x: Tensor, y: Tensor) -> Tensor:
-    x = (x * y).cumsum(0)
-    return x * torch.sigmoid(1.702 * x)
 
 
 def test_a_tie_is_decided_again_once_an_input_is_saved_anyway() -> None:
+    def quick_gelu(x: Tensor, y: Tensor) -> Tensor:
+        x = (x * y).cumsum(0)
+        return x * torch.sigmoid(1.702 * x)
+
     log: list[Decision] = []
-    with Rematerializer(log=log, smallest_bytes=0):
-        quick_gelu(X.clone().requires_grad_(), Y.clone().requires_grad_())
+    assert_same(quick_gelu, X, Y, log=log)
     (gate,) = [each for each in log if each.made_by == "aten.sigmoid"]
     assert (gate.is_kept, gate.bytes) == (False, X.nbytes)
-    assert_same(quick_gelu, X, Y)
 
 
 def test_a_tie_that_other_recipes_start_from_stays_saved() -> None:
@@ -325,12 +300,10 @@ def test_attention_is_recomputed_where_the_budget_allows_it() -> None:
 
     for budget, is_kept in ((None, True), ("1000 FLOP/B", False)):
         log: list[Decision] = []
-        with Rematerializer(budget, log=log, smallest_bytes=0):
-            program(X.clone().requires_grad_(), Y.clone().requires_grad_())
+        assert_same(program, X, Y, log=log, budget=budget)
         outputs = [each for each in log if "attention" in each.made_by and each.bytes]
         assert {each.is_kept for each in outputs} == {is_kept}
         assert [each.flops_per_byte for each in outputs] == pytest.approx([64.0] * len(outputs), rel=1e-5)
-    assert_same(program, X, Y, budget="1000 FLOP/B")
 
 
 @pytest.mark.parametrize(
@@ -345,11 +318,9 @@ def test_products_of_low_rank_are_recomputed_without_a_budget(rank: int, width: 
         return (x @ down @ up) * y.flatten()[:width]
 
     log: list[Decision] = []
-    with Rematerializer(log=log, smallest_bytes=0):
-        program(X.clone().requires_grad_(), Y.clone().requires_grad_())
+    assert_same(program, X, Y, log=log)
     products = [each for each in log if each.flops_per_byte == pytest.approx(rank / 2, rel=1e-5) and each.bytes]
     assert {each.is_kept for each in products} == {is_kept}
-    assert_same(program, X, Y)
 
 
 def test_attention_with_dropout_has_no_price() -> None:
