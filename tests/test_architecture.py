@@ -16,30 +16,10 @@ import tomllib
 
 ROOT = Path(__file__).parents[1]
 ROOMS = [
-    "errors",
-    "tables",
-    "files",
-    "spec",
-    "config",
-    "torch_internals",
-    "ops",
-    "layers",
-    "remat",
-    "models",
-    "weights",
-    "names",
-    "convert",
-    "data",
-    "registry",
-    "preprocessing",
-    "timm_models",
-    "engine",
-    "tasks",
-    "run",
-    "benchmark",
-    "reproduce",
-    "cli",
-]
+    "errors", "tables", "files", "spec", "config", "torch_internals", "ops", "layers", "remat", "models", "weights",
+    "names", "convert", "data", "registry", "preprocessing", "timm_models", "engine", "tasks", "run", "benchmark",
+    "reproduce", "cli",
+]  # fmt: skip
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted((ROOT / "zoo").rglob("*.py"))

@@ -35,7 +35,6 @@ def train(module: nn.Module, x: Tensor, steps: int = 2) -> list[Tensor]:
         out = module(leaf * 1)
         out.backward(torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out))
         x = x * 1.5 + 0.25
-    assert leaf.grad is not None
     gradients = [p.grad for p in module.parameters() if p.grad is not None]
     return [out.detach(), leaf.grad, *gradients, *module.buffers()]
 

@@ -51,7 +51,6 @@ class CudnnNorm(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
         arguments = self.weight, self.bias, self.running_mean, self.running_var
         out: Tensor = aten.cudnn_batch_norm(x, *arguments, self.training, self.momentum, self.eps)[0]

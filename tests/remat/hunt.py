@@ -45,7 +45,6 @@ OWN = "abcdghkl"
 NAMES = INPUTS + OWN
 
 
-# ------------------------------------------------------------------------------------------- functions and operators
 class Saves(torch.autograd.Function):
     """y = x^2 / 2 + x, which saves x and y."""
 
@@ -180,7 +179,6 @@ _library.define("shrink_(Tensor(a!) x) -> ()")
 _library.impl("shrink_", _shrink, "CPU")
 
 
-# --------------------------------------------------------------------------------------------------------- operations
 class Network(nn.Module):
     """What layers of programs share: parameters, buffers, and the steps of the program in ``forward``."""
 
@@ -569,7 +567,6 @@ def program(forward: str, *, between: str = "", later: str = "", returns: str, *
     return Program(parts[0], returns, settings.pop("loss", returns), *parts[1:], **settings)
 
 
-# ------------------------------------------------------------------------------------------------------------- running
 def _templates(seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Return inputs, parameters and buffers."""
     with torch.random.fork_rng(devices=[]):
@@ -853,7 +850,6 @@ class Captured(Runner):
             cut.MIN_BYTES, cut.MAX_DEPTH = before
 
 
-# ------------------------------------------------------------------------------------------------------------- judging
 def same(a: Result, b: Result) -> str:
     """Return "" if two results have the same bits, NaNs being equal; the name of the first tensor that differs."""
     if len(a.tensors) != len(b.tensors):
@@ -1024,7 +1020,6 @@ def _may_raise(program: Program) -> bool:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- generating
 class Writer(Runner):
     """Writes a program while it runs it for its truth: steps that torch refuses are left out."""
 
@@ -1139,7 +1134,6 @@ def captured_programs(count: int, seed: int) -> Iterator[tuple[Program, Verdict]
             yield program, judge_captured(program)
 
 
-# ----------------------------------------------------------------------------------------------------------- shrinking
 def _smaller(program: Program) -> Iterator[Program]:
     """Yield programs that are a little simpler."""
     for name in ("later", "between", "forward"):
@@ -1192,7 +1186,6 @@ def shrink(program: Program, seconds: float = 20.0, judge: Callable[[Program], V
     return program
 
 
-# ------------------------------------------------------------------------------------------------------------- telling
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run programs, print small ones of those that fail, and count the verdicts; returns 1 if any failed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])

@@ -212,29 +212,26 @@ def run(module: nn.Module, call: Any, autocast: bool = False, sizes: tuple[int, 
 
 @pytest.mark.usefixtures("everything_is_large")
 @pytest.mark.parametrize(
-    ("name", "autocast"),
+    ("name", "autocast", "is_dynamic"),
     [
-        pytest.param(name, autocast, marks=[pytest.mark.exhaustive] * (autocast and name not in AUTOCAST_DIFFERS))
-        for name in PROGRAMS
-        for autocast in (False, True)
+        *((name, False, False) for name in PROGRAMS),
+        *(
+            pytest.param(name, True, False, marks=[pytest.mark.exhaustive] * (name not in AUTOCAST_DIFFERS))
+            for name in PROGRAMS
+        ),
+        *((name, False, True) for name in ("WithDropout", "residual")),  # batches of all sizes share a graph
     ],
 )
-def test_steps_have_the_bits_of_plain_training(name: str, autocast: bool) -> None:
+def test_steps_have_the_bits_of_plain_training(name: str, autocast: bool, is_dynamic: bool) -> None:
     plain, captured = PROGRAMS[name](), PROGRAMS[name]()
-    expected = run(plain, plain, autocast)
+    sizes = (2, 3, 5) if is_dynamic else (4, 4, 4)
+    expected = run(plain, plain, autocast, sizes)
     with warnings.catch_warnings():
         if name in ("WithBranch", "WithBreakBeforeWrite"):
             warnings.filterwarnings("ignore", message=r".*breaks the graph.*test_capture\.py", category=NotCaptured)
-        found = run(captured, torch.compile(captured, backend=capture.backend), autocast)
+        function = torch.compile(captured, backend=capture.backend, dynamic=is_dynamic or None)
+        found = run(captured, function, autocast, sizes)
     assert are_equal(found, expected)
-
-
-@pytest.mark.usefixtures("everything_is_large")
-@pytest.mark.parametrize("name", ["WithDropout", "residual"])
-def test_batches_of_all_sizes_share_a_graph_of_dynamic_shape(name: str) -> None:
-    plain, captured, sizes = PROGRAMS[name](), PROGRAMS[name](), (2, 3, 5)
-    found = run(captured, torch.compile(captured, backend=capture.backend, dynamic=True), sizes=sizes)
-    assert are_equal(found, run(plain, plain, sizes=sizes))
 
 
 def test_a_resnet_holds_what_it_holds_in_eager_lean_training() -> None:

@@ -117,7 +117,6 @@ def half_precision_gradients(module: nn.Module, calls: int, caches: bool = True)
     torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=caches):
         loss = sum((index + 1) * module(torch.randn(4, 3, 20, 20)).square().mean() for index in range(calls))
-    assert isinstance(loss, Tensor)
     loss.backward()
     return gradients(module)
 

@@ -51,7 +51,6 @@ def assert_lean_is_plain(model: nn.Module, *inputs: Any, capture: bool = False) 
     assert are_equal(plain.buffers(), model.buffers())
 
 
-# -------------------------------------------------------------------------------------- writes that no one notices
 def test_a_large_tensor_may_be_overwritten_through_data_within_forward() -> None:
     def middle(h: Tensor) -> Tensor:
         y = h.sin()
@@ -75,7 +74,6 @@ def test_running_statistics_that_move_between_forward_and_backward(is_training: 
     assert are_equal(*(gradients(model.out) for model in models))
 
 
-# ------------------------------------------------------------------------------------------- tensors it leaves alone
 def test_distributed_tensors_train_as_they_are() -> None:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -119,7 +117,6 @@ def test_jagged_tensors() -> None:
     assert_lean_is_plain(Network(middle), images(SIZE_PX))
 
 
-# ------------------------------------------------------------------------------------------------------ interruptions
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_no_mode_and_no_hook_stays_after_an_interruption(error: type[BaseException]) -> None:
     is_interrupted = True
@@ -146,7 +143,6 @@ def test_what_is_not_a_module_is_a_type_error() -> None:
         lean("resnet50")
 
 
-# --------------------------------------------------------------------------------------------------------- memory
 def test_the_parts_of_a_concatenation_on_the_way_of_a_recipe_are_freed() -> None:
     references = []
 
@@ -182,7 +178,6 @@ def test_a_write_that_the_schema_of_an_operator_hides_gives_no_wrong_gradient() 
     assert are_equal(expected, train(lean(Network(middle)), images(SIZE_PX)))
 
 
-# ----------------------------------------------------------------------------------------------- memory and settings
 @pytest.mark.filterwarnings("ignore:.torch.jit.script.*:DeprecationWarning")  # torch 2.11's own compiler
 @pytest.mark.parametrize("capture", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_parameters_in_memory_that_torch_does_not_own_are_inputs_of_recipes(capture: bool, tmp_path: Path) -> None:

@@ -35,12 +35,12 @@ def net(norm: str, device: str = "cpu", is_lean: bool = False) -> Callable[[], T
     model = zoo.lean(model) if is_lean else model
     x = torch.randn(4, CHANNELS, 64, 64, device=device)
     forward = lambda: model(x).square().mean()  # noqa: E731
-    forward.parameters = list(model.parameters())  # type: ignore[attr-defined]
+    forward.parameters = list(model.parameters())
     return forward
 
 
 def count(counter: Counter, forward: Callable[[], Tensor]) -> Memory:
-    return counter(forward, forward.parameters)  # type: ignore[attr-defined]
+    return counter(forward, forward.parameters)
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
@@ -73,12 +73,12 @@ class _Hiding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
         hidden = x.clone()
-        ctx.recompute = lambda: hidden  # type: ignore[attr-defined]
+        ctx.recompute = lambda: hidden
         return 2 * x
 
     @staticmethod
     def backward(ctx: object, grad: Tensor) -> Tensor:
-        return 2 * grad + 0 * ctx.recompute()  # type: ignore[attr-defined]
+        return 2 * grad + 0 * ctx.recompute()
 
 
 @pytest.mark.parametrize("counter", COUNTERS)

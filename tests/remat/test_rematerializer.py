@@ -117,8 +117,6 @@ def test_norm_sum_and_relu_are_repeated_in_one_pass() -> None:
         x, kept_shortcut = (convolution(images()) for convolution in convolutions)
         z = torch.relu_(norm(x) + kept_shortcut.relu() * kept_shortcut)
         value = recording._tracker.find(z)
-        assert value is not None
-        assert value.recipe is not None
         assert value.recipe.operation is apply_line
         assert value.recipe.args[4] is True
 
@@ -210,7 +208,6 @@ def test_recipes_start_from_parameters_and_buffers_at_no_cost(kind: Any) -> None
         y = x * factor
         loss = (x * x + y * y).sum()
         value = recording._tracker.find(y)
-    assert value is not None
     assert value.kept is None  # its recipe is saved, as `factor` takes no memory of its own
     loss.backward()
 
@@ -278,16 +275,6 @@ def test_a_tie_is_decided_again_once_an_input_is_saved_anyway() -> None:
     assert_same(quick_gelu, X, Y, log=log)
     (gate,) = [each for each in log if each.made_by == "aten.sigmoid"]
     assert (gate.is_kept, gate.bytes) == (False, X.nbytes)
-
-
-def test_a_tie_that_other_recipes_start_from_stays_saved() -> None:
-    def program(x: Tensor, y: Tensor) -> Tensor:
-        x = (x * y).cumsum(0)
-        gate = torch.sigmoid(1.702 * x)
-        gated = (gate + 1) * y  # saves gate + 1, a recipe that starts from the gate
-        return x * gate * gated
-
-    assert_same(program, X, Y)
 
 
 def test_attention_is_recomputed_where_the_budget_allows_it() -> None:
