@@ -36,12 +36,8 @@ def build(network: str) -> Any:
     return zoo.lean(model) if network == "lean" else model
 
 
-def bits(model: nn.Module) -> list[Tensor]:
-    return [tensor.clone() for tensor in model.state_dict().values()]
-
-
 def have_same_bits(first: nn.Module, second: nn.Module) -> bool:
-    return all(map(torch.equal, bits(first), bits(second)))
+    return all(map(torch.equal, first.state_dict().values(), second.state_dict().values()))
 
 
 def held_bytes(model: Any, parameters: Any) -> int:

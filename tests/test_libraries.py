@@ -100,11 +100,9 @@ def test_adapters_of_a_lean_network_are_saved_and_loaded(tmp_path: Path) -> None
     model = zoo.lean(adapted())
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(llama(2), tmp_path)
-    adapters = [
-        {name: value for name, value in each.state_dict().items() if "lora" in name} for each in (model, loaded)
-    ]
-    assert adapters[0].keys() == adapters[1].keys()
-    assert all(torch.equal(value, adapters[1][name]) for name, value in adapters[0].items())
+    saved, read = ({k: v for k, v in each.state_dict().items() if "lora" in k} for each in (model, loaded))
+    assert saved.keys() == read.keys()
+    assert all(torch.equal(value, read[name]) for name, value in saved.items())
 
 
 def write_boxes(folder: Path) -> Path:

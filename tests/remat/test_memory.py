@@ -26,34 +26,28 @@ NORMS: dict[str, Callable[[], list[nn.Module]]] = {
 }
 
 
-def net(norm: str, device: str = "cpu", is_lean: bool = False) -> Callable[[], Tensor]:
-    """Return the forward of six times convolution -> norm -> activation, and a last convolution."""
+def net(norm: str, device: str = "cpu", is_lean: bool = False) -> tuple[Callable[[], Tensor], list[nn.Parameter]]:
+    """Return the forward of six times convolution -> norm -> activation and a last convolution, and the parameters."""
     layers: list[nn.Module] = []
     for _ in range(6):
         layers += [nn.Conv2d(CHANNELS, CHANNELS, 1, bias=False), *NORMS[norm]()]
     model = nn.Sequential(*layers, nn.Conv2d(CHANNELS, CHANNELS, 1, bias=False)).to(device)
     model = zoo.lean(model) if is_lean else model
     x = torch.randn(4, CHANNELS, 64, 64, device=device)
-    forward = lambda: model(x).square().mean()  # noqa: E731
-    forward.parameters = list(model.parameters())
-    return forward
-
-
-def count(counter: Counter, forward: Callable[[], Tensor]) -> Memory:
-    return counter(forward, forward.parameters)
+    return lambda: model(x).square().mean(), list(model.parameters())
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
 @pytest.mark.parametrize(("norm", "units"), [("out of place", 18), ("in-place activation", 12), ("in-place norm", 6)])
 def test_held_bytes_are_those_counted_by_hand(counter: Counter, norm: str, units: int) -> None:
     # The last convolution's output is saved by the square; the image is not counted, statistics are vectors.
-    assert count(counter, net(norm)).held / UNIT == pytest.approx(units + 1, abs=0.01)
+    assert counter(*net(norm)).held / UNIT == pytest.approx(units + 1, abs=0.01)
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_meta_device_holds_the_same_bytes_as_a_real_one(norm: str) -> None:
     # An allocator rounds nothing up on the CPU; only the 4-byte scratch of reductions differs.
-    assert count(count_memory, net(norm, "meta")).held == pytest.approx(count(measure_memory, net(norm)).held, abs=256)
+    assert count_memory(*net(norm, "meta")).held == pytest.approx(measure_memory(*net(norm)).held, abs=256)
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
@@ -154,8 +148,8 @@ def test_the_operating_system_sees_the_same_bytes() -> None:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("is_lean", [False, True])
 def test_the_statistics_of_a_gpus_allocator_are_the_same(norm: str, is_lean: bool) -> None:
-    forward = net(norm, "cuda", is_lean)
-    memory = count(measure_memory, forward)
+    forward, parameters = net(norm, "cuda", is_lean)
+    memory = measure_memory(forward, parameters)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]
     loss = forward()

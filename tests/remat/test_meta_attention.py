@@ -82,18 +82,21 @@ def test_the_report_of_attention_is_that_of_the_cpu() -> None:
     assert names[0] == names[1]
 
 
-def test_layers_of_torch_are_counted_like_the_function() -> None:
-    layer = nn.TransformerEncoderLayer(WIDTH, NUM_HEADS, dropout=0.0, batch_first=True)
+class Named(nn.Linear):
+    """Gives the query by its name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)[:, None]
+        return F.scaled_dot_product_attention(query=x, key=x, value=x, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.TransformerEncoderLayer(WIDTH, NUM_HEADS, dropout=0.0, batch_first=True), Named(WIDTH, WIDTH)],
+    ids=["layer of torch", "named query"],
+)
+def test_layers_are_counted_however_they_call_the_function(layer: nn.Module) -> None:
     assert_same_count(layer, torch.randn(2, NUM_TOKENS, WIDTH))
-
-
-def test_a_query_may_be_given_by_its_name() -> None:
-    class Named(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            x = super().forward(x)[:, None]
-            return F.scaled_dot_product_attention(query=x, key=x, value=x, is_causal=True)
-
-    assert_same_count(Named(WIDTH, WIDTH), torch.randn(2, NUM_TOKENS, WIDTH))
 
 
 def test_autocast_which_the_meta_device_lacks_is_told() -> None:
