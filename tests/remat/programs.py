@@ -104,6 +104,18 @@ def held(module: nn.Module, *inputs: Any) -> int:
     return measure_memory(lambda: module(*inputs).square().mean(), module.parameters()).held
 
 
+def peak(model: nn.Module, x: Tensor) -> int:
+    """Return the bytes of parameters, buffers, the input and a training step at its peak, which keeps its output."""
+    existing = sum(each.nbytes for each in (*model.parameters(), *model.buffers(), x))
+
+    def forward() -> Tensor:
+        output = model(x)
+        forward.output = output
+        return F.cross_entropy(output, torch.zeros_like(output[:, 0], dtype=torch.long))
+
+    return existing + measure_memory(forward, model.parameters()).peak
+
+
 def gradients(*modules: nn.Module) -> list[Tensor]:
     """Return the gradients of the parameters that have one."""
     return [each.grad for module in modules for each in module.parameters() if each.grad is not None]

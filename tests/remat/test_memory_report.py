@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zoo
-from tests.remat.programs import Block, Checkpointed, images, network
+from tests.remat.programs import Block, Checkpointed, images, network, peak
 from zoo.errors import ConfigError
 from zoo.remat.lean import is_lean, lean
-from zoo.remat.memory_use import measure_memory
 from zoo.torch_internals.dispatch import top_saved_tensors_hooks
 
 
@@ -105,21 +104,14 @@ def test_a_fraction_is_met_in_the_report() -> None:
     assert 0.4 * report.plain < report.lean <= 0.6 * report.plain
 
 
-def step_peak(model: nn.Module, x: Tensor) -> int:
-    """Return the peak of a training step that the allocator reports, with all that exists before it."""
-    existing = sum(each.nbytes for each in (*model.parameters(), *model.buffers(), x))
-    target = torch.zeros(len(x), dtype=torch.long)
-    return existing + measure_memory(lambda: F.cross_entropy(model(x), target), list(model.parameters())).peak
-
-
 def test_the_peaks_are_those_of_training_steps() -> None:
     x = images(64)
     blocks = nn.Sequential(*network(blocks=6, channels=16).children())
     report = zoo.memory_report(blocks, x)
     checkpointed = nn.Sequential(*(Checkpointed(each) if isinstance(each, Block) else each for each in blocks))
-    assert report.plain_peak == pytest.approx(step_peak(blocks, x), rel=0.15)  # which has scratch memory, too
-    assert report.with_checkpoints == pytest.approx(step_peak(checkpointed, x), rel=0.15)
-    assert report.peak == pytest.approx(step_peak(lean(blocks), x), rel=0.15)
+    assert report.plain_peak == pytest.approx(peak(blocks, x), rel=0.15)  # which has scratch memory, too
+    assert report.with_checkpoints == pytest.approx(peak(checkpointed, x), rel=0.15)
+    assert report.peak == pytest.approx(peak(lean(blocks), x), rel=0.15)
     of_lean = zoo.memory_report(blocks, x)  # the network is lean now
     assert (of_lean.plain_peak, of_lean.peak) == (report.plain_peak, report.peak)
     on_meta = zoo.memory_report(blocks.to("meta"), x.to("meta"))

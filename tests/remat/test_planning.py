@@ -20,7 +20,7 @@ import torchvision
 from torch import Tensor, nn
 
 import zoo
-from tests.remat.programs import Convolutions, are_equal, images, network
+from tests.remat.programs import Convolutions, are_equal, images, network, peak
 from tests.step import step
 from zoo.errors import ConfigError
 from zoo.remat import Rematerializer, inductor_options, planning
@@ -53,18 +53,6 @@ def products(width: int = 128) -> nn.Module:
     """Return a network whose products all have the same price."""
     torch.manual_seed(0)
     return nn.Sequential(*chain.from_iterable((nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)) for _ in range(12)))
-
-
-def peak(model: nn.Module, x: Tensor) -> int:
-    """Return the bytes of parameters, buffers, the input and a training step at its peak."""
-    existing = sum(each.nbytes for each in (*model.parameters(), *model.buffers(), x))
-
-    def forward() -> Tensor:
-        output = model(x)
-        forward.output = output
-        return F.cross_entropy(output, torch.zeros_like(output[:, 0], dtype=torch.long))
-
-    return existing + measure_memory(forward, model.parameters()).peak
 
 
 def price(model: nn.Module) -> float:

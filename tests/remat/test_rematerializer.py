@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -14,10 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.remat.hunt import Saves
 from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held, gradients, images, network
+from tests.torch_internals.test_dispatch import Watch
 from zoo.ops.abn import backend, native
 from zoo.remat import Rematerializer
 from zoo.remat.budget import INPUT, Decision
@@ -38,18 +37,6 @@ def test_no_repeated_operation_draws_random_numbers_or_writes() -> None:
     assert all(operation._schema.is_mutable for operation in IN_PLACE.values())
 
 
-class Counted(TorchDispatchMode):
-    """Counts the calls of each operation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[operation._schema.name.removeprefix("aten::")] += 1
-        return operation(*args, **(kwargs or {}))
-
-
 def test_a_value_on_the_way_to_several_recipes_is_computed_once() -> None:
     convolutions = [nn.Conv2d(8 + 2 * layer, 2, 3, padding=1) for layer in range(4)]
     first = nn.Conv2d(3, 8, 3)
@@ -58,10 +45,10 @@ def test_a_value_on_the_way_to_several_recipes_is_computed_once() -> None:
         for convolution in convolutions:
             features.append(convolution(torch.cat(features, 1).relu()))
         loss = torch.cat(features, 1).square().sum()
-    with Counted() as counted:
+    with Watch() as watch:
         loss.backward()
-    assert counted.counts["avg_pool2d"] == 1
-    assert counted.counts["relu"] + counted.counts["relu_"] == 4
+    assert watch.seen.count("aten.avg_pool2d") == 1
+    assert watch.seen.count("aten.relu") + watch.seen.count("aten.relu_") == 4
 
 
 def test_sparse_tensors_are_kept_as_they_are() -> None:
