@@ -1,7 +1,8 @@
-"""Fixtures of tests that compile."""
+"""Fixtures of tests that compile, and of tests in which memory is freed at once."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -14,3 +15,11 @@ def no_graphs() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Let nothing wait for the collector of cycles."""
+    gc.disable()
+    yield
+    gc.enable()

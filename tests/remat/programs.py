@@ -27,10 +27,10 @@ COMPILES = [
 class Block(nn.Module):
     """A residual block as torchvision writes it: two convolutions with norms, and ReLUs in place."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, norm: type[nn.Module] = nn.BatchNorm2d) -> None:
         super().__init__()
         self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(2))
+        self.norms = nn.ModuleList(norm(channels) for _ in range(2))
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:

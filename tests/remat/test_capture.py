@@ -276,7 +276,9 @@ def test_backward_draws_no_random_numbers(budget: float | str | None) -> None:
         assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_shapes_of_one_network_are_static_though_another_was_captured_before() -> None:
+def test_the_shapes_of_one_network_are_static_though_another_was_captured_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for size in (8, 16):
         lean(nn.Linear(4, 4), capture=True)(torch.ones(size, 4)).sum().backward()
     shapes = []
@@ -285,9 +287,8 @@ def test_the_shapes_of_one_network_are_static_though_another_was_captured_before
         shapes.extend(node.meta["val"].shape for node in graph.graph.find_nodes(op="placeholder"))
         return partition(graph, *args, **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(capture, "partition", see)
-        lean(nn.Linear(4, 4), capture=True)(torch.ones(24, 4)).sum().backward()
+    monkeypatch.setattr(capture, "partition", see)
+    lean(nn.Linear(4, 4), capture=True)(torch.ones(24, 4)).sum().backward()
     assert torch.Size((24, 4)) in shapes
 
 

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import zoo
 from tests.ops.norm_cases import separate
 from tests.remat.cudnn import ORDER, CudnnNorm, on_the_cpu
-from tests.remat.programs import COMPILES, are_equal
+from tests.remat.programs import COMPILES, Block, are_equal
 from tests.step import step
 from zoo.remat import norm_order, rules
 from zoo.remat.eager import recording
@@ -50,20 +49,9 @@ def _cudnn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-class Block(nn.Module):
-    def __init__(self, norm: type[nn.Module]) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
-        self.norms = nn.ModuleList(norm(8) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = F.relu(self.norms[0](self.convs[0](x)))
-        return F.relu(self.norms[1](self.convs[1](inner)) + x)
-
-
 def _net(norm: type[nn.Module]) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), *(Block(norm) for _ in range(3)), nn.Conv2d(8, 8, 3))
+    return nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), *(Block(8, norm) for _ in range(3)), nn.Conv2d(8, 8, 3))
 
 
 def _step(net: nn.Module) -> list[Tensor]:

@@ -253,14 +253,11 @@ def test_the_first_step_of_lazy_modules_is_not_planned(measured: Count) -> None:
         assert bool(measured.number) == bool(number)
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_planning_leaves_no_memory_in_cycles() -> None:
     model, x = lean(products(), "1GB"), torch.randn(256, 128)
-    gc.disable()
-    try:
-        output = model(x)
-        assert gc.collect() < 100
-    finally:
-        gc.enable()
+    output = model(x)
+    assert gc.collect() < 100
     output.sum().backward()
 
 

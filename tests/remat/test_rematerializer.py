@@ -123,43 +123,36 @@ def test_parts_of_a_dense_block_are_held_once() -> None:
     assert held < 1.2 * 7 * X.nbytes
 
 
-def test_everything_that_was_held_is_freed_by_backward() -> None:
+@pytest.mark.usefixtures("no_collector")
+def test_everything_that_was_held_is_freed_by_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     anchors: list[weakref.ref[Any]] = []
     original = Decider.decide
-    gc.disable()  # nothing may wait for the collector of cycles
-    try:
-        with pytest.MonkeyPatch.context() as patch:
 
-            def decide(self: Decider, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
-                if tensor.grad_fn is not None and tensor.untyped_storage()._cdata not in own:
-                    anchors.append(weakref.ref(tensor.untyped_storage()))
-                original(self, tensor, *args, **kwargs)
+    def decide(self: Decider, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+        if tensor.grad_fn is not None and tensor.untyped_storage()._cdata not in own:
+            anchors.append(weakref.ref(tensor.untyped_storage()))
+        original(self, tensor, *args, **kwargs)
 
-            patch.setattr(Decider, "decide", decide)
-            with Rematerializer(smallest_bytes=0):
-                out = model(images())
-        out.sum().backward()
-        del out
-        assert anchors
-        assert all(reference() is None for reference in anchors)
-    finally:
-        gc.enable()
+    monkeypatch.setattr(Decider, "decide", decide)
+    with Rematerializer(smallest_bytes=0):
+        out = model(images())
+    out.sum().backward()
+    del out
+    assert anchors
+    assert all(reference() is None for reference in anchors)
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_a_graph_that_is_never_run_backward_is_freed_too() -> None:
     x = torch.randn(64, 64, requires_grad=True)
-    gc.disable()
-    try:
-        with Rematerializer(smallest_bytes=0):
-            y = (x.cumsum(0).relu() + 1).sigmoid()
-            out = y * y
-        reference = weakref.ref(y)
-        del y, out
-        assert reference() is None
-    finally:
-        gc.enable()
+    with Rematerializer(smallest_bytes=0):
+        y = (x.cumsum(0).relu() + 1).sigmoid()
+        out = y * y
+    reference = weakref.ref(y)
+    del y, out
+    assert reference() is None
 
 
 def test_an_input_that_is_overwritten_before_backward_is_an_error_and_never_a_wrong_gradient() -> None:
@@ -382,20 +375,17 @@ def test_double_backward_through_frozen_layers() -> None:
     assert are_equal(*found)
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_a_rectified_map_is_freed_when_the_network_forgets_it() -> None:
     frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
-    gc.disable()
-    try:
-        with Rematerializer(smallest_bytes=0):
-            maps = frozen(frozen(X.clone().requires_grad_()))
-            maps = F.relu(maps)
-            reference = weakref.ref(maps.untyped_storage())
-            maps = frozen(maps)
-            out = frozen(maps)
-            assert reference() is None
-        out.sum().backward()
-    finally:
-        gc.enable()
+    with Rematerializer(smallest_bytes=0):
+        maps = frozen(frozen(X.clone().requires_grad_()))
+        maps = F.relu(maps)
+        reference = weakref.ref(maps.untyped_storage())
+        maps = frozen(maps)
+        out = frozen(maps)
+        assert reference() is None
+    out.sum().backward()
 
 
 @pytest.mark.parametrize(
