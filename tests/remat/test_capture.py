@@ -276,9 +276,7 @@ def test_backward_draws_no_random_numbers(budget: float | str | None) -> None:
         assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_shapes_of_one_network_are_static_though_another_was_captured_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_shapes_are_static_though_another_network_was_captured_before(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (8, 16):
         lean(nn.Linear(4, 4), capture=True)(torch.ones(size, 4)).sum().backward()
     shapes = []
