@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import ConfigError
-from zoo.ops.abn import meta, native, reference, triton
+from zoo.ops.abn import native, reference, triton
 from zoo.ops.abn.kernels import Kernels
 
 # Compiled back end -> its device type and kernels.
@@ -35,9 +35,9 @@ def _choose(wanted: str) -> dict[str, Kernels]:
             raise ConfigError(f"ZOO_KERNELS={name} is not available: {reason}")
         if wanted != "reference" and reason is None:
             chosen[device] = kernels
-    # On the meta device memory is counted: with a compiled back end without temporaries, otherwise with temporaries of
-    # the reference.
-    return {**chosen, "meta": meta} if chosen else {}
+    # On the meta device memory is counted. The operators of the CPU compute nothing there, and have no temporaries; the
+    # reference has some.
+    return {**chosen, "meta": chosen["cpu"]} if "cpu" in chosen else chosen
 
 
 _wanted = os.environ.get("ZOO_KERNELS", "auto")

@@ -8,8 +8,8 @@ where s is the optional shortcut of a residual sum, of the shape and dtype of x,
 invertible (Rota Bulo et al., CVPR 2018, section 3; the absolute value is from the published code). Without weight
 g = 1, without bias b = 0. csrc/README.md derives the backward formulas.
 
-A back end is a module with these functions: reference.py (plain torch), native.py (C++, CPU), triton.py (CUDA) and
-meta.py (shapes only). Kernels neither record autograd nor communicate between processes.
+A back end is a module with these functions: reference.py (plain torch), native.py (C++, CPU; only shapes on the meta
+device) and triton.py (CUDA). Kernels neither record autograd nor communicate between processes.
 
 Tested by tests/ops/abn/test_native.py.
 """
