@@ -16,7 +16,6 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import Parameter
 from torch.utils.checkpoint import set_device_states
 
 from zoo.torch_internals.dispatch import (
@@ -65,21 +64,6 @@ def is_eager() -> bool:
 def is_intercepted() -> bool:
     """Return whether the compiler, a dispatch mode or a transform of `torch.func` has to see each operator."""
     return torch.compiler.is_compiling() or num_dispatch_modes() > 0 or are_transforms_active()
-
-
-def is_unwatched(x: Tensor) -> bool:
-    """Return whether an operator may be called on x without torch's dispatcher.
-
-    True for plain tensors on CPU and CUDA if only autograd observes operations. False for tensor subclasses and lazily
-    negated views, and if a dispatch mode, a transform, a trace or the compiler is active.
-    """
-    return (
-        not is_intercepted()  # first, because Dynamo cannot trace all of the following
-        and (type(x) is Tensor or type(x) is Parameter)
-        and (x.is_cpu or x.is_cuda)
-        and not x.is_neg()
-        and not torch.jit.is_tracing()
-    )
 
 
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,8 +4,7 @@ torch's maximum pooling saves its input and 64-bit indices. Its mean pooling sav
 
 `max_pool2d` calls the operator zoo::max_pool2d, which writes the maximum of each window and its position in the window
 in one pass. zoo/ops/abn/backend.py chooses the kernel: csrc/pool.cpp on the CPU or pooling_triton.py on CUDA; without
-compiled kernels torch pools. Backward scatters the gradient to the saved positions. In plain eager mode the functions
-behind the operators are called directly, because the dispatcher takes longer than pooling a small map.
+compiled kernels torch pools. Backward scatters the gradient to the saved positions.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from zoo.ops.abn import native, reference
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.context import differentiable_once, is_eager, is_fx_proxy, is_unwatched
+from zoo.ops.context import differentiable_once, is_eager, is_fx_proxy
 from zoo.ops.operators import operator
 from zoo.torch_internals.data import pair
 
@@ -63,27 +62,23 @@ def max_pool2d(
     itself), TorchScript and `torch.func`. There are no second derivatives.
     """
     window = Window(pair(kernel_size), pair(stride), pair(padding), pair(dilation), ceil_mode)
-    directly = is_unwatched(x)
-    sides = _sides_if_supported(x, window) if directly or (is_eager() and not torch.jit.is_tracing()) else None
-    if sides is None:
+    if not is_eager() or torch.jit.is_tracing() or not _is_supported(x, window):
         return F.max_pool2d(x, *window)
-    maps = x if x.dim() == 4 else x.contiguous()[None]
-    z: Tensor = _MaxPool.apply(maps, window, sides if directly else None)
+    z: Tensor = _MaxPool.apply(x if x.dim() == 4 else x.contiguous()[None], window)
     return z if x.dim() == 4 else z[0]
 
 
-def _sides_if_supported(x: Tensor, window: Window) -> list[int] | None:
-    """Return the output's (height, width), or None where torch's own pooling is to be used."""
+def _is_supported(x: Tensor, window: Window) -> bool:
+    """Return whether the operator can pool x; otherwise torch pools it, or raises its own error."""
     if x.dtype not in DTYPES or x.dim() not in (3, 4):
-        return None
-    if window.size[0] * window.size[1] > 256 or not all(x.shape[-3:]):
-        return None
-    if kernels_for(x) is reference:
-        return None
+        return False
+    if window.size[0] * window.size[1] > 256 or not all(x.shape[-3:]) or kernels_for(x) is reference:
+        return False
     try:
-        return window.outputs(x.shape[-2:])
-    except ValueError:  # torch raises its own error
-        return None
+        window.outputs(x.shape[-2:])
+    except ValueError:
+        return False
+    return True
 
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -91,33 +86,17 @@ WINDOW = "SymInt[2] size, SymInt[2] stride, SymInt[2] padding, SymInt[2] dilatio
 _operator = partial(operator, torch.library.Library("zoo", "FRAGMENT"))
 
 
-def _sides(x: Tensor, window: Window) -> list[int]:
-    if x.dim() != 4:
-        raise ValueError(f"max_pool2d pools maps (N, C, H, W), got a tensor of shape {tuple(x.shape)}")
-    return window.outputs(x.shape[2:])
-
-
-def _new_outputs(x: Tensor, sides: Sequence[int], layout: torch.memory_format) -> tuple[Tensor, Tensor]:
-    z = torch.empty((*x.shape[:2], *sides), dtype=x.dtype, device=x.device, memory_format=layout)
+def _new_outputs(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
+    shape = *x.shape[:2], *Window(*window).outputs(x.shape[2:])
+    z = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format_of(x))
     return z, torch.empty_like(z, dtype=torch.uint8)
 
 
-@_operator(
-    f"max_pool2d(Tensor x, {WINDOW}) -> (Tensor, Tensor)",
-    lambda x, *window: _new_outputs(x, _sides(x, Window(*window)), memory_format_of(x)),
-)
-def _pool(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+@_operator(f"max_pool2d(Tensor x, {WINDOW}) -> (Tensor, Tensor)", _new_outputs)
+def _pool(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
     """Return the maxima and their positions in the window: row * (columns of the window) + column, uint8."""
-    window = Window(*arguments)
-    if window.size[0] * window.size[1] > 256:
-        raise ValueError(f"a window of {window.size} has more than 256 positions, which do not fit into a byte")
-    return _run_pool(x, window, _sides(x, window), memory_format_of(x))
-
-
-def _run_pool(x: Tensor, window: Window, sides: Sequence[int], layout: torch.memory_format) -> tuple[Tensor, Tensor]:
-    """Return the result of `_pool` for a known output size and layout."""
-    z, place = _new_outputs(x, sides, layout)
-    x = x.contiguous(memory_format=layout)
+    z, place = _new_outputs(x, *window)
+    x = x.contiguous(memory_format=memory_format_of(x))
     if kernels_for(x) is native:
         torch.ops.zoo.max_pool2d_into.default(z, place, x, *window[:4])
     elif z.numel():
@@ -137,9 +116,8 @@ def _new_gradient(dz: Tensor, place: Tensor, height: int, width: int, channels_l
     " -> Tensor",
     _new_gradient,
 )
-def _unpool(dz: Tensor, place: Tensor, height: int, width: int, channels_last: bool, *arguments: Any) -> Tensor:
+def _unpool(dz: Tensor, place: Tensor, height: int, width: int, channels_last: bool, *window: Any) -> Tensor:
     """Return the gradient of the pooled map, of the given height and width."""
-    window = Window(*arguments)
     dx = _new_gradient(dz, place, height, width, channels_last)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     dz, place = dz.contiguous(memory_format=layout), place.contiguous(memory_format=layout)
@@ -153,25 +131,20 @@ def _unpool(dz: Tensor, place: Tensor, height: int, width: int, channels_last: b
 
 
 class _MaxPool(torch.autograd.Function):
-    """zoo::max_pool2d and its autograd; without the dispatcher if ``sides``, the size of the output, is given."""
+    """The autograd of zoo::max_pool2d."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, window: Window, sides: Sequence[int] | None) -> Tensor:
-        layout = memory_format_of(x)
-        if sides is None:
-            z, place = torch.ops.zoo.max_pool2d.default(x, *window)
-        else:
-            z, place = _run_pool(x, window, sides, layout)
+    def forward(ctx: Any, x: Tensor, window: Window) -> Tensor:
+        z, place = torch.ops.zoo.max_pool2d.default(x, *window)
         ctx.save_for_backward(place)
-        ctx.arguments = *x.shape[2:], layout == torch.channels_last, *window
+        ctx.arguments = *x.shape[2:], memory_format_of(x) == torch.channels_last, *window
         return z
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, None]:
         (place,) = ctx.saved_tensors
-        unpool = _unpool if is_unwatched(dz) and is_unwatched(place) else torch.ops.zoo.max_pool2d_backward.default
-        return unpool(dz, place, *ctx.arguments), None, None
+        return torch.ops.zoo.max_pool2d_backward.default(dz, place, *ctx.arguments), None
 
 
 def mean_pool2d(x: Tensor) -> Tensor:
