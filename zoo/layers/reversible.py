@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.func import functional_call
 
 from zoo.layers.checkpointing import paused_statistics
-from zoo.ops.chain import Gradients, Meter, Tensors, run_chain, storage_ids
+from zoo.ops.chain import Gradients, Link, Meter, Tensors, run_chain, storage_ids
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.grid import round_to_grid, sum_on_grid
 from zoo.ops.inverse import channel_pool, channel_unpool, halves
@@ -338,7 +338,7 @@ class ReversibleSequential(nn.Sequential):
         return torch.cat(pair, 1)
 
 
-class _Halve:
+class _Halve(Link):
     """First link of a chain: splits the channels into two halves."""
 
     is_end = True
@@ -346,14 +346,11 @@ class _Halve:
     def __call__(self, *xs: Tensor) -> Pair:
         return _halves_in_layout(xs[0])
 
-    def modules(self) -> Iterable[nn.Module]:
-        return ()
-
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[tuple[None], Tensors, Gradients]:
         return (None,), (torch.cat(grads, 1),), {}  # nothing needs the chain's input
 
 
-class _Join:
+class _Join(Link):
     """Last link of a chain: concatenates the halves into the one tensor that the chain and the next layer save.
 
     In backward it splits only the gradient. The link before it, `_HalveOutput`, splits the output once autograd has
@@ -365,9 +362,6 @@ class _Join:
     def __call__(self, *xs: Tensor) -> Tensor:
         return torch.cat(xs, 1)
 
-    def modules(self) -> Iterable[nn.Module]:
-        return ()
-
     def as_links(self) -> tuple[_HalveOutput, _Join]:
         return _HalveOutput(), self
 
@@ -375,14 +369,11 @@ class _Join:
         return ys, _halves_in_layout(grads[0]), {}
 
 
-class _HalveOutput:
+class _HalveOutput(Link):
     """Link before `_Join`: the identity, which splits the output in backward."""
 
     def __call__(self, *xs: Tensor) -> Tensors:
         return xs
-
-    def modules(self) -> Iterable[nn.Module]:
-        return ()
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Tensors, Gradients]:
         return _halves_in_layout(ys[0]), grads, {}

@@ -57,6 +57,7 @@ class Link(Protocol):
 
     def modules(self) -> Iterable[Any]:
         """Return the modules whose parameters and buffers the outputs depend on."""
+        return ()
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Any, Tensors, Gradients]:
         """Return the inputs, their gradients and the gradients of the parameters. Called under `torch.no_grad`.
@@ -180,7 +181,7 @@ def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None, grid
     # Autograd holds the output and its gradient until the node's backward returns. The last link is a node of its own,
     # so that both can be freed before the other links are inverted.
     before, last = places[:-1], places[-1:]
-    handover = _Handover() if before else None
+    handover: _Handover | None = [] if before else None
     for part in filter(None, (before, last)):
         parameters = _trained(place.link for place in part)
         digests = None if grid_bits is None else Digests(grid_bits, [place.block for place in part], num_blocks)
@@ -188,19 +189,10 @@ def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None, grid
     return xs
 
 
-class _Handover:
-    """Passes the inputs that the last link has reconstructed, and their gradients, to the backward of the other links.
-
-    Autograd would hold the gradients until all other links are inverted. It gets expanded zeros instead.
-    """
-
-    content: tuple[Tensors, Tensors, set[int]]  # tensors, their gradients, ids of storages that the caller holds
-
-    def take(self) -> tuple[Tensors, Tensors, set[int]]:
-        """Return the content and release it."""
-        content = self.content
-        del self.content
-        return content
+# Passes the inputs that the last link has reconstructed, their gradients and the ids of storages that the caller holds to
+# the backward of the other links, once. Autograd would hold the gradients until all other links are inverted. It gets
+# expanded zeros instead.
+_Handover = list[tuple[Tensors, Tensors, set[int]]]
 
 
 class _Chain(torch.autograd.Function):
@@ -248,7 +240,7 @@ class _Chain(torch.autograd.Function):
         if ctx.is_last:
             seen_by_caller = storage_ids((*ys, *grads))
         else:
-            ys, grads, seen_by_caller = ctx.handover.take()
+            ys, grads, seen_by_caller = ctx.handover.pop()
         gradients: Gradients = {}
         found: dict[int, Tensor] = {}  # index of a link -> digests of the inputs that backward has reconstructed
         state_of_caller = RandomState.now(grads[0]) if any(ctx.random_states) else None
@@ -271,7 +263,7 @@ class _Chain(torch.autograd.Function):
         if ctx.digests is not None:
             ctx.digests.compare(found)
         if ctx.is_last and ctx.handover is not None:
-            ctx.handover.content = ys, grads, seen_by_caller
+            ctx.handover.append((ys, grads, seen_by_caller))
             grads = tuple(grad.new_zeros(()).expand_as(grad) for grad in grads)
         return *[None] * 7, *grads, *[gradients.get(parameter) for parameter in ctx.parameters]
 
