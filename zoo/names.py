@@ -63,11 +63,12 @@ class Resolved:
         The file's description of an architecture completes the name. Raises WeightsError if it is another network.
         """
         from zoo.weights.stored import read_weights
+        from zoo.weights.stored_spec import check_same_network
 
         stored = read_weights(weights)
         if self.experiment is not None or stored.spec is None:
             return replace(self, stored=stored)
-        stored.check_architecture(self.network.arch)
+        check_same_network(stored.spec, {"arch": self.network.arch}, escape(stored.path), "the command")
         return replace(self, spec=stored.checked_spec(), experiment=stored.experiment(), stored=stored)
 
 

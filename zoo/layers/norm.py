@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS, check_activation, group_to_synchronize, inplace_abn
+from zoo.ops.abn.reference import activate
 from zoo.ops.abn.statistics import Statistics, check_input, check_num_values, next_momentum, take_statistics
 from zoo.ops.context import can_work_in_place
 from zoo.torch_internals.data import NormBase
@@ -237,14 +238,7 @@ def activate_(z: Tensor, activation: str, activation_param: float) -> Tensor:
     Returns a new tensor in a selective checkpoint, which may have saved z, and under torch.compile, which reuses memory
     by itself and generates code several times slower for in-place activations.
     """
-    inplace = can_work_in_place()
-    if activation == "relu":
-        return F.relu(z, inplace)
-    if activation == "leaky_relu":
-        return F.leaky_relu(z, activation_param, inplace)
-    if activation == "elu":
-        return F.elu(z, activation_param, inplace)
-    return z
+    return activate(z, activation, activation_param, can_work_in_place())
 
 
 NORM_CLASSES: dict[str, type[ABN]] = {"standard": ABN, "inplace": InPlaceABN, "sync": InPlaceABNSync}

@@ -201,11 +201,6 @@ class Network(nn.Module):
         """Number of classes; 0 without classifier."""
         return len(self.get_classifier().weight) if hasattr(self, self.classifier_name) else 0
 
-    @property
-    def default_cfg(self) -> dict[str, Any]:
-        """``pretrained_cfg`` under timm's earlier name."""
-        return self.pretrained_cfg
-
     def get_classifier(self) -> Any:
         """Return the linear layer ``classifier.fc``, or `nn.Identity` without classifier."""
         return getattr(self, self.classifier_name)[-1] if hasattr(self, self.classifier_name) else nn.Identity()
@@ -306,10 +301,6 @@ class Network(nn.Module):
             self.global_pool = nn.Identity()
         if num_classes > 0:
             init_weights(getattr(self, self.classifier_name).to(like.device, like.dtype))
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters never to decay besides norms and biases: none."""
-        return set()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, list[tuple[str, tuple[int] | None]]]:
         """Return expressions for the names of the parameters of each layer, from stem to head, in timm's form.

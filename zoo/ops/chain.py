@@ -189,9 +189,9 @@ def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None, grid
     return xs
 
 
-# Passes the inputs that the last link has reconstructed, their gradients and the ids of storages that the caller holds to
-# the backward of the other links, once. Autograd would hold the gradients until all other links are inverted. It gets
-# expanded zeros instead.
+# Passes the inputs that the last link has reconstructed, their gradients, and the ids of storages that the caller holds
+# to the backward of the other links, once. Autograd would hold the gradients until all other links are inverted, and
+# gets expanded zeros instead.
 _Handover = list[tuple[Tensors, Tensors, set[int]]]
 
 

@@ -68,12 +68,8 @@ class ResNetOptions(StochasticDepth):
     output stride 8); set by output_stride."""
 
 
-class ResNeXtOptions(Stem, StochasticDepth):
+class ResNeXtOptions(Stem, ResNetOptions):
     """Options of a ResNeXt."""
-
-    dilation: ModuleDilation = 1
-    """Dilations of mod2 to mod5, which replace strides: a number for all modules, or one per module ([1, 1, 2, 4]:
-    output stride 8); set by output_stride."""
 
 
 class WiderResNetA2Options(StochasticDepth):

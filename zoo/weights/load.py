@@ -72,11 +72,11 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     """
     of_network = model.state_dict()
     _refuse_odd_tensors(state_dict, source)
-    match = _matched(model, of_network, state_dict, source)
+    used, complete, classifier, counters = _matched(model, of_network, state_dict, source)
     # Do everything that can fail before the first value of the network changes.
-    of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in match.of_file.items()}
-    model.load_state_dict(match.complete | of_file)
-    report = LoadReport(source, len(of_file), match.classifier, match.counters, _negative_scales(model, of_file))
+    of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in used.items()}
+    model.load_state_dict(complete | of_file)
+    report = LoadReport(source, len(of_file), classifier, counters, _negative_scales(model, of_file))
     _log(report, state_dict, of_network)
     return report
 
@@ -134,26 +134,14 @@ def num_outputs(state_dict: Mapping[str, Tensor], source: str, key: str | None =
     return 0 if weight is None else len(weight)
 
 
-@dataclass(frozen=True)
-class _Match:
-    """The tensors to load, and how they were matched.
-
-    Args:
-    - `of_file`: the tensors of the file that are used.
-    - `complete`: ``of_file``, completed with the network's own tensors and with counters of 0.
-    - `classifier`, `counters`: ``classifier`` and ``filled_counters`` of `LoadReport`.
-    """
-
-    of_file: dict[str, Tensor]
-    complete: dict[str, Tensor]
-    classifier: ClassifierOutcome
-    counters: tuple[str, ...]
-
-
 def _matched(
     model: nn.Module, of_network: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], source: str
-) -> _Match:
-    """Return what to load into ``model``, whose state dict is ``of_network``; raises WeightsError for differences."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor], ClassifierOutcome, tuple[str, ...]]:
+    """Return what to load into ``model``, whose state dict is ``of_network``; raises WeightsError for differences.
+
+    These are the tensors of the file that are used; the same, completed with the network's own tensors and with
+    counters of 0; and ``classifier`` and ``filled_counters`` of `LoadReport`.
+    """
     state_dict = fit_input(state_dict, model)
     keys = classifier_of(of_network)
     classifier = _compare_classifiers(state_dict, of_network, keys)
@@ -163,7 +151,7 @@ def _matched(
     counters = tuple(key for key in of_network if key.endswith(COUNTER) and key not in of_file)
     complete = of_file | unchanged | {key: torch.zeros_like(of_network[key]) for key in counters}
     _check_same(complete, of_network, type(model).__name__, source)
-    return _Match(of_file, complete, classifier, counters)
+    return of_file, complete, classifier, counters
 
 
 def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:

@@ -43,7 +43,7 @@ def apply(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut
         y = y + _per_channel(settings.bias, x)
     if shortcut is not None:
         y = y + shortcut
-    z = _activate(y, settings, inplace=False)
+    z = activate(y, *settings[3:], inplace=False)
     return z if z.dtype == x.dtype else z.to(x.dtype)
 
 
@@ -57,7 +57,7 @@ def apply_(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcu
         x.add_(_per_channel(settings.bias, x))
     if shortcut is not None:
         x.add_(shortcut)
-    _activate(x, settings, inplace=True)
+    activate(x, *settings[3:], inplace=True)
 
 
 def backward_reduce(
@@ -100,11 +100,14 @@ def _slope(var: Tensor, settings: NormSettings) -> Tensor:
     return inverse_std if settings.weight is None else inverse_std * _scale(settings.weight, settings.eps)
 
 
-def _activate(y: Tensor, settings: NormSettings, inplace: bool) -> Tensor:
-    if settings.activation == "leaky_relu":
-        return F.leaky_relu(y, settings.activation_param, inplace)
-    if settings.activation == "elu":
-        return F.elu(y, settings.activation_param, inplace)
+def activate(y: Tensor, activation: str, activation_param: float, inplace: bool) -> Tensor:
+    """Return f(y), for relu, leaky_relu, elu or identity."""
+    if activation == "relu":
+        return F.relu(y, inplace)
+    if activation == "leaky_relu":
+        return F.leaky_relu(y, activation_param, inplace)
+    if activation == "elu":
+        return F.elu(y, activation_param, inplace)
     return y
 
 
