@@ -425,20 +425,6 @@ std::tuple<Tensor, Tensor> track_statistics(Tensor x, Tensor running_mean, Tenso
   return result;
 }
 
-// The forward pass of training in one operator: overwrites x, tracks its statistics, counts the batch, and returns the
-// variance, all that backward needs.
-Tensor forward_(Tensor x, Tensor running_mean, Tensor running_var, MaybeTensor num_batches, double momentum,
-                MaybeTensor weight, MaybeTensor bias, double eps, int64_t activation, double parameter,
-                MaybeTensor shortcut) {
-  if (num_batches)
-    STD_TORCH_CHECK(num_batches->scalar_type() == ScalarType::Long && num_batches->numel() == 1,
-                    "expected the number of batches as one int64");
-  const auto [mean, var] = track_statistics(x, running_mean, running_var, momentum);
-  if (num_batches) ++*write_pointer<int64_t>(*num_batches);
-  apply_(x, mean, var, weight, bias, eps, activation, parameter, shortcut);
-  return var;
-}
-
 }  // namespace
 
 // The schemas are in zoo/ops/abn/native.py, because only Python can tag them for the compiler.
@@ -451,7 +437,6 @@ STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, library) {
   library.impl("abn_backward_apply_shortcut", TORCH_BOX(&backward_apply_shortcut));
   library.impl("abn_backward", TORCH_BOX(&backward));
   library.impl("abn_track_statistics", TORCH_BOX(&track_statistics));
-  library.impl("abn_train_", TORCH_BOX(&forward_));
   library.impl("line", TORCH_BOX(&line));
 }
 

@@ -31,7 +31,7 @@ def test_every_back_end_has_the_kernels_of_the_contract_with_its_arguments(modul
         _, *expected = inspect.signature(contract).parameters.values()  # the first is self
         assert list(inspect.signature(getattr(module, name)).parameters.values()) == expected
     optional = {name: member.__doc__ for name, member in members if isinstance(member, property)}
-    names = {"backward", "track_statistics", "reduce_gradients", "local_statistics", "group_statistics", "forward_"}
+    names = {"backward", "track_statistics", "reduce_gradients", "local_statistics", "group_statistics"}
     assert optional.keys() == names
     for name, contract in optional.items():
         kernel = getattr(module, name)

@@ -351,33 +351,6 @@ def test_running_statistics_move_with_the_statistics_as_they_do_alone(dtype, mom
             assert running._version > version
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
-@pytest.mark.parametrize("with_shortcut", [False, True])
-def test_the_forward_pass_in_one_operator_has_the_bits_of_its_parts(layout, with_shortcut):
-    x, _, shortcut, weight, bias = make((3, 20, 6, 5), torch.float32, layout)
-    settings, residual = NormSettings(weight, bias, 1e-5, "elu", 1.0), shortcut if with_shortcut else None
-    ours, parts = ([torch.zeros(20), torch.ones(20)] for _ in range(2))
-    mean, var = native.track_statistics(x, *parts, 0.1)
-    expected, version = native.apply(x, mean, var, settings, residual), ours[0]._version
-    num_batches = torch.tensor(4)
-    assert torch.equal(native.forward_(x, *ours, num_batches, 0.1, settings, residual), var)
-    assert torch.equal(x, expected)
-    assert all(map(torch.equal, ours, parts))
-    assert ours[0]._version > version
-    assert num_batches == 5
-    assert num_batches._version > 0
-
-
-def test_a_number_of_batches_that_is_no_integer_is_refused_before_anything_moves():
-    x, running = torch.randn(4, 3), [torch.zeros(3), torch.ones(3)]
-    before, settings = x.clone(), NormSettings(None, None, 1e-5, "identity", 0)
-    for num_batches in (torch.tensor(0.0), torch.tensor([0, 0])):
-        with pytest.raises(RuntimeError, match="expected the number of batches as one int64"):
-            native.forward_(x, *running, num_batches, 0.1, settings)
-    assert torch.equal(x, before)
-    assert not running[0].any()
-
-
 def test_running_statistics_of_another_size_are_refused_before_they_move():
     mean, var = torch.zeros(3), torch.ones(4)
     with pytest.raises(RuntimeError, match="expected 3 numbers, got 4"):
@@ -420,7 +393,6 @@ def test_opcheck_accepts_every_operator(dtype, layout):
         "backward_apply_shortcut": (x, dz, var, *means, *settings, shortcut),
         "backward": (x, dz, var, True, *settings),
         "track_statistics": (x, mean.clone(), var.clone(), 0.1),
-        "train_": (x.clone(), mean.clone(), var.clone(), torch.tensor(0), 0.1, *settings, None),
     }.items():
         torch.library.opcheck(getattr(torch.ops.zoo, f"abn_{name}").default, arguments, test_utils=tests)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.abn.kernels import Means, NormSettings, TrainingForward, laid_out
+from zoo.ops.abn.kernels import Means, NormSettings, laid_out
 from zoo.ops.abn.statistics import means_over_group
 from zoo.ops.context import differentiable_once
 
@@ -91,38 +91,6 @@ class EagerBatchNorm(torch.autograd.Function):
         ActivatedBatchNorm.setup_context(ctx, inputs, output)
         return output
 
-    backward = staticmethod(ActivatedBatchNorm.backward)
-
-
-class TrainingBatchNorm(torch.autograd.Function):
-    """`EagerBatchNorm` in place, with the batch statistics and running averages computed by the same kernel.
-
-    Only for statistics of a single process.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        shortcut: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        settings: NormSettings,
-        running_mean: Tensor,
-        running_var: Tensor,
-        num_batches: Tensor | None,
-        momentum: float,
-        num_values: int,
-        forward_: TrainingForward,
-    ) -> Tensor:
-        var = forward_(x, running_mean, running_var, num_batches, momentum, settings, shortcut)
-        ctx.mark_dirty(x)
-        ctx.save_for_backward(x, shortcut, weight, bias, var, None)
-        ctx.num_values, ctx.group = num_values, None
-        ctx.scalars = settings[2:]
-        return x
-
-    # Backward returns more gradients than forward has arguments; torch accepts extra ones that are None.
     backward = staticmethod(ActivatedBatchNorm.backward)
 
 

@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.ops.abn.autograd import ActivatedBatchNorm, EagerBatchNorm, TrainingBatchNorm
-from zoo.ops.abn.backend import kernels_for
+from zoo.ops.abn.autograd import ActivatedBatchNorm, EagerBatchNorm
 from zoo.ops.abn.kernels import NormSettings
-from zoo.ops.abn.statistics import Statistics, check_input, check_num_values, take_statistics
+from zoo.ops.abn.statistics import Statistics, take_statistics
 from zoo.ops.context import can_work_in_place, is_eager
 from zoo.torch_internals.data import is_alias_of
 
@@ -68,12 +67,6 @@ def inplace_abn(
     _check_shortcut(x, shortcut, inplace)
     _check_overwritable(x, inplace)
     settings = NormSettings(weight, bias, eps, activation, activation_param)
-    forward_ = kernels_for(x).forward_ if inplace and training and group is None else None
-    known = isinstance(momentum, (int, float)) and (num_batches is None or num_batches.dtype == torch.int64)
-    if forward_ is not None and running_mean is not None and running_var is not None and known and is_eager():
-        check_input(x, [weight, bias, running_mean, running_var])
-        tracking = running_mean, running_var, num_batches, momentum
-        return TrainingBatchNorm.apply(x, shortcut, weight, bias, settings, *tracking, check_num_values(x), forward_)
     statistics = take_statistics(x, weight, bias, running_mean, running_var, training, momentum, num_batches, group)
     return normalize(x, statistics, settings, inplace, shortcut)
 

@@ -41,7 +41,6 @@ ReduceGradients = Callable[
 ]
 LocalStatistics = Callable[[Tensor], Tensor]
 GroupStatistics = Callable[[Tensor, torch.dtype, Tensor | None, Tensor | None, float], tuple[Tensor, Tensor, Tensor]]
-TrainingForward = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, NormSettings, Tensor | None], Tensor]
 
 
 class Kernels(Protocol):
@@ -118,14 +117,6 @@ class Kernels(Protocol):
         ``gathered`` is (processes, 2 C + 1), a row of `local_statistics` per process. Returns mean and biased variance,
         (C,), and the number of values per channel, zero-dimensional, in ``dtype``. Running statistics that are not None
         are updated as by `track_statistics`. A back end has both this kernel and `local_statistics`, or neither.
-        """
-
-    @property
-    def forward_(self) -> TrainingForward | None:
-        """forward_(x, running_mean, running_var, num_batches, momentum, settings, shortcut): training in one kernel.
-
-        `track_statistics`, then `apply_` with its result. Increments ``num_batches``, a zero-dimensional tensor or
-        None. Returns the variance.
         """
 
 

@@ -36,8 +36,6 @@ SCHEMAS = (
     " -> (Tensor, Tensor)",
     f"abn_apply(Tensor x, Tensor mean, Tensor var, {SETTINGS}, Tensor? shortcut) -> Tensor",
     f"abn_apply_(Tensor(a!) x, Tensor mean, Tensor var, {SETTINGS}, Tensor? shortcut) -> ()",
-    "abn_train_(Tensor(a!) x, Tensor(b!) running_mean, Tensor(c!) running_var, Tensor(d!)? num_batches,"
-    f" float momentum, {SETTINGS}, Tensor? shortcut) -> Tensor",
     f"abn_backward_reduce(Tensor z, Tensor dz, {SETTINGS}, Tensor? shortcut) -> (Tensor, Tensor)",
     f"abn_backward_apply({GRADIENTS}) -> Tensor",
     f"abn_backward_apply_shortcut({GRADIENTS}, Tensor shortcut) -> (Tensor, Tensor)",
@@ -127,22 +125,6 @@ def track_statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momen
     return mean, var
 
 
-def forward_(
-    x: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    num_batches: Tensor | None,
-    momentum: float,
-    settings: NormSettings,
-    shortcut: Tensor | None = None,
-) -> Tensor:
-    """Overwrite x with z, update the running statistics, increment ``num_batches``; return the batch variance."""
-    tracked = running_mean, running_var, num_batches
-    var = torch.ops.zoo.abn_train_.default(x, *tracked, momentum, *_operator_arguments(settings), shortcut)
-    increment_version([tensor for tensor in tracked if tensor is not None])
-    return var
-
-
 def resize_into(
     out: Tensor, image: Tensor, size: tuple[int, int], corner: tuple[int, int], vertical_first: bool
 ) -> None:
@@ -176,7 +158,6 @@ if _reason is None:  # the fake kernels, for torch.compile and meta tensors
     _register("zoo::abn_backward_apply_shortcut", lambda z, *_: (new_like(z), new_like(z)))
     _register("zoo::abn_backward", lambda z, *_: (new_like(z), *new_vectors(z)))
     _register("zoo::abn_track_statistics", lambda x, *_: new_vectors(x))
-    _register("zoo::abn_train_", lambda x, *_: new_vectors(x)[1])
     _register("zoo::line", lambda x, *_: new_like(x))
     _register("zoo::batch_norm", lambda x, *_: (torch.empty_like(x), *new_vectors(x)))
     _register("zoo::max_pool2d_into", lambda *_: None)

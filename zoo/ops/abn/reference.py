@@ -18,7 +18,6 @@ track_statistics = None
 reduce_gradients = None
 local_statistics = None
 group_statistics = None
-forward_ = None
 
 
 def unavailable_reason() -> None:

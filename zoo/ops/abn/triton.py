@@ -45,7 +45,6 @@ COMBINE_WARPS = 8
 MAX_COMPILED = 4096  # entries of the cache, one per kernel and shape: inputs may have unlimited shapes
 
 backward = None
-forward_ = None
 
 
 @functools.cache
