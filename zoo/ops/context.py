@@ -7,15 +7,13 @@ state and the random numbers of the forward pass.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import set_device_states
 
 from zoo.torch_internals.dispatch import (
@@ -64,20 +62,6 @@ def is_eager() -> bool:
 def is_intercepted() -> bool:
     """Return whether the compiler, a dispatch mode or a transform of `torch.func` has to see each operator."""
     return torch.compiler.is_compiling() or num_dispatch_modes() > 0 or are_transforms_active()
-
-
-def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a backward like `once_differentiable`, without its cost where no second derivative can be taken.
-
-    Torch's decorator has no effect there, and takes as long as launching a small kernel.
-    """
-    refusing = once_differentiable(backward)
-
-    @functools.wraps(backward)
-    def run(ctx: Any, *gradients: Tensor | None) -> Any:
-        return (refusing if torch.is_grad_enabled() else backward)(ctx, *gradients)
-
-    return run
 
 
 def is_autocast(device_type: str) -> bool:

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from zoo.ops.abn import native, reference
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.context import differentiable_once, is_eager, is_fx_proxy
+from zoo.ops.context import is_eager, is_fx_proxy
 from zoo.ops.operators import operator
 from zoo.torch_internals.data import pair
 
@@ -141,7 +142,7 @@ class _MaxPool(torch.autograd.Function):
         return z
 
     @staticmethod
-    @differentiable_once
+    @once_differentiable
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, None]:
         (place,) = ctx.saved_tensors
         return torch.ops.zoo.max_pool2d_backward.default(dz, place, *ctx.arguments), None

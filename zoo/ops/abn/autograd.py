@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import Means, NormSettings, laid_out
 from zoo.ops.abn.statistics import means_over_group
-from zoo.ops.context import differentiable_once
 
 
 class ActivatedBatchNorm(torch.autograd.Function):
@@ -61,7 +61,7 @@ class ActivatedBatchNorm(torch.autograd.Function):
         ctx.scalars = eps, activation, activation_param
 
     @staticmethod
-    @differentiable_once
+    @once_differentiable
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         z, shortcut, weight, bias, var, num_tensor = ctx.saved_tensors
         settings = NormSettings(weight, bias, *ctx.scalars)
@@ -91,7 +91,7 @@ class EagerBatchNorm(torch.autograd.Function):
         ActivatedBatchNorm.setup_context(ctx, inputs, output)
         return output
 
-    backward = staticmethod(ActivatedBatchNorm.backward)
+    backward: Any = staticmethod(ActivatedBatchNorm.backward)
 
 
 def reduce_gradients(
