@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
 from tests.held import held_bytes
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
@@ -120,39 +118,6 @@ def test_hooks_see_the_outputs_of_modules_layers_and_norms(memory):
         "tra3": (2, 64, 4, 4),
         "tra3.conv": (2, 64, 8, 8),
     }
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it traces
-def test_compiled_networks_take_the_same_step():
-    x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-    model, eager = (network(memory="auto", structure=(1, 2, 1, 1)).double() for _ in range(2))
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert worst(step(model, x, compiled), step(eager, x)) < 1e-9
-
-
-def _gradients(rank: int | None) -> list[torch.Tensor]:
-    """Return the gradients of one step with the whole batch, or of one rank of three and two images under DDP."""
-    model = network("sync", structure=(1, 2, 1, 1)).double()
-    x = torch.randn(5, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    if rank is not None:
-        x = (x[:3], x[3:])[rank]
-    call = model if rank is None else nn.parallel.DistributedDataParallel(model)
-    weight = 1 if rank is None else dist.get_world_size()  # DDP averages over the ranks
-    (call(x).square().sum() * weight).backward()
-    return [parameter.grad for parameter in model.parameters()]
-
-
-def _gradients_of_rank() -> list[torch.Tensor]:
-    return _gradients(dist.get_rank())
-
-
-@pytest.mark.dist
-def test_two_processes_under_ddp_have_the_gradients_of_the_whole_batch():
-    whole = _gradients(None)
-    for found in run_distributed(_gradients_of_rank, 2):
-        assert worst(found, whole) < 1e-9
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -220,20 +220,3 @@ def test_synchronized_norms_are_undone_with_the_statistics_of_all_processes():
     for ours, truth in run_distributed(_distributed_step, 2):
         assert len(ours) == len(truth) == 12 + 9
         assert max(map(relative_error, ours, truth)) < 1e-10
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's own while it traces
-def test_a_compiled_chain_gives_the_gradients_of_the_eager_one_with_one_break():
-    torch.manual_seed(0)
-    eager = _Chain(chain_of("hybrid"), store=False)
-    ours = copy.deepcopy(eager)
-    graphs = []
-    torch._dynamo.reset()
-    compiled = torch.compile(ours, backend=lambda graph, inputs: graphs.append(graph) or graph)
-    x = images("hybrid").detach()
-    compiled(x).square().sum().backward()
-    eager(x).square().sum().backward()
-    assert len(graphs) == 2  # before the chain and behind it
-    for parameter, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
-        assert torch.equal(parameter.grad, theirs.grad)

@@ -41,16 +41,6 @@ def test_branches_are_dropped_as_timm_drops_them() -> None:
     assert torch.equal(drop_path(x, RATE), expected)
 
 
-def test_the_mean_of_a_dropped_branch_is_the_branch() -> None:
-    torch.manual_seed(0)
-    count = 20_000
-    factors = drop_path(torch.ones(count, 2, 1, 1), RATE)[..., 0, 0]
-    assert torch.equal(factors[:, 0], factors[:, 1])
-    torch.testing.assert_close(factors.unique(), torch.tensor([0.0, 1 / (1 - RATE)]))
-    # Four standard errors.
-    assert float(factors[:, 0].mean()) == pytest.approx(1, abs=4 * (RATE / (1 - RATE) / count) ** 0.5)
-
-
 @pytest.mark.parametrize(("arch", "options"), NETWORKS)
 def test_rates_rise_linearly_from_the_first_block_to_the_last(arch: str, options: dict[str, Any]) -> None:
     with torch.device("meta"):

@@ -6,9 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
 from zoo.layers.conv import MaxPool2d
 from zoo.ops import pooling
@@ -244,73 +242,3 @@ def test_what_torch_refuses_it_refuses_itself(window):
     with pytest.raises(RuntimeError) as ours:
         max_pool2d(x, *window)
     assert str(ours.value) == str(theirs.value)
-
-
-OPERATORS = {"zoo.max_pool2d.default", "zoo.max_pool2d_backward.default"}
-
-
-class DispatchMode(TorchDispatchMode):
-    """Writes down the operators that it sees."""
-
-    def __init__(self, seen: set[str]) -> None:
-        super().__init__()
-        self.seen = seen
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.add(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-class Marked(Tensor):
-    """A subclass of tensors that stays one through all operations."""
-
-
-@needs_kernels
-@pytest.mark.parametrize("when", ["forward", "backward"])
-def test_a_dispatch_mode_sees_the_operators(when):
-    x, seen = torch.randn(2, 3, 8, 8, requires_grad=True), set()
-    with DispatchMode(seen if when == "forward" else set()):
-        z = max_pool2d(x, 3, 2, 1)
-    if when == "backward":
-        z = max_pool2d(x, 3, 2, 1)
-    with DispatchMode(seen if when == "backward" else set()):
-        z.sum().backward()
-    expected = {"forward": "zoo.max_pool2d.default", "backward": "zoo.max_pool2d_backward.default"}
-    assert seen & OPERATORS == {expected[when]}
-
-
-@pytest.mark.parametrize("inside", [True, False])
-def test_fake_tensors_stay_fake_inside_and_outside_of_their_mode(inside):
-    with FakeTensorMode() as mode:
-        x = torch.empty(2, 3, 8, 8, requires_grad=True)
-        if inside:
-            z = max_pool2d(x, 3, 2, 1)
-            (dx,) = torch.autograd.grad(z, x, torch.empty_like(z))
-    if not inside:
-        z = max_pool2d(x, 3, 2, 1)
-        (dx,) = torch.autograd.grad(z, x, torch.empty_like(z))
-    for fake, shape in ((z, (2, 3, 4, 4)), (dx, (2, 3, 8, 8))):
-        assert isinstance(fake, FakeTensor)
-        assert fake.fake_mode is mode
-        assert fake.shape == shape
-
-
-def test_subclasses_of_tensors_stay_what_they_are():
-    x = torch.randn(2, 3, 8, 8)
-    marked = x.as_subclass(Marked).requires_grad_()
-    z = max_pool2d(marked, 3, 2, 1)
-    assert type(z) is Marked
-    (dx,) = torch.autograd.grad(z.sum(), marked)
-    assert all_equal((z.as_subclass(Tensor), dx.as_subclass(Tensor)), ones_gradient(x))
-
-
-def ones_gradient(x):
-    """Return output and gradient of torch's pooling for a gradient of ones."""
-    z = F.max_pool2d(x.requires_grad_(), 3, 2, 1)
-    return z, *torch.autograd.grad(z.sum(), x)
-
-
-def test_views_that_negate_are_pooled_as_the_numbers_that_they_show():
-    x = torch._neg_view(torch.randn(2, 3, 8, 8)).requires_grad_()
-    assert x.is_neg()
-    assert all_equal(gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x.clone(), 3, 2, 1))

@@ -19,6 +19,7 @@ from zoo.remat.lean import lean
 from zoo.spec.architectures import EXTERNAL_MEMORY, LEAN, PACKAGES
 from zoo.spec.network import Preprocessing
 from zoo.spec.section import parse_section
+from zoo.torch_internals.data import tree_leaves
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -240,15 +241,7 @@ def check_logits(model: nn.Module, name: str, classes: int, side: int, setting: 
 
 def iter_tensors(output: Any) -> Iterator[Tensor]:
     """Yield the floating-point tensors in a network's output: a tensor, or lists and dictionaries of them."""
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, Mapping):
-        for each in output.values():
-            yield from iter_tensors(each)
-    elif isinstance(output, (list, tuple)):
-        for each in output:
-            yield from iter_tensors(each)
+    return (each for each in tree_leaves(output) if isinstance(each, Tensor) and each.is_floating_point())
 
 
 def _names(package: str) -> list[str]:
