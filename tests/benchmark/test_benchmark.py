@@ -20,7 +20,6 @@ from zoo.benchmark.results import Case, Results, markdown
 from zoo.benchmark.strategies import (
     BASELINE,
     EAGER,
-    FUSED,
     Strategy,
     all_strategies,
     build_all,
@@ -226,14 +225,6 @@ def test_what_torch_refuses_to_run_is_noted_unless_it_is_the_baseline() -> None:
     assert results.notes[0].startswith("not measured: resnet18 (1-1-1-1), refused (RuntimeError: The size of tensor a")
     with pytest.raises(RuntimeError, match="The size of tensor a"):
         measure_strategies(new_results(), TINY, [replace(refused, name=BASELINE)], rounds=0)
-
-
-def test_half_precision_is_autocast_and_has_a_fused_strategy_of_its_own() -> None:
-    assert FUSED not in {strategy.name for strategy in choose_strategies(EAGER, ["iABN*"])}
-    results = new_results()
-    strategies = choose_strategies(EAGER, ["iABN", FUSED], "bfloat16")
-    measure_strategies(results, replace(TINY, dtype="bfloat16"), strategies, rounds=0)
-    assert values_of(results, "held")[FUSED] < values_of(results, "held")["iABN"]
 
 
 def test_reversible_networks_are_measured_beside_the_ordinary_ones() -> None:

@@ -90,7 +90,7 @@ def test_pooling_gives_the_outputs_and_gradients_of_torch(layout):
 @pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning")  # the first call in backward's thread
 @pytest.mark.parametrize(
     ("name", "memory"),
-    [("resnet18", "fused"), ("resnext50", "checkpoint"), ("densenet121", "auto"), ("revnet38_cifar", "auto")],
+    [("resnet18", "auto"), ("resnext50", "checkpoint"), ("densenet121", "auto"), ("revnet38_cifar", "auto")],
 )
 def test_a_network_that_keeps_less_has_the_gradients_of_the_same_network_on_the_cpu(name, memory):
     torch.manual_seed(0)

@@ -100,10 +100,6 @@ def test_lean_networks_drop_the_same_branches_with_the_same_bits(
     [
         ({"arch": "revnet38_cifar"}, r"no such option; stochastic depth drops branches of residual blocks"),
         ({"arch": "densenet121"}, r"no such option; stochastic depth drops branches of residual blocks"),
-        (
-            {"arch": "resnet18", "norm": "inplace", "memory": "fused"},
-            r'memory = "fused": cannot .* with drop_path_rate',
-        ),
     ],
 )
 def test_where_branches_cannot_be_dropped_is_an_error(network: dict[str, Any], message: str) -> None:

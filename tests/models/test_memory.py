@@ -97,23 +97,11 @@ def test_a_lean_network_takes_the_same_step_to_the_last_bit(name, norm, twin):
 
 
 @functools.cache
-def bytes_of(name, dtype, norm, memory) -> int:
+def bytes_of(name, norm, memory) -> int:
     with torch.device("meta"):
-        network = zoo.get(name, norm=norm, memory=memory).to(dtype)
-        x = torch.empty(2, 3, 64, 64, dtype=dtype)
+        network = zoo.get(name, norm=norm, memory=memory)
+        x = torch.empty(2, 3, 64, 64)
     return held_bytes(lambda: network(x).sum())
-
-
-def held(name, memory, dtype=torch.float32) -> float:
-    """Return the bytes that a step holds, divided by those of the network with standard norms and torch's pool."""
-    return bytes_of(name, dtype, "inplace", memory) / bytes_of(name, dtype, "standard", "plain")
-
-
-@pytest.mark.slow
-def test_a_resnet_holds_its_half_of_half_precision_if_it_is_fused():
-    half = [held("resnet50", memory, torch.bfloat16) for memory in ("auto", "fused")]
-    assert half[0] > 0.75
-    assert half[1] < 0.55
 
 
 @pytest.mark.slow
@@ -122,7 +110,7 @@ def test_a_resnet_holds_its_half_of_half_precision_if_it_is_fused():
     [("resnet18", 0.6, 0.75), ("revnet38_cifar", 0.2, 0.9)],
 )
 def test_standard_norms_hold_about_half_or_less_in_lean_networks(name, most, of_auto):
-    plain, auto, lean = (bytes_of(name, torch.float32, "standard", memory) for memory in ("plain", "auto", LEAN))
+    plain, auto, lean = (bytes_of(name, "standard", memory) for memory in ("plain", "auto", LEAN))
     assert lean < most * plain
     assert lean < of_auto * auto
 
@@ -146,8 +134,8 @@ def test_every_family_names_its_strategies_in_the_error_for_another():
         for arch in ARCHITECTURES:
             with pytest.raises(zoo.ConfigError, match=r"memory = \"none\": should be 'auto', 'plain'.* or 'lean'"):
                 zoo.get(arch, norm="inplace", memory="none")
-        with pytest.raises(zoo.ConfigError, match="no such strategy; use one of auto, plain, checkpoint, lean"):
-            zoo.get("resnext50", norm="inplace", memory="fused")
+        with pytest.raises(zoo.ConfigError, match="no such strategy; use one of auto, plain, lean"):
+            zoo.get("revnext", norm="inplace", memory="checkpoint")
 
 
 @pytest.mark.parametrize(("family", "index", "memory"), CASES)

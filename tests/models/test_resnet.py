@@ -57,24 +57,12 @@ def test_fused_and_unfused_blocks_compute_the_same(norm, stride, channels, activ
         assert relative_error(ours, truth) < 1e-10
 
 
-def test_the_fused_block_keeps_the_output_of_its_last_norm_no_more():
+def test_the_fused_block_keeps_the_output_of_its_last_norm_no_more_except_in_half_precision():
     output = 8 * 16 * 16 * 16 * 4
     blocks = [build(memory, dtype=torch.float32) for memory in ("plain", "auto")]
     assert kept_bytes(blocks[0]) - kept_bytes(blocks[1]) == output
-
-
-def test_half_precision_is_fused_only_when_asked():
-    def kept(memory):
-        return kept_bytes(build(memory, dtype=torch.float32), torch.bfloat16)
-
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert kept("auto") == kept("plain") > kept("fused")
-
-
-def test_under_autocast_the_fused_block_has_the_outputs_of_the_unfused_one():
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours, truth = (step(build(memory, dtype=torch.float32), torch.float32) for memory in ("fused", "plain"))
-    assert relative_error(ours[0], truth[0]) < 2e-2  # two roundings to bfloat16 instead of three
+        assert kept_bytes(blocks[0], torch.bfloat16) == kept_bytes(blocks[1], torch.bfloat16)
 
 
 class Halving(nn.Module):
@@ -97,7 +85,7 @@ class OwnForward(InPlaceABN):
 @pytest.mark.parametrize("norm", [ABN, Halving, OwnForward])
 def test_a_norm_that_cannot_fuse_takes_the_unfused_path(norm):
     torch.manual_seed(0)
-    block = ResidualBlock(16, (4, 4, 16), norm, memory="fused")
+    block = ResidualBlock(16, (4, 4, 16), norm)
     init_weights(block)
     x = torch.randn(2, 16, 6, 6)
     branch = nn.Sequential(*block.convs)

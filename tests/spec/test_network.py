@@ -46,7 +46,6 @@ WRONG = [
     ({"num_classes": MAX_CLASSES + 1}, "num_classes"),
     ({"num_classes": 10**5000}, "num_classes"),
     ({"memory": "nonsense"}, "memory"),
-    ({"memory": "fused"}, 'memory.*needs norms that work in place; use norm "inplace" or "sync"'),
     ({"weight_init": "xavier"}, "weight_init"),
     ({"weight_gain_multiplier": 0}, "weight_gain_multiplier"),
     ({"options": {"input_3x3": True}}, "input_3x3.* options are drop_path_rate, dilation"),

@@ -23,7 +23,6 @@ from zoo.remat.lean import lean
 from zoo.torch_internals.compiler import activation_memory_budget, lookup_backend
 
 BASELINE = "std-BN"
-FUSED = "iABN fused"  # identical to "iABN" in float32
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,6 @@ EAGER = (
     Strategy("iABN plain", "inplace", "plain"),
     Strategy("iABN", "inplace", "auto"),
     Strategy("iABN checkpointed", "inplace", "checkpoint"),
-    Strategy(FUSED, "inplace", "fused"),
     Strategy("iABN lean", "inplace", "lean"),
     Strategy("RevNet stored", "standard", "plain", reversible=True),
     Strategy("RevNet", "standard", "auto", reversible=True),
@@ -107,20 +105,16 @@ def all_strategies(budgets: Sequence[float]) -> list[Strategy]:
     return [*EAGER, *compiled]
 
 
-def choose_strategies(
-    strategies: Sequence[Strategy], patterns: Sequence[str], dtype: str = "float32"
-) -> list[Strategy]:
+def choose_strategies(strategies: Sequence[Strategy], patterns: Sequence[str]) -> list[Strategy]:
     """Return the baseline and the strategies whose names match a shell-style pattern.
 
-    Strategies that are identical to others in this ``dtype`` are skipped. Raises ConfigError for an unmatched pattern.
+    Raises ConfigError for an unmatched pattern.
     """
     names = [strategy.name for strategy in strategies]
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
             raise ConfigError(f"no strategy is called {pattern!r}", "--strategies", f"choose from {', '.join(names)}")
     wanted = {name for pattern in patterns for name in fnmatch.filter(names, pattern)} | {BASELINE}
-    if dtype == "float32" and FUSED in wanted:
-        wanted.remove(FUSED)
     return [strategy for strategy in strategies if strategy.name in wanted]
 
 

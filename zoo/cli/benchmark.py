@@ -165,7 +165,7 @@ class BenchmarkModel(Benchmark, StepOptions):
         from zoo.benchmark.strategies import all_strategies, choose_strategies
 
         setups = [self.setup(network, results) for network in self.networks]
-        strategies = choose_strategies(all_strategies(self.budgets), self.strategies, self.dtype)
+        strategies = choose_strategies(all_strategies(self.budgets), self.strategies)
         for setup in setups:
             measure_strategies(results, setup, strategies, self.rounds)
 
@@ -196,7 +196,7 @@ class BenchmarkPareto(Benchmark, StepOptions):
         with_plot = not self.no_plot and self.rounds > 0
         if with_plot:
             check_matplotlib()
-        strategies = choose_strategies(all_strategies(self.budgets), self.strategies, self.dtype)
+        strategies = choose_strategies(all_strategies(self.budgets), self.strategies)
         measure_strategies(results, self.setup(self.network, results), strategies, self.rounds)
         if with_plot:
             write_bytes(self.stem.with_name(f"{self.stem.name}.png"), draw(results.content()))

@@ -25,8 +25,7 @@ class ResNet(Network):
     - `dilation`: a number for all modules, or one per module. A number other than 1 removes the module's stride (for
       mod2: the stem's pooling).
     - `memory`: what is saved for backward. "auto": the outputs of in-place norms; for the last norm of a block only the
-      block's output, or both in half precision. "fused": only the block's output in half precision, too, if the scales
-      of the last norms allow it (`ResidualBlock`). "checkpoint": the blocks' inputs; backward recomputes each block.
+      block's output, or both in half precision. "checkpoint": the blocks' inputs; backward recomputes each block.
       "plain": the outputs of all norms and blocks, and the input of torch's pooling.
     - All others: see `Network`.
     """
@@ -78,10 +77,9 @@ class ResidualBlock(nn.Module):
     - `norm`: channels -> norm with activation.
     - `stride`: stride of the first 3x3 convolution.
     - `dilation`: dilation of the 3x3 convolutions.
-    - `memory`: when the last norm, if in-place, adds the shortcut and applies the activation itself, so that its own
-      output is not saved in addition to the result. "plain": never; "fused": always; otherwise in single and double
-      precision. In half precision the norm's gradient is then accurate only while its |weight| is at least
-      0.01 rms(sum), so not for a zero-initialized last scale.
+    - `memory`: unless it is "plain", the last norm, if in-place, adds the shortcut and applies the activation itself in
+      single and double precision, so that its own output is not saved in addition to the result. In half precision the
+      norm's gradient would be accurate only while its |weight| is at least 0.01 rms(sum).
 
     The attribute ``drop_path`` is the probability that training drops the branch for an image; 0 by default.
     """
@@ -138,12 +136,12 @@ class _Branch(nn.Sequential):
             x = layer(x)
         if drop_probability:
             return activate_(drop_path(norm(x), drop_probability) + shortcut, *activation)
-        if memory != "plain" and _can_fuse(norm, x, shortcut, activation, in_half=memory == "fused"):
+        if memory != "plain" and _can_fuse(norm, x, shortcut, activation):
             return norm(x, shortcut=shortcut, activation=activation)  # keyword arguments: hooks get x as the only input
         return activate_(norm(x) + shortcut, *activation)
 
 
-def _can_fuse(norm: Any, x: Tensor, shortcut: Tensor, activation: tuple[str, float], in_half: bool) -> bool:
+def _can_fuse(norm: Any, x: Tensor, shortcut: Tensor, activation: tuple[str, float]) -> bool:
     """Return whether the norm can add the shortcut, activate the sum, and recover it precisely enough."""
     return (
         type(norm).forward is InPlaceABN.forward  # an overridden forward may not accept a shortcut
@@ -151,7 +149,7 @@ def _can_fuse(norm: Any, x: Tensor, shortcut: Tensor, activation: tuple[str, flo
         and activation[0] in norm.activations
         and not is_fx_proxy(x)
         and (x.shape, x.dtype) == (shortcut.shape, shortcut.dtype)
-        and (in_half or x.dtype in (torch.float32, torch.float64))
+        and x.dtype in (torch.float32, torch.float64)
     )
 
 

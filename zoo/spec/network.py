@@ -158,7 +158,7 @@ class NetworkSpec(Section):
     )
     """Number of classes, the outputs of the network; default 1000, 10 for CIFAR networks, 19 for deeplab_*. Alias:
     classes."""
-    memory: Literal["auto", "plain", "fused", "checkpoint", "lean"] = "auto"
+    memory: Literal["auto", "plain", "checkpoint", "lean"] = "auto"
     """What is saved for backward; zoo show NAME lists the strategies of a network. lean applies zoo.lean."""
     weight_init: Literal[
         "xavier_normal",
@@ -223,14 +223,6 @@ class NetworkSpec(Section):
         arch = ARCHITECTURES.get(self.arch)  # None for a custom network
         if arch is not None and self.memory not in arch.memory:
             yield "memory", f"{self.arch} has no such strategy; use one of {', '.join(arch.memory)}"
-        elif self.memory == "fused" and self.norm == "standard":
-            yield "memory", 'needs norms that work in place; use norm "inplace" or "sync", or memory "auto"'
-        if self.memory == "fused" and self.options.get("drop_path_rate"):
-            yield (
-                "memory",
-                "cannot recover activations from sums that miss branches, as with drop_path_rate; use memory "
-                f'"auto", "checkpoint" or "{LEAN}"',
-            )
 
     def _external_conflicts(self) -> Iterator[tuple[str, str]]:
         package = self.arch.partition(":")[0]
