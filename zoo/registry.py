@@ -182,9 +182,8 @@ def _build(spec: NetworkSpec, how: BuildOptions, factory: NormFactory | None) ->
     if how.drop_rate:
         model.set_drop_rate(how.drop_rate)
     if how.features_only and model.last_norm is not None:
-        model.last_norm.requires_grad_(
-            False
-        )  # loaded and saved, but not run: DDP waits for gradients of what is trained
+        # Loaded and saved, but not run: DDP waits for the gradients of what is trained.
+        model.last_norm.requires_grad_(False)
     build.initialize(model, spec)
     if how.out_indices is not None:
         model.select_features(how.out_indices)

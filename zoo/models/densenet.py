@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.layers.checkpointing import checkpoint
@@ -100,26 +101,14 @@ class DenseNet(Network):
 class _Transition(NormConv):
     """Norm and 1x1 convolution of the concatenated inputs, then, with ``pool``, 2x2 mean pooling."""
 
-    pool: nn.Module
-
     def __init__(self, in_channels: int, out_channels: int, norm: NormFactory, pool: bool, memory: str) -> None:
         bn = out_of_place(norm(in_channels))  # its input may be a returned feature
         super().__init__(bn, conv2d(in_channels, out_channels, 1), recompute=memory == "auto")
-        if pool:
-            self.pool = nn.AvgPool2d(2) if memory == "plain" else MeanPool2d()
+        self.pool, self.memory = pool, memory
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return (N, out_channels, H, W), or with pooling half that size, in a new tensor."""
         x = super().forward(*inputs)
-        return self.pool(x) if hasattr(self, "pool") else x
-
-
-class MeanPool2d(nn.AvgPool2d):
-    """`torch.nn.AvgPool2d` of 2x2 windows that does not save its input for backward."""
-
-    def __init__(self) -> None:
-        super().__init__(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the means, in a new tensor."""
-        return mean_pool2d(x)
+        if not self.pool:
+            return x
+        return F.avg_pool2d(x, 2) if self.memory == "plain" else mean_pool2d(x)

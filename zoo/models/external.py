@@ -96,14 +96,14 @@ def build_external(
         if package == "timm":
             model = import_module("timm").create_model(own_name, pretrained=pretrained, **options)
         else:
-            if "weights_backbone" in _parameters_of(own_name):
+            models = import_module("torchvision.models")
+            if "weights_backbone" in signature(models.get_model_builder(own_name)).parameters:
                 options["weights_backbone"] = None
-            get_model = import_module("torchvision.models").get_model
-            model = get_model(own_name, weights=None, **options)
+            model = models.get_model(own_name, weights=None, **options)
             if pretrained:
                 # torchvision loads weights only for their own number of classes.
                 of_weights = {key: value for key, value in options.items() if key != "num_classes"}
-                model = _with_classifier_of(get_model(own_name, weights="DEFAULT", **of_weights), model)
+                model = _with_classifier_of(models.get_model(own_name, weights="DEFAULT", **of_weights), model)
     except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
         raise ConfigError(f"{name} cannot be built: {error}") from error
     assert isinstance(model, nn.Module)
@@ -261,7 +261,3 @@ def _num_parameters(name: str) -> float:
             return sum(parameter.numel() for parameter in build_external(name).parameters())
     except Exception:  # another package may raise anything
         return float("inf")
-
-
-def _parameters_of(name: str) -> Mapping[str, Any]:
-    return signature(import_module("torchvision.models").get_model_builder(name)).parameters

@@ -68,7 +68,8 @@ def open_published(name: str) -> IO[bytes]:
     try:
         md5 = _digests_of_open(file, path, "md5")["md5"]
         if md5 != entry_of(name).md5:
-            raise WeightsError(_mismatch(name, md5), path, _remedy(name))
+            remedy = f"remove it and run zoo fetch {name}, or pass its path as weights= if it is meant to differ"
+            raise WeightsError(_mismatch(name, md5), path, remedy)
         file.seek(0)
     except BaseException:
         file.close()
@@ -161,10 +162,6 @@ def _by_hand(name: str, path: Path) -> str:
 
 def _mismatch(name: str, md5: str) -> str:
     return f"the md5 is {md5}, not {entry_of(name).md5}"
-
-
-def _remedy(name: str) -> str:
-    return f"remove it and run zoo fetch {name}, or pass its path as weights= if it is meant to differ"
 
 
 def open_weights(path: str | os.PathLike[str]) -> IO[bytes]:
