@@ -36,19 +36,19 @@ class Window(NamedTuple):
     dilation: tuple[int, int]
     ceil_mode: bool
 
-    def outputs(self, sides: Sequence[int]) -> list[int]:
-        """Return the output's (height, width) for a map's; raise ValueError for a window that torch rejects."""
+    def outputs(self, sides: Sequence[int]) -> list[int] | None:
+        """Return the output's (height, width) for a map's; None for a window that torch rejects."""
         outputs = []
         for length, size, stride, padding, dilation in zip(sides, *self[:4], strict=True):
             reach = dilation * (size - 1) + 1
             if min(length, size, stride, dilation) < 1 or not 0 <= padding <= size // 2:
-                raise ValueError(f"max_pool2d cannot pool a map of size {tuple(sides)} with {self}")
+                return None
             rest = length + 2 * padding - reach
             output = (rest + (stride - 1 if self.ceil_mode else 0)) // stride + 1
             if self.ceil_mode and (output - 1) * stride >= length + padding:  # the last window would begin outside
                 output -= 1
             if output < 1:
-                raise ValueError(f"max_pool2d cannot pool a map of size {tuple(sides)} with {self}: it is too small")
+                return None
             outputs.append(output)
         return outputs
 
@@ -75,11 +75,7 @@ def _is_supported(x: Tensor, window: Window) -> bool:
         return False
     if window.size[0] * window.size[1] > 256 or not all(x.shape[-3:]) or kernels_for(x) is reference:
         return False
-    try:
-        window.outputs(x.shape[-2:])
-    except ValueError:
-        return False
-    return True
+    return window.outputs(x.shape[-2:]) is not None
 
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -88,8 +84,9 @@ _operator = partial(operator, torch.library.Library("zoo", "FRAGMENT"))
 
 
 def _new_outputs(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
-    shape = *x.shape[:2], *Window(*window).outputs(x.shape[2:])
-    z = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format_of(x))
+    sides = Window(*window).outputs(x.shape[2:])
+    assert sides is not None, "max_pool2d has checked the window"
+    z = torch.empty((*x.shape[:2], *sides), dtype=x.dtype, device=x.device, memory_format=memory_format_of(x))
     return z, torch.empty_like(z, dtype=torch.uint8)
 
 
