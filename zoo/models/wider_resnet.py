@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -17,34 +17,9 @@ from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.base import Network
 
-
-class ModuleSettings(NamedTuple):
-    """The settings of a module: a pool before it, and stride, dilation and dropout of its blocks."""
-
-    pool: bool = False
-    stride: int = 1  # of the first block
-    dilation: int = 1
-    dropout: float = 0.0
-
-
-# For mod2 to mod7: the channels of a block's convolutions, then the settings of the three forms.
+# The channels of a block's convolutions in mod2 to mod7.
 CHANNELS = ((128, 128), (256, 256), (512, 512), (512, 1024), (512, 1024, 2048), (1024, 2048, 4096))
-PLAIN = (*[ModuleSettings(pool=True)] * 5, ModuleSettings())
-A2 = (
-    ModuleSettings(pool=True),
-    ModuleSettings(pool=True),
-    ModuleSettings(stride=2),
-    ModuleSettings(stride=2),
-    ModuleSettings(stride=2, dropout=0.3),
-    ModuleSettings(dropout=0.5),
-)
-A2_DILATED = (
-    *A2[:3],
-    ModuleSettings(dilation=2),
-    ModuleSettings(dilation=4, dropout=0.3),
-    ModuleSettings(dilation=4, dropout=0.5),
-)
-A2_STRIDE_16 = (*A2[:4], ModuleSettings(dilation=2, dropout=0.3), ModuleSettings(dilation=2, dropout=0.5))
+ONES = (1, 1, 1, 1, 1, 1)
 
 
 class WiderResNet(Network):
@@ -55,7 +30,9 @@ class WiderResNet(Network):
     - `memory`: what is saved for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
       pools. "checkpoint": the blocks' inputs; backward recomputes each block. "plain": like "auto", but with torch's
       pooling.
-    - `modules`: the settings of the six modules.
+    - `num_pools`: the number of modules, from mod2 on, with a pool before them.
+    - `strides`: the stride of the first block of each module.
+    - `dilations`, `dropouts`: dilation and dropout of the blocks of each module.
     - All others: see `Network`.
     """
 
@@ -67,15 +44,19 @@ class WiderResNet(Network):
         structure: Sequence[int],
         features_only: bool = False,
         memory: str,
-        modules: Sequence[ModuleSettings] = PLAIN,
+        num_pools: int = 5,
+        strides: Sequence[int] = ONES,
+        dilations: Sequence[int] = ONES,
+        dropouts: Sequence[float] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
     ) -> None:
         super().__init__(features_only)
         self.mod1 = nn.Sequential(OrderedDict(conv1=conv2d(3, 64, 3)))
         self._add_stage("mod1", channels=64, reduction=1)
         in_channels, reduction = 64, 1
-        for number, num_blocks, channels, settings in zip(range(2, 8), structure, CHANNELS, modules, strict=True):
+        settings = zip(structure, CHANNELS, strides, dilations, dropouts, strict=True)
+        for number, (num_blocks, channels, stride, dilation, dropout) in enumerate(settings, start=2):
             names = [f"mod{number}"]
-            if settings.pool:
+            if number < 2 + num_pools:
                 names = [f"pool{number}", f"mod{number}"]
                 self.add_module(f"pool{number}", max_pool(memory))
                 reduction *= 2
@@ -85,12 +66,12 @@ class WiderResNet(Network):
                     in_channels,
                     channels,
                     norm,
-                    stride=settings.stride if index == 1 else 1,
-                    dilation=settings.dilation,
-                    dropout=settings.dropout,
+                    stride=stride if index == 1 else 1,
+                    dilation=dilation,
+                    dropout=dropout,
                 )
                 in_channels = channels[-1]
-            reduction *= settings.stride
+            reduction *= stride
             self.add_module(f"mod{number}", build_stage(blocks, memory))
             self._add_stage(*names, channels=in_channels, reduction=reduction)
         self.bn_out = out_of_place(norm(in_channels))
@@ -115,8 +96,10 @@ class WiderResNetA2(WiderResNet):
         dilation: bool | int | Sequence[int],
         **options: Any,
     ) -> None:
-        is_dilated = dilation is True or (bool(dilation) and dilation != 1)
-        modules = A2_DILATED if is_dilated else A2
+        strides, dilations = (1, 1, 2, 2, 2, 1), ONES
         if isinstance(dilation, (list, tuple)) and list(dilation) == [1, 1, 2, 2]:
-            modules = A2_STRIDE_16
-        super().__init__(norm, classes, modules=modules, **options)
+            strides, dilations = (1, 1, 2, 2, 1, 1), (1, 1, 1, 1, 2, 2)
+        elif dilation is True or (bool(dilation) and dilation != 1):
+            strides, dilations = (1, 1, 2, 1, 1, 1), (1, 1, 1, 2, 4, 4)
+        dropouts = (0.0, 0.0, 0.0, 0.0, 0.3, 0.5)
+        super().__init__(norm, classes, num_pools=2, strides=strides, dilations=dilations, dropouts=dropouts, **options)

@@ -94,24 +94,21 @@ def normalize_(x: Tensor, statistics: Statistics, settings: NormSettings) -> Non
         kernels_for(x).apply_(part, statistics.mean, statistics.var, settings)
 
 
-def denormalize_(y: Tensor, statistics: Statistics, settings: NormSettings) -> None:
-    """Overwrite y with x = (y - bias) sqrt(var + eps) / (|weight| + eps) + mean, the inverse of `normalize_`."""
+def invert_norm_(y: Tensor, dy: Tensor, statistics: Statistics, settings: NormSettings) -> tuple[Tensor, Tensor]:
+    """Overwrite y with x, and dy with dx; return the gradients of weight and bias.
+
+    x = (y - bias) sqrt(var + eps) / (|weight| + eps) + mean.
+    """
     assert settings.weight is not None
     assert settings.bias is not None
-    gain = settings.weight.abs() + settings.eps
-    scale = torch.sqrt(statistics.var + settings.eps) / gain
-    y.sub_(_per_channel(settings.bias)).mul_(_per_channel(scale)).add_(_per_channel(statistics.mean))
-
-
-def invert_norm_(y: Tensor, dy: Tensor, statistics: Statistics, settings: NormSettings) -> tuple[Tensor, Tensor]:
-    """Overwrite y with x, and dy with dx; return the gradients of weight and bias."""
     kernels, count = kernels_for(y), statistics.num_values
     sums_of_parts = [torch.stack(kernels.backward_reduce(z, dz, settings)) for z, dz in parts(y, dy)]
     sum_dy, sum_dy_xhat = torch.stack(sums_of_parts).sum(0)
     means = None if count is None else means_over_group(sum_dy, sum_dy_xhat, count, statistics.group)
     for z, dz in parts(y, dy):
         dz.copy_(kernels.backward_apply(z, dz, statistics.var, means, settings)[0])
-    denormalize_(y, statistics, settings)
+    scale = torch.sqrt(statistics.var + settings.eps) / (settings.weight.abs() + settings.eps)
+    y.sub_(_per_channel(settings.bias)).mul_(_per_channel(scale)).add_(_per_channel(statistics.mean))
     dgain, dbias = parameter_gradients(sum_dy, sum_dy_xhat, settings.weight, settings.bias)
     assert dgain is not None
     assert dbias is not None
