@@ -45,23 +45,21 @@ class IdentityResidualBlock(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        bottleneck = len(channels) == 3
         self.bn1 = out_of_place(norm(in_channels))
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        if bottleneck:
+        if len(channels) == 3:  # a bottleneck
             layers["conv1"] = conv2d(in_channels, channels[0], 1, stride=stride)
             layers["bn2"] = norm(channels[0])
             layers["conv2"] = conv2d(channels[0], channels[1], 3, groups=groups, dilation=dilation)
             layers["bn3"] = norm(channels[1])
-            if dropout > 0:
-                layers["dropout"] = nn.Dropout2d(dropout)
-            layers["conv3"] = conv2d(channels[1], channels[2], 1)
+            name, last = "conv3", conv2d(channels[1], channels[2], 1)
         else:
             layers["conv1"] = conv2d(in_channels, channels[0], 3, stride=stride, dilation=dilation)
             layers["bn2"] = norm(channels[0])
-            if dropout > 0:
-                layers["dropout"] = nn.Dropout2d(dropout)
-            layers["conv2"] = conv2d(channels[0], channels[1], 3, dilation=dilation)
+            name, last = "conv2", conv2d(channels[0], channels[1], 3, dilation=dilation)
+        if dropout > 0:
+            layers["dropout"] = nn.Dropout2d(dropout)
+        layers[name] = last
         self.convs = nn.Sequential(layers)
         self.has_projection = stride != 1 or in_channels != channels[-1]
         if self.has_projection:

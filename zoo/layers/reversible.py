@@ -77,11 +77,11 @@ class CouplingHalf:
 
     def __call__(self, *xs: Tensor) -> Pair:
         """Return both halves; the half that the branch reads stays unchanged."""
-        source, x = self._source_first(xs)
+        source, x = self._swapped(xs)
         if self.grid_bits is None or is_fx_proxy(x) or torch.is_grad_enabled() or are_transforms_active():
-            return self._in_order(source, x + _run_branch(self.branch, source, self.grid_bits))
+            return self._swapped((source, x + _run_branch(self.branch, source, self.grid_bits)))
         y, self.summary = sum_on_grid(x, _run_branch(self.branch, source, None), self.grid_bits)
-        return self._in_order(source, y)
+        return self._swapped((source, y))
 
     def modules(self) -> Iterable[nn.Module]:
         """Return the modules of the branch."""
@@ -89,18 +89,17 @@ class CouplingHalf:
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
         """Return the halves before the addition, their gradients, and the gradients of the branch's parameters."""
-        source, y = self._source_first(ys)
-        dsource, dy = self._source_first(grads)
+        source, y = self._swapped(ys)
+        dsource, dy = self._swapped(grads)
         x, dsource, gradients, self.summary = subtract_branch(
             self.branch, source, y, dsource, dy, may_overwrite, self.grid_bits
         )
-        return self._in_order(source, x), self._in_order(dsource, dy), gradients
+        return self._swapped((source, x)), self._swapped((dsource, dy)), gradients
 
-    def _source_first(self, pair: Tensors) -> Pair:
-        return pair[1 - self.into], pair[self.into]
-
-    def _in_order(self, source: Tensor, target: Tensor) -> Pair:
-        return (target, source) if self.into == 0 else (source, target)
+    def _swapped(self, pair: Tensors) -> Pair:
+        """Return the halves with the one that the branch reads first, or these in the order of the channels."""
+        first, second = pair
+        return (second, first) if self.into == 0 else (first, second)
 
 
 def subtract_branch(
