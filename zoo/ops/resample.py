@@ -47,7 +47,8 @@ def resize_image(image: Tensor, size: tuple[int, int], window: tuple[int, int, i
     if image.stride(0) != 1 or image.stride(2) != 3:
         image = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)
     vertical_first = _PIL_CHOOSES_ORDER and image_height - height > max(0, 2 * (image_width - width))
-    native.resize_into(out, image, size, (first_row, first_column), vertical_first)
+    region = 0, 0, image_width, image_height
+    torch.ops.zoo.resize_into.default(out, image, *size, *region, first_row, first_column, vertical_first)
     return out
 
 

@@ -125,17 +125,6 @@ def track_statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momen
     return mean, var
 
 
-def resize_into(
-    out: Tensor, image: Tensor, size: tuple[int, int], corner: tuple[int, int], vertical_first: bool
-) -> None:
-    """Overwrite ``out`` with the part of the resized image that begins at ``corner`` (row, column).
-
-    The image has interleaved pixels; the rows of ``out`` are contiguous.
-    """
-    height, width = image.shape[1:]
-    torch.ops.zoo.resize_into.default(out, image, *size, 0, 0, width, height, *corner, vertical_first)
-
-
 def _operator_arguments(settings: NormSettings) -> tuple[Tensor | None, Tensor | None, float, int, float]:
     """Return the settings as arguments of the operators, with the activation as its code."""
     weight, bias, eps, activation, activation_param = settings
