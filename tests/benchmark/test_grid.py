@@ -6,14 +6,43 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from zoo.benchmark.grid import BFLOAT16, FLOAT, draw_errors, measure_grids
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
+from zoo.engine.reconstruction import reconstruction_errors
 from zoo.errors import ConfigError
+from zoo.layers import ReversibleBlock, ReversibleSequential
 from zoo.spec.network import NetworkSpec
 
 CPU = torch.device("cpu")
+
+
+class _Scale(nn.Module):
+    """Multiplies by another number in each call, so that backward cannot subtract what forward added."""
+
+    def __init__(self, drift: float) -> None:
+        super().__init__()
+        self.drift, self.calls = drift, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * (1 + self.drift * self.calls)
+
+
+def test_the_error_of_a_block_is_that_of_its_own_input() -> None:
+    chain = ReversibleSequential([ReversibleBlock(_Scale(0.0), _Scale(drift)) for drift in (0.0, 0.1)]).double()
+    x = torch.randn(2, 4, 3, 3, dtype=torch.float64, requires_grad=True)
+    with reconstruction_errors(nn.ModuleDict({"stage": chain})) as errors:
+        chain(x).sum().backward()
+    x1, x2 = (half.detach() for half in x.chunk(2, 1))
+    x1, x2 = x1 + x2, x1 + 2 * x2  # the input of the second block
+    y1 = x1 + x2
+    # Forward g added 1.1 y1, and in backward 1.2 y1 is taken away: x2 is off by 0.1 y1, and with it x1 = y1 - f(x2).
+    off, true = torch.cat([0.1 * y1, -0.1 * y1], 1), torch.cat([x1, x2], 1)
+    assert errors["stage/1"] == pytest.approx((off.norm() / true.norm()).item())
+    assert chain.meter is None
 
 
 def tiny(arch: str) -> Setup:

@@ -32,7 +32,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     [
         ("network.classes", True),
         ("network.norm", "ipabn"),
-        ("training.reconstruction_meter", True),
+        ("training.gradient_angle_meter", True),
         ("optimizer.learning_rate", float("inf")),
         ("optimizer.type", "sgd"),
         ("optimizer.decay_biases", 0),

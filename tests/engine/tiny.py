@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,6 @@ class MemoryLog:
         self.messages: list[str] = []
         self.metrics: list[TrainMetrics] = []
         self.validations: list[tuple[int, int, Result, bool]] = []
-        self.reconstructions: list[tuple[int, dict[str, float]]] = []
         self.angles: list[tuple[int, float]] = []
         self.bars: list[tuple[str, int, int]] = []
         self._on_metrics = on_metrics
@@ -134,9 +133,6 @@ class MemoryLog:
 
     def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
         self.validations.append((epoch, step, result, is_best))
-
-    def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
-        self.reconstructions.append((step, dict(errors)))
 
     def gradient_angle(self, step: int, degrees: float) -> None:
         self.angles.append((step, degrees))

@@ -112,16 +112,16 @@ def test_a_disk_that_is_full_for_a_while_leaves_whole_records_and_no_traceback(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     config = load_experiment("quickstart_fashion_mnist")
     with RunLog(tmp_path, 0, config) as log:
-        log.reconstruction(1, {"chain/0": 0.5})
+        log.gradient_angle(1, 0.5)
         size = (tmp_path / "metrics.jsonl").stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))  # ten bytes of the next record find room
         try:
             for step in range(2, 50):
-                log.reconstruction(step, {"chain/0": 0.5})
+                log.gradient_angle(step, 0.5)
                 log.message("a line" * 10)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        log.reconstruction(50, {"chain/0": 0.25})
+        log.gradient_angle(50, 0.25)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 50]
     assert "Traceback" not in capsys.readouterr().err

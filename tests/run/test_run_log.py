@@ -80,16 +80,14 @@ def test_scalars_stand_at_the_optimizer_step(tmp_path: Path, config: Experiment)
         assert _scalars(tmp_path, tag) == [(63, value)]
 
 
-def test_errors_and_angles_of_reconstruction_are_recorded_and_those_that_are_not_finite_become_null(
+def test_angles_of_gradients_are_recorded_and_one_that_is_not_finite_becomes_null(
     tmp_path: Path, config: Experiment
 ) -> None:
     with RunLog(tmp_path, 0, config) as log:
-        log.reconstruction(50, {"mod2.chain/0": 0.5, "mod2.chain/1": math.nan})
         log.gradient_angle(50, 0.25)
-    errors, angle = _records(tmp_path)
-    assert (errors["event"], errors["step"]) == ("reconstruction", 50)
-    assert errors["errors"] == {"mod2.chain/0": 0.5, "mod2.chain/1": None}
-    assert (angle["event"], angle["step"], angle["degrees"]) == ("gradient_angle", 50, 0.25)
+        log.gradient_angle(100, math.nan)
+    found = [(each["event"], each["step"], each["degrees"]) for each in _records(tmp_path)]
+    assert found == [("gradient_angle", 50, 0.25), ("gradient_angle", 100, None)]
 
 
 def test_a_resume_hides_what_the_interrupted_run_wrote_beyond_its_step(tmp_path: Path, config: Experiment) -> None:

@@ -140,9 +140,6 @@ class Training(Section):
     compile: bool = False
     """Whether to compile the network with torch.compile. With network.memory "lean", its graphs save what lean training
     saves, see `zoo.remat.inductor_options`."""
-    reconstruction_meter: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
-    """Steps between two logs of the reconstruction error of reversible chains, which takes the memory that the chains
-    save; 0: never."""
     gradient_angle_meter: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
     """Steps between two logs of the angle between the gradients from reconstructed and from stored activations, which
     takes the memory that reversible chains save and the time of two more steps; 0: never."""

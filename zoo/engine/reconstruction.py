@@ -1,6 +1,6 @@
 """What reconstruction changes: errors of reconstructed activations, and the angle between gradients.
 
-Tested by tests/engine/test_reconstruction_meter.py and tests/engine/test_gradient_angle_meter.py.
+Tested by tests/engine/test_gradient_angle_meter.py and tests/benchmark/test_grid.py.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from zoo.errors import ConfigError
 from zoo.ops.context import RandomState, restored_buffers
 
 
-def check_meters(model: nn.Module, settings: Training) -> None:
-    """Raise ConfigError if a meter of reconstruction is on but ``model`` reconstructs nothing."""
-    if not all(chain.store for chain in _chains(model).values()):
-        return
-    for meter in ("reconstruction_meter", "gradient_angle_meter"):
-        if every_steps := getattr(settings, meter):
-            raise ConfigError(
-                f"training.{meter} = {every_steps}, but this network reconstructs no activations: remove the key, or "
-                'use a revnet*, irevnet*, revnext* or revvit* with network.memory "auto"'
-            )
+def check_meter(model: nn.Module, settings: Training) -> None:
+    """Raise ConfigError if the meter of gradient angles is on but ``model`` reconstructs nothing."""
+    every_steps = settings.gradient_angle_meter
+    if every_steps and all(chain.store for chain in _chains(model).values()):
+        raise ConfigError(
+            f"training.gradient_angle_meter = {every_steps}, but this network reconstructs no activations: remove the "
+            'key, or use a revnet*, irevnet*, revnext* or revvit* with network.memory "auto"'
+        )
 
 
 def _chains(model: nn.Module) -> dict[str, Any]:

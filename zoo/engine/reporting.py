@@ -80,9 +80,6 @@ class Log(Protocol):
     def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
         """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
 
-    def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
-        """Record the relative reconstruction error of each block of reversible chains, by ``chain/index``."""
-
     def gradient_angle(self, step: int, degrees: float) -> None:
         """Record the angle between the gradients of a step from reconstructed and from stored activations."""
 

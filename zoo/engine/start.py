@@ -14,7 +14,7 @@ from zoo.config import Experiment, check_world_size, leaves
 from zoo.engine import checkpoint
 from zoo.engine.consistency import ABSENT, differing_keys
 from zoo.engine.process import Process, seed_everything
-from zoo.engine.reconstruction import check_meters
+from zoo.engine.reconstruction import check_meter
 from zoo.engine.reporting import Log
 from zoo.engine.state import TrainState, build_state, load_rank_state, load_shared_state
 from zoo.engine.task import Task
@@ -25,7 +25,7 @@ from zoo.weights import load_weights
 
 AUTO = "auto"
 # Prefixes of settings that may change on a resume because they do not affect the computation. All others must match.
-HARMLESS_KEYS = ("checkpoint.", "expected", "training.reconstruction_meter", "training.gradient_angle_meter")
+HARMLESS_KEYS = ("checkpoint.", "expected", "training.gradient_angle_meter")
 EPOCHS = "optimizer.schedule.epochs"  # may grow on a resume
 # What Python and torch raise for unexpected values in a checkpoint.
 ODD_CONTENT = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
@@ -60,7 +60,7 @@ def start(
     seed_everything(config.seed, rank=-1)
     is_fresh = resumed is None and weights is None
     model = build(config.network if is_fresh else config.network.without_pretrained())
-    check_meters(model, config.training)
+    check_meter(model, config.training)
 
     # The checkpoint takes precedence over the weights, so that the same command line continues an interrupted run.
     if resumed is None and weights is not None:

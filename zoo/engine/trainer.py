@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from zoo.data.seeding import random_of
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.meters import Reading
 from zoo.engine.optim import set_lr
-from zoo.engine.reconstruction import reconstruction_errors
 from zoo.engine.reporting import Log, Pace, metrics_since
 from zoo.engine.state import TrainState, all_finite, broadcast_buffers
 from zoo.engine.step import StepBatch, gradient_angle, train_step
@@ -100,8 +98,7 @@ class Trainer:
                 lr = self._set_lr()
                 step_batch = self._prepared(batch)
                 self._meter_gradient_angle(step_batch)
-                with self._reconstruction_metered():
-                    train_step(state, step_batch)
+                train_step(state, step_batch)
                 advance(1)
                 if state.batch % self.log_interval == 0 or state.batch == num_batches:
                     reported = self._report(reported, lr)
@@ -132,17 +129,6 @@ class Trainer:
         half = config.optimizer.batch_size // state.process.world_size // 2
         indices = partners(len(images), half).to(images.device, non_blocking=True)
         return mix_images(images, mix, indices), mix_targets(targets, config.network.num_classes, mix, indices)
-
-    @contextmanager
-    def _reconstruction_metered(self) -> Iterator[None]:
-        """Context that logs the reconstruction errors of the step inside, if this step is to be metered."""
-        state, every_steps = self.state, self.config.training.reconstruction_meter
-        if not every_steps or (state.step + 1) % every_steps:
-            yield
-            return
-        with reconstruction_errors(state.model) as errors:
-            yield
-        self.log.reconstruction(state.step, errors)
 
     def _meter_gradient_angle(self, batch: StepBatch) -> None:
         """Log the angle between the gradients of the next step, if that step is to be metered."""

@@ -214,10 +214,6 @@ class RunLog:
         if self._board is not None:
             self._write(partial(self._board.validation, step, result))
 
-    def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
-        """Record the relative reconstruction error of each block of reversible chains."""
-        self._add_line("reconstruction", step=step, errors=dict(errors))
-
     def gradient_angle(self, step: int, degrees: float) -> None:
         """Record the angle between the gradients of a step from reconstructed and from stored activations."""
         self._add_line("gradient_angle", step=step, degrees=degrees)
