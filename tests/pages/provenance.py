@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.benchmark.results import markdown
-from zoo.reproduce.paper_report import report_text, sections_of
+from zoo.reproduce.paper_report import sections_of
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.scoreboard import rows_of
 from zoo.reproduce.scoreboard_files import forms_of
@@ -33,10 +33,7 @@ def find_faults(folder: Path) -> list[str]:
 def generated_from(path: Path) -> Mapping[str, str]:
     """Return the text files that are generated from a result file, as contents by file name."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    name = content.get("benchmark")
-    if "records" in content:
-        return {f"{path.stem}.md": markdown(content)}
-    return {f"{path.stem}.md": report_text(content)} if name in PAPERS else {}
+    return {f"{path.stem}.md": markdown(content)} if "records" in content else {}
 
 
 def generated_from_reports(folder: Path) -> Mapping[str, str]:

@@ -50,7 +50,7 @@ class ReproduceAll(Command):
             command_line=self.command_line,
         )
         for paper in self.papers:
-            print(f"written to {self.out / paper}.md and .json, with plots next to them")
+            print(f"written to {self.out / paper}.json, with plots next to them")
         counts, *off = verdict_lines(rows)
         print(counts, *(f"off: {line}" for line in off), sep="\n")
         print(f"all rows: {self.out / 'reproduction.html'} and .csv")

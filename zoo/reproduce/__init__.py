@@ -4,9 +4,9 @@
 - The tables, figures and sections of a paper are measured in files named after them (PAPER_tableN, PAPER_figureN, ...),
   by functions that ``measurements`` registers. ``papers`` lists the papers. ``comparison`` defines sections,
   comparisons and verdicts; ``training_runs`` and ``error_rates`` supply the accuracies of trained networks.
-- ``paper_run`` implements `zoo reproduce PAPER` and `zoo reproduce all`. ``paper_report`` writes the report of a paper.
-  ``scoreboard`` computes one row per published number from the reports; ``scoreboard_files`` writes them as CSV, as a
-  Markdown summary, and as the HTML page of scoreboard.html.
+- ``paper_run`` implements `zoo reproduce PAPER` and `zoo reproduce all`. ``paper_report`` stores the measurements of a
+  paper. ``scoreboard`` computes one row per published number from the reports; ``scoreboard_files`` writes them as CSV,
+  as a Markdown summary, and as the HTML page of scoreboard.html.
 - ``operations`` counts what a training takes.
 - ``imagenet`` implements `zoo reproduce imagenet`.
 """

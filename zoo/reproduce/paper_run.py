@@ -60,8 +60,8 @@ def reproduce_papers(
         of_paper = [run for run in found if run.experiment in PAPERS[paper].experiments]
         section = _measure(measurement, Inputs(of_paper, scores), environment)
         sections[paper][section.key] = section
-        header = {"benchmark": paper, "command": command_line, "environment": environment, "plots": plots}
-        write_report(out, header, list(sections[paper].values()))
+        header = {"benchmark": paper, "command": command_line, "environment": environment}
+        write_report(out, header, list(sections[paper].values()), with_plots=plots)
         write_forms(out)
     return [row for row in read_rows(out) if row.number.paper in papers]
 

@@ -15,7 +15,7 @@ from zoo.reproduce.comparison import RULES, Comparison, Section, compare
 from zoo.reproduce.error_rates import facts_of, needs_training
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published
-from zoo.reproduce.training_runs import TrainingRun, environment_of
+from zoo.reproduce.training_runs import TrainingRun
 from zoo.run.plot_style import Line, Panel
 
 CIFAR_EXPERIMENT = "revnet164_cifar10"
@@ -32,9 +32,8 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
     )  # fmt: skip
     metered = [run for run in runs if run.angles and not run.is_stored]
     for name in dict.fromkeys(run.experiment for run in metered):
-        group = [run for run in metered if run.experiment == name]
-        largest = max(map(_largest_angle, group))
-        section.add(f"{name}: largest angle", largest, unit="degrees", n=len(group), environment=environment_of(group))
+        largest = max(_largest_angle(run) for run in metered if run.experiment == name)
+        section.notes.append(f"{name}: the largest angle is {largest:.2g} degrees")
     if metered:
         lines = [_angle_line(run) for run in metered]
         section.panels.append(Panel("gradients", "training step", "angle, degrees", lines, y_log=True))

@@ -10,7 +10,7 @@ import io
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from zoo.files import write_text
-from zoo.reproduce.comparison import RULES, Comparison
+from zoo.reproduce.comparison import RULES, Comparison, Section
 from zoo.reproduce.paper_report import plot_name, read_report, spread_text
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.scoreboard import EVIDENCE, STATES, Row, by_item, counts_by_evidence, rows_of, verdict_lines
@@ -110,8 +110,7 @@ def summary(rows: Sequence[Row]) -> str:
     headers, *lines = counts_by_evidence(rows)
     parts = [
         f"# {TITLE}",
-        f"{SCOPE} All rows: [{HTML}]({HTML}), [{CSV}]({CSV}). Reports: "
-        f"{', '.join(f'[{paper}]({paper}.md)' for paper in PAPERS)}.",
+        f"{SCOPE} All rows, with how they are measured: [{HTML}]({HTML}), [{CSV}]({CSV}).",
         markdown_table([str(header) for header in headers], lines),
         markdown_list(f"**{state}**: {meaning}" for state, meaning in STATE_MEANINGS.items()),
         "## What is off",
@@ -166,7 +165,8 @@ def html_page(rows: Sequence[Row]) -> str:
         of_paper=PAPERS,
         anchor=_anchor,
         findings=_findings,
-        plots=_plots,
+        sections=_sections,
+        plot_name=plot_name,
         spread_text=spread_text,
     )
 
@@ -176,10 +176,9 @@ def _findings(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row.number.finding for row in rows if row.number.finding))
 
 
-def _plots(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the titles of the plots of an item by file name."""
-    sections = [row.section for row in rows if row.section is not None and row.section.panels]
-    return {plot_name(rows[0].number.paper, section.key): section.title for section in sections}
+def _sections(rows: Sequence[Row]) -> Iterable[Section]:
+    """Return the sections that measure an item."""
+    return {row.section.key: row.section for row in rows if row.section is not None}.values()
 
 
 def _code(text: str) -> Markup:
