@@ -13,7 +13,7 @@ from tests.reproduce.runs import make_run
 from tests.reproduce.scoreboards import number, publish
 from zoo.cli import main
 from zoo.reproduce import measurements
-from zoo.reproduce.comparison import Comparison, Section, not_measured
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.papers import PAPERS
 from zoo.run.plot_style import Line, Panel
 
@@ -38,13 +38,13 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         def measure_table(table: Any = table) -> Section:
             panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0])])
-            bytes_ = Comparison(what="bytes", published=table, measured=2.1, unit="B")
+            bytes_ = Comparison("bytes", 2.1, table)
             return Section("table9", "Table 9", "Measured.", [bytes_], panels=[panel])
 
         def measure_figure(inputs: Any, figure: Any = figure) -> Section:
             received.append(inputs)
-            needed = not_measured("bytes", figure, "B", "`zoo train x DATA`")
-            ran = Comparison(what="bytes", published=figure, measured=3, unit="B", environment={"commit": "1"})
+            needed = Comparison("bytes", None, figure, pending="`zoo train x DATA`")
+            ran = Comparison("bytes", 3, figure, environment={"commit": "1"})
             return Section("figure1", "Figure 1", "Measured.", [ran if inputs else needed])
 
         measurements.measures(paper, "Figure 1", given="scores" if paper == "inplace_abn" else "runs")(measure_figure)
@@ -68,7 +68,7 @@ def test_report_and_plots_are_written_and_progress_and_verdicts_printed(
     assert "revnet, Figure 1 (2 of 2)" in caplog.messages
     assert capsys.readouterr().out.splitlines() == [
         f"written to {tmp_path / 'revnet'}.json, with plots next to them",
-        "Of 2 published numbers: 1 reproduced, 0 better, 0 off, 0 underpowered, 1 not measured.",
+        "Of 2 published numbers, 1 are measured: 1 reproduced, 0 better, 0 off, 0 underpowered.",
         f"all rows: {tmp_path / 'reproduction.html'} and .csv",
     ]
     assert (tmp_path / "revnet_table9.png").exists()
@@ -82,7 +82,7 @@ def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: 
         ("not measured", "zoo reproduce revnext --only 'Figure 1'"),
     ]
     printed = capsys.readouterr().out
-    assert "Of 6 published numbers: 3 reproduced, 0 better, 0 off, 0 underpowered, 3 not measured." in printed
+    assert "Of 6 published numbers, 3 are measured: 3 reproduced, 0 better, 0 off, 0 underpowered." in printed
     assert all((tmp_path / f"{paper}.json").exists() for paper in PAPERS)
 
 

@@ -20,7 +20,7 @@ from tests.pages.numbers import MARKERS
 from zoo.config import Experiment, describe_options, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
 from zoo.config.published import published
-from zoo.reproduce.scoreboard import counts_by_evidence
+from zoo.reproduce.scoreboard import verdict_lines
 from zoo.reproduce.scoreboard_files import read_rows
 from zoo.spec.architectures import ARCHITECTURES, REVERSIBLE_TWINS, network_sizes
 
@@ -80,12 +80,7 @@ def _plain(text: str) -> str:
 
 def reproduction() -> str:
     """Return a sentence that counts the published numbers by verdict."""
-    headers, *lines = counts_by_evidence(read_rows(RESULTS))
-    columns = zip(*(line[1:] for line in lines), strict=True)
-    counts = {str(name): sum(map(int, filter(None, column))) for name, column in zip(headers[1:], columns, strict=True)}
-    total, missing = counts.pop("numbers"), counts.pop("not measured")
-    parts = [f"{count} {name}" for name, count in counts.items()]
-    return f"Of {total} published numbers, {total - missing} are measured: {', '.join(parts)}."
+    return verdict_lines(read_rows(RESULTS))[0]
 
 
 # --- golden files ---

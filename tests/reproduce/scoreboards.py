@@ -37,16 +37,14 @@ def publish(monkeypatch: pytest.MonkeyPatch, *numbers: PublishedNumber) -> None:
         monkeypatch.setattr(f"zoo.reproduce.{module}.published_numbers", of_paper)
 
 
-def found(published: PublishedNumber | None, measured: Any = 7.3, **fields: Any) -> Comparison:
+def found(published: PublishedNumber, measured: Any = 7.3, **fields: Any) -> Comparison:
     """Return a comparison with a standard error of 0.1 points."""
-    return Comparison(
-        **{"what": "error", "published": published, "measured": measured, "unit": "%", "spread": 0.1, "n": 3} | fields
-    )
+    return Comparison("error", measured, published, **{"spread": 0.1, "n": 3, **fields})
 
 
 def waiting(published: PublishedNumber) -> Comparison:
     """Return the comparison of a number that was not measured."""
-    return Comparison(what="error", published=published, pending="`zoo train x DATA`")
+    return Comparison("error", None, published, pending="`zoo train x DATA`")
 
 
 def section(*comparisons: Comparison, key: str = "table3", **environment: Any) -> Section:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.reproduce.scoreboards import number
-from zoo.reproduce.comparison import Verdict, compare, judge
+from zoo.reproduce.comparison import Comparison, Verdict
 
 
 def state(measured: Any, value: Any = 100, spread: float | None = None, **fields: Any) -> str:
-    return judge(number("a", value, **{"unit": "", **fields}), measured, spread).state
+    return Comparison("a", measured, number("a", value, **{"unit": "", **fields}), n=3, spread=spread).verdict.state
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,9 @@ def test_numbers_that_round_to_the_printed_digits_are_equal_to_parameters() -> N
 
 
 def test_statements_are_equal_or_another_one() -> None:
-    assert judge(number("a", "x and z", evidence="count"), "x and z") == Verdict("reproduced", "equal")
-    assert judge(number("a", "x and z", evidence="count"), "x") == Verdict("off", "another one")
+    statement = number("a", "x and z", evidence="count")
+    assert Comparison("a", "x and z", statement).verdict == Verdict("reproduced", "equal")
+    assert Comparison("a", "x", statement).verdict == Verdict("off", "another one")
 
 
 @pytest.mark.parametrize(
@@ -74,10 +75,5 @@ def test_statements_are_equal_or_another_one() -> None:
 def test_an_accuracy_is_judged_at_plus_and_minus_two_standard_errors_of_at_least_three_runs(
     measured: float, spread: float | None, n: int, verdict: str
 ) -> None:
-    assert str(judge(number("a", 7.24, unit="%", evidence="accuracy trained"), measured, spread, n=n)) == verdict
-
-
-def test_the_unit_of_a_measured_number_is_that_of_the_published_one_unless_given() -> None:
-    published = number("table3/one", 2, unit="MB")
-    units = [compare("a", 1, published).unit, compare("a", 1, published, "GB").unit, compare("a", 1).unit]
-    assert units == ["MB", "GB", ""]
+    published = number("a", 7.24, unit="%", evidence="accuracy trained")
+    assert str(Comparison("a", measured, published, spread=spread, n=n).verdict) == verdict

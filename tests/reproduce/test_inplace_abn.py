@@ -19,7 +19,7 @@ from zoo.reproduce import inplace_abn_figures1and2 as figures
 from zoo.reproduce import inplace_abn_scores as scores
 from zoo.reproduce import inplace_abn_table2 as table2
 from zoo.reproduce import inplace_abn_timing as timing
-from zoo.reproduce.comparison import Comparison, Section, judge
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.run.plot_style import Line
 from zoo.spec.network import NetworkSpec
@@ -29,8 +29,7 @@ def by_id(section: Section) -> dict[str, Comparison]:
     """Return the first comparison with each published number, by the key of the number."""
     found: dict[str, Comparison] = {}
     for comparison in section.comparisons:
-        if comparison.published is not None:
-            found.setdefault(comparison.published.id.removeprefix("inplace_abn/"), comparison)
+        found.setdefault(comparison.published.id.removeprefix("inplace_abn/"), comparison)
     return found
 
 
@@ -186,7 +185,7 @@ def test_batches_of_section_4_1_are_those_of_four_gpus(monkeypatch: pytest.Monke
         "section4.1/densenet264_ipabn_lr_256/batch_stdbn": (320, "better: at most 255"),
     }
     number = published("inplace_abn", "section4.1/resnext101_stdbn_lr_256/batch")
-    judged = [judge(number, images).state for images in (255, 256, 511, 512)]
+    judged = [Comparison("a", images, number).verdict.state for images in (255, 256, 511, 512)]
     assert judged == ["off", "reproduced", "reproduced", "better"]
 
 
@@ -213,7 +212,6 @@ def claims(**modules: dict[str, list[float]]) -> dict[str, tuple[Any, str]]:
     return {
         comparison.published.id.removeprefix("inplace_abn/"): (comparison.measured, str(comparison.verdict))
         for comparison in comparisons
-        if comparison.published is not None
     }
 
 

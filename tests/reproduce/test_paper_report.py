@@ -9,7 +9,7 @@ import pytest
 
 from tests.reproduce.scoreboards import ENVIRONMENT, found, number, publish, section
 from zoo.errors import ConfigError
-from zoo.reproduce.comparison import Comparison, Section, not_measured
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.paper_report import read_report, write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.training_runs import load_changed
@@ -26,9 +26,9 @@ def test_reports_hold_all_comparisons_and_have_a_plot(tmp_path: Path, monkeypatc
     panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0]), Line("law", [1, 2], [3.0, 5.0], True)], True, True)
     one, two = number("table3/one", 2, unit="B", evidence="memory measured"), number("table3/two")
     publish(monkeypatch, one, two)
-    near = Comparison(what="bytes", published=one, measured=2.1, unit="B")
+    near = Comparison("bytes", 2.1, one)
     first = Section("one", "Table 1", "Measured so.", [near], ["a note"], [panel], environment=ENVIRONMENT)
-    missing = not_measured("error", two, "%", "`zoo train x`")
+    missing = Comparison("error", None, two, pending="`zoo train x`")
     plain = Section("two", "Table 2", "Not measured.", [missing], environment=ENVIRONMENT)
     header = {"benchmark": "revnet", "command": "zoo reproduce", "environment": ENVIRONMENT}
     write_report(tmp_path, header, [first, plain], with_plots=True)
@@ -37,7 +37,7 @@ def test_reports_hold_all_comparisons_and_have_a_plot(tmp_path: Path, monkeypatc
     bytes_, error = (each["figures"][0] for each in content["sections"])
     assert (bytes_["published"], bytes_["value"], bytes_["measured"]) == (one.id, "2", 2.1)
     assert "verdict" not in bytes_, "it is computed"
-    assert (error["pending"], error.get("measured")) == ("`zoo train x`", None)
+    assert (error["pending"], error["measured"]) == ("`zoo train x`", None)
     assert (tmp_path / "revnet_one.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "revnet_two.png").exists()
 

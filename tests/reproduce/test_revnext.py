@@ -34,8 +34,7 @@ def by_key(section: Section) -> dict[str, Comparison]:
     """Return the first comparison with each published number, which is the number's row in the scoreboard."""
     found: dict[str, Comparison] = {}
     for comparison in section.comparisons:
-        if comparison.published is not None:
-            found.setdefault(comparison.published.id.removeprefix("revnext/"), comparison)
+        found.setdefault(comparison.published.id.removeprefix("revnext/"), comparison)
     return found
 
 

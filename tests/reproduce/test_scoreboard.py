@@ -59,6 +59,6 @@ def test_numbers_are_counted_by_evidence_and_those_that_are_off_are_named() -> N
     assert counts["memory predicted"] == [1, 0, 0, 1, 0, 0]
     assert counts["accuracy trained"] == [2, 1, 0, 0, 0, 1]
     assert verdict_lines(of_all) == [
-        "Of 3 published numbers: 1 reproduced, 0 better, 1 off, 0 underpowered, 1 not measured.",
-        "revnet, Table 3: error: 200 %, published 100 MB",
+        "Of 3 published numbers, 2 are measured: 1 reproduced, 0 better, 1 off, 0 underpowered.",
+        "revnet, Table 3: error: 200 MB, published 100 MB",
     ]

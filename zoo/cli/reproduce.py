@@ -118,7 +118,7 @@ class ReproduceImageNet(Command, LoaderOptions):
             if process.is_main:
                 reasons = [f"left out: {name}: {reason}" for name, reason in left_out.items()]
                 print(scores_table(comparisons), *reasons, f"written to {self.out / SCORES_FILE}", sep="\n\n")
-        states = {verdict.state for each in comparisons if (verdict := each.verdict) is not None}
+        states = {each.verdict.state for each in comparisons}
         if "off" in states:
             return EXIT_VERIFICATION_FAILED
         return EXIT_USER_ERROR if "not measured" in states else 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
@@ -99,15 +99,14 @@ class Verdict(NamedTuple):
         return f"{self.state}: {self.reason}" if self.reason else self.state
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Comparison:
     """One number of a table or figure: published value, measured value and verdict.
 
     Args:
     - `what`: name of the number.
-    - `published`: None if nothing was published.
-    - `measured`: None if nothing was measured; `pending` then gives the reason.
-    - `unit`: unit of both numbers.
+    - `measured`: in the unit of the published number; None if nothing was measured, `pending` then gives the reason.
+    - `published`: the published number.
     - `n`: number of runs or repetitions in the mean or median; 1 for a deterministic number.
     - `spread`: see `Rule`, in the same unit; None if nothing varies or if it is unknown.
     - `weakness`: the reason why the measurement is too weak for a verdict, if it is.
@@ -119,9 +118,9 @@ class Comparison:
     """
 
     what: str
-    published: PublishedNumber | None = None
-    measured: Value = None
-    unit: str = ""
+    measured: Value
+    published: PublishedNumber
+    _: KW_ONLY
     n: int = 1
     spread: float | None = None
     weakness: str = ""
@@ -132,13 +131,30 @@ class Comparison:
     command: str = ""
 
     @property
-    def verdict(self) -> Verdict | None:
-        """The verdict on the measured number; None if nothing was published."""
-        if self.measured is None:
+    def verdict(self) -> Verdict:
+        """The verdict on the measured number; it follows from the `RULES` of the published number's evidence alone."""
+        number, measured = self.published, self.measured
+        if measured is None:
             return Verdict("not measured", self.pending)
-        if self.published is None:
-            return None
-        return judge(self.published, self.measured, self.spread, self.weakness, self.n)
+        if isinstance(measured, str) or (isinstance(number.value, str) and not number.is_bounded):
+            return Verdict("reproduced", "equal") if measured == number.value else Verdict("off", "another one")
+        rule, (low, high) = RULES[number.evidence], accepted(number)
+        margin = rule.margin * (self.spread or 0.0)
+        reason = _difference(number, measured)
+        if self.weakness:
+            return Verdict("underpowered", f"{self.weakness}; {reason}")
+        is_within = low <= measured - margin and measured + margin <= high
+        is_outside = measured + margin < low or measured - margin > high
+        is_accuracy = number.evidence == "accuracy trained" and number.unit in IN_POINTS and not number.is_bounded
+        if rule.margin and self.spread is None:
+            return Verdict("underpowered", f"{reason}, {rule.spread} unknown")
+        if is_within and is_accuracy and self.n < MIN_RUNS:
+            return Verdict("underpowered", f"{reason}, {self.n} of {MIN_RUNS} runs")
+        if is_within:
+            return Verdict("reproduced", reason)
+        if is_outside:
+            return Verdict("better" if number.direction == ("less" if measured < low else "more") else "off", reason)
+        return Verdict("underpowered", f"{reason}, {rule.spread} {number_text(self.spread)}")
 
 
 @dataclass
@@ -166,34 +182,9 @@ class Section:
     command: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
 
-    def add(self, what: str, measured: Value, published: PublishedNumber | None = None, **facts: Any) -> None:
-        """Add the comparison of a measured number, see `compare`."""
-        self.comparisons.append(compare(what, measured, published, **facts))
-
-
-def judge(
-    number: PublishedNumber, measured: float | str, spread: float | None = None, weakness: str = "", n: int = MIN_RUNS
-) -> Verdict:
-    """Return the verdict on a measured value; it follows from the `RULES` of the number's evidence alone."""
-    if isinstance(measured, str) or (isinstance(number.value, str) and not number.is_bounded):
-        return Verdict("reproduced", "equal") if measured == number.value else Verdict("off", "another one")
-    rule, (low, high) = RULES[number.evidence], accepted(number)
-    margin = rule.margin * (spread or 0.0)
-    reason = _difference(number, measured)
-    if weakness:
-        return Verdict("underpowered", f"{weakness}; {reason}")
-    is_within = low <= measured - margin and measured + margin <= high
-    is_outside = measured + margin < low or measured - margin > high
-    is_accuracy = number.evidence == "accuracy trained" and number.unit in IN_POINTS and not number.is_bounded
-    if rule.margin and spread is None:
-        return Verdict("underpowered", f"{reason}, {rule.spread} unknown")
-    if is_within and is_accuracy and n < MIN_RUNS:
-        return Verdict("underpowered", f"{reason}, {n} of {MIN_RUNS} runs")
-    if is_within:
-        return Verdict("reproduced", reason)
-    if is_outside:
-        return Verdict("better" if number.direction == ("less" if measured < low else "more") else "off", reason)
-    return Verdict("underpowered", f"{reason}, {rule.spread} {number_text(spread)}")
+    def add(self, what: str, measured: Value, published: PublishedNumber, **facts: Any) -> None:
+        """Add a `Comparison`."""
+        self.comparisons.append(Comparison(what, measured, published, **facts))
 
 
 def accepted(number: PublishedNumber) -> tuple[float, float]:
@@ -228,16 +219,3 @@ def _difference(number: PublishedNumber, measured: float) -> str:
         return f"{measured - number.number:+.2f} points"
     is_equal = math.isclose(measured, number.number, rel_tol=1e-9)
     return "equal" if is_equal else f"{100 * (measured / number.number - 1):+.1f} %"
-
-
-def compare(
-    what: str, measured: Value, published: PublishedNumber | None = None, unit: str = "", **facts: Any
-) -> Comparison:
-    """Return the comparison of a measured number; its unit is by default the unit of the published one."""
-    unit = unit or (published.unit if published is not None else "")
-    return Comparison(what=what, published=published, measured=measured, unit=unit, **facts)
-
-
-def not_measured(what: str, published: PublishedNumber | None, unit: str, pending: str, **facts: Any) -> Comparison:
-    """Return the comparison of a number that was not measured; ``pending`` says why."""
-    return Comparison(what=what, published=published, unit=unit, pending=pending, **facts)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from zoo.reproduce.comparison import Comparison, Section, compare, not_measured
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import TrainingRun, environment_of
 from zoo.tasks import significance
@@ -49,7 +49,7 @@ def errors_of(name: str, published: PublishedNumber, runs: Sequence[TrainingRun]
         if finished:
             top1 = mean(run.top1[-1] for run in finished)
             measured = top1 if "top-1" in published.quantity else 100 - top1
-            comparisons.append(compare(finished[0].group, measured, published, **facts_of(finished)))
+            comparisons.append(Comparison(finished[0].group, measured, published, **facts_of(finished)))
         elif of_kind or not is_stored:
             comparisons.append(needs_training(of_kind[0].group if of_kind else name, published, name, of_kind))
     return comparisons
@@ -60,7 +60,7 @@ def compare_errors(
 ) -> Comparison:
     """Return the mean error of finished runs minus the mean of a ``second`` group, in points."""
     difference = mean(run.top1[-1] for run in second) - mean(run.top1[-1] for run in first)
-    return compare(what, difference, number, "points", **facts_of(first, second))
+    return Comparison(what, difference, number, **facts_of(first, second))
 
 
 def facts_of(*groups: Sequence[TrainingRun]) -> dict[str, Any]:
@@ -90,11 +90,10 @@ def missing_images(runs: Sequence[TrainingRun]) -> str:
 
 def needs_training(
     what: str,
-    published: PublishedNumber | None,
+    published: PublishedNumber,
     experiment: str,
     runs: Sequence[TrainingRun] = (),
     *,
-    unit: str = "%",
     memory: str = "auto",
 ) -> Comparison:
     """Return the comparison of a number that needs a training of an experiment, with its command.
@@ -107,7 +106,7 @@ def needs_training(
     started = max(runs, key=lambda run: len(run.epochs), default=None)
     done = "" if started is None else f"; a run has {len(started.epochs)} of {started.num_epochs} epochs"
     command = f"`{command_of('FILE' if is_changed else experiment)}`{file}{done}"
-    return not_measured(what, published, unit, command)
+    return Comparison(what, None, published, pending=command)
 
 
 def command_of(experiment: str) -> str:

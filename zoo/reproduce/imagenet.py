@@ -110,10 +110,7 @@ def _load(name: str, process: Process) -> tuple[scoring.LoadedNetwork | None, st
 
 def scores_table(comparisons: Sequence[Comparison]) -> str:
     """Return a Markdown table of published and measured scores."""
-    rows = [
-        [each.what, each.published.text if each.published else "", number_text(each.measured), str(each.verdict)]
-        for each in comparisons
-    ]
+    rows = [[each.what, each.published.text, number_text(each.measured), str(each.verdict)] for each in comparisons]
     return markdown_table(["score, %", "published", "measured", "verdict"], rows)
 
 

@@ -96,7 +96,7 @@ def count_stored_tensors(batch: int = BATCH) -> Section:
         section.add(STRATEGIES[strategy], text, number)
         held[strategy] = count_memory(forward_of(block, x), block.parameters()).held / x.nbytes
     saved = 100 * (1 - held["inplace_1"] / held["standard"])
-    section.add("memory saved by InPlace-ABN I", saved, published("inplace_abn", "section5/memory"), unit="%")
+    section.add("memory saved by InPlace-ABN I", saved, published("inplace_abn", "section5/memory"))
     return section
 
 

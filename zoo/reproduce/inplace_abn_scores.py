@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zoo.data.imagenet import NUM_VAL_IMAGES
-from zoo.reproduce.comparison import Comparison, Section, not_measured
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.error_rates import needs_training
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
@@ -71,14 +71,14 @@ def _imagenet(prefix: str, rows: ImageNetRows) -> list[Comparison]:
 
 def _not_scored(number: PublishedNumber) -> Comparison:
     command = f"zoo reproduce imagenet --data DIR --models {number.network}"
-    return not_measured(number.quantity, number, "%", f"`{command}`")
+    return Comparison(number.quantity, None, number, pending=f"`{command}`")
 
 
 def _scored(number: PublishedNumber, metric: str, row: Mapping[str, Any]) -> Comparison:
     """Return the comparison of one score of a row."""
     is_whole = row["count"] == NUM_VAL_IMAGES
     return Comparison(
-        what=number.quantity, published=number, measured=row[metric], unit="%", spread=row["standard_errors"][metric],
+        number.quantity, row[metric], number, spread=row["standard_errors"][metric],
         weakness="" if is_whole else f"scored on {row['count']:,} of {NUM_VAL_IMAGES:,} images",
         environment=row["environment"], date=row["date"], command=row["command"],
     )  # fmt: skip
@@ -89,6 +89,6 @@ def _segmentation(prefix: str) -> Iterator[Comparison]:
     for key, number in published_numbers("inplace_abn").items():
         if key.startswith(prefix) and key.endswith("/miou"):
             if number.settings.startswith("test"):
-                yield not_measured(number.quantity, number, "%", NO_LABELS)
+                yield Comparison(number.quantity, None, number, pending=NO_LABELS)
             else:
                 yield needs_training(number.quantity, number, number.network)

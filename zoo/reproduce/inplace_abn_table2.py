@@ -13,7 +13,7 @@ from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
 from zoo.config import load_experiment
-from zoo.reproduce.comparison import Comparison, Section, compare
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.run.plot_style import Line, Panel
@@ -117,6 +117,6 @@ def _compare_largest(name: str, regime: str, strategy: str, setup: Setup, batch:
     gain = round(100 * (batch * size**2 / (setup.batch * setup.size**2) - 1))
     what, crops = f"{name}, {regime}: {strategy}", f"{GPUS * batch} x {size}^2"
     return [
-        compare(what + ", synchronized" * ("-sync" in number.network), gain, number, note=crops)
+        Comparison(what + ", synchronized" * ("-sync" in number.network), gain, number, note=crops)
         for number in gains_of(name, regime)
     ]

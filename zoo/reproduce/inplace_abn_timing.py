@@ -16,7 +16,7 @@ from zoo.benchmark.timing import Clock, Step, keep_heap, ratios, time_interleave
 from zoo.benchmark.variants import Block
 from zoo.models.resnext import GROUPS
 from zoo.remat.memory_use import clear_gradients
-from zoo.reproduce.comparison import Comparison, Section, compare
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published
 
@@ -107,5 +107,5 @@ def compare_claims(seconds: Mapping[str, Seconds]) -> list[Comparison]:
         number = published("inplace_abn", f"section4.3/overhead_inplace_{key}")
         value, spread = overheads[name]
         what = f"{INPLACE_1} over standard, {key}: {name}"
-        comparisons.append(compare(what, value, number, n=len(seconds[name][STANDARD]), spread=spread))
+        comparisons.append(Comparison(what, value, number, n=len(seconds[name][STANDARD]), spread=spread))
     return comparisons

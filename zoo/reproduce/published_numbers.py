@@ -79,11 +79,6 @@ class PublishedNumber(BaseModel):
         return number_text(float(self.value) if isinstance(self.value, Decimal) else self.value)
 
     @property
-    def has_digits(self) -> bool:
-        """Whether the value is a number, or words with a number in them; its unit belongs behind it."""
-        return any(map(str.isdigit, self.text))
-
-    @property
     def is_bounded(self) -> bool:
         """Whether the measured value has to be within bounds, and not near the published value."""
         return self.at_least is not None or self.at_most is not None

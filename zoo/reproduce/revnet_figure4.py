@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from zoo.config import load_experiment
-from zoo.reproduce.comparison import RULES, Comparison, Section, compare
+from zoo.reproduce.comparison import RULES, Comparison, Section
 from zoo.reproduce.error_rates import facts_of, needs_training
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published
@@ -55,9 +55,9 @@ def _compare_length(runs: Sequence[TrainingRun]) -> Comparison:
     number = published("revnet", "figure4/more_epochs")
     finished = [run for run in runs if run.is_finished]
     if not finished:
-        return needs_training(number.quantity, number, LONG_CIFAR_EXPERIMENT, runs, unit="epochs")
+        return needs_training(number.quantity, number, LONG_CIFAR_EXPERIMENT, runs)
     regular = load_experiment(CIFAR_EXPERIMENT).optimizer.schedule.epochs
     change = max(run.top1[regular - 1] - run.top1[-1] for run in finished)
     stable = finished[0].num_epochs - regular if change <= RULES["accuracy trained"].tolerance else 0
     facts = facts_of(finished) | {"spread": 0.0}
-    return compare(number.quantity, stable, number, note=f"the error changes by {change:+.2f} points", **facts)
+    return Comparison(number.quantity, stable, number, note=f"the error changes by {change:+.2f} points", **facts)

@@ -16,7 +16,7 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.layers.reversible import ReversibleBlock
 from zoo.layers.revnet_blocks import TransitionBlock
-from zoo.reproduce.comparison import Section, not_measured
+from zoo.reproduce.comparison import Section
 from zoo.reproduce.error_rates import command_of, compare_errors, report_errors
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
@@ -100,7 +100,7 @@ def report_differences(runs: Sequence[TrainingRun]) -> Section:
     missing = [name for name, found in finished.items() if not found]
     if missing:
         command = f"`{command_of('NAME')}`, NAME: {', '.join(missing)}"
-        section.comparisons.append(not_measured("largest of all pairs", number, "points", command))
+        section.add("largest of all pairs", None, number, pending=command)
     section.comparisons += sorted(pairs, key=lambda pair: float(pair.measured or 0), reverse=True)
     return section
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from zoo.reproduce.comparison import Comparison, Section, compare
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.error_rates import SETTING, facts_of, needs_training
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published, published_numbers
@@ -89,7 +89,7 @@ def _compare(key: str, name: str, runs: Sequence[TrainingRun]) -> Comparison:
     if not finished:
         return needs_training(number.quantity, number, name, runs, memory="plain" if is_stored else "auto")
     measured = mean(run.top1[-1] for run in finished)
-    return compare(number.quantity, measured, number, "%", **facts_of(finished))
+    return Comparison(number.quantity, measured, number, **facts_of(finished))
 
 
 def _beside_authors(prefix: str, x_label: str, found: Mapping[str, Comparison]) -> Panel:
@@ -99,7 +99,7 @@ def _beside_authors(prefix: str, x_label: str, found: Mapping[str, Comparison]) 
         authors, here = {}, {}
         for key, comparison in found.items():
             stem, _, place = key.removesuffix(f"/{kind}").rpartition("_")
-            if key.endswith(f"/{kind}") and stem.rstrip("12345678") == prefix and comparison.published is not None:
+            if key.endswith(f"/{kind}") and stem.rstrip("12345678") == prefix:
                 x = float(place) if prefix.endswith("slope") else float(sum(_numbers(place)))
                 authors[x] = comparison.published.number
                 if isinstance(comparison.measured, float):

@@ -187,8 +187,8 @@ def _compare(what: str, key: str, values: Iterable[float]) -> Comparison:
     """Return the comparison of the median of the values of random networks, with their range."""
     values = sorted(values)
     return Comparison(
-        what=what, published=published("revnext", key), measured=median(values), n=len(values),
-        spread=values[-1] - values[0], note=f"{values[0]:.2g} to {values[-1]:.2g}",
+        what, median(values), published("revnext", key), n=len(values), spread=values[-1] - values[0],
+        note=f"{values[0]:.2g} to {values[-1]:.2g}",
     )  # fmt: skip
 
 

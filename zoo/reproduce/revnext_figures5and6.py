@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zoo.layers import InPlaceABN
 from zoo.layers.invertible import Invertible, InvertibleLeakyReLU, InvertibleNorm
-from zoo.reproduce.comparison import Comparison, Section, compare
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import PublishedNumber, published
 from zoo.run.plot_style import Line, Panel
@@ -134,7 +134,7 @@ def _compare_with_law(
     worst = max(range(len(points)), key=lambda index: abs(differences[index]))
     note = f"at {name} = {points[worst]:g}, closer elsewhere"
     what = f"{what}: largest deviation of alpha from the law"
-    return compare(what, 100 * differences[worst], number, "%", note=note)
+    return Comparison(what, 100 * differences[worst], number, note=note)
 
 
 def _panel(

@@ -19,7 +19,7 @@ from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock
 from zoo.ops.abn.backend import name_for
 from zoo.remat.memory_use import Memory, count_memory, measure_memory
-from zoo.reproduce.comparison import Comparison, Section, compare
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.error_rates import needs_training, report_errors
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_revnext, count_parameters, forward_of
@@ -104,10 +104,10 @@ def _compare_with_paper(name: str, slope: float, weights: int) -> list[Compariso
         for key, measured in found.items():
             number = published("revnext", key.removeprefix("revnext/"))
             what = f"{name}: {number.quantity.partition(': ')[2]}, {rule}"
-            comparisons.append(compare(what, measured, number))
+            comparisons.append(Comparison(what, measured, number))
     if name == "revnext_resnet18":
         printed = published("revnext", f"{section}/weights")
-        comparisons.append(compare(f"{name}: weights", weights / 1e6, printed, "MB"))
+        comparisons.append(Comparison(f"{name}: weights", weights / 1e6, printed))
     return comparisons
 
 
@@ -181,7 +181,7 @@ def report_gpu() -> Section:
     step = count_memory(forward_of(model, batch, size), model.parameters()).peak
     megabytes = (constant_bytes(model, Setup(config.network, batch, size)) + step) / UNITS["MB"]
     number = published("revnext", "abstract/minutes")
-    section.comparisons = [needs_training("GTX 750 with 1 GB", number, EXPERIMENT, unit="minutes")]
+    section.comparisons = [needs_training("GTX 750 with 1 GB", number, EXPERIMENT)]
     section.add("memory of training", megabytes / 1e3, published("revnext", "abstract/gpu_memory"))
     section.add("memory of training", megabytes, published("revnext", "section5.2/available_memory"))
     return section

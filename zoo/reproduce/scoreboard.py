@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from zoo.reproduce.comparison import RULES, Comparison, Section, State, Verdict, not_measured
+from zoo.reproduce.comparison import RULES, Comparison, Section, State, Verdict
 from zoo.reproduce.published_numbers import Evidence, PublishedNumber, published_numbers
 from zoo.tables import Cell, number_text
 
@@ -38,8 +38,7 @@ class Row:
     @property
     def worst(self) -> Verdict:
         """The worst verdict on the measurements."""
-        verdicts = [verdict for each in self.comparisons if (verdict := each.verdict) is not None]
-        return min(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.state))
+        return min((each.verdict for each in self.comparisons), key=lambda verdict: WORST_FIRST.index(verdict.state))
 
     @property
     def state(self) -> State:
@@ -83,17 +82,15 @@ def rows_of(sections: Mapping[str, Iterable[Section]]) -> list[Row]:
         found: dict[str, list[tuple[Comparison, Section]]] = {}
         for section in of_paper:
             for comparison in section.comparisons:
-                if comparison.published is not None:
-                    found.setdefault(comparison.published.id, []).append((comparison, section))
+                found.setdefault(comparison.published.id, []).append((comparison, section))
         rows += [_row(number, found.get(number.id, [])) for number in published_numbers(paper).values()]
     return rows
 
 
 def _row(number: PublishedNumber, found: Sequence[tuple[Comparison, Section]]) -> Row:
     if not found:
-        return Row(
-            number, [not_measured(number.quantity, number, number.unit, f"`zoo reproduce {number.paper}`")], None
-        )
+        pending = f"`zoo reproduce {number.paper}`"
+        return Row(number, [Comparison(number.quantity, None, number, pending=pending)], None)
     measured = [each for each in found if each[0].measured is not None] or found[:1]
     return Row(number, [comparison for comparison, _ in measured], measured[0][1])
 
@@ -110,12 +107,13 @@ def counts_by_evidence(rows: Sequence[Row]) -> list[list[Cell]]:
 def verdict_lines(rows: Sequence[Row]) -> list[str]:
     """Return a line with the number of rows in each state, and a line for each row that is off."""
     counts = Counter(row.state for row in rows)
-    states = ", ".join(f"{counts[state]} {state}" for state in STATES)
-    lines = [f"Of {len(rows)} published numbers: {states}."]
+    missing = counts.pop("not measured", 0)
+    states = ", ".join(f"{counts[state]} {state}" for state in STATES if state != "not measured")
+    lines = [f"Of {len(rows)} published numbers, {len(rows) - missing} are measured: {states}."]
     for row in (row for row in rows if row.state == "off"):
         number, (worst,) = row.number, [each for each in row.comparisons if each.verdict == row.worst][:1]
         published = f"{number.text} {number.unit}".strip()
-        measured = f"{number_text(worst.measured)} {worst.unit}".strip()
+        measured = f"{number_text(worst.measured)} {number.unit}".strip()
         lines.append(f"{number.paper}, {number.item}: {worst.what}: {measured}, published {published}")
     return lines
 

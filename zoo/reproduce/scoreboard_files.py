@@ -79,7 +79,6 @@ def csv_text(rows: Sequence[Row]) -> str:
 def _fields_of(row: Row, each: Comparison) -> Mapping[str, Any]:
     """Return the columns of a measurement: of the number, of the verdict, and of their provenance."""
     number, verdict = row.number, each.verdict
-    assert verdict is not None
     return {
         "id": number.id,
         "paper": number.paper,
@@ -89,7 +88,6 @@ def _fields_of(row: Row, each: Comparison) -> Mapping[str, Any]:
         **{key: getattr(number, key) for key in ("unit", "kind", "evidence")},
         "what": each.what,
         "measured": each.measured,
-        "measured_unit": each.unit if row.is_measured else "",
         "n": each.n if row.is_measured else None,
         "repeats": RULES[number.evidence].repeats,
         "spread": each.spread,
