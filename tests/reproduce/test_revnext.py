@@ -104,19 +104,24 @@ def test_norms_inverted_as_in_the_authors_code_have_a_ratio_of_at_most_four_n_sq
     )
 
 
-def test_figures_10_and_11_have_a_point_for_each_layer_depth_and_slope() -> None:
-    batches = {True: 1, False: 2}
-    depths = {"flat": {3: {"layers": (1, 1, 1)}}, "hybrid": {3: {"blocks": (1, 1)}}}
-    section = chains.measure_depths(depths, (0.2,), all_slopes=(0.1, 0.2), batches=batches, seeds=(0, 1))
-    assert [len(line.x) for panel in section.panels for line in panel.lines] == [1, 1, 2, 2]
-    section = chains.measure_layers(batches, seeds=(0,))
+def test_figures_10_and_11_have_a_point_for_each_layer_depth_and_slope(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains, "DEPTHS", {"flat": {3: {"layers": (1, 1, 1)}}, "hybrid": {3: {"blocks": (1, 1)}}})
+    monkeypatch.setattr(chains, "SLOPES", (0.2,))
+    monkeypatch.setattr(chains, "ALL_SLOPES", (0.001, 0.2, 0.75))
+    monkeypatch.setattr(chains, "BATCHES", {True: 1, False: 2})
+    monkeypatch.setattr(chains, "SEEDS", (0,))
+    section = chains.measure_depths()
+    assert [len(line.x) for panel in section.panels for line in panel.lines] == [1, 1, 3, 3]
+    section = chains.measure_layers()
     _, flat, _, hybrid = section.panels[0].lines
     assert len(flat.x) == 2 + 3 * 7 + 2, "the stem's norm and activation, seven units, two pools"
     assert len(hybrid.x) == 2 + 6 + 2 + 6 + 5 * 12, "one block of a unit per branch, five of two"
 
 
 def test_ratios_of_random_networks_are_a_median_with_its_range() -> None:
-    found = chains._compare("x", "figure10/flat_first", [300.0, 100.0, 150.0])
+    section = Section("figure10", "Figure 10", "Measured.")
+    chains._add(section, "x", "figure10/flat_first", [300.0, 100.0, 150.0])
+    (found,) = section.comparisons
     assert (found.measured, found.n, found.spread, found.note) == (150.0, 3, 200.0, "1e+02 to 3e+02")
     assert spread_text(found.published, found.spread) == "range 200"
 

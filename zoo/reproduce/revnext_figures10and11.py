@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.layers.invertible import Invertible, InvertibleNorm, LayerwiseBlock
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Section
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.published_numbers import published
@@ -45,6 +45,11 @@ DEPTHS: Mapping[str, Mapping[int, dict[str, Any]]] = {
     },
 }
 UNITS = {"flat": "layers", "hybrid": "blocks"}
+# The networks over the slopes have the levels 1-1-1, the hybrid with two units per branch (notebook 1, cells 8 and 9).
+LEVELS_OVER_SLOPES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "flat": ("flat 1-1-1", {"layers": [1, 1, 1]}),
+    "hybrid": ("hybrid 1-1", {"blocks": [1, 1], "units": 2}),
+}
 LOWEST_SLOPE, LOWEST_DEPTH = 0.05, 8  # minimum of the only published curve whose minimum is not its last point
 NOTES = [
     f"{AUTHORS_INVERSE}: their inverse of a batch norm normalizes the output by its own statistics, and then "
@@ -146,49 +151,50 @@ def _watch(layer: nn.Module) -> list[Watched]:
 
 
 @measures("revnext", "Figure 10")
-def measure_layers(batches: Mapping[bool, int] = BATCHES, seeds: Sequence[int] = SEEDS) -> Section:
+def measure_layers() -> Section:
     """Return Figure 10: the ratios over the layers of one flat and one hybrid network."""
     section = Section(
         "figure10", "Figure 10: signal-to-noise ratio over the layers",
-        f"Untrained networks, slope {SLOPE}, random images, batches of {batches[False]}; the loss is the sum of "
+        f"Untrained networks, slope {SLOPE}, random images, batches of {BATCHES[False]}; the loss is the sum of "
         "the logits. The plot shows the ratio of each layer's reconstructed input, also inside the branches of "
         "reversible blocks.", notes=list(NOTES),
     )  # fmt: skip
     lines = []
-    for family, levels in (("flat", {"layers": (2, 3, 3)}), ("hybrid", {"blocks": (2, 3)})):
-        for as_authors, batch in batches.items():
-            logger.info("%s, batches of %d", family, batch)
-            label = _label(f"{family} 2-3" + "-3" * (family == "flat"), as_authors)
-            networks = _of_seeds(seeds, family, SLOPE, as_authors, batch, **levels)
+    for family, label, levels in (
+        ("flat", "flat 2-3-3", {"layers": (2, 3, 3)}),
+        ("hybrid", "hybrid 2-3", {"blocks": (2, 3)}),
+    ):
+        for as_authors in BATCHES:
+            networks = _measure_networks(family, SLOPE, levels, as_authors)
             finite = [[ratio for ratio in network if math.isfinite(ratio)] for network in networks]
             ends = {"first": [each[0] for each in finite], "last": [each[-1] for each in finite]}
             if family == "hybrid":
                 ends["smallest"] = [min(each) for each in finite]
-            section.comparisons += [
-                _compare(f"{label}: {end}", f"figure10/{family}_{end}", values) for end, values in ends.items()
-            ]
+            for end, values in ends.items():
+                _add(section, f"{_label(label, as_authors)}: {end}", f"figure10/{family}_{end}", values)
             medians = [median(values) for values in zip(*networks, strict=True)]
-            lines.append(finite_line(label, medians))
+            lines.append(finite_line(_label(label, as_authors), medians))
     section.panels.append(Panel(f"slope {SLOPE}", "layer, input to output", "signal / noise", lines, y_log=True))
     return section
 
 
-def _of_seeds(
-    seeds: Sequence[int], family: str, slope: float, as_authors: bool, batch: int, **options: Any
-) -> list[Ratios]:
-    return [measure_ratios(FAMILIES[family], slope, batch, as_authors, seed=seed, **options) for seed in seeds]
+def _measure_networks(family: str, slope: float, options: Mapping[str, Any], as_authors: bool) -> list[Ratios]:
+    """Return the ratios of the network with each of the `SEEDS`."""
+    logger.info("%s %s, slope %g, batches of %d", family, dict(options), slope, BATCHES[as_authors])
+    name, batch = FAMILIES[family], BATCHES[as_authors]
+    return [measure_ratios(name, slope, batch, as_authors, seed=seed, **options) for seed in SEEDS]
 
 
 def _label(what: str, as_authors: bool) -> str:
     return f"{what}, {AUTHORS_INVERSE}" if as_authors else what
 
 
-def _compare(what: str, key: str, values: Iterable[float]) -> Comparison:
-    """Return the comparison of the median of the values of random networks, with their range."""
+def _add(section: Section, what: str, key: str, values: Iterable[float]) -> None:
+    """Add the comparison of the median of the values of random networks, with their range."""
     values = sorted(values)
-    return Comparison(
-        what, median(values), published("revnext", key), n=len(values), spread=values[-1] - values[0],
-        note=f"{values[0]:.2g} to {values[-1]:.2g}",
+    section.add(
+        what, median(values), published("revnext", key), n=len(values),
+        spread=values[-1] - values[0], note=f"{values[0]:.2g} to {values[-1]:.2g}",
     )  # fmt: skip
 
 
@@ -199,88 +205,59 @@ def finite_line(label: str, ratios: Ratios) -> Line:
 
 
 @measures("revnext", "Figure 11")
-def measure_depths(
-    depths: Mapping[str, Mapping[int, dict[str, Any]]] = DEPTHS,
-    slopes: Sequence[float] = SLOPES,
-    all_slopes: Sequence[float] = ALL_SLOPES,
-    batches: Mapping[bool, int] = BATCHES,
-    seeds: Sequence[int] = SEEDS,
-) -> Section:
+def measure_depths() -> Section:
     """Return Figure 11: the smallest ratio over depth and over slope.
 
-    ``depths`` has the options of networks by family and depth, which are built with each of ``slopes``; networks of one
-    depth are built with ``all_slopes``. Norms are inverted as in the authors' code for published points only.
+    Norms are inverted as in the authors' code for published points only.
     """
     section = Section(
         "figure11", "Figure 11: smallest signal-to-noise ratio over depth and slope",
-        f"As in Figure 10, batches of {batches[False]}: the smallest ratio over all layers. Over depth: the "
+        f"As in Figure 10, batches of {BATCHES[False]}: the smallest ratio over all layers. Over depth: the "
         "authors' flat networks of 4 to 13 layers and hybrids of 3 to 9 blocks with one unit per branch, which they "
         "draw at depths 3 to 12. Over slopes: flat 1-1-1, and hybrid 1-1 with two units per branch.",
         notes=list(NOTES),
     )  # fmt: skip
-    for family, networks in depths.items():
-        unit, lines = UNITS[family], []
-        for as_authors, batch in batches.items():
-            for slope in slopes:
-                logger.info("%s, slope %g, batches of %d", family, slope, batch)
-                ends = _published_ends(family, slope, networks)
-                smallest = {
-                    depth: _smallest(seeds, family, slope, as_authors, batch, options)
-                    for depth, options in networks.items()
-                    if not as_authors or depth in ends.values()
-                }
-                section.comparisons += [
-                    _compare(_label(f"{family}, slope {slope}, {depth} {unit}", as_authors), key, smallest[depth])
-                    for key, depth in ends.items()
-                ]
-                lines += [_medians(f"slope {slope}", smallest)] if not as_authors else []
+    for family, unit in UNITS.items():
+        lines = []
+        for slope in SLOPES:
+            networks: dict[float, tuple[float, dict[str, Any]]]
+            networks = {depth: (slope, options) for depth, options in DEPTHS[family].items()}
+            ends: dict[str, float] = {"first": min(networks), "last": max(networks)}
+            if (family, slope) == ("hybrid", LOWEST_SLOPE):
+                ends["lowest"] = LOWEST_DEPTH
+            what, key = f"{family}, slope {slope}, {{}} {unit}", f"figure11/{family}_slope_{slope}"
+            lines.append(_measure_curve(section, f"slope {slope}", family, networks, ends, what, key))
         section.panels.append(Panel(family, unit, "smallest signal / noise", lines, y_log=True))
-    section.panels.append(_over_slopes(section, all_slopes, batches, seeds))
+    lines = []
+    for family, (label, options) in LEVELS_OVER_SLOPES.items():
+        networks = {slope: (slope, options) for slope in ALL_SLOPES}
+        ends = {str(slope): slope for slope in (ALL_SLOPES[0], ALL_SLOPES[-1])}
+        what, key = f"{label}, slope {{}}", f"figure11/{family}_over_slopes"
+        lines.append(_measure_curve(section, label, family, networks, ends, what, key))
+    section.panels.append(Panel("over slopes", "slope", "smallest signal / noise", lines, True, True))
     return section
 
 
-def _smallest(
-    seeds: Sequence[int], family: str, slope: float, as_authors: bool, batch: int, options: Mapping[str, Any]
-) -> list[float]:
-    """Return the smallest ratio of each network."""
-    return [min(each) for each in _of_seeds(seeds, family, slope, as_authors, batch, **options)]
+def _measure_curve(
+    section: Section,
+    label: str,
+    family: str,
+    networks: Mapping[Any, tuple[float, Mapping[str, Any]]],
+    ends: Mapping[str, Any],
+    what: str,
+    key: str,
+) -> Line:
+    """Return the curve of the smallest ratio, and add the comparisons of its published points to the section.
 
-
-def _medians(label: str, points: Mapping[Any, Sequence[float]]) -> Line:
-    return Line(label, list(points), [median(values) for values in points.values()])
-
-
-def _published_ends(family: str, slope: float, depths: Mapping[int, Any]) -> dict[str, int]:
-    """Return the depths of the first and last point of a curve, and for one curve of its minimum, by their keys."""
-    ends = {"first": min(depths), "last": max(depths)}
-    if (family, slope) == ("hybrid", LOWEST_SLOPE) and LOWEST_DEPTH in depths:
-        ends["lowest"] = LOWEST_DEPTH
-    return {f"figure11/{family}_slope_{slope}/{end}": depth for end, depth in ends.items()}
-
-
-def _over_slopes(section: Section, slopes: Sequence[float], batches: Mapping[bool, int], seeds: Sequence[int]) -> Panel:
-    """Return the panel of the smallest ratios over the slopes, and add its comparisons to the section.
-
-    Both networks have the levels 1-1-1, and the hybrid has two units per branch (notebook 1, cells 8 and 9).
+    Args:
+    - `networks`: slope and options of the network at each place on the x axis.
+    - `ends`: places of the published points, by the ends of their keys.
+    - `what`, `key`: name of a point, in which its place replaces the braces, and the beginning of the keys.
     """
-    ends = [slope for slope in slopes if slope in (ALL_SLOPES[0], ALL_SLOPES[-1])]
-    lines = []
-    levels: Mapping[str, dict[str, Any]] = {"flat": {"layers": [1, 1, 1]}, "hybrid": {"blocks": [1, 1], "units": 2}}
-    for family, options in levels.items():
-        for as_authors, batch in batches.items():
-            logger.info("%s over slopes, batches of %d", family, batch)
-            label = f"{family} 1-1" + "-1" * (family == "flat")
-            smallest = {
-                slope: _smallest(seeds, family, slope, as_authors, batch, options)
-                for slope in (ends if as_authors else slopes)
-            }
-            section.comparisons += [
-                _compare(
-                    _label(f"{label}, slope {slope}", as_authors),
-                    f"figure11/{family}_over_slopes/{slope}",
-                    smallest[slope],
-                )
-                for slope in ends
-            ]
-            lines += [_medians(label, smallest)] if not as_authors else []
-    return Panel("over slopes", "slope", "smallest signal / noise", lines, True, True)
+    smallest: dict[Any, list[float]] = {}
+    for as_authors in BATCHES:
+        for place in dict.fromkeys(ends.values()) if as_authors else networks:
+            smallest[place] = [min(ratios) for ratios in _measure_networks(family, *networks[place], as_authors)]
+        for end, place in ends.items():
+            _add(section, _label(what.format(place), as_authors), f"{key}/{end}", smallest[place])
+    return Line(label, list(networks), [median(smallest[place]) for place in networks])
