@@ -309,7 +309,7 @@ def test_the_bytes_that_lean_networks_hold_are_predicted() -> None:
 
 def front() -> dict[str, Any]:
     """Points as crowded as those of a real run."""
-    results = Results("pareto", "zoo benchmark pareto x", CPU, {"threads": 1})
+    results = Results("model", "zoo benchmark model x", CPU, {"threads": 1})
     case = Case("net", (2, 3, 8, 8), "float32", "contiguous")
     for index, strategy in enumerate(all_strategies([0.2, 0.5, 1.0])):
         results.add(case, strategy.name, "step ratio", "1", [1 + 0.05 * (index % 5)])
@@ -325,7 +325,7 @@ def test_the_plot_is_a_png() -> None:
 
 
 def test_a_strategy_is_a_point_and_the_budgets_of_a_compiled_network_are_a_curve() -> None:
-    lines = {line.label: line for line in pareto_plot.lines_of(front(), "peak ratio")}
+    lines = {line.label: line for line in pareto_plot.lines_of(front(), "net", "peak")}
     assert {"std-BN", "iABN checkpointed", "RevNet, iABN", "compiled iABN"} <= lines.keys()
     assert len(lines["compiled iABN"].x) == 3
     assert {len(line.x) for label, line in lines.items() if not label.startswith("compiled")} == {1}

@@ -43,29 +43,24 @@ def test_layer_measures_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest
     assert content["settings"]["allocator"] == "left alone"
 
 
-def test_model_prints_the_table_that_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, content = run(tmp_path / "model", "model", "resnet18", "--batch", "2", "--rounds", "1", *SMALL)
+def test_model_prints_the_table_that_it_writes_and_draws_a_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    code, content = run(tmp_path / "model", "model", "resnet18", "--batch", "2", "--rounds", "1", "--plot", *SMALL)
     assert code == 0
     assert (tmp_path / "model.md").read_text() in capsys.readouterr().out
     name = "resnet18 (1-1-1-1)"
     assert {record["subject"] for record in content["records"]} == {name}
-
-
-@pytest.mark.exhaustive
-def test_pareto_draws_a_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    code, content = run(tmp_path / "front", "pareto", "resnet18", "--batch", "2", "--strategies", "iABN*",
-                        "--rounds", "1", *SMALL)  # fmt: skip
-    assert code == 0
-    assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")
-    assert "iABN checkpointed" in {record["provider"] for record in content["records"]}
+    assert (tmp_path / "model.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["model", "resnet19"], "resnet18"),
-        (["pareto", "resnet18", "--no-plot", "--strategies", "magic"], "std-BN checkpointed"),
+        (["model", "resnet18", "--strategies", "magic"], "std-BN checkpointed"),
+        (["model", "resnet18", "--plot", "--rounds", "0"], "a plot needs times"),
     ],
 )
 def test_faults_are_one_message(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -78,7 +73,7 @@ def test_faults_are_one_message(words: list[str], message: str, tmp_path: Path, 
 
 @pytest.mark.parametrize(
     "words",
-    [["layer", "--shapes", "2"], ["layer", "--rounds", "0"], ["pareto", "resnet18", "--budgets", "2"]],
+    [["layer", "--shapes", "2"], ["layer", "--rounds", "0"], ["model", "resnet18", "--budgets", "2"]],
 )
 def test_wrong_arguments_exit_with_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:

@@ -41,7 +41,7 @@ class Results:
     """The measurements of one benchmark run, with the information to repeat it.
 
     Args:
-    - `benchmark`: the subcommand: "layer", "model", "pareto" or "lean".
+    - `benchmark`: the subcommand: "layer", "model" or "lean".
     - `command`: the command line.
     - `device`: the device of the measurements.
     - `settings`: settings that affect times, such as the number of threads.

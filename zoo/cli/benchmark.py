@@ -61,7 +61,7 @@ class Benchmark(Command):
 
     kind: ClassVar[str]
     out: Path | None = option(metavar="STEM")
-    """Output files: STEM.json and STEM.md, for pareto and grid also STEM.png (default: runs/benchmark/KIND)."""
+    """Output files: STEM.json and STEM.md, with a plot also STEM.png (default: runs/benchmark/KIND)."""
     device: Literal["cpu", "cuda"] | None = None
     """Device (default: cuda if available)."""
     threads: Positive | None = None
@@ -100,35 +100,6 @@ class Benchmark(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """Options of benchmarks of a training step."""
-
-    batch: BatchSize = 4
-    """Images per step."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format; bfloat16 is autocast."""
-    budgets: Budgets = option(default=(0.2, 0.4, 0.6, 0.8, 1.0), nargs="*")
-    """Activation memory budgets of torch.compile, from 0 to 1."""
-    size: Positive = option(default=224, metavar="PX")
-    """Image size."""
-    structure: Annotated[tuple[int, ...], _numbers] | None = option(metavar="NxNxNxN")
-    """Blocks per stage (default: the architecture's)."""
-    input_3x3: bool = False
-    """Use the stem of three 3x3 convolutions."""
-    layout: Layout = "contiguous"
-    """Memory layout of images and weights."""
-
-    def setup(self, network: str, results: Results) -> Setup:
-        """Return the network and the images to measure."""
-        from zoo.benchmark.network_setup import Setup
-        from zoo.spec.network import parse_spec
-
-        options = {"input_3x3": True} if self.input_3x3 else {}
-        spec = parse_spec({"arch": network, "options": options}, network)
-        return Setup(spec, self.batch, self.size, self.structure, self.dtype, self.layout, results.device)
-
-
-@dataclass(frozen=True, kw_only=True)
 class BenchmarkLayer(Benchmark):
     """Measure one norm with its activation, forward and backward, with every back end."""
 
@@ -149,42 +120,32 @@ class BenchmarkLayer(Benchmark):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkModel(Benchmark, StepOptions):
-    """Measure step time and memory of networks with each norm."""
+class BenchmarkModel(Benchmark):
+    """Measure step time and memory of networks with each norm or memory strategy."""
 
     kind = "model"
     networks: tuple[str, ...] = argument("NETWORK")
     """Architectures such as resnet50, and networks of other packages such as timm:resnet50."""
     strategies: tuple[str, ...] = ("iABN plain", "iABN")
-    """Names or shell-style patterns, such as 'compiled*'; std-BN is always measured."""
+    """Names or shell-style patterns, such as 'compiled*' and '*' for all; std-BN is always measured."""
     rounds: WholeNumber = 5
     """Interleaved timings of each step; 0 measures memory only."""
-
-    def measure(self, results: Results) -> None:
-        from zoo.benchmark.model import measure_strategies
-        from zoo.benchmark.strategies import all_strategies, choose_strategies
-
-        setups = [self.setup(network, results) for network in self.networks]
-        strategies = choose_strategies(all_strategies(self.budgets), self.strategies)
-        for setup in setups:
-            measure_strategies(results, setup, strategies, self.rounds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkPareto(Benchmark, StepOptions):
-    """Measure time against memory of all memory strategies, and draw a plot."""
-
-    kind = "pareto"
-    network: str = argument("NETWORK")
-    """Architecture such as resnet50, or network of another package such as timm:resnet50."""
-    strategies: tuple[str, ...] = ("*",)
-    """Names or shell-style patterns; std-BN is always measured (default: all strategies of the network)."""
-    no_plot: bool = False
-    """Do not draw the plot, which needs matplotlib."""
-    batch: BatchSize = 16
-    size: Positive = option(default=128, metavar="PX")
-    rounds: WholeNumber = 7
-    """Interleaved timings of each step; 0 measures memory only."""
+    plot: bool = False
+    """Draw memory against time; needs matplotlib."""
+    batch: BatchSize = 4
+    """Images per step."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format; bfloat16 is autocast."""
+    budgets: Budgets = option(default=(0.2, 0.4, 0.6, 0.8, 1.0), nargs="*")
+    """Activation memory budgets of torch.compile, from 0 to 1."""
+    size: Positive = option(default=224, metavar="PX")
+    """Image size."""
+    structure: Annotated[tuple[int, ...], _numbers] | None = option(metavar="NxNxNxN")
+    """Blocks per stage (default: the architecture's)."""
+    input_3x3: bool = False
+    """Use the stem of three 3x3 convolutions."""
+    layout: Layout = "contiguous"
+    """Memory layout of images and weights."""
 
     def measure(self, results: Results) -> None:
         from zoo.benchmark.model import measure_strategies
@@ -193,13 +154,25 @@ class BenchmarkPareto(Benchmark, StepOptions):
         from zoo.files import write_bytes
         from zoo.run.plot_style import check_matplotlib
 
-        with_plot = not self.no_plot and self.rounds > 0
-        if with_plot:
+        if self.plot:
             check_matplotlib()
+            if self.rounds == 0:
+                raise ConfigError("a plot needs times", "--plot", "give --rounds a number greater than 0")
+        setups = [self.setup(network, results) for network in self.networks]
         strategies = choose_strategies(all_strategies(self.budgets), self.strategies)
-        measure_strategies(results, self.setup(self.network, results), strategies, self.rounds)
-        if with_plot:
+        for setup in setups:
+            measure_strategies(results, setup, strategies, self.rounds)
+        if self.plot:
             write_bytes(self.stem.with_name(f"{self.stem.name}.png"), draw(results.content()))
+
+    def setup(self, network: str, results: Results) -> Setup:
+        """Return the network and the images to measure."""
+        from zoo.benchmark.network_setup import Setup
+        from zoo.spec.network import parse_spec
+
+        options = {"input_3x3": True} if self.input_3x3 else {}
+        spec = parse_spec({"arch": network, "options": options}, network)
+        return Setup(spec, self.batch, self.size, self.structure, self.dtype, self.layout, results.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +260,6 @@ BENCHMARK = Group(
     {
         "layer": BenchmarkLayer,
         "model": BenchmarkModel,
-        "pareto": BenchmarkPareto,
         "lean": BenchmarkLean,
         "grid": BenchmarkGrid,
     },

@@ -78,7 +78,7 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        how = "pip install matplotlib (the package's extra `plot`), or leave the plot out with --no-plot"
+        how = "pip install matplotlib (the package's extra `plot`), or leave the plot out: no --plot, or --no-plot"
         raise ConfigError(f"the plot needs matplotlib: {how}") from error
 
 
