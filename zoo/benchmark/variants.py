@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 EPS, SLOPE = 1e-5, 0.01
 STRATEGIES = {
     "standard": "(a) saves x and z",
-    "checkpoint_norms": "(b) saves x, recomputes norm and activation",
+    "checkpoint": "(b) saves x, recomputes norm and activation",
     "checkpoint_xhat": "(c) saves x_hat, recomputes scale, shift and activation",
     "inplace_1": "(d) saves z, inverts activation, scale and shift",
     "inplace_2": "(e) saves z, inverts the activation",
@@ -75,7 +75,7 @@ class _Block(torch.autograd.Function):
             z = F.leaky_relu_(_affine(x_hat, gamma, beta), SLOPE)
         else:
             x_hat, z = None, _from_input(x, mean, inverse_std, gamma, beta)
-        saved = {"standard": (x, z), "checkpoint_norms": (x,), "checkpoint_xhat": (x_hat,)}.get(strategy, (z,))
+        saved = {"standard": (x, z), "checkpoint": (x,), "checkpoint_xhat": (x_hat,)}.get(strategy, (z,))
         # Backward needs the mean only to compute x_hat from x (section 3.3).
         ctx.save_for_backward(mean if x is saved[0] else None, inverse_std, gamma, beta, weight, *saved)
         ctx.strategy, ctx.groups = strategy, groups
@@ -85,7 +85,7 @@ class _Block(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         mean, inverse_std, gamma, beta, weight, *saved = ctx.saved_tensors
-        if ctx.strategy == "checkpoint_norms":
+        if ctx.strategy == "checkpoint":
             z = _from_input(saved[0], mean, inverse_std, gamma, beta)
         elif ctx.strategy == "checkpoint_xhat":
             z = F.leaky_relu_(_affine(saved[0], gamma, beta), SLOPE)

@@ -38,21 +38,27 @@ def report_errors(
 
 
 def errors_of(name: str, published: PublishedNumber, runs: Sequence[TrainingRun]) -> list[Comparison]:
-    """Return the errors of an experiment's runs: those that reconstruct activations and, if any, those that store them.
+    """Return the errors of the runs that reconstruct activations and, if there are any, of those that store them."""
+    has_stored = any(run.experiment == name and run.is_stored for run in runs)
+    return [compare_runs(name, published, runs, is_stored=is_stored) for is_stored in (False, True)[: 1 + has_stored]]
 
-    If the published number is an accuracy ("top-1" in its quantity), returns accuracies.
+
+def compare_runs(
+    name: str, published: PublishedNumber, runs: Sequence[TrainingRun], *, is_stored: bool = False, what: str = ""
+) -> Comparison:
+    """Return the comparison of the mean of an experiment's finished runs, or if there are none the training command.
+
+    The mean is an accuracy if the published number is one ("top-1" in its quantity), otherwise an error. ``is_stored``:
+    of the runs that store activations. ``what``: the name of the number, by default the name of the runs.
     """
-    comparisons = []
-    for is_stored in (False, True):
-        of_kind = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
-        finished = [run for run in of_kind if run.is_finished]
-        if finished:
-            top1 = mean(run.top1[-1] for run in finished)
-            measured = top1 if "top-1" in published.quantity else 100 - top1
-            comparisons.append(Comparison(finished[0].group, measured, published, **facts_of(finished)))
-        elif of_kind or not is_stored:
-            comparisons.append(needs_training(of_kind[0].group if of_kind else name, published, name, of_kind))
-    return comparisons
+    of_kind = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
+    finished = [run for run in of_kind if run.is_finished]
+    what = what or (of_kind[0].group if of_kind else name)
+    if not finished:
+        return needs_training(what, published, name, of_kind, is_stored=is_stored)
+    top1 = mean(run.top1[-1] for run in finished)
+    measured = top1 if "top-1" in published.quantity else 100 - top1
+    return Comparison(what, measured, published, **facts_of(finished))
 
 
 def compare_errors(
@@ -94,15 +100,15 @@ def needs_training(
     experiment: str,
     runs: Sequence[TrainingRun] = (),
     *,
-    memory: str = "auto",
+    is_stored: bool = False,
 ) -> Comparison:
     """Return the comparison of a number that needs a training of an experiment, with its command.
 
-    ``runs`` are its unfinished runs. An experiment with changed settings, or with stored activations (``memory``
-    "plain"), is named as the FILE to write.
+    ``runs`` are its unfinished runs. An experiment with changed settings, or with stored activations, is named as the
+    FILE to write.
     """
-    is_changed = " " in experiment or memory != "auto"
-    file = f'; FILE: {experiment}, network.memory "{memory}"' if is_changed else ""
+    is_changed = " " in experiment or is_stored
+    file = f'; FILE: {experiment}, network.memory "{"plain" if is_stored else "auto"}"' if is_changed else ""
     started = max(runs, key=lambda run: len(run.epochs), default=None)
     done = "" if started is None else f"; a run has {len(started.epochs)} of {started.num_epochs} epochs"
     command = f"`{command_of('FILE' if is_changed else experiment)}`{file}{done}"

@@ -27,11 +27,6 @@ from zoo.spec.network import NetworkSpec
 
 WIDTH, SIDE = 128, 56  # of the bottlenecks in the first module of ResNeXt-101, for images of 224 pixels
 BATCH = 2
-# Keys of the published numbers, and the names of these strategies in `STRATEGIES`.
-FIGURE2 = {
-    "standard": "standard", "checkpoint": "checkpoint_norms", "checkpoint_xhat": "checkpoint_xhat",
-    "inplace_1": "inplace_1", "inplace_2": "inplace_2",
-}  # fmt: skip
 # The networks that the paper trained with in-place norms, and whether their stem is three 3x3 convolutions.
 NETWORKS = {"resnext101": True, "resnext152": True, "wider_resnet38": False, "densenet264": True}
 IMAGE_SIZE = 224  # side of the images of ImageNet, in pixels
@@ -88,12 +83,12 @@ def count_stored_tensors(batch: int = BATCH) -> Section:
     )  # fmt: skip
     x = torch.randn(batch, WIDTH, SIDE, SIDE)
     held = {}
-    for key, strategy in FIGURE2.items():
+    for strategy, what in STRATEGIES.items():
         block = Block(WIDTH, GROUPS, strategy)
-        number, names = published("inplace_abn", f"figure2/{key}"), stored_names(block, x)
+        number, names = published("inplace_abn", f"figure2/{strategy}"), stored_names(block, x)
         is_same = set(names) == set(str(number.value).removeprefix("only ").split(" and "))
         text = str(number.value) if is_same else " and ".join(names)
-        section.add(STRATEGIES[strategy], text, number)
+        section.add(what, text, number)
         held[strategy] = count_memory(forward_of(block, x), block.parameters()).held / x.nbytes
     saved = 100 * (1 - held["inplace_1"] / held["standard"])
     section.add("memory saved by InPlace-ABN I", saved, published("inplace_abn", "section5/memory"))

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeVar
 
 from zoo.reproduce.comparison import Section
 from zoo.reproduce.published_numbers import published_numbers
-from zoo.reproduce.training_runs import TrainingRun
 
+Given = Literal["", "runs", "scores"]
 Function = TypeVar("Function", bound=Callable[..., Section])
-
-
-class Inputs(NamedTuple):
-    """What was measured elsewhere.
-
-    Args:
-    - `runs`: training runs of the papers' experiments.
-    - `scores`: rows of imagenet.json, which `zoo reproduce imagenet` writes.
-    """
-
-    runs: Sequence[TrainingRun] = ()
-    scores: Sequence[Mapping[str, Any]] = ()
 
 
 class Measurement(NamedTuple):
@@ -30,23 +18,20 @@ class Measurement(NamedTuple):
     paper: str
     item: str
     function: Callable[..., Section]
-    given: Literal["", "runs", "scores"]
-
-    def measure(self, inputs: Inputs) -> Section:
-        """Return the section of the report."""
-        return self.function(*([getattr(inputs, self.given)] if self.given else []))
+    given: Given
 
 
 _MEASUREMENTS: list[Measurement] = []
 
 
-def measures(paper: str, item: str, given: Literal["", "runs", "scores"] = "") -> Callable[[Function], Function]:
+def measures(paper: str, item: str, given: Given = "") -> Callable[[Function], Function]:
     """Return a decorator for a function that returns the section of a report.
 
     Args:
     - `paper`: name of the paper, such as "revnet".
     - `item`: name of the table, figure or section in the paper, such as "Table 1".
-    - `given`: the argument of the function, if any: one of the `Inputs`.
+    - `given`: the argument of the function, if any: "runs", the training runs of the paper's experiments, or "scores",
+      the rows of imagenet.json, which `zoo reproduce imagenet` writes.
     """
 
     def register(function: Function) -> Function:

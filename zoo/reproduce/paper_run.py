@@ -8,16 +8,14 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from zoo.errors import ConfigError, join_names
-from zoo.reproduce.comparison import Section
 from zoo.reproduce.imagenet import read_scores
-from zoo.reproduce.measurements import Inputs, Measurement, measurements_of
+from zoo.reproduce.measurements import Measurement, measurements_of
 from zoo.reproduce.paper_report import read_report, write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.scoreboard import Row
@@ -58,7 +56,13 @@ def reproduce_papers(
         paper = measurement.paper
         logger.info("%s, %s (%d of %d)", paper, measurement.item, index, len(measurements))
         of_paper = [run for run in found if run.experiment in PAPERS[paper].experiments]
-        section = _measure(measurement, Inputs(of_paper, scores), environment)
+        given = {"": (), "runs": (of_paper,), "scores": (scores,)}[measurement.given]
+        start_s = time.monotonic()
+        section = measurement.function(*given)
+        section.seconds = round(time.monotonic() - start_s, 1)
+        section.command = shlex.join(["zoo", "reproduce", paper, "--only", measurement.item])
+        section.environment = environment
+        logger.info("measured in %.0f s", section.seconds)
         sections[paper][section.key] = section
         header = {"benchmark": paper, "command": command_line, "environment": environment}
         write_report(out, header, list(sections[paper].values()), with_plots=plots)
@@ -83,13 +87,3 @@ def _of_items(names: Sequence[str], measurements: Sequence[Measurement]) -> list
 
 def _plain(item: str) -> str:
     return "".join(item.split()).lower()
-
-
-def _measure(measurement: Measurement, inputs: Inputs, environment: Mapping[str, Any]) -> Section:
-    start_s = time.monotonic()
-    section = measurement.measure(inputs)
-    section.seconds = round(time.monotonic() - start_s, 1)
-    section.command = shlex.join(["zoo", "reproduce", measurement.paper, "--only", measurement.item])
-    section.environment = environment
-    logger.info("measured in %.0f s", section.seconds)
-    return section

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from statistics import mean
 from typing import Any
 
 from zoo.reproduce.comparison import Comparison, Section
-from zoo.reproduce.error_rates import SETTING, facts_of, needs_training
+from zoo.reproduce.error_rates import SETTING, compare_runs
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
@@ -68,7 +67,11 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
         "figure12", "Figure 12: accuracy with and without reconstruction",
         f"CIFAR-10, top-1 in percent after the last epoch. {SETTING}",
     )  # fmt: skip
-    found = {key: _compare(key, name, runs) for key, name in EXPERIMENTS.items()}
+    found = {}
+    for key, name in EXPERIMENTS.items():
+        number = published("revnext", key)
+        is_stored = key.endswith("/stored")
+        found[key] = compare_runs(name, number, runs, is_stored=is_stored, what=number.quantity)
     section.comparisons += found.values()
     section.panels += [_beside_authors(prefix, x_label, found) for prefix, x_label in CURVES.items()]
     section.notes += [
@@ -78,18 +81,6 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
         f"they have {RECONSTRUCTED_CHANNELS} channels instead of 32; hybrids lose 0.0 to 0.8 points",
     ]
     return section
-
-
-def _compare(key: str, name: str, runs: Sequence[TrainingRun]) -> Comparison:
-    """Return the comparison of a published accuracy with the runs of its experiment."""
-    number = published("revnext", key)
-    is_stored = key.endswith("/stored")
-    runs = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
-    finished = [run for run in runs if run.is_finished]
-    if not finished:
-        return needs_training(number.quantity, number, name, runs, memory="plain" if is_stored else "auto")
-    measured = mean(run.top1[-1] for run in finished)
-    return Comparison(number.quantity, measured, number, **facts_of(finished))
 
 
 def _beside_authors(prefix: str, x_label: str, found: Mapping[str, Comparison]) -> Panel:

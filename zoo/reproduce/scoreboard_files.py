@@ -1,14 +1,10 @@
-"""The files of the scoreboard: a Markdown summary, an HTML page and a CSV file.
-
-``python -m zoo.reproduce.scoreboard_files FOLDER`` regenerates them from the reports of the papers.
-"""
+"""The files of the scoreboard: a Markdown summary, an HTML page and a CSV file."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -187,8 +183,3 @@ def _code(text: str) -> Markup:
 def _anchor(row: Row) -> str:
     """Return the anchor of a row in the HTML page."""
     return row.number.id.replace("/", "-")
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        write_forms(Path(name))

@@ -197,4 +197,4 @@ def test_standard_keeps_two_maps_and_every_other_strategy_one():
             tensor.data_ptr() for tensor in out.grad_fn.saved_tensors if tensor is not None and tensor.shape == x.shape
         }
         assert len(maps) == (2 if strategy == "standard" else 1)
-        assert (x.data_ptr() in maps) == (strategy in ("standard", "checkpoint_norms"))
+        assert (x.data_ptr() in maps) == (strategy in ("standard", "checkpoint"))
