@@ -115,31 +115,21 @@ def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def markdown(content: dict[str, Any]) -> str:
-    """Return the JSON ``content`` as Markdown: a header, and tables with a row per provider and a column per metric.
+    """Return the JSON ``content`` as Markdown: a header, and a table with a row per provider and a column per metric.
 
-    A cell is the median, followed by the spread in parentheses if there are several values. Rows that share a metric,
-    directly or through other rows, are in the same table.
+    A cell is the median, followed by the spread in parentheses if there are several values.
     """
     rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
     for record in content["records"]:
         case = tuple("x".join(map(str, record[key])) if key == "shape" else record[key] for key in CASE_KEYS)
         spread = "" if record["n"] == 1 else f" ({number_text(record['spread'])})"
         rows.setdefault(case, {})[record["metric"], record["unit"]] = number_text(record["median"]) + spread
-    tables: list[dict[tuple[str, str], None]] = []  # ordered metrics of each table
-    for cells in rows.values():
-        metrics_of_row, joined = dict.fromkeys(cells), [table for table in tables if table.keys() & cells.keys()]
-        for other in (*joined[1:], metrics_of_row):
-            (joined or [metrics_of_row])[0].update(other)
-        tables = [table for table in tables if not any(table is other for other in joined[1:])]
-        tables += [] if joined else [metrics_of_row]
-    blocks = []
-    for metrics in tables:
-        headers = [*CASE_KEYS, *(metric if unit == "1" else f"{metric}, {unit}" for metric, unit in metrics)]
-        shown = [[*case, *map(cells.get, metrics)] for case, cells in rows.items() if cells.keys() & metrics.keys()]
-        blocks.append(markdown_table(headers, shown))
+    metrics = dict.fromkeys(metric for cells in rows.values() for metric in cells)
+    headers = [*CASE_KEYS, *(metric if unit == "1" else f"{metric}, {unit}" for metric, unit in metrics)]
+    table = markdown_table(headers, [[*case, *map(cells.get, metrics)] for case, cells in rows.items()])
     versions = {**content["versions"], "commit": content["commit"], "date": content.get("date")}
     facts = {"machine": content["machine"], "versions": versions, "settings": content["settings"]}
     header = [f"command: `{content['command']}`", *(f"{key}: {key_value_text(facts[key])}" for key in facts)]
     return markdown_page(
-        [f"# zoo benchmark {content['benchmark']}", markdown_list([*header, *content["notes"]]), *blocks]
+        [f"# zoo benchmark {content['benchmark']}", markdown_list([*header, *content["notes"]]), table]
     )
