@@ -54,20 +54,6 @@ def test_differences_are_what_makes_a_file_of_the_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    "network",
-    [
-        {"arch": "resnet50", "norm": "standard"},
-        {"arch": "revnet38_cifar", "norm": "standard", "num_classes": 1000},
-        {"arch": "deeplab_resnet18", "num_classes": 19},
-    ],
-)
-def test_a_copy_of_the_differences_is_the_same_network(network) -> None:
-    experiment = parse_experiment({"network": network}, "x.json")
-    shown = {key.removeprefix("network."): value for key, value in differences(experiment).items()}
-    assert parse_experiment({"network": shown}, "copy.json").network == experiment.network
-
-
-@pytest.mark.parametrize(
     ("content", "hint"),
     [
         ({"network": {"nrom": 1}}, "network.nrom = 1: unknown key; the nearest is network.norm"),

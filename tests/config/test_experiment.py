@@ -129,23 +129,6 @@ def test_pretrained_weights_are_left_out_where_others_come_from_a_file() -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "params", "resolved"),
-    [
-        ("constant", {}, {}),
-        ("cosine", {}, {"end_factor": 0.0}),
-        ("step", {"step_size": 30}, {"step_size": 30, "gamma": 0.1}),
-        ("multistep", {"milestones": [3, 5], "gamma": 1}, {"milestones": [3, 5], "gamma": 1.0}),
-        ("linear", {"alpha": -0.01, "beta": 1}, {"alpha": -0.01, "beta": 1.0}),
-        ("polynomial", {}, {"power": 0.9}),
-    ],
-)
-def test_schedule_params_are_completed_with_their_defaults(kind: str, params: Any, resolved: Any) -> None:
-    schedule = {"type": kind, "mode": "step", "params": params}
-    config = parse_experiment({"optimizer": {"schedule": schedule}}, "x.json")
-    assert config.optimizer.schedule.params.model_dump() == resolved
-
-
-@pytest.mark.parametrize(
     ("kind", "params", "problem"),
     [
         ("step", {}, ".step_size: is missing"),

@@ -65,11 +65,6 @@ def test_decay_of_convolution_and_classifier_matrices_alone_spares_norms_and_bia
     assert {name for name, (_, decay) in groups.items() if decay} == {"conv.weight", "fc.weight"}
 
 
-def test_norm_shifts_are_decayed_with_the_norms_and_not_as_biases() -> None:
-    groups = _built(_Net(), weight_decay=1e-3, decay_biases=False)
-    assert {name for name, (_, decay) in groups.items() if not decay} == {"fc.bias"}
-
-
 def test_frozen_parameters_are_left_out_and_shared_ones_come_once() -> None:
     model = _Net()
     model.bn.requires_grad_(False)

@@ -35,11 +35,6 @@ def test_the_numbers_of_the_pages_have_a_source() -> None:
     assert unbacked_figures(ROOT) == []
 
 
-def test_the_line_of_a_figure_is_that_of_the_page() -> None:
-    text = "one\n<!-- held -->\n0.5\n0.6\n<!-- /held -->\n```sh\na 0.5\n```\nit is 0.7\n"
-    assert list(figures_in(text)) == [(9, "0.7")]
-
-
 def test_a_phrase_with_a_source_may_stand_where_it_is_listed_and_must(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("Needs about\n6 GB of disk.\n")

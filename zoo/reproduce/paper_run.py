@@ -50,8 +50,6 @@ def reproduce_papers(
             write_runs(out, paper, command_line, of_paper)
             if plots:
                 draw_runs(out, paper, of_paper)
-    minutes = sum(PAPERS[paper].minutes for paper in papers)
-    logger.info("measuring all of %s takes about %d minutes on one core", join_names(papers), minutes)
     for index, measurement in enumerate(measurements, start=1):
         paper = measurement.paper
         logger.info("%s, %s (%d of %d)", paper, measurement.item, index, len(measurements))

@@ -31,13 +31,11 @@ class Paper:
     Args:
     - `title`: the heading of its report.
     - `url`: the address of the paper.
-    - `minutes`: duration of all its measurements on one core of the machine of docs/results.
     - `experiments`: names of the experiments whose training runs belong to its tables, see `load_changed`.
     """
 
     title: str
     url: str
-    minutes: int
     experiments: Sequence[str] = ()
 
 
@@ -45,12 +43,10 @@ PAPERS = {
     "inplace_abn": Paper(
         "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018)",
         "https://arxiv.org/abs/1712.02616",
-        8,
     ),
     "revnet": Paper(
         "The Reversible Residual Network (Gomez et al. 2017)",
         "https://arxiv.org/abs/1707.04585",
-        2,
         (
             *revnet_tables2to5.CIFAR_ERRORS,
             *revnet_tables2to5.IMAGENET_ERRORS,
@@ -62,7 +58,6 @@ PAPERS = {
     "revnext": Paper(
         "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023)",
         "https://doi.org/10.1186/s13640-022-00601-w",
-        41,
         (
             revnext_tables1and2.EXPERIMENT,
             *revnext_tables1and2.OTHER_EXPERIMENTS,
