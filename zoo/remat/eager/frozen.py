@@ -8,6 +8,8 @@ Tested by tests/remat/test_lean_training.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,9 +68,9 @@ class FrozenLayers:
                 value = self._tracker.find(tensor)
                 if value is not None:
                     self._note_unread(value, tensor, "backward reads only its shape")
-                handle.settle(Blank(tensor))
+                handle.settle(partial(torch.empty_strided, **_layout_of(tensor)))
             else:
-                handle.settle(self._decider.pack(tensor))
+                handle.settle(partial(unpack, self._decider.pack(tensor)))
 
     def finish(self) -> None:
         """Decide on all that is left at the end of forward."""
@@ -99,11 +101,12 @@ class FrozenLayers:
             if tensor is None or tensor._version != handle.version or self._tracker.was_written(tensor, value):
                 continue  # backward raises an error
             if value.kept is not None or value.readers > 0:
-                handle.settle(SavedHandle(value))
+                handle.settle(SavedHandle(value).unpack)
             elif is_over or value.live() is None:
-                signs = Signs(tensor)
-                handle.settle(signs)
-                self._decider.decide(signs.bits, INPUT, is_kept=True)
+                with DisableTorchDispatch(), torch.no_grad():
+                    bits = signs_of(tensor)
+                handle.settle(partial(_rectified_of, bits, **_layout_of(tensor)))
+                self._decider.decide(bits, INPUT, is_kept=True)
             else:
                 undecided.append((handle, value))
         self._rectified = undecided
@@ -118,52 +121,28 @@ class DeferredHandle:
     """The object that autograd holds in place of a saved tensor until it is known what backward reads of it.
 
     Args:
-    - `tensor`: the saved tensor. Then ``packed`` is None.
-
-    ``packed`` is later what autograd would otherwise hold, and ``tensor`` is None.
+    - `tensor`: the saved tensor; None once it is settled.
     """
-
-    __slots__ = ("packed", "tensor", "version")
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | None = tensor
         self.version = tensor._version
-        self.packed: Any = None
 
-    def settle(self, packed: Any) -> None:
-        """Hold ``packed`` in place of the tensor."""
-        self.tensor, self.packed = None, packed
+    def settle(self, read: Callable[[], Tensor]) -> None:
+        """Hold a function that returns what backward reads in place of the tensor."""
+        self.tensor, self._read = None, read
 
     def unpack(self) -> Tensor:
         """Return the tensor, or what stands for it; RecipeError if it was overwritten or cannot be recomputed."""
-        return unpack(self.packed) if self.tensor is None else unmodified(self.tensor, self.version)
+        return self._read() if self.tensor is None else unmodified(self.tensor, self.version)
 
 
-class Blank:
-    """Stands for a saved tensor of which backward reads only the shape and strides."""
-
-    __slots__ = ("device", "dtype", "shape", "stride")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.shape, self.stride, self.dtype, self.device = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-    def unpack(self) -> Tensor:
-        """Return a tensor whose elements are not initialized."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+def _layout_of(tensor: Tensor) -> dict[str, Any]:
+    """Return the arguments with which `torch.empty_strided` returns a tensor like this one."""
+    return {"size": tensor.shape, "stride": tensor.stride(), "dtype": tensor.dtype, "device": tensor.device}
 
 
-class Signs:
-    """Stands for the saved output of a ReLU, of which backward reads only which elements are 0."""
-
-    __slots__ = ("bits", "blank")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.blank = Blank(tensor)
-        with DisableTorchDispatch(), torch.no_grad():
-            self.bits = signs_of(tensor)
-
-    def unpack(self) -> Tensor:
-        """Return a tensor that is 0 where the output was, and else 1."""
-        blank = self.blank
-        with skip_autograd_and_autocast(), torch.no_grad():
-            return rectified_of(self.bits, blank.shape, blank.stride, blank.dtype, blank.device)
+def _rectified_of(bits: Tensor, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor that is 0 where the output of a ReLU was, and else 1."""
+    with skip_autograd_and_autocast(), torch.no_grad():
+        return rectified_of(bits, size, stride, dtype, device)

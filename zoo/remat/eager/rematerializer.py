@@ -5,7 +5,6 @@ Tested by tests/remat/test_rematerializer.py.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -97,8 +96,6 @@ class Rematerializer(EagerDispatchMode):
         self._contexts = ExitStack()
         with ExitStack() as contexts:  # unwinds if an interrupt arrives between two entries
             contexts.enter_context(self._hooks)
-            contexts.callback(_active.recordings.pop)
-            _active.recordings.append(self)
             super().__enter__()
             contexts.push(super().__exit__)
             self._contexts = contexts.pop_all()
@@ -124,7 +121,7 @@ class Rematerializer(EagerDispatchMode):
         """Run an operation and record how to recompute its outputs."""
         kwargs = kwargs or {}
         if self._frozen.deferred:
-            saves = torch.is_grad_enabled() and self._keeps_what_is_saved()
+            saves = torch.is_grad_enabled() and _innermost() is self
             with count_writes():  # what is saved shares the version counter of the tensor
                 self._frozen.settle(unread_input(operation, args) if saves else None)
         if operation is CONVOLUTION and not args[1].requires_grad:
@@ -153,25 +150,11 @@ class Rematerializer(EagerDispatchMode):
                     self._decisions.note_product(value, first_tensor(out))
         return out
 
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Return a context in which autograd saves the tensors themselves."""
-        self._hooks.__exit__()
-        try:
-            yield
-        finally:
-            self._hooks.__enter__()
-
     @never_compile
     def _pack(self, tensor: Tensor) -> Any:
         """Return what autograd holds in place of a saved tensor."""
         handle = self._frozen.pack(tensor) if self._frozen.is_seen else None
         return self._decider.pack(tensor) if handle is None else handle
-
-    def _keeps_what_is_saved(self) -> bool:
-        """Return whether the hooks of this object are the innermost, and not the hooks of a checkpoint, for example."""
-        hooks = top_saved_tensors_hooks(False)
-        return hooks is not None and hooks[0] == self._pack
 
     def _price_of(self, operation: Operation, args: tuple[Any, ...], out: Any) -> float | None:
         """Return FLOP per byte of output for a convolution or a matrix product, else None."""
@@ -182,25 +165,25 @@ class Rematerializer(EagerDispatchMode):
         return break_tie(flops / first_tensor(out).nbytes, self._num_priced)
 
 
-class _Active(threading.local):
-    """The active rematerializers of a thread, the innermost last."""
-
-    def __init__(self) -> None:
-        self.recordings: list[Rematerializer] = []
-
-
-_active = _Active()
+def _innermost() -> Rematerializer | None:
+    """Return the rematerializer whose hooks are the innermost; None if a checkpoint's are, for example."""
+    hooks = top_saved_tensors_hooks(False)
+    owner = None if hooks is None else getattr(hooks[0], "__self__", None)
+    return owner if isinstance(owner, Rematerializer) else None
 
 
 @contextmanager
 def _without_hooks() -> Iterator[None]:
-    """Return a context without the saved-tensor hooks of the innermost rematerializer, which torch.func refuses."""
-    recording = _active.recordings[-1] if _active.recordings else None
-    if recording is None or not recording._keeps_what_is_saved():
+    """Return a context in which the innermost rematerializer has no saved-tensor hooks, which torch.func refuses."""
+    rematerializer = _innermost()
+    if rematerializer is None:
         yield
-    else:
-        with recording.suspended():
-            yield
+        return
+    rematerializer._hooks.__exit__()
+    try:
+        yield
+    finally:
+        rematerializer._hooks.__enter__()
 
 
 before_hooks_are_disabled(_without_hooks)
