@@ -40,25 +40,6 @@ class TrackedTensor:
     If ``is_copied`` is True, recipes use a copy as their input.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "clock",
-        "depth",
-        "dtype",
-        "index",
-        "is_copied",
-        "kept",
-        "live",
-        "readers",
-        "recipe",
-        "recipes",
-        "store",
-        "stride",
-        "through",
-        "version",
-        "waiting",
-    )
-
     def __init__(
         self, recipe: Recipe | None, index: int, tensor: Tensor, version: int, store: Store, clock: int
     ) -> None:
@@ -132,8 +113,6 @@ class Recipe:
     ``parts`` are tensors that stay alive until either the output or the recipe is saved.
     """
 
-    __slots__ = ("args", "is_view", "kwargs", "operation", "outputs", "parts")
-
     def __init__(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], is_view: bool) -> None:
         self.operation, self.args, self.kwargs, self.is_view = operation, args, kwargs, is_view
         self.outputs: list[weakref.ref[TrackedTensor]] = []  # if there are several; they hold the recipe
@@ -199,8 +178,6 @@ class Store:
 
 class SavedHandle:
     """The object that autograd holds in place of a tensor that backward recomputes."""
-
-    __slots__ = ("value",)
 
     def __init__(self, value: TrackedTensor) -> None:
         self.value = value
