@@ -246,10 +246,6 @@ def compute(target: TrackedTensor) -> Tensor:
     RecipeError if an input of the recipe was overwritten or freed.
     """
     assert target.recipe is not None, "tensors without a recipe are saved"
-    if not target.recipe.outputs:
-        arguments = _saved_arguments(target.recipe)
-        if arguments is not None:
-            return _restored(target.recipe.operation(*arguments, **target.recipe.kwargs), target)
     tensors: dict[TrackedTensor, Tensor] = {}
     order, uses = _plan(target, tensors)
     fresh: set[TrackedTensor] = set()  # sole owners of memory allocated here: operations may run in place
@@ -283,17 +279,6 @@ def compute(target: TrackedTensor) -> Tensor:
                 tensors.pop(source, None)
                 fresh.discard(source)
     return tensors[target]
-
-
-def _saved_arguments(recipe: Recipe) -> list[Any] | None:
-    """Return the arguments of a recipe; None if an input has to be recomputed."""
-    tensors: dict[TrackedTensor, Tensor] = {}
-    for source in recipe.sources():
-        tensor = source.available()
-        if tensor is None:
-            return None
-        tensors[source] = tensor
-    return [_filled(arg, tensors) for arg in recipe.args]
 
 
 def _plan(
