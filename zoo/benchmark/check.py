@@ -25,7 +25,7 @@ from zoo.models.external import iter_tensors
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import Memory, measure_memory
 from zoo.remat.planning import device_of, unchanged
-from zoo.torch_internals.data import tree_leaves, tree_map
+from zoo.torch_internals.data import tensors_of, tree_map
 
 LEARNING_RATE = 0.01
 ROUNDS = 5  # of timed steps
@@ -233,7 +233,7 @@ class _Run:
         for name, each in reversed(parameters):
             if each.grad is not None:
                 yield f"gradient of {name}", each.grad
-        for index, each in enumerate(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)):
+        for index, each in enumerate(tensors_of(inputs)):
             if each.grad is not None:
                 yield f"gradient of input {index}", each.grad
         for name, each in model.named_buffers():
@@ -316,7 +316,7 @@ class _Trace:
     def _see_output(self, module: nn.Module, _: Any, output: Any) -> None:
         if module not in self._names or torch.compiler.is_compiling():
             return
-        outputs = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
+        outputs = tensors_of(output)
         name = self._names[module]
         for each in outputs:
             for node in _nodes_from(each.grad_fn, self._owners):

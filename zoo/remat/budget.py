@@ -204,13 +204,3 @@ def parse_bytes(text: str) -> int:
 def bytes_text(count: float) -> str:
     """Return a number of bytes as in "8.59 GB" or "312.40 MB"."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
-
-
-def impossible(limit: int, least: float, has_optimizer_state: bool) -> ConfigError:
-    """Return the error that a step which recomputes all it can takes more than the limit."""
-    when = "" if has_optimizer_state else "without the state of the optimizer, "
-    return ConfigError(
-        f"{when}a training step takes at least {bytes_text(least)}, more than the limit of {bytes_text(limit)}",
-        "budget of zoo.lean",
-        "raise the limit, or train with smaller batches",
-    )

@@ -26,7 +26,7 @@ from zoo.remat.memory_use import StorageLog
 from zoo.remat.meta_attention import kernel_device, meta_attention
 from zoo.remat.planning import count_peak, plan, trained_outputs, unchanged
 from zoo.tables import Cell, markdown_table
-from zoo.torch_internals.data import tree_leaves, tree_map
+from zoo.torch_internals.data import tensors_of, tree_map
 
 MEGA = 1e6
 CONTAINERS = (nn.Sequential, nn.ModuleList)
@@ -263,8 +263,8 @@ def _measured(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], limit: Budget, is_meta: bool, suggests: bool
 ) -> MemoryReport:
     """Return the report within a limit, with a suggested budget if ``suggests``."""
-    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    rematerializer = partial(Rematerializer, parameters=[*model.parameters(), *model.buffers(), *tensors])
+    own = [*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))]
+    rematerializer = partial(Rematerializer, parameters=own)
     has_limit = limit.peak_bytes is not None
     peak: float | None = plan(limit, model, rematerializer, model, args, kwargs) if has_limit else None
     while True:  # a fraction is raised after each pass that exceeds it, up to the costliest product
@@ -330,8 +330,7 @@ def _copy(value: Any) -> Any:
 def _is_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether the network and its inputs are on the meta device; ConfigError if that cannot be counted."""
     own = {each.device for each in (*model.parameters(), *model.buffers())}
-    inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    given = {each.device for each in inputs if each.ndim > 0}  # scalars may be anywhere
+    given = {each.device for each in tensors_of((args, kwargs)) if each.ndim > 0}  # scalars may be anywhere
     meta = torch.device("meta")
     if own and ((own == {meta} and given - own) or (meta in given and meta not in own)):
         raise ConfigError(

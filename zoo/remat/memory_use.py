@@ -30,7 +30,7 @@ from zoo.torch_internals.data import (
     start_allocation_log,
     stop_allocation_log,
     storage_id,
-    tree_leaves,
+    tensors_of,
 )
 from zoo.torch_internals.dispatch import TorchDispatchMode, is_profiling
 
@@ -75,16 +75,7 @@ def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], 
     parameters = list(parameters)
     for _ in range(warmup):
         forward().backward()
-    clear_gradients(parameters)
-    gc.collect()  # nothing older may be freed during the step
-    with AllocatorLog(parameters[0].device) as log:
-        loss = forward()
-        log.mark_end_of_forward()
-        with watched(parameters):
-            loss.backward()
-    addresses = log.addresses(each.grad.untyped_storage() for each in parameters if each.grad is not None)
-    clear_gradients(parameters)
-    return summarize(log.changes, log.end_of_forward, addresses)
+    return _memory_of_step(AllocatorLog(parameters[0].device), forward, parameters)
 
 
 def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor]) -> Memory:
@@ -96,29 +87,34 @@ def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor]) ->
     - `forward`: computes the loss, a scalar, of images that exist already.
     - `parameters`: parameters of the network; their gradients are None afterwards.
     """
-    parameters = list(parameters)
-    clear_gradients(parameters)
-    gc.collect()
-    with StorageLog() as log:
+
+    def forward_with_attention() -> Tensor:
         with meta_attention():
-            loss = forward()
-        end_of_forward = len(log.changes)
-        loss.backward()
-    storages = log.addresses(each.grad.untyped_storage() for each in parameters if each.grad is not None)
-    changes = list(log.changes)
+            return forward()
+
+    return _memory_of_step(StorageLog(), forward_with_attention, list(parameters))
+
+
+def _memory_of_step(
+    log: AllocatorLog | StorageLog, forward: Callable[[], Tensor], parameters: Sequence[Tensor]
+) -> Memory:
     clear_gradients(parameters)
-    return summarize(changes, end_of_forward, storages)
+    gc.collect()  # nothing older may be freed during the step
+    with log:
+        loss = forward()
+        log.mark_end_of_forward()
+        with watched(parameters):
+            loss.backward()
+    addresses = log.addresses(each.grad.untyped_storage() for each in parameters if each.grad is not None)
+    memory = summarize(log.changes, log.end_of_forward, addresses)
+    clear_gradients(parameters)
+    return memory
 
 
 def clear_gradients(parameters: Iterable[Tensor]) -> None:
     """Set the gradients to None."""
     for parameter in parameters:
         parameter.grad = None
-
-
-def storages_of(tree: Any) -> list[torch.UntypedStorage]:
-    """Return the storages of the tensors in a tree of arguments or results; shared ones are repeated."""
-    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 class StorageLog(TorchDispatchMode):
@@ -130,19 +126,25 @@ class StorageLog(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.changes: list[Change] = []
+        self.end_of_forward = 0  # how many of them belong to the forward pass
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for storage in storages_of((args, kwargs)):
-            self._know(storage)
+        for each in tensors_of((args, kwargs)):
+            self._know(each.untyped_storage())
         result = func(*args, **kwargs or {})
-        for storage in storages_of(result):
+        for each in tensors_of(result):
+            storage = each.untyped_storage()
             if storage_id(storage) not in self._known:
                 self._know(storage)
                 self.changes.append(Change(storage_id(storage), storage.nbytes()))
         return result
+
+    def mark_end_of_forward(self) -> None:
+        """Count everything logged from now on as part of the backward pass."""
+        self.end_of_forward = len(self.changes)
 
     def addresses(self, gradients: Iterable[torch.UntypedStorage]) -> set[int]:
         """Return the addresses in the log of gradients."""
@@ -168,18 +170,13 @@ def summarize(changes: Sequence[Change], end_of_forward: int, gradients: set[int
     """
     last_allocation = {change.address: index for index, change in enumerate(changes) if change.size > 0}
     of_gradients = {last_allocation[address] for address in gradients if address in last_allocation}
-    held, peak = _held_and_peak(changes, end_of_forward, left_out=set())
-    _, peak_without_gradients = _held_and_peak(changes, end_of_forward, left_out=of_gradients)
-    return Memory(held, peak, peak_without_gradients, sum(changes[index].size for index in of_gradients))
-
-
-def _held_and_peak(changes: Sequence[Change], end_of_forward: int, left_out: set[int]) -> tuple[int, int]:
-    """Return the bytes alive at the end of the forward pass, and the most that are alive at any time.
-
-    The allocations whose indices are in ``left_out`` do not count.
-    """
-    totals = list(totals_of(changes, left_out))
-    return totals[min(end_of_forward, len(changes))], max(totals)
+    totals = list(totals_of(changes))
+    return Memory(
+        held=totals[end_of_forward],
+        peak=max(totals),
+        peak_without_gradients=max(totals_of(changes, of_gradients)),
+        gradients=sum(changes[index].size for index in of_gradients),
+    )
 
 
 def totals_of(changes: Sequence[Change], left_out: Collection[int] = ()) -> Iterator[int]:
@@ -282,9 +279,8 @@ def watched(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 
 def _mark_gradient(gradient: Tensor | None) -> None:
-    if (
-        gradient is not None and gradient.layout is torch.strided
-    ):  # None: of a compiled graph that has no gradient of it
+    # A compiled graph passes None for a parameter without a gradient.
+    if gradient is not None and gradient.layout is torch.strided:
         _mark(f"{GRADIENT}{gradient.untyped_storage().nbytes()}")
 
 

@@ -25,10 +25,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zoo.errors import ConfigError
 from zoo.ops.context import restored_buffers
-from zoo.remat.budget import Budget, Decision, Planned, Step, bytes_text, impossible
+from zoo.remat.budget import Budget, Decision, Planned, Step, bytes_text
 from zoo.remat.eager.rematerializer import Rematerializer
 from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize, watched
-from zoo.torch_internals.data import storage_id, tree_leaves, tree_map
+from zoo.torch_internals.data import storage_id, tensors_of, tree_leaves, tree_map
 from zoo.torch_internals.dispatch import is_profiling
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def plan(
     """
     assert budget.peak_bytes is not None
     watch_optimizers()
-    inputs = _tensors((args, kwargs))
+    inputs = tensors_of((args, kwargs))
     own = [*module.parameters(), *module.buffers()]
     if any(map(is_lazy, own)) or not any(each.requires_grad for each in (*own, *inputs)):
         return _skip(budget)
@@ -116,7 +116,13 @@ def plan(
         if price is None:
             missing = planned.bytes_at(planned.prices[-1], accumulates=accumulates) - room
             least = budget.peak_bytes + missing / (1 - MARGIN)
-            raise impossible(budget.peak_bytes, least, has_optimizer_state=bool(_optimizer_states(module)))
+            when = "" if _optimizer_states(module) else "without the state of the optimizer, "
+            raise ConfigError(
+                f"{when}a training step takes at least {bytes_text(least)}, "
+                f"more than the limit of {bytes_text(budget.peak_bytes)}",
+                "budget of zoo.lean",
+                "raise the limit, or train with smaller batches",
+            )
         planned.captured_extra = captured_extra
         if not planned.keeps_outputs:
             warnings.warn(
@@ -179,7 +185,7 @@ def plan_captured(
                 step = _measure(module, nullcontext(), call, args, kwargs, keeps_outputs=planned.keeps_outputs)
                 if captured.is_given_up:
                     return
-        existing = _existing_bytes(module, _tensors((args, kwargs)))
+        existing = _existing_bytes(module, tensors_of((args, kwargs)))
         peak = existing + (step.accumulating if accumulates else step.peak)
         if peak <= room:
             planned.captured_extra = max(0, peak - expected)
@@ -253,7 +259,7 @@ def count_peak(
 
     Memory that existed before counts as in `plan`.
     """
-    inputs = _tensors((args, kwargs))
+    inputs = tensors_of((args, kwargs))
     step = _measure(module, context, module, args, kwargs, keeps_outputs=True, log=log)
     return _existing_bytes(module, inputs) + (step.accumulating if _accumulates(module) else step.peak)
 
@@ -272,7 +278,7 @@ def _measure(
     inputs = tree_map(_leaf, (args, kwargs))
     args, kwargs = tree_map(_clone, inputs)  # forward may overwrite its inputs
     parameters = [each for each in module.parameters() if each.requires_grad]
-    sources = [*parameters, *(each for each in _tensors(inputs) if each.requires_grad)]
+    sources = [*parameters, *(each for each in tensors_of(inputs) if each.requires_grad)]
     versions = [each._version for each in module.parameters()]
     device = device_of(module)
     # A profiler of the user's is left alone: tensors are counted then, without the scratch memory of operations.
@@ -326,7 +332,7 @@ def _accumulates(module: nn.Module) -> bool:
 def _loss(output: Any) -> Tensor:
     """Return the sum of the scalar outputs, which are losses, or if there are none the cross-entropy of the outputs."""
     outputs = trained_outputs(output)
-    if not outputs and _tensors(output):
+    if not outputs and tensors_of(output):
         raise NoGradientsError
     if not outputs:
         raise ConfigError(
@@ -341,7 +347,7 @@ def _loss(output: Any) -> Tensor:
 
 def trained_outputs(output: Any) -> list[Tensor]:
     """Return the outputs from which a training step can start."""
-    return [each for each in _tensors(output) if each.requires_grad and each.numel() > 0]
+    return [each for each in tensors_of(output) if each.requires_grad and each.numel() > 0]
 
 
 def _cross_entropy(output: Tensor) -> Tensor:
@@ -358,10 +364,6 @@ def _leaf(value: Any) -> Any:
 
 def _clone(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -382,7 +384,7 @@ def _existing_bytes(module: nn.Module, inputs: list[Tensor]) -> int:
 
 
 def _optimizer_states(module: nn.Module) -> list[Tensor]:
-    return _tensors([optimizer.state.get(each) for optimizer in _optimizers for each in module.parameters()])
+    return tensors_of([optimizer.state.get(each) for optimizer in _optimizers for each in module.parameters()])
 
 
 @cache

@@ -125,6 +125,12 @@ pair: Callable[[Any], tuple[Any, Any]] = module_utils._pair
 #: Returns the leaves of nested lists, tuples and dicts.
 tree_leaves: Callable[[Any], list[Any]] = _pytree.tree_leaves
 
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return the tensors among the leaves of nested lists, tuples and dicts."""
+    return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
+
+
 #: Returns a copy of nested lists, tuples and dicts with a function applied to each leaf.
 tree_map: Callable[[Callable[[Any], Any], Any], Any] = _pytree.tree_map
 

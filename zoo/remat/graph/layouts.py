@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zoo.torch_internals.compiler import OperatorOverload, is_random, size_hint
-from zoo.torch_internals.data import tree_leaves, tree_map
+from zoo.torch_internals.data import tensors_of, tree_leaves, tree_map
 from zoo.torch_internals.dispatch import DisableTorchDispatch, schema_of, skip_autograd_and_autocast
 
 
@@ -44,7 +44,7 @@ def with_real_strides(operation: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
     Raises NotImplementedError if torch is wrong about an output of symbolic size.
     """
-    inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    inputs = tensors_of((args, kwargs))
     if not _chooses_strides(operation) or any(each.layout is not torch.strided or each.is_meta for each in inputs):
         return outputs
     arguments = tree_map(_layout_of, (args, kwargs))
