@@ -350,11 +350,10 @@ class _Trace:
 
 def _random_states(model: nn.Module) -> dict[str, Tensor]:
     """Return the states of torch's random number generators, by device."""
-    devices = {str(each.device): each.device for each in model.parameters() if each.device.type == "cuda"}
-    return {
-        "the CPU": torch.get_rng_state(),
-        **{name: torch.cuda.get_rng_state(each) for name, each in devices.items()},
-    }
+    states = {"the CPU": torch.get_rng_state()}
+    for device in {each.device for each in model.parameters() if each.device.type == "cuda"}:
+        states[str(device)] = torch.cuda.get_rng_state(device)
+    return states
 
 
 def _nodes_from(node: Any, known: Container[Any]) -> Iterator[Any]:

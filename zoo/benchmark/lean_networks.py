@@ -77,13 +77,7 @@ def measure_lean_network(
         _measure(results, case, models, images, rounds)
 
 
-def _measure(
-    results: Results,
-    case: Case,
-    models: dict[str, Any],
-    images: Tensor,
-    rounds: int,
-) -> None:
+def _measure(results: Results, case: Case, models: dict[str, Any], images: Tensor, rounds: int) -> None:
     """Add bits, memory and time of a network."""
     name = case.subject
     for provider in [*models][1:]:

@@ -147,7 +147,7 @@ class _Lean:
 
         if not has_hooks(self):
             return forward(*args, **kwargs)
-        with _forward_replaced(self, forward):
+        with forward_replaced(self, forward):
             return call(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -228,9 +228,9 @@ def _make_lean(module: Any, settings: _Settings) -> Any:
 
 
 @contextmanager
-def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Return a context in which calls of a module run another function in place of its method."""
-    own = module.__dict__.get("forward")  # of the instance alone
+    own = module.__dict__.get("forward")  # of the instance alone, as some libraries set it
     module.__dict__["forward"] = forward
     try:
         yield

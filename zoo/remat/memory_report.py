@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo.errors import ConfigError, join_names, truncate
 from zoo.remat import Rematerializer
 from zoo.remat.budget import RECOMPUTED, Budget, Decision
-from zoo.remat.lean import plain
+from zoo.remat.lean import forward_replaced, plain
 from zoo.remat.memory_plot import Timeline, draw
 from zoo.remat.memory_use import StorageLog
 from zoo.remat.meta_attention import kernel_device, meta_attention
@@ -292,14 +292,14 @@ def _measured(
         return found
 
     plain_peak = with_budget = with_checkpoints = None
-    if not has_limit:
-        peak = peak_with(rematerializer(limit), "lean training")
     if not has_limit or is_meta:
         plain_peak = peak_with(plain(model), "plain training")
         blocks = list(_blocks(model))
         if blocks:
             with suppress(RuntimeError):  # not every block can be recomputed
                 with_checkpoints = peak_with(_checkpointed(model, blocks))
+    if not has_limit:
+        peak = peak_with(rematerializer(limit), "lean training")
     suggested = _suggested_budget(decisions) if suggests else None
     if suggested is not None:
         log: list[Decision] = []
@@ -319,7 +319,7 @@ def _measured(
         with_budget,
         with_checkpoints,
         counted_for={"cuda": "CUDA", "cpu": "the CPU"}[kernel_device().type] if is_meta else "",
-        timelines={name: timelines[name] for name in ("plain training", "lean training") if name in timelines},
+        timelines=timelines,
     )
 
 
@@ -353,10 +353,7 @@ def _checkpointed(model: nn.Module, blocks: list[nn.Module]) -> Iterator[None]:
     """Return a context of plain training in which each block is checkpointed."""
     with plain(model), ExitStack() as stack:
         for block in blocks:
-            before = vars(block).get("forward")  # some libraries set it
-            forward = partial(_checkpoint, block.forward)
-            stack.callback(vars(block).pop if before is None else partial(setattr, block), "forward", before)
-            block.forward = forward
+            stack.enter_context(forward_replaced(block, partial(_checkpoint, block.forward)))
         yield
 
 
@@ -433,13 +430,9 @@ def _named(model: nn.Module, rematerializer: Rematerializer) -> Iterator[None]:
         running.pop()
         rematerializer.place = running[-1]
 
-    handles: list[Any] = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(partial(enter, name), prepend=True))
-        handles.append(module.register_forward_hook(leave, always_call=True))
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_pre_hook(partial(enter, name), prepend=True).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         with rematerializer:
             yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -15,7 +15,7 @@ import gc
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -270,12 +270,11 @@ class AllocatorLog:
 @contextmanager
 def watched(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Return a context in which an active `AllocatorLog` learns when backward computes a gradient."""
-    handles = [each.register_hook(_mark_gradient) for each in parameters if each.requires_grad]
-    try:
+    with ExitStack() as hooks:
+        for each in parameters:
+            if each.requires_grad:
+                hooks.callback(each.register_hook(_mark_gradient).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _mark_gradient(gradient: Tensor | None) -> None:

@@ -397,7 +397,7 @@ def watch_optimizers() -> None:
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Return a context that restores buffers and random number generators at its end.
 
-    The generators are torch's, numpy's and Python's `random`, and those of all three that are attributes of submodules.
+    The generators are the global ones of torch, numpy and Python's `random`, and all that are attributes of submodules.
     """
     devices = {each.device for each in module.parameters() if each.device.type == "cuda"}
     buffers = [(owner, name, each) for owner in module.modules() for name, each in owner.named_buffers(recurse=False)]

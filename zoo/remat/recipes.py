@@ -226,17 +226,13 @@ def unmodified(tensor: Tensor, version: int) -> Tensor:
             f"forward used it (it is at version {tensor._version}, not {version}); do not overwrite inputs, outputs or "
             "parameters of the network between forward and backward, or clone() them first"
         )
-    if tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == 0 and _has_memory(tensor):
+    has_memory = tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() > 0
+    if not has_memory and tensor.numel() > 0 and tensor.device.type != "meta":
         raise RecipeError(
             f"the memory of a tensor {tuple(tensor.shape)} {tensor.dtype} that backward needs was freed after forward, "
             "as sharded parameters are; leave such parts of the network out of zoo.lean"
         )
     return tensor
-
-
-def _has_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor of this size and device has memory."""
-    return tensor.numel() > 0 and tensor.device.type != "meta"
 
 
 def compute(target: TrackedTensor) -> Tensor:

@@ -72,7 +72,7 @@ class Rule(NamedTuple):
 
 
 def _overloads(name: str) -> Iterator[Operation]:
-    packet = getattr(aten, name, None)  # some versions of torch lack some of them
+    packet = getattr(aten, name, None)  # not every operation has an in-place variant
     for overload in packet.overloads() if packet is not None else ():
         yield getattr(packet, overload)
 
@@ -181,16 +181,13 @@ CONVOLUTION = aten.convolution.default
 PRODUCTS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten.linear.default: 0}
 
 
-def _attentions() -> dict[Operation, int]:
-    names = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention",
-             "fused_attention_overrideable")  # fmt: skip
-    operations = [each for name in names for each in _overloads(f"_scaled_dot_product_{name}")]
-    arguments = {each: [argument.name for argument in schema_of(each).arguments] for each in operations}
-    return {each: names.index("dropout_p") for each, names in arguments.items()}
-
-
 #: Kernels of scaled dot product attention of (query, key, value, ...) -> the position of their dropout probability.
-ATTENTIONS = _attentions()
+ATTENTIONS = {
+    operation: [argument.name for argument in schema_of(operation).arguments].index("dropout_p")
+    for name in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention",
+                 "fused_attention_overrideable")
+    for operation in _overloads(f"_scaled_dot_product_{name}")
+}  # fmt: skip
 
 LINEAR = {aten.addmm.default, aten.mm.default}  #: products of low rank are recomputed without a budget
 LOW_RANK, LOW_RANK_RATIO = 16, 8  # at most this many inner features, and this many times as many outer ones
@@ -269,7 +266,6 @@ def writes_inside(operation: Operation) -> bool:
     return not has_kernel(operation.name(), "ADInplaceOrView")
 
 
-# -------------------------------------------------------------------------------------------------- frozen layers
 #: Operations that save their input although backward reads only its shape and strides.
 POOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
          "_adaptive_avg_pool3d")  # fmt: skip
@@ -317,7 +313,6 @@ def rectified_of(
     return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(mask_of(bits, shape, dtype))
 
 
-# ------------------------------------------------------------------------------------------------------- memory
 def own(x: Tensor) -> Tensor:
     """Return a tensor itself if torch owns its memory; else a copy, as other programs may refill this memory.
 
@@ -326,7 +321,6 @@ def own(x: Tensor) -> Tensor:
     return x if x.untyped_storage().resizable() and not x.is_inference() else torch.empty_like(x).copy_(x)
 
 
-# -------------------------------------------------------------------------------------------------------- dropout
 #: Operations that draw a mask of 0 and 1 -> the position of the mask among the outputs; None if it is the output.
 MASKS = {aten.bernoulli_.float: None, aten.native_dropout.default: 1}
 
@@ -347,12 +341,7 @@ def mask_of(bits: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return eighths.view(-1)[: prod(shape)].to(dtype).view(shape)
 
 
-# ---------------------------------------------------------------------------------------------------- batch norms
-BATCH_NORMS = {
-    getattr(aten, name).default
-    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
-    if hasattr(aten, name)
-}
+BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
 CUDNN_NORM = aten.cudnn_batch_norm.default
 
 
@@ -415,9 +404,9 @@ def apply_line(
     if name_for(x.device) == "native":
         fused: Tensor = torch.ops.zoo.line.default(x, alpha, beta, shortcut, is_rectified)
         return fused
-    zero, one = _constants(len(alpha), alpha.dtype)
-    mean = zero.copysign(alpha)  # batch norm adds beta - mean alpha: a product of +0 leaves the sign of a zero beta
-    out: Tensor = aten.native_batch_norm(x, alpha, beta, mean, one, False, 0.0, 0.0)[0]
+    # Batch norm adds beta - mean alpha: a product of +0 leaves the sign of a zero beta.
+    mean = torch.zeros_like(alpha).copysign(alpha)
+    out: Tensor = aten.native_batch_norm(x, alpha, beta, mean, torch.ones_like(alpha), False, 0.0, 0.0)[0]
     if shortcut is not None:
         out.add_(shortcut)
     return out.relu_() if is_rectified else out
@@ -425,11 +414,6 @@ def apply_line(
 
 #: Recompute a norm, a sum and a ReLU; their last two arguments are the shortcut and whether there is a ReLU.
 FUSED_NORMS = (apply_line, normalize)
-
-
-@cache
-def _constants(length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return torch.zeros(length, dtype=dtype), torch.ones(length, dtype=dtype)
 
 
 @cache
@@ -460,14 +444,10 @@ def line_is_exact(dtype: torch.dtype) -> bool:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         weight, bias = torch.randn(2, 37, dtype=dtype)
-        for shape in ((3, 37, 5, 7), (16, 37)):
-            contiguous = 3 * torch.randn(shape, dtype=dtype) + 1
-            layouts = [contiguous]
-            if len(shape) == 4:
-                layouts.append(contiguous.contiguous(memory_format=torch.channels_last))
-            for x in layouts:
-                y, mean, invstd = aten.native_batch_norm(x, weight, bias, None, None, True, 0.0, 1e-5)
-                line = x, *line_of(weight, bias, mean, invstd)
-                if not (torch.equal(apply_line(*line), y) and torch.equal(apply_line(*line, x, True), (y + x).relu())):
-                    return False
+        maps, rows = (3 * torch.randn(shape, dtype=dtype) + 1 for shape in ((3, 37, 5, 7), (16, 37)))
+        for x in (maps, maps.contiguous(memory_format=torch.channels_last), rows):
+            y, mean, invstd = aten.native_batch_norm(x, weight, bias, None, None, True, 0.0, 1e-5)
+            line = x, *line_of(weight, bias, mean, invstd)
+            if not (torch.equal(apply_line(*line), y) and torch.equal(apply_line(*line, x, True), (y + x).relu())):
+                return False
     return True

@@ -141,9 +141,8 @@ class Traits(NamedTuple):
     - `operation`: the operation. It stays alive, so that no other operation gets its id.
     - `run`: computes its outputs: the operation itself, or a function with the same bits.
     - `rule`: how its outputs are recomputed, if they are.
-    - `record`: the method that records its outputs. None if they are recomputed only within a budget, and for an
-      operation with `is_overwriting`.
-    - `is_overwriting`: whether it has a rule and writes into its first argument.
+    - `record`: the method that records its outputs. None if they are recomputed only within a budget, or overwrite its
+      first argument.
     - `is_writing`: whether it writes into any tensor.
     - `written`: the positions and names of the arguments that it writes into.
     - `writes_inside`: whether its writes increment version counters inside its kernel, if at all.
@@ -153,7 +152,6 @@ class Traits(NamedTuple):
     run: Operation
     rule: Rule
     record: Callable[..., None] | None
-    is_overwriting: bool
     is_writing: bool
     written: tuple[tuple[int, str], ...]
     writes_inside: bool
@@ -192,7 +190,6 @@ def traits_of(operation: Operation) -> Traits:
         FASTER.get(operation, operation) if is_listed else partial(_call_resolving_views, operation),
         rule,
         record,
-        rule.overwrites,
         bool(written) or inside,
         written,
         inside,
@@ -231,17 +228,11 @@ def _smaller_inputs(args: Sequence[Any], out: Tensor) -> list[Tensor]:
 
 
 def _recipe_of(rule: Rule, values: Sequence[Any], kwargs: Any, args: Sequence[Any]) -> Recipe:
-    """Return the recipe of an operation, fused with the batch norm before it where possible."""
-    return _fused_with_norm(rule.repeat, values, kwargs, args) or Recipe(
-        rule.repeat, tuple(values), kwargs, rule.is_view
-    )
-
-
-def _fused_with_norm(operation: Operation, values: Sequence[Any], kwargs: Any, args: Sequence[Any]) -> Recipe | None:
-    """Return the recipe that fuses an operation with the batch norm before it; None if there is none.
+    """Return the recipe of an operation, fused with the batch norm before it where possible.
 
     Both terms of a sum must have the same strides. ``args`` are the tensors of the tracked ``values``.
     """
+    operation = rule.repeat
     if operation is RELU:
         norm = values[0].recipe
         if norm is not None and norm.operation in FUSED_NORMS and values[0].readers == 0:
@@ -255,4 +246,4 @@ def _fused_with_norm(operation: Operation, values: Sequence[Any], kwargs: Any, a
                     *inputs, shortcut, is_rectified = norm.args
                     if shortcut is None and not is_rectified:
                         return Recipe(norm.operation, (*inputs, other, False), {}, is_view=False)
-    return None
+    return Recipe(operation, tuple(values), kwargs, rule.is_view)

@@ -129,7 +129,7 @@ class Rematerializer(EagerDispatchMode):
         traits, recorder = traits_of(operation), self._recorder
         # Transforms of torch.func run operations on wrapped tensors.
         is_recorded = torch.is_grad_enabled() and not are_transforms_active()
-        if traits.is_overwriting and is_recorded:
+        if traits.rule.overwrites and is_recorded:
             out = recorder.record_write(traits, args, kwargs)
         elif traits.is_writing:
             out = recorder.write(traits, args, kwargs)

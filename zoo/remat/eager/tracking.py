@@ -18,7 +18,7 @@ from zoo.remat.recipes import Recipe, Store, TrackedTensor
 from zoo.torch_internals.data import is_wrapper, memory_id
 from zoo.torch_internals.dispatch import DisableTorchDispatch
 
-SWEEP = 32  # tensors noted between two searches for those that were freed
+SWEEP_INTERVAL = 32  # tensors noted between two searches for those that were freed
 # Smaller tensors are saved, as recomputing them costs more time than the memory is worth: smaller than the largest
 # output so far by `SMALL_RATIO`, within these limits.
 MIN_BYTES, MAX_BYTES, SMALL_RATIO = 2**14, 2**16, 64
@@ -75,7 +75,7 @@ class Tracker:
         self.smallest_bytes = MIN_BYTES if smallest_bytes is None else smallest_bytes
         # id of a tensor -> (weak reference to it, its version, its contents)
         self.known: dict[int, tuple[Callable[[], Tensor | None], int, TrackedTensor]] = {}
-        self._next_sweep = SWEEP
+        self._next_sweep = SWEEP_INTERVAL
         # address of a storage -> the value of the clock at the last write into it
         self._writes: dict[int, int] = {}
         self.clock = 0
@@ -100,7 +100,7 @@ class Tracker:
         """Return the new contents of a tensor, which output ``index`` of a recipe recomputes."""
         if len(self.known) > self._next_sweep:  # forget tensors that were freed, with the parts of their recipes
             self.known = {key: entry for key, entry in self.known.items() if entry[0]() is not None}
-            self._next_sweep = len(self.known) + SWEEP
+            self._next_sweep = len(self.known) + SWEEP_INTERVAL
         value = TrackedTensor(recipe, index, tensor, version, self._store, self.clock)
         self.known[id(tensor)] = value.live, version, value
         return value

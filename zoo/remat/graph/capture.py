@@ -203,9 +203,8 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
 
 
 def _run_rematerialized(graph: fx.GraphModule, budget: Budget, *args: Any) -> Any:
-    parameters = [arg for arg in args if isinstance(arg, Parameter)]
-    rematerializer = partial(Rematerializer, parameters=[*parameters, *graph.parameters(), *graph.buffers()])
-    with rematerializer(budget):
+    inputs = [arg for arg in args if isinstance(arg, Parameter)]
+    with Rematerializer(budget, parameters=[*inputs, *graph.parameters(), *graph.buffers()]):
         return graph(*args)
 
 

@@ -42,7 +42,7 @@ MIN_BYTES = 2**14  # smaller tensors are saved
 MIN_RATIO = 4  # as are tensors that are smaller than their largest input by this factor
 
 #: Cheap operations that only graphs have, or whose results are not saved in eager training.
-OF_GRAPHS = {
+CHEAP_IN_GRAPHS = {
     aten.full.default, aten.full_like.default, aten.zeros.default, aten.zeros_like.default, aten.ones.default,
     aten.ones_like.default, aten.scalar_tensor.default, aten.arange.default, aten.arange.start,
     aten.arange.start_step, aten.as_strided.default, aten.index.Tensor,
@@ -51,7 +51,7 @@ OF_GRAPHS = {
 #: Draws numbers from a saved seed. On CUDA, the kernels of forward and backward may draw different ones.
 INDUCTOR_RANDOM = "prims::inductor_random"
 #: Operations of Inductor that are cheap and deterministic.
-OF_INDUCTOR = {
+CHEAP_IN_INDUCTOR = {
     INDUCTOR_RANDOM, "prims::convert_element_type", "prims::broadcast_in_dim", "prims::iota",
     "prims::inductor_lookup_seed", "prims::_low_memory_max_pool_with_offsets",
     "prims::_low_memory_max_pool_offsets_to_indices",
@@ -152,7 +152,7 @@ class Cut:
             return True
         if not isinstance(operation, OperatorOverload) or schema_of(operation).is_mutable:
             return False
-        if schema_of(operation).name in OF_INDUCTOR:
+        if schema_of(operation).name in CHEAP_IN_INDUCTOR:
             return not (schema_of(operation).name == INDUCTOR_RANDOM and node.meta["val"].is_cuda)
         if self.is_priced(node):
             if 0 < self._prices[node] <= min(self._flops_per_byte, sys.float_info.max):
@@ -160,7 +160,7 @@ class Cut:
             return is_low_rank(operation, [each.meta["val"] if is_node(each) else each for each in node.args])
         if is_random(operation):
             return False
-        if operation in RULES or operation in OF_GRAPHS or operation in NORMS:
+        if operation in RULES or operation in CHEAP_IN_GRAPHS or operation in NORMS:
             return True
         return torch.Tag.pointwise in operation.tags
 

@@ -65,7 +65,7 @@ def are_alike(a: Node, b: Node) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    """Return whether a node is its first input or a view of it, or one of several views, such as those of unbind."""
+    """Return whether a node is its first input or a view of it, or one of several views, as an output of unbind."""
     if node.target is operator.getitem:
         return is_computed(node.args[0]) and is_view(node.args[0])
     rule = RULES.get(node.target)
