@@ -18,6 +18,7 @@ from zoo.remat import recipes
 from zoo.remat.lean import lean
 from zoo.remat.recipes import TrackedTensor
 from zoo.remat.rules import (
+    ENLARGING,
     IN_PLACE,
     OTHERS,
     PROMOTED,
@@ -215,7 +216,7 @@ def test_every_row_is_repeated_and_gives_the_bits_of_plain_autograd(operation: A
 
 
 def test_every_name_of_the_lists_has_a_row_that_recordings_see() -> None:
-    names = {each for kind in (SAME_DTYPE, PROMOTED, OTHERS, VIEWS) for each in kind}
+    names = {each for kind in (SAME_DTYPE, PROMOTED, OTHERS, ENLARGING, VIEWS) for each in kind}
     assert names == {name_of(functional(operation)).partition(".")[0] for operation in ROWS}
 
 

@@ -158,12 +158,10 @@ def check(
     return result
 
 
-def compare(
-    model: nn.Module, *inputs: Any, variant: Variant, loss: Callable[[Any], Tensor] | None = None, steps: int = 1
-) -> Check:
-    """Return the result of `check` without the place of a difference, bytes and times; ``variant`` runs once."""
+def compare(model: nn.Module, images: Tensor, variant: Variant) -> Check:
+    """Return the result of `check` for one step, without the place of a difference, bytes and times."""
     with unchanged(model):
-        return _Run(inputs, {}, loss or _default_loss, steps).compared(model, variant)
+        return _Run((images,), {}, _default_loss, steps=1).compared(model, variant)
 
 
 @dataclass

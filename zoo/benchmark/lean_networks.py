@@ -58,7 +58,8 @@ def measure_lean_network(
         if max_bytes is not None and (needed := _predicted_bytes(setup)) > max_bytes:
             results.note(f"not measured: {name} (training takes {needed:,} bytes, more than {max_bytes:,})")
             return
-        plain, images = _new(setup)
+        torch.manual_seed(SEED)
+        plain, images = EAGER[0].build(setup), setup.random_images()
         _forward(copy.deepcopy(plain), images)().backward()
     except Exception as error:  # other packages may raise anything
         results.note(f"not measured: {name} ({describe_error(error)})")
@@ -85,9 +86,9 @@ def _measure(results: Results, case: Case, models: dict[str, Any], images: Tenso
             begin = time.process_time()
             is_exact = provider in (LEAN, CAPTURED)  # the kernels of Inductor are others
             if is_exact:
-                plain, variant = models[PLAIN], partial(_replace, models[provider])
+                variant = partial(_replace, models[provider])
                 with _deterministic(images.device):
-                    found = compare(plain, images.clone().requires_grad_(), variant=variant)
+                    found = compare(models[PLAIN], images.clone().requires_grad_(), variant)
             else:
                 _forward(models[provider], images)().backward()
         except Exception as error:
@@ -135,12 +136,6 @@ def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], image
 
 def _replace(twin: nn.Module, _: nn.Module) -> nn.Module:
     return twin
-
-
-def _new(setup: Setup) -> tuple[nn.Module, Tensor]:
-    """Return the network in training mode and random images, the same at each call."""
-    torch.manual_seed(SEED)
-    return EAGER[0].build(setup), setup.random_images()
 
 
 @contextmanager

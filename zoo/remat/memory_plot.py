@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 
 from zoo.errors import ConfigError
 from zoo.files import write_bytes
-from zoo.remat.memory_use import Change, StorageLog, totals_of
+from zoo.remat.memory_use import StorageLog, totals_of
 
 COLORS = ("0.6", "#0072B2", "#D55E00")
 WIDTH, HEIGHT, DPI = 9, 4.2, 120
@@ -42,21 +43,19 @@ class Timeline:
     def recorded(self, model: nn.Module, log: StorageLog) -> Iterator[None]:
         """Return a context in which forward records where modules start, and its end."""
 
-        def start(name: str) -> None:
+        def start(name: str, *_: Any) -> None:
             self.starts.append((len(log.changes), name))
-
-        def end(*_: Any) -> None:
-            self.end_of_forward = len(log.changes)
 
         with ExitStack() as hooks:
             for name, child in model.named_children():
-                hooks.callback(child.register_forward_pre_hook(lambda *_, name=name: start(name)).remove)
-            hooks.callback(model.register_forward_hook(end).remove)
+                hooks.callback(child.register_forward_pre_hook(partial(start, name)).remove)
+            hooks.callback(model.register_forward_hook(lambda *_: log.mark_end_of_forward()).remove)
             yield
 
-    def fill(self, changes: Sequence[Change], peak: int) -> None:
-        """Set the bytes from the changes of a step whose peak, with what existed before, is given."""
-        totals = list(totals_of(changes))
+    def fill(self, log: StorageLog, peak: int) -> None:
+        """Set the bytes from the log of a step whose peak, with what existed before, is given."""
+        self.end_of_forward = log.end_of_forward
+        totals = list(totals_of(log.changes))
         existing = peak - max(totals)
         self.bytes = [existing + each for each in totals]
 

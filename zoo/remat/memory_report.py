@@ -185,7 +185,10 @@ class MemoryReport:
         """Return a table of the modules that hold most in plain training, and a row for all others."""
         ranked = sorted(self.modules, key=lambda module: (-module.plain, -module.lean))
         shown, others = ranked[:NUM_MODULES], ranked[NUM_MODULES:]
-        rows: list[list[Cell]] = [[*_shown_name(each), *self._cells(each.plain, each.lean)] for each in shown]
+        rows: list[list[Cell]] = []
+        for each in shown:
+            name, kind = _shortened(each.name or "(itself)", MAX_NAME_CHARS), _shortened(each.kind, MAX_KIND_CHARS)
+            rows.append([name, kind, *self._cells(each.plain, each.lean)])
         if others:
             plain, lean = sum(each.plain for each in others), sum(each.lean for each in others)
             rows.append([f"{len(others)} others", "", *self._cells(plain, lean)])
@@ -287,7 +290,7 @@ def _measured(
         except torch.OutOfMemoryError:
             return math.inf
         if title:
-            timeline.fill(log.changes, found)
+            timeline.fill(log, found)
             timelines[title] = timeline
         return found
 
@@ -406,10 +409,6 @@ def _rounded(count: float) -> str:
     """Return bytes with three digits, as scratch memory is not counted."""
     number, unit = (count / 1e9, "GB") if count >= 1e9 else (count / MEGA, "MB")
     return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
-
-
-def _shown_name(module: ModuleMemory) -> tuple[str, str]:
-    return _shortened(module.name or "(itself)", MAX_NAME_CHARS), _shortened(module.kind, MAX_KIND_CHARS)
 
 
 def _shortened(name: str, length: int) -> str:

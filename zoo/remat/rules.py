@@ -34,24 +34,20 @@ PROMOTED = (
     "gt", "ge", "lt", "le", "masked_fill", "logical_not", "bitwise_not", "_prelu_kernel",
 )  # fmt: skip
 OTHERS = (
-    "clone", "_to_copy", "cat", "stack", "roll", "flip", "constant_pad_nd", "reflection_pad2d", "replication_pad2d",
-    "im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "index", "index_select", "gather", "embedding",
-    "repeat", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d",
-    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "avg_pool2d", "avg_pool3d",
+    "roll", "flip", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "avg_pool2d", "avg_pool3d",
     "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_softmax", "_log_softmax", "_safe_softmax", "glu", "mean", "sum",
-    "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm",
-    "native_layer_norm", "native_group_norm", "max_pool2d_with_indices", "max_pool3d_with_indices",
-    "log_sigmoid_forward",
+    "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm", "native_layer_norm", "native_group_norm",
+    "max_pool2d_with_indices", "max_pool3d_with_indices", "log_sigmoid_forward",
 )  # fmt: skip
-VIEWS = (
-    "view", "_unsafe_view", "_reshape_alias", "t", "transpose", "permute", "slice", "select", "unsqueeze", "squeeze",
-    "expand", "alias", "detach", "unbind", "split", "split_with_sizes", "unfold", "diagonal",
-)  # fmt: skip
-#: Operations whose output may be larger than their inputs.
+# Operations whose output may be larger than their inputs.
 ENLARGING = (
     "cat", "stack", "clone", "_to_copy", "constant_pad_nd", "reflection_pad2d", "replication_pad2d", "im2col",
     "upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d", "upsample_nearest1d",
     "upsample_nearest2d", "upsample_nearest3d", "index", "index_select", "gather", "embedding", "repeat",
+)  # fmt: skip
+VIEWS = (
+    "view", "_unsafe_view", "_reshape_alias", "t", "transpose", "permute", "slice", "select", "unsqueeze", "squeeze",
+    "expand", "alias", "detach", "unbind", "split", "split_with_sizes", "unfold", "diagonal",
 )  # fmt: skip
 #: Operations that return the elements of their input, copied or not.
 COPIES = {aten.clone.default, aten.detach.default, aten.alias.default}
@@ -79,7 +75,7 @@ def _overloads(name: str) -> Iterator[Operation]:
 
 def _rules() -> dict[Operation, Rule]:
     rules = {}
-    for name in (*SAME_DTYPE, *PROMOTED, *OTHERS, *VIEWS):
+    for name in (*SAME_DTYPE, *PROMOTED, *OTHERS, *ENLARGING, *VIEWS):
         is_view = name in VIEWS
         for operation in _overloads(name):
             if not schema_of(operation).is_mutable:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -124,21 +125,15 @@ def _terms(node: Node) -> Iterator[Node]:
         yield node
 
 
-class _State:
-    """Whether a later call in the same context of autocast reads what a `_Link` returned."""
-
-    def __init__(self) -> None:
-        self.is_read_again = False
-
-
 class _Link(torch.autograd.Function):
     """Returns aliases of tensors. Backward rounds the gradients of several calls to the precision of autocast.
 
-    Each call reads the aliases of the call before it, so that the gradients are rounded after each addition.
+    Each call reads the aliases of the call before it, so that the gradients are rounded after each addition. A later
+    call in the same context of autocast sets ``state.is_read_again``.
     """
 
     @staticmethod
-    def forward(ctx: Any, state: _State, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, state: SimpleNamespace, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.state, ctx.dtype = state, torch.get_autocast_dtype(tensors[0].device.type)
         ctx.set_materialize_grads(False)
         return tuple(each.detach() for each in tensors)
@@ -161,13 +156,13 @@ def _link(parameters: Sequence[Tensor]) -> list[Tensor]:
         if state is not None:
             state.is_read_again = True
         sources.append(alias)
-    state = _State()
+    state = SimpleNamespace(is_read_again=False)
     aliases: list[Tensor] = list(_Link.apply(state, *sources))
     known.update({id(each): (each._version, alias, state) for each, alias in zip(parameters, aliases, strict=True)})
     return aliases
 
 
-def _links_of_context(device: torch.device) -> dict[int, tuple[int, Tensor, _State]]:
+def _links_of_context(device: torch.device) -> dict[int, tuple[int, Tensor, SimpleNamespace]]:
     """Return a dict that lives as long as the outermost context of autocast.
 
     It belongs to the cast of a leaf of zoo, which autocast holds in its cache until then.
@@ -175,7 +170,7 @@ def _links_of_context(device: torch.device) -> dict[int, tuple[int, Tensor, _Sta
     leaf = _leaf_on(device)
     product: Any = torch.mm(leaf, leaf).grad_fn
     cast = product.next_functions[0][0]
-    links: dict[int, tuple[int, Tensor, _State]] = cast.metadata.setdefault(_LINKS, {})
+    links: dict[int, tuple[int, Tensor, SimpleNamespace]] = cast.metadata.setdefault(_LINKS, {})
     return links
 
 
