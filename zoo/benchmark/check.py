@@ -24,7 +24,7 @@ from zoo.errors import ConfigError
 from zoo.models.external import iter_tensors
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import Memory, measure_memory
-from zoo.remat.planning import device_of, unchanged
+from zoo.remat.planning import as_leaf, clone, device_of, unchanged
 from zoo.torch_internals.data import tensors_of, tree_map
 
 LEARNING_RATE = 0.01
@@ -198,8 +198,12 @@ class _Run:
                 break
         return result
 
+    def _leaves(self) -> Any:
+        """Return copies of the inputs and keywords."""
+        return tree_map(lambda each: as_leaf(clone(each)), (self.inputs, self.keywords))
+
     def forward_of(self, model: nn.Module) -> Callable[[], Tensor]:
-        inputs, keywords = tree_map(_copied, (self.inputs, self.keywords))
+        inputs, keywords = self._leaves()
         return lambda: self.loss(model(*inputs, **keywords))
 
     def _train(
@@ -210,7 +214,7 @@ class _Run:
             raise ConfigError("no parameter requires gradients", "zoo.check", "train some of the parameters")
         optimizer = torch.optim.SGD(_trained(model), lr=LEARNING_RATE)
         for step in range(1, self.steps + 1):
-            inputs, keywords = tree_map(_copied, (self.inputs, self.keywords))
+            inputs, keywords = self._leaves()
             output = model(*inputs, **keywords)
             loss = self.loss(output)
             if not loss.requires_grad:
@@ -412,7 +416,3 @@ def _default_loss(output: Any) -> Tensor:
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:
     return [each for each in model.parameters() if each.requires_grad]
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value

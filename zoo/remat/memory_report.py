@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from zoo.errors import ConfigError, join_names, truncate
@@ -24,7 +24,7 @@ from zoo.remat.lean import forward_replaced, plain
 from zoo.remat.memory_plot import Timeline, draw
 from zoo.remat.memory_use import StorageLog
 from zoo.remat.meta_attention import kernel_device, meta_attention
-from zoo.remat.planning import count_peak, plan, trained_outputs, unchanged
+from zoo.remat.planning import as_leaf, clone, count_peak, plan, trained_outputs, unchanged
 from zoo.tables import Cell, markdown_table
 from zoo.torch_internals.data import tensors_of, tree_map
 
@@ -248,7 +248,8 @@ def memory_report(
             "by position, or rename it in a wrapper"
         )
     limit = Budget.parse(budget)
-    args, kwargs = tree_map(_copy, (inputs, named_inputs))  # forward may overwrite its inputs
+    leaves = tree_map(as_leaf, (inputs, named_inputs))
+    args, kwargs = tree_map(clone, leaves)  # forward may overwrite its inputs
     is_meta = _is_on_meta(model, args, kwargs)
     try:
         with unchanged(model), torch.enable_grad(), meta_attention():
@@ -326,10 +327,6 @@ def _measured(
     )
 
 
-def _copy(value: Any) -> Any:
-    return value.detach().requires_grad_(value.requires_grad).clone() if isinstance(value, Tensor) else value
-
-
 def _is_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether the network and its inputs are on the meta device; ConfigError if that cannot be counted."""
     own = {each.device for each in (*model.parameters(), *model.buffers())}
@@ -343,11 +340,8 @@ def _is_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         )
     is_meta = meta in given or own == {meta}
     if is_meta and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-        raise ConfigError(
-            "autocast has no effect on the meta device",
-            "memory_report",
-            "leave autocast or the meta device",
-        )
+        remedy = "leave autocast or the meta device"
+        raise ConfigError("autocast has no effect on the meta device", "memory_report", remedy)
     return is_meta
 
 

@@ -275,8 +275,8 @@ def _measure(
     log: StorageLog | AllocatorLog | None = None,
 ) -> Step:
     """Return the most bytes that forward, in a context, and backward allocate; no gradient is accumulated."""
-    inputs = tree_map(_leaf, (args, kwargs))
-    args, kwargs = tree_map(_clone, inputs)  # forward may overwrite its inputs
+    inputs = tree_map(as_leaf, (args, kwargs))
+    args, kwargs = tree_map(clone, inputs)  # forward may overwrite its inputs
     parameters = [each for each in module.parameters() if each.requires_grad]
     sources = [*parameters, *(each for each in tensors_of(inputs) if each.requires_grad)]
     versions = [each._version for each in module.parameters()]
@@ -358,11 +358,13 @@ def _cross_entropy(output: Tensor) -> Tensor:
     return F.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long, device=scores.device))
 
 
-def _leaf(value: Any) -> Any:
+def as_leaf(value: Any) -> Any:
+    """Return a tensor without its history; other values unchanged."""
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
 
-def _clone(value: Any) -> Any:
+def clone(value: Any) -> Any:
+    """Return a copy of a tensor; other values unchanged."""
     return value.clone() if isinstance(value, Tensor) else value
 
 

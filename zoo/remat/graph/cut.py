@@ -70,7 +70,7 @@ class Cut:
     - `unpacked`: masks -> the nodes that unpack them from their bits, which backward reads in their place.
     - `budget`: the limit on recomputing convolutions and matrix products.
 
-    ``saved`` are the chosen nodes.
+    ``saved`` are the chosen nodes, and ``prices`` what convolutions, matrix products and attention cost.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Cut:
     ) -> None:
         self._forward, self._is_forward, self._needed = forward, set(forward), needed
         self._returned, self._written, self._unpacked = returned, written, unpacked
-        self._prices = prices_of(forward)
+        self.prices = prices_of(forward)
         self._flops_per_byte = budget.flops_per_byte
         self.saved: set[Node] = set()
         plain_bytes = sum(map(bytes_of, filter(is_computed, {base_of(node) for node in needed})))
         limit = budget.held_limit(plain_bytes)
         if self._bytes_saved_at(budget.flops_per_byte) > limit:
-            prices = sorted(self._prices.values())
+            prices = sorted(self.prices.values())
             # Bytes fall as the price rises, so their negatives are sorted.
             position = bisect_left(prices, -limit, key=lambda price: -self._bytes_saved_at(price))
             if prices:
@@ -139,10 +139,6 @@ class Cut:
         nodes = node.all_input_nodes if norm is None else [arg for arg in norm.args[:3] if is_node(arg)]
         return [self._unpacked.get(each, each) for each in nodes if each in self._is_forward and not is_symbol(each)]
 
-    def is_priced(self, node: Node) -> bool:
-        """Return whether a node is a convolution, a matrix product or attention."""
-        return node in self._prices
-
     def is_cheap(self, node: Node) -> bool:
         """Return whether a node may be recomputed: it is cheap, deterministic and has no side effects."""
         operation = node.target
@@ -154,8 +150,8 @@ class Cut:
             return False
         if schema_of(operation).name in CHEAP_IN_INDUCTOR:
             return not (schema_of(operation).name == INDUCTOR_RANDOM and node.meta["val"].is_cuda)
-        if self.is_priced(node):
-            if 0 < self._prices[node] <= min(self._flops_per_byte, sys.float_info.max):
+        if node in self.prices:
+            if 0 < self.prices[node] <= min(self._flops_per_byte, sys.float_info.max):
                 return True
             return is_low_rank(operation, [each.meta["val"] if is_node(each) else each for each in node.args])
         if is_random(operation):

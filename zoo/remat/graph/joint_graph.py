@@ -240,7 +240,7 @@ class _Rewriting:
         args = map_arg(source.args, lambda each: self._at(each, user, is_recipe))
         kwargs = map_arg(source.kwargs, lambda each: self._at(each, user, is_recipe))
         rule = RULES.get(source.target) if self._is_eager else None
-        if self._cut.is_priced(source):  # later readers unpack masks again, and not hold them until then
+        if source in self._cut.prices:  # later readers unpack masks again, and not hold them until then
             self._clones = {key: clone for key, clone in self._clones.items() if key[0] not in self._of_masks}
         return self._call(user, source.target if rule is None else rule.repeat, args, kwargs, source.meta["val"])
 
