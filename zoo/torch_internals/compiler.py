@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -215,6 +216,7 @@ def aot_backend(
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
+    from torch._functorch._aot_autograd import graph_compile
     from torch._inductor import config as inductor_config
 
     compile_graph = aot_autograd(
@@ -226,45 +228,29 @@ def aot_backend(
     )
 
     def backend(graph: Any, inputs: Any) -> Any:
-        is_as_eager = config.patch(backward_pass_autocast="off"), inductor_config.patch(fallback_random=True)
-        with is_as_eager[0], is_as_eager[1], _without_decompositions(), _without_donation(), _traced_by(correct):
+        with (
+            config.patch(backward_pass_autocast="off"),
+            inductor_config.patch(fallback_random=True),
+            # Otherwise backward graphs may overwrite saved tensors, and after a backward pass without ``retain_graph``
+            # torch refuses ``retain_graph`` from then on.
+            patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: []),
+            _without_decompositions(),
+            _traced_by(correct),
+        ):
             return compile_graph(graph, inputs)
 
     return backend
 
 
-@contextmanager
-def _without_donation() -> Iterator[None]:
-    """Return a context in which AOTAutograd allows no backward graph to overwrite saved tensors.
-
-    If backward first ran without ``retain_graph``, torch would otherwise refuse ``retain_graph`` from then on.
-    """
-    from torch._functorch._aot_autograd import graph_compile
-
-    module: Any = graph_compile
-    collect = module.collect_bw_donated_buffer_idxs
-    module.collect_bw_donated_buffer_idxs = lambda *_: []
-    try:
-        yield
-    finally:
-        module.collect_bw_donated_buffer_idxs = collect
-
-
-@contextmanager
-def _traced_by(correct: Callable[..., Any]) -> Iterator[None]:
+def _traced_by(correct: Callable[..., Any]) -> AbstractContextManager[Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mode: Any = FakeTensorMode
-    trace = mode.dispatch
+    trace = FakeTensorMode.dispatch
 
     def dispatch(self: Any, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return correct(operation, args, kwargs or {}, trace(self, operation, types, args, kwargs or {}))
 
-    mode.dispatch = dispatch
-    try:
-        yield
-    finally:
-        mode.dispatch = trace
+    return patch.object(FakeTensorMode, "dispatch", dispatch)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from torch.nn import Parameter
 from zoo.errors import ConfigError
 from zoo.remat.graph.cudnn_norm import CUDNN_BATCH_NORM
 from zoo.remat.graph.nodes import Node
-from zoo.torch_internals.compiler import BATCH_NORM, is_compiled_node, is_tangent_node
+from zoo.torch_internals.compiler import BATCH_NORM, is_compiled_node, is_random, is_tangent_node
 from zoo.torch_internals.data import set_versions
 
 aten = torch.ops.aten
@@ -46,7 +46,7 @@ class Repetition:
     def inspect(self, joint: fx.Graph) -> None:
         """Find random operations and statistics in the joint graph that AOTAutograd has traced of the graph."""
         nodes: list[Node] = list(joint.nodes)
-        self._is_random = any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in nodes)
+        self._is_random = any(is_random(node.target) for node in nodes)
         inputs = [node for node in nodes if node.op == "placeholder" and not is_tangent_node(node)]
         self._is_statistic = [_is_statistic(node) for node in inputs]
 

@@ -18,9 +18,7 @@ from torch.fx.node import map_arg
 from zoo.remat.graph.cudnn_norm import CUDNN_BATCH_NORM
 from zoo.remat.norm_order import order_of
 from zoo.remat.rules import (
-    ATTENTIONS,
-    CONVOLUTION,
-    PRODUCTS,
+    PRICED,
     RULES,
     break_tie,
     first_tensor,
@@ -90,7 +88,7 @@ def _bytes_of_value(value: Any) -> int:
 
 def prices_of(nodes: Iterable[Node]) -> dict[Node, float]:
     """Return what convolutions, matrix products and attention cost, in forward and then in backward."""
-    priced = (node for node in nodes if node.target is CONVOLUTION or node.target in {**PRODUCTS, **ATTENTIONS})
+    priced = (node for node in nodes if node.target in PRICED)
     return {node: break_tie(_price(node), position) for position, node in enumerate(priced)}
 
 
