@@ -250,19 +250,15 @@ class _Run:
     def _first_difference(self, first: Sequence[tuple[int, dict[str, Tensor]]], model: nn.Module) -> Difference | None:
         for (step, expected), (_, values) in zip(first, self._train(model), strict=True):
             found: Difference | None = None
-            names = set(expected)
-            for name, value in values:
-                if name not in expected:
-                    found = found or Difference(
-                        step, f"{name} (plain training has none)", "", *_difference(value, None)
-                    )
-                    continue
-                names.discard(name)
-                if found is None and not _same_bits(value, expected[name]):
-                    found = Difference(step, name, "", *_difference(value, expected[name]))
-            if found is None and names:
-                name = next(each for each in expected if each in names)
-                found = Difference(step, f"{name} (the variant has none)", "", *_difference(expected[name], None))
+            unseen = dict(expected)
+            for name, value in values:  # to their end, when the parameters are updated
+                other = unseen.pop(name, None)
+                if found is None and (other is None or not _same_bits(value, other)):
+                    note = " (plain training has none)" if other is None else ""
+                    found = Difference(step, f"{name}{note}", "", *_difference(value, other))
+            if found is None and unseen:
+                name, value = next(iter(unseen.items()))
+                found = Difference(step, f"{name} (the variant has none)", "", *_difference(value, None))
             if found is not None:
                 return found
         return None
@@ -372,9 +368,7 @@ def _nodes_from(node: Any, known: Container[Any]) -> Iterator[Any]:
 
 def _digest(tensor: Tensor) -> int:
     """Return a number that depends on all bits of a tensor and on their order."""
-    values = _bits(tensor).long()
-    weights = torch.arange(1, 2 * values.numel(), 2, device=values.device)
-    return int((values * weights).sum())
+    return hash(_bits(tensor).cpu().numpy().tobytes())
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -140,7 +141,7 @@ class Store:
 
     def __init__(self) -> None:
         self.flags = kernel_flags()
-        self._tensors: dict[TrackedTensor, tuple[Tensor, int]] = {}  # with its version
+        self._tensors: OrderedDict[TrackedTensor, tuple[Tensor, int]] = OrderedDict()  # with its version
         self._largest = self._total = 0
         self._lock = threading.RLock()  # autograd has one thread per device
 
@@ -148,18 +149,19 @@ class Store:
         """Return a tensor and mark it most recently used; None if it is not stored."""
         with self._lock:
             tensor, version = self._tensors.get(value, (None, 0))
-            if tensor is not None:
+            if tensor is None or tensor._version != version:
                 self.drop(value)
-                if tensor._version != version:
-                    return None
-                self._insert(value, tensor)
+                return None
+            self._tensors.move_to_end(value)
             return tensor
 
     def put(self, value: TrackedTensor, tensor: Tensor) -> None:
         """Store a tensor, and evict the least recently used ones beyond the capacity."""
         with self._lock:
             self.drop(value)
-            self._insert(value, tensor)
+            self._tensors[value] = tensor, tensor._version
+            self._total += tensor.nbytes
+            self._largest = max(self._largest, tensor.nbytes)
             while self._total > MAX_STORED * self._largest:
                 self.drop(next(iter(self._tensors)))
 
@@ -169,11 +171,6 @@ class Store:
             tensor, _ = self._tensors.pop(value, (None, 0))
             if tensor is not None:
                 self._total -= tensor.nbytes
-
-    def _insert(self, value: TrackedTensor, tensor: Tensor) -> None:
-        self._tensors[value] = tensor, tensor._version
-        self._total += tensor.nbytes
-        self._largest = max(self._largest, tensor.nbytes)
 
 
 class SavedHandle:

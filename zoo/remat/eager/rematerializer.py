@@ -93,7 +93,6 @@ class Rematerializer(EagerDispatchMode):
         self._recorder = Recorder(self._tracker, self._decider)
         self._frozen = FrozenLayers(self._tracker, self._decider, self._decisions)
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, unpack)
-        self._contexts = ExitStack()
         with ExitStack() as contexts:  # unwinds if an interrupt arrives between two entries
             contexts.enter_context(self._hooks)
             super().__enter__()

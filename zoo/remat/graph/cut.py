@@ -85,8 +85,6 @@ class Cut:
         self._forward, self._is_forward, self._needed = forward, set(forward), needed
         self._returned, self._written, self._unpacked = returned, written, unpacked
         self.prices = prices_of(forward)
-        self._flops_per_byte = budget.flops_per_byte
-        self.saved: set[Node] = set()
         plain_bytes = sum(map(bytes_of, filter(is_computed, {base_of(node) for node in needed})))
         limit = budget.held_limit(plain_bytes)
         if self._bytes_saved_at(budget.flops_per_byte) > limit:
@@ -99,7 +97,7 @@ class Cut:
     def _bytes_saved_at(self, flops_per_byte: float) -> int:
         """Choose what is saved if recomputation may cost this much, and return its bytes."""
         self._flops_per_byte = flops_per_byte
-        self.saved = self._minimum_cut() | self._returned
+        self.saved: set[Node] = self._minimum_cut() | self._returned
         self._limit_depth()
         return sum(map(bytes_of, filter(is_computed, {base_of(node) for node in self.saved})))
 
