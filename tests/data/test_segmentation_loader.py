@@ -134,5 +134,5 @@ def test_missing_files_and_another_number_of_classes_are_refused_before_the_firs
     with pytest.raises(ConfigError, match=r"network\.num_classes = 4"):
         build_segmentation_train_loader(data, experiment(num_classes=4))
     (data / "val" / "labels" / "002.png").unlink()
-    with pytest.raises(DataError, match=r"no label map val/labels/002\.png"):
+    with pytest.raises(DataError, match=r"val/labels: 002\.png has no label map"):
         build_segmentation_val_loader(data, experiment())

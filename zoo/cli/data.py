@@ -15,14 +15,14 @@ from zoo.cli.options import (
     default_workers,
     option,
 )
-from zoo.data.location import require_folder, require_local
+from zoo.data.location import require_local
 from zoo.errors import DataError, escape
 from zoo.tables import counted
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataCheck(Command):
-    """Read every image and label map of DATA, and print all faults."""
+    """Read every image and label map of DATA, and print all that cannot be read."""
 
     config: str = argument("CONFIG")
     """Experiment to train: its file or name."""
@@ -33,20 +33,26 @@ class DataCheck(Command):
 
     def run(self) -> int:
         from zoo.config import load_experiment
-        from zoo.data.prepare.check import check_data
+        from zoo.data.loader import DEFAULT_OPTIONS
+        from zoo.data.named import open_data
+        from zoo.data.prepare.check import find_faults
+        from zoo.run.training import build_loaders
+        from zoo.tasks import task_of
 
         config = load_experiment(self.config)
-        reports = check_data(config, require_folder(self.data), self.workers)
-        for report in reports:
-            print(f"{report.split}: {counted(report.num_images, 'image')}, {counted(len(report.faults), 'fault')}")
-            print("".join(f"fault: {escape(fault)}\n" for fault in report.faults), end="")
-        num_faults = sum(len(report.faults) for report in reports)
+        if config.segmentation is not None:  # class-uniform sampling would read all label maps, and draw some images
+            segmentation = config.segmentation.model_copy(update={"class_uniform": False})
+            config = config.model_copy(update={"segmentation": segmentation})
+        num_faults = 0
+        loaders = build_loaders(task_of(config), open_data(self.data), DEFAULT_OPTIONS)
+        for split, loader in zip(("train", "val"), loaders, strict=True):
+            assert loader is not None, "all that a command names has images to validate on"
+            faults = find_faults(loader.dataset, split, self.workers)
+            num_faults += len(faults)
+            print(f"{split}: {counted(len(loader.dataset), 'image')}, {counted(len(faults), 'fault')}")
+            print("".join(f"fault: {escape(fault)}\n" for fault in faults), end="")
         if num_faults:
-            raise DataError(
-                f"{counted(num_faults, 'fault')}, listed above",
-                self.data,
-                "repair or remove these files, and check again",
-            )
+            raise DataError(f"{counted(num_faults, 'fault')}, listed above", self.data, "repair or remove these files")
         return 0
 
 

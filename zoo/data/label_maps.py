@@ -103,13 +103,11 @@ class _Layout(NamedTuple):
     classes: Callable[[Path, str, int, int], tuple[list[str], np.ndarray]]
 
 
-def find_labeled_images(
-    data: Path, split: Split, layout: str, num_classes: int, ignore_label: int
-) -> tuple[LabeledImages, list[str]]:
-    """Return the pairs of images and label maps of ``split``, and a line for each file without its counterpart.
+def labeled_images(data: Path, split: Split, layout: str, num_classes: int, ignore_label: int) -> LabeledImages:
+    """Return the pairs of images and label maps of ``split``.
 
-    Only file names and the names of the classes are read. Raises DataError if a folder is missing or has no image, and
-    ConfigError unless the data set has ``num_classes`` classes.
+    Only file names and the names of the classes are read. Raises DataError if a folder is missing or has no image, or
+    if files have no counterpart, and ConfigError unless the data set has ``num_classes`` classes.
 
     Args:
     - `layout`: a key of `LAYOUTS`.
@@ -133,37 +131,23 @@ def find_labeled_images(
         remedy = f"images of layout {layout} end in {' '.join(rules.image_endings)}"
         raise DataError("there is no image in the folder", data / image_folder, remedy)
     log_skipped(data / image_folder, skipped)
-    both = [key for key in images if key in labels]
-    found = LabeledImages(
+    faults = [
+        *(
+            f"{escape(images[key])} has no label map {escape(key)}{rules.label_ending}"
+            for key in images.keys() - labels
+        ),
+        *(f"{escape(labels[key])} has no image" for key in labels.keys() - images),
+    ]
+    if faults:
+        folders = f"{data / image_folder} and {data / label_folder}"
+        raise DataError(join_names(sorted(faults)), folders, "add the missing files or remove these")
+    return LabeledImages(
         root=data,
         classes=classes,
-        images=[os.path.join(image_folder, images[key]) for key in both],
-        labels=[os.path.join(label_folder, labels[key]) for key in both],
+        images=[os.path.join(image_folder, name) for name in images.values()],
+        labels=[os.path.join(label_folder, labels[key]) for key in images],
         table=table,
     )
-    return found, [
-        *(
-            f"{escape(data / image_folder / images[key])}: the image has no label map "
-            f"{escape(os.path.join(label_folder, key + rules.label_ending))}"
-            for key in images
-            if key not in labels
-        ),
-        *(
-            f"{escape(data / label_folder / labels[key])}: the label map has no image "
-            f"{escape(os.path.join(image_folder, key))}{'|'.join(rules.image_endings)}"
-            for key in labels
-            if key not in images
-        ),
-    ]
-
-
-def labeled_images(data: Path, split: Split, layout: str, num_classes: int, ignore_label: int) -> LabeledImages:
-    """Return the result of `find_labeled_images`; DataError if any file has no counterpart."""
-    found, faults = find_labeled_images(data, split, layout, num_classes, ignore_label)
-    if faults:
-        more = f" (and {len(faults) - 1:,} more such files)" if len(faults) > 1 else ""
-        raise DataError(f"{faults[0]}{more}; add the missing files or remove these, zoo data check lists all")
-    return found
 
 
 def read_pair(image: str | Path, label: str | Path, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:

@@ -70,17 +70,11 @@ def parse_data_path(text: str | os.PathLike[str] | DataName) -> DataPath | DataN
     return DataName(package, rest) if package in PACKAGES and rest else Path(name)
 
 
-def require_folder(data: DataPath | DataName) -> DataPath:
-    """Return ``data``; raise DataError for the name of a data set."""
+def require_local(data: DataPath | DataName) -> Path:
+    """Return ``data``; raise DataError if it is on a server, or the name of a data set."""
     if isinstance(data, DataName):
         what = "a data set by name has no folders of files, which this needs"
         raise DataError(what, data, "give a folder, such as one that zoo data shard writes")
-    return data
-
-
-def require_local(data: DataPath | DataName) -> Path:
-    """Return ``data``; raise DataError if it is on a server, or the name of a data set."""
-    data = require_folder(data)
     if isinstance(data, RemoteFolder):
         raise DataError(
             "only shards of classification data are read from a server", data, "copy the data to this machine"

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from zoo.config import Experiment, check_world_size
 from zoo.data.classes import check_same_classes
-from zoo.data.loader import Loader
+from zoo.data.loader import Loader, LoaderOptions
 from zoo.data.location import DataPath, parse_data_path
 from zoo.data.map_dataset import Datasets
 from zoo.data.named import open_data
@@ -165,7 +165,7 @@ def train_experiment(
 
     # 2. Task and loaders: all processes have the same images.
     task = task_of(config)
-    loaders = _build_loaders(task, data, process, options)
+    loaders = build_loaders(task, data, process.loader_options(options.workers))
     images = _fingerprints(loaders)
     check_same_on_all_ranks(process, lambda: images, "copy the same DATA to every machine", DataError)
 
@@ -234,13 +234,12 @@ def _check_settings_agree(config: Experiment, process: Process, options: TrainOp
     )
 
 
-def _build_loaders(task: Task, data: DataPath | Datasets, process: Process, options: TrainOptions) -> Loaders:
+def build_loaders(task: Task, data: DataPath | Datasets, options: LoaderOptions) -> Loaders:
     """Return the loaders for training and validation. Raises DataError unless both have the same classes."""
-    share = process.loader_options(options.workers)
-    train_loader = task.build_train_loader(data, share)
+    train_loader = task.build_train_loader(data, options)
     if isinstance(data, Datasets) and data.val is None:
         return train_loader, None
-    val_loader = task.build_val_loader(data, task.own_protocol, share)
+    val_loader = task.build_val_loader(data, task.own_protocol, options)
     if not isinstance(data, Datasets):
         check_same_classes(train_loader.dataset, val_loader.dataset)
     return train_loader, val_loader
