@@ -1,4 +1,4 @@
-"""A log folder belongs to one run at a time, is replaced on demand only, and a fault of it is one line."""
+"""A log folder belongs to one run at a time, is never replaced, and a fault of it is one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from filelock import FileLock
 from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
 from zoo.config import load_experiment
-from zoo.engine.checkpoint import read
 from zoo.run.run_log import RunLog
 
 
@@ -44,36 +43,14 @@ def test_a_second_run_in_a_folder_is_refused(finished: Run, log_dir: Path, capsy
     assert _train(finished, log_dir, "--resume", "auto") == 0
 
 
-def test_a_folder_with_a_run_is_not_replaced_unless_asked(
+def test_a_folder_with_a_run_is_not_replaced(
     finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = _states(log_dir)
     for options in ([], ["--resume", str(finished.checkpoint)]):  # that of another folder
         assert _train(finished, log_dir, *options) == 2
         message = capsys.readouterr().err
-        assert all(way in message for way in ("--resume auto", "--overwrite", "--log-dir", "checkpoint.pth.tar"))
-    assert _states(log_dir) == before
-
-
-def test_overwriting_leaves_nothing_of_the_run_before(finished: Run, log_dir: Path) -> None:
-    (log_dir / "training_1.log").touch()
-    (log_dir / "notes.txt").touch()
-    assert _train(finished, log_dir, "--overwrite") == 0
-    assert [json.loads(line)["event"] for line in (log_dir / "metrics.jsonl").read_text().splitlines()].count(
-        "start"
-    ) == 1
-    assert not (log_dir / "training_1.log").exists()
-    assert (log_dir / "notes.txt").exists()
-    assert len(list(log_dir.glob("events.out.tfevents.*"))) == 1
-    assert read(log_dir / "checkpoint.pth.tar")["position"]["epoch"] == 2
-
-
-def test_overwriting_and_continuing_contradict_each_other(
-    finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = _states(log_dir)
-    assert _train(finished, log_dir, "--overwrite", "--resume", "auto") == 2
-    assert "--overwrite removes the run" in capsys.readouterr().err
+        assert all(way in message for way in ("--resume auto", "remove the folder", "--log-dir", "checkpoint.pth.tar"))
     assert _states(log_dir) == before
 
 

@@ -108,7 +108,7 @@ def test_all_ranks_refuse_a_folder_together(tmp_path: Path, data: Path) -> None:
     command = ["train", _write_settings(tmp_path / "a.json"), str(data), "-j", "0", "--log-dir", "log"]
     for code, printed, _ in _run([command, command], tmp_path):
         assert code == 2
-        assert "--overwrite" in printed
+        assert "the folder holds an earlier run" in printed
 
 
 def _die(path: Path) -> Any:

@@ -14,7 +14,6 @@ from zoo.cli.options import (
     default_workers,
     option,
 )
-from zoo.errors import ConfigError
 from zoo.run.train_options import TrainOptions
 
 RUNS_DIR = Path("runs")
@@ -51,10 +50,6 @@ class Train(Command, TrainOptions):
     """Seed of all random numbers instead of the experiment's."""
 
     def run(self) -> int:
-        if self.overwrite and self.resume:
-            raise ConfigError(
-                "--overwrite removes the run that --resume needs", "command line", "leave out one of them"
-            )
         from zoo.config import parse_experiment
         from zoo.data.named import open_data
         from zoo.engine.process import open_process

@@ -1,4 +1,4 @@
-"""Log folder of a training run: locked for other runs, and never overwritten by accident.
+"""Log folder of a training run: locked for other runs, and never overwritten.
 
 Tested by tests/faults/test_log_folder.py.
 """
@@ -21,18 +21,15 @@ logger = logging.getLogger(__name__)
 LOCK_FILE = ".lock"
 METRICS_FILE = "metrics.jsonl"
 SETTINGS_FILE = "experiment.json"
-# Patterns of all files of a run.
-RUN_FILES = (CHECKPOINT, PREVIOUS, BEST, METRICS_FILE, SETTINGS_FILE, "training_*.log", "events.out.tfevents.*")
 
 
 @contextmanager
-def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bool) -> Iterator[None]:
+def log_folder(folder: Path, process: Process, *, continues: bool) -> Iterator[None]:
     """Context manager: creates ``folder`` and locks it against other runs. Every rank must enter it.
 
     Args:
     - `continues`: whether the run resumes from a checkpoint in this folder. Otherwise a folder with a checkpoint is an
       error.
-    - `overwrite`: whether to remove all files of an earlier run instead.
 
     Raises ConfigError, on every rank, if another run uses the folder, if it holds an earlier run, or if it is not
     writable.
@@ -43,10 +40,8 @@ def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bo
             with writable(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(_only_run_in(folder))
-                if overwrite and not continues:
-                    _clear(folder)
-                elif not continues:
-                    check_unused(folder)
+                if not continues:
+                    _check_unused(folder)
 
         process.on_main(claim)
         yield
@@ -76,19 +71,12 @@ def _only_run_in(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def check_unused(folder: Path) -> None:
-    """Raise ConfigError if a log folder holds a run; it need not exist."""
+def _check_unused(folder: Path) -> None:
+    """Raise ConfigError if a log folder holds a run."""
     checkpoints = [name for name in (CHECKPOINT, PREVIOUS, BEST) if (folder / name).exists()]
     if checkpoints:
         raise ConfigError(
             f"the folder holds an earlier run ({join_names(checkpoints)})",
             folder,
-            "continue it with --resume auto, replace it with --overwrite, or give another --log-dir",
+            "continue it with --resume auto, remove the folder, or give another --log-dir",
         )
-
-
-def _clear(folder: Path) -> None:
-    """Remove all files of a run."""
-    for pattern in RUN_FILES:
-        for path in folder.glob(pattern):
-            path.unlink()

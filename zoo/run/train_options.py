@@ -21,5 +21,3 @@ class TrainOptions:
     weights: str | None = None
     """Weights file to start from instead of random weights. A segmentation network takes a classifier's weights into
     its body."""
-    overwrite: bool = False
-    """Remove an earlier run in the log folder and start over; otherwise an earlier run is an error."""

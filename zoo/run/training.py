@@ -113,8 +113,7 @@ def train(
     - `batch_size`: images per step, over all processes, instead of the experiment's.
     - `memory`: ``network.memory`` instead of the experiment's, such as "lean"; a module can only become "lean".
     - `process`: this process, if `zoo.engine.process.open_process` is open already.
-    - `options`: ``workers``, ``log_every``, ``resume``, ``weights`` and ``overwrite``; see
-      `TrainOptions`.
+    - `options`: ``workers``, ``log_every``, ``resume`` and ``weights``; see `TrainOptions`.
 
     Raises TypeError for unknown options; ConfigError, DataError, WeightsError and CheckpointError for files, data and
     settings that do not fit; NonFiniteLossError; and TrainingInterrupted after a signal, once the state is saved.
@@ -173,7 +172,7 @@ def train_experiment(
     num_parameters = _count_parameters(config) if module is None else _size(module)
     build = build_from_config if module is None else partial(_prepared, module)
     with (
-        log_folder(log_dir, process, continues=_continues(log_dir, options.resume), overwrite=options.overwrite),
+        log_folder(log_dir, process, continues=_continues(log_dir, options.resume)),
         RunLog(log_dir, process.rank, config) as log,
     ):
         state = start(
