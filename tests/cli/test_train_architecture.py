@@ -1,4 +1,4 @@
-"""`zoo train ARCHITECTURE DATA` trains with default settings, which it prints and writes as an experiment."""
+"""`zoo train ARCHITECTURE DATA` trains with default settings, which it writes as an experiment."""
 
 from __future__ import annotations
 
@@ -33,9 +33,6 @@ def test_an_architecture_is_trained_by_its_name(
     assert main(["train", name, str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
     printed = capsys.readouterr().err
     assert f"{name} is an architecture, not an experiment, and is trained with default settings" in printed
-    assert f'network.arch = "{name}"' in printed
-    assert "network.num_classes = 2\n" in printed
-    assert 'optimizer.schedule.type = "cosine"\n' in printed
     assert load_experiment(tmp_path / "log" / "experiment.json") == one_epoch(name, data)
     model = zoo.get(tmp_path / "log" / "checkpoint.pth.tar")
     assert type(model) is type(zoo.get(name, num_classes=2))

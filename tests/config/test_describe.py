@@ -7,8 +7,6 @@ import pytest
 from zoo.config import (
     Experiment,
     describe_settings,
-    differences,
-    experiments_dir,
     load_experiment,
     parse_experiment,
 )
@@ -37,20 +35,6 @@ def test_every_field_of_every_section_is_described() -> None:
         for key, field in settings_of(section).items():
             assert field.description, f"{path}.{key}"
             assert (path, key) in described or hasattr(field.annotation, "model_fields")
-
-
-def test_differences_are_what_makes_a_file_of_the_defaults() -> None:
-    for path in experiments_dir().glob("*.json"):
-        experiment = load_experiment(path)
-        content: dict = {}
-        for dotted, value in differences(experiment).items():
-            *sections, key = dotted.split(".")
-            node = content
-            for section in sections:
-                node = node.setdefault(section, {})
-            node[key] = value
-        assert parse_experiment(content, "x.json").digest() == experiment.digest(), path.name
-    assert differences(Experiment()) == {"network.arch": "resnet101"}
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,7 @@ def test_a_second_run_in_a_folder_is_refused(finished: Run, log_dir: Path, capsy
     assert _train(finished, log_dir, "--resume", "auto") == 0
 
 
-def test_a_folder_with_a_run_is_not_replaced(
-    finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_with_a_run_is_not_replaced(finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = _states(log_dir)
     for options in ([], ["--resume", str(finished.checkpoint)]):  # that of another folder
         assert _train(finished, log_dir, *options) == 2

@@ -13,7 +13,6 @@ from zoo.cli.options import Command, argument
 from zoo.errors import escape, shorten_repr
 
 if TYPE_CHECKING:
-    from zoo.config import Experiment
     from zoo.names import Resolved
 
 WIDTH = 110
@@ -28,7 +27,7 @@ class Show(Command):
     """Architecture, published network, PACKAGE:NAME of another package, bundled experiment (with .json if a network
     has the same name), experiment file, checkpoint, weights file, or hf-hub:OWNER/NAME."""
     json: bool = False
-    """Print JSON."""
+    """Print JSON; the settings of an experiment are always JSON."""
 
     def run(self) -> int:
         from zoo.config.published import published
@@ -36,7 +35,7 @@ class Show(Command):
 
         found = resolve(self.name)
         if found.experiment is not None and found.is_experiment and self.name not in published():
-            _print_experiment(found.experiment, self.json)
+            print(json.dumps(found.experiment.model_dump(mode="json"), indent=2))
             return 0
         if found.stored is not None:
             facts = _facts_of_file(found)
@@ -46,18 +45,6 @@ class Show(Command):
             facts = _facts_of_network(self.name)
         print(json.dumps(facts, indent=2)) if self.json else _print(facts)
         return 0
-
-
-def _print_experiment(experiment: Experiment, as_json: bool) -> None:
-    """Print all settings as an experiment file, followed by those that differ from the defaults."""
-    from zoo.config import differences
-
-    print(json.dumps(experiment.model_dump(mode="json"), indent=2))
-    if as_json:
-        return
-    print("\ndifferent from the defaults:")
-    for path, value in differences(experiment).items():
-        print(f"  {path:<34}{json.dumps(value)}")
 
 
 def _facts_of_network(name: str) -> dict[str, Any]:

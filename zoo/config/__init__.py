@@ -1,6 +1,6 @@
 """Experiment files: schema, strict parsing, and error messages that list all problems at once."""
 
-from zoo.config.describe import describe_options, describe_settings, differences, leaves
+from zoo.config.describe import describe_options, describe_settings, leaves
 from zoo.config.experiment import (
     CheckpointConfig,
     Expected,
@@ -33,7 +33,6 @@ __all__ = [
     "check_world_size",
     "describe_options",
     "describe_settings",
-    "differences",
     "experiment_names",
     "experiments_dir",
     "find_experiment",

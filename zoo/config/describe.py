@@ -14,7 +14,6 @@ from zoo.config.optimizer import OPTIMIZER_PARAMS
 from zoo.config.schedule import SCHEDULE_PARAMS
 from zoo.errors import join_names
 from zoo.spec.architectures import Architecture
-from zoo.spec.network import NetworkSpec
 from zoo.spec.section import Section, inner_section, settings_of
 
 _TYPE_NAMES = {
@@ -90,22 +89,6 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def differences(experiment: Experiment) -> dict[str, Any]:
-    """Return the architecture and all settings that are not the defaults, by their dotted path."""
-    network = NetworkSpec(arch=experiment.network.arch).model_dump(mode="json", exclude={"arch"})
-    defaults = {**experiment.defaults().model_dump(mode="json"), "network": network}
-    return dict(_differ(experiment.model_dump(mode="json"), defaults, ""))
-
-
-def _differ(settings: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        default_value = defaults.get(key)
-        if isinstance(value, dict) and isinstance(default_value, dict) and key not in ("params", "options"):
-            yield from _differ(value, default_value, f"{prefix}{key}.")
-        elif value != default_value:
-            yield prefix + key, value
 
 
 def _walk(section: type[BaseModel], path: str) -> Iterator[SectionText]:

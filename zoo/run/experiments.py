@@ -5,7 +5,6 @@ Tested by tests/cli/test_train_architecture.py.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -15,13 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.config import (
-    Experiment,
-    Input,
-    differences,
-    load_experiment,
-    parse_experiment,
-)
+from zoo.config import Experiment, Input, load_experiment, parse_experiment
 from zoo.data.folder import open_source
 from zoo.data.location import DataPath
 from zoo.data.map_dataset import Datasets, MapDataset, class_names_of
@@ -134,8 +127,7 @@ def experiment_for(
 ) -> Experiment:
     """Return the experiment with this name or path; for a network, the default experiment with ``settings``.
 
-    The default experiment has the number of classes of ``data``, and is logged for the name of an architecture. The
-    other arguments: see `zoo.train`. Raises ConfigError, with the nearest names, for unknown names, and for two
+    The default experiment has the number of classes of ``data``. The other arguments: see `zoo.train`. Raises ConfigError, with the nearest names, for unknown names, and for two
     experiments.
     """
     if not isinstance(network, (nn.Module, NetworkSpec, Experiment)):
@@ -149,17 +141,13 @@ def experiment_for(
         settings = load_experiment(Path(settings))
     if isinstance(settings, Experiment):
         settings = settings.model_dump(mode="json", exclude={"network", "expected"})
-    config = with_changes(default_experiment(network, data, settings), epochs, batch_size, memory)
-    if not isinstance(network, str) or settings is not None:
-        return config
-    listed = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in differences(config).items())
-    logger.info(
-        "%s is an architecture, not an experiment, and is trained with default settings. experiment.json in the log "
-        "folder will hold all of them; zoo train accepts an edited copy of that file. Settings that differ from the "
-        "defaults of experiment files:%s",
-        network, listed,
-    )  # fmt: skip
-    return config
+    if isinstance(network, str) and settings is None:
+        logger.info(
+            "%s is an architecture, not an experiment, and is trained with default settings. experiment.json in the "
+            "log folder will hold all of them; zoo train accepts an edited copy of that file",
+            network,
+        )
+    return with_changes(default_experiment(network, data, settings), epochs, batch_size, memory)
 
 
 def _load_if_named(name: str) -> Experiment | str:
