@@ -67,7 +67,6 @@ def test_the_published_container_and_flat_checkpoints_load_strictly(model, form,
     report = zoo.load_weights(other, path)
     assert equal(other, model)
     assert report.classifier == "loaded"
-    assert len(report.filled_counters) == (0 if form in ("flat", "wrapped") else 23)
     assert next(iter(read_state_dict(path))).startswith("body.")
 
 

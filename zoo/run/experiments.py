@@ -127,8 +127,8 @@ def experiment_for(
 ) -> Experiment:
     """Return the experiment with this name or path; for a network, the default experiment with ``settings``.
 
-    The default experiment has the number of classes of ``data``. The other arguments: see `zoo.train`. Raises ConfigError, with the nearest names, for unknown names, and for two
-    experiments.
+    The default experiment has the number of classes of ``data``. The other arguments: see `zoo.train`. Raises
+    ConfigError, with the nearest names, for unknown names, and for two experiments.
     """
     if not isinstance(network, (nn.Module, NetworkSpec, Experiment)):
         network = _load_if_named(os.fspath(network))

@@ -44,8 +44,6 @@ class LoadReport:
     - `num_loaded`: number of loaded tensors.
     - `classifier`: "loaded"; "dropped" if the network has no classifier; "kept" if the network keeps its own because
       the number of classes differs; "none" if neither has one.
-    - `filled_counters`: names of the batch counters that the file lacks, which were set to 0.
-    - `negative_scales`: number of negative scales of each in-place norm that has any, by the norm's name.
     - `initial`: modules that the file has no tensors for and that keep their initial values: head and cls of a DeepLab
       whose body got the weights of a classification network.
     """
@@ -53,8 +51,6 @@ class LoadReport:
     source: str
     num_loaded: int
     classifier: ClassifierOutcome
-    filled_counters: tuple[str, ...]
-    negative_scales: dict[str, int]
     initial: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -72,12 +68,13 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     """
     of_network = model.state_dict()
     _refuse_odd_tensors(state_dict, source)
-    used, complete, classifier, counters = _matched(model, of_network, state_dict, source)
+    used, complete, classifier = _matched(model, of_network, state_dict, source)
     # Do everything that can fail before the first value of the network changes.
     of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in used.items()}
     model.load_state_dict(complete | of_file)
-    report = LoadReport(source, len(of_file), classifier, counters, _negative_scales(model, of_file))
+    report = LoadReport(source, len(of_file), classifier)
     _log(report, state_dict, of_network)
+    _warn_of_negative_scales(model, of_file, source)
     return report
 
 
@@ -136,11 +133,11 @@ def num_outputs(state_dict: Mapping[str, Tensor], source: str, key: str | None =
 
 def _matched(
     model: nn.Module, of_network: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], source: str
-) -> tuple[dict[str, Tensor], dict[str, Tensor], ClassifierOutcome, tuple[str, ...]]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor], ClassifierOutcome]:
     """Return what to load into ``model``, whose state dict is ``of_network``; raises WeightsError for differences.
 
     These are the tensors of the file that are used; the same, completed with the network's own tensors and with
-    counters of 0; and ``classifier`` and ``filled_counters`` of `LoadReport`.
+    counters of 0; and ``classifier`` of `LoadReport`.
     """
     state_dict = fit_input(state_dict, model)
     keys = classifier_of(of_network)
@@ -148,10 +145,10 @@ def _matched(
     unused = () if classifier in ("loaded", "none") else (keys.prefix,)
     of_file = {key: tensor for key, tensor in state_dict.items() if not key.startswith(unused)}
     unchanged = {key: tensor for key, tensor in of_network.items() if key.startswith(unused)}
-    counters = tuple(key for key in of_network if key.endswith(COUNTER) and key not in of_file)
-    complete = of_file | unchanged | {key: torch.zeros_like(of_network[key]) for key in counters}
+    counters = {key: torch.zeros_like(tensor) for key, tensor in of_network.items() if key.endswith(COUNTER)}
+    complete = counters | of_file | unchanged
     _check_same(complete, of_network, type(model).__name__, source)
-    return of_file, complete, classifier, counters
+    return of_file, complete, classifier
 
 
 def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
@@ -234,16 +231,6 @@ def _kind(tensor: Tensor) -> str:
     return "real" if tensor.is_floating_point() else "whole"
 
 
-def _negative_scales(model: nn.Module, of_file: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the number of negative scales of each in-place norm that has any, by the norm's name."""
-    counts = {}
-    for name, module in model.named_modules():
-        weight = of_file.get(f"{name}.weight".removeprefix("."))
-        if isinstance(module, InPlaceABN) and weight is not None:
-            counts[name] = int((weight < 0).sum())
-    return {name: count for name, count in counts.items() if count}
-
-
 def _log(report: LoadReport, of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor]) -> None:
     if report.classifier == "dropped":
         logger.info("%s: the classifier was not loaded because the network has none", report.source)
@@ -254,9 +241,15 @@ def _log(report: LoadReport, of_file: Mapping[str, Tensor], of_network: Mapping[
             "%s: the classifier has %d classes and the network %d: the network keeps its initial classifier",
             report.source, num_given, num_own,
         )  # fmt: skip
-    if report.negative_scales:
+
+
+def _warn_of_negative_scales(model: nn.Module, of_file: Mapping[str, Tensor], source: str) -> None:
+    norms = [name for name, module in model.named_modules() if isinstance(module, InPlaceABN)]
+    scales = [of_file[key] for name in norms if (key := f"{name}.weight".removeprefix(".")) in of_file]
+    num_negative = sum(int((scale < 0).sum()) for scale in scales)
+    if num_negative:
         logger.warning(
-            "%s: %d scales in %d in-place norms are negative and are used as |scale| + eps; networks trained before "
+            "%s: %d scales of in-place norms are negative and are used as |scale| + eps; networks trained before "
             "2018-01-16 used the sign: build the network with norm='standard' for those",
-            report.source, sum(report.negative_scales.values()), len(report.negative_scales),
+            source, num_negative,
         )  # fmt: skip
