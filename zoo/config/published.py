@@ -77,7 +77,7 @@ def entry_of(name: str) -> Published:
     of_arch = [variant for variant, entry in published().items() if entry.arch == name]
     if of_arch:
         raise ConfigError(f"{name} is an architecture; name its published weights: {', '.join(of_arch)}")
-    hint = nearest(name, published(), "zoo fetch lists all")
+    hint = nearest(name, published(), "zoo list --pretrained lists all")
     raise ConfigError(f"no published weights are called {name!r}", remedy=hint)
 
 

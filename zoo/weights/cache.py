@@ -30,14 +30,9 @@ RETRIES = 4
 MAX_FILE_BYTES = 2**32  # the largest published file, of 109 million parameters, has 0.44 GB
 
 
-def weights_dir() -> Path:
-    """Return the folder of the cache that holds published weights; it need not exist."""
-    return cache_dir() / "weights"
-
-
 def weights_path(name: str) -> Path:
     """Return the path of the published weights ``name`` in the cache; the file need not exist."""
-    return weights_dir() / f"{name}{SUFFIX}"
+    return cache_dir() / "weights" / f"{name}{SUFFIX}"
 
 
 def published_name(path_or_name: str | os.PathLike[str]) -> str | None:
@@ -87,7 +82,7 @@ def _fetch(name: str, path: Path) -> None:
     try:
         # A new cache is private to its owner. An existing folder keeps its permissions, so that a group can share it.
         cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
-        weights_dir().mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         with FileLock(path.with_name(f"{path.name}.lock")):
             if not path.exists():
                 logger.info("%s: downloading %s (%s)", name, hide_password(url), entry_of(name).weights.license)
