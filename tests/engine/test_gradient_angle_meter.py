@@ -81,7 +81,7 @@ def test_metered_steps_change_neither_weights_nor_statistics_nor_random_numbers(
 
 
 def _start(build: Any, folder: Path, **changes: Any) -> TrainState:
-    return start(task_of(make_config(**changes)), Process(), folder, MemoryLog(), build=build)
+    return start(task_of(make_config(**changes)), Process(), folder, build=build)
 
 
 def _by_hand(model: nn.Module, images: Tensor, targets: Tensor, store: bool) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import MemoryLog, build_net, make_config, save, this_process
+from tests.engine.tiny import build_net, make_config, save, this_process
 from zoo.config import Experiment
 from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read, write
 from zoo.engine.process import Process
@@ -33,10 +34,8 @@ def _save_steps(folder: Path, *steps: int, config: Experiment | None = None) -> 
     return state
 
 
-def _start(folder: Path, log: MemoryLog | None = None, config: Experiment | None = None, **options: Any) -> TrainState:
-    return start(
-        task_of(config or make_config()), this_process(), folder, log or MemoryLog(), build=build_net, **options
-    )
+def _start(folder: Path, config: Experiment | None = None, **options: Any) -> TrainState:
+    return start(task_of(config or make_config()), this_process(), folder, build=build_net, **options)
 
 
 def _damage(path: Path) -> None:
@@ -48,21 +47,25 @@ def _equal(first: nn.Module, second: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_auto_falls_back_to_the_previous_checkpoint_and_says_so(tmp_path: Path) -> None:
+def test_auto_falls_back_to_the_previous_checkpoint_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     _save_steps(tmp_path, 1, 2)
     _damage(tmp_path / CHECKPOINT)
-    log = MemoryLog()
-    assert _start(tmp_path, log, resume="auto").step == 1
-    assert "damaged" in log.messages[0]
-    assert log.messages[1] == f"falling back to {tmp_path / PREVIOUS}"
+    assert _start(tmp_path, resume="auto").step == 1
+    assert "damaged" in caplog.messages[0]
+    assert caplog.messages[1] == f"falling back to {tmp_path / PREVIOUS}"
 
 
-def test_auto_falls_back_when_a_save_died_between_its_two_renames(tmp_path: Path) -> None:
+def test_auto_falls_back_when_a_save_died_between_its_two_renames(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     _save_steps(tmp_path, 1)
     (tmp_path / CHECKPOINT).rename(tmp_path / PREVIOUS)
-    log = MemoryLog()
-    assert _start(tmp_path, log, resume="auto").step == 1
-    assert log.messages[0] == f"there is no {tmp_path / CHECKPOINT}"
+    assert _start(tmp_path, resume="auto").step == 1
+    assert caplog.messages[0] == f"there is no {tmp_path / CHECKPOINT}"
 
 
 def test_auto_never_starts_anew_over_damaged_checkpoints(tmp_path: Path) -> None:
@@ -125,33 +128,35 @@ def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
         _start(tmp_path, resume="auto")
 
 
-def test_another_thread_count_and_torch_version_are_noticed(tmp_path: Path) -> None:
+def test_another_thread_count_and_torch_version_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     _save_steps(tmp_path, 1)
     changes = {"num_threads": 99, "torch_version": "0.4.1"}
     write({**read(tmp_path / CHECKPOINT), **changes}, tmp_path, is_best=False)
-    log = MemoryLog()
-    _start(tmp_path, log, resume="auto")
-    assert any(message.startswith("threads: 99 at the checkpoint") for message in log.messages)
-    assert any(message.startswith("torch: 0.4.1 at the checkpoint") for message in log.messages)
+    _start(tmp_path, resume="auto")
+    assert any(message.startswith("threads: 99 at the checkpoint") for message in caplog.messages)
+    assert any(message.startswith("torch: 0.4.1 at the checkpoint") for message in caplog.messages)
 
 
-def test_a_run_begins_with_its_checkpoint_then_with_weights_then_from_scratch(tmp_path: Path) -> None:
+def test_a_run_begins_with_its_checkpoint_then_with_weights_then_from_scratch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     folder, weights = tmp_path / "log", tmp_path / "weights.pth"
     folder.mkdir()
     given = build_net(make_config().network)
     torch.save(given.state_dict(), weights)
-    log = MemoryLog()
 
     scratch = _start(folder, resume="auto")
     assert not _equal(scratch.model, given)
-    from_weights = _start(folder, log, resume="auto", weights=str(weights))
+    from_weights = _start(folder, resume="auto", weights=str(weights))
     assert _equal(from_weights.model, given)
     assert from_weights.ema is not None
     assert _equal(from_weights.ema, given)
-    assert log.messages == [f"initial weights: {len(given.state_dict())} tensors loaded from {weights}"]
+    assert caplog.messages == [f"initial weights: {len(given.state_dict())} tensors loaded from {weights}"]
     saved = _save_steps(folder, 3)
-    assert _equal(_start(folder, log, resume="auto", weights=str(weights)).model, saved.model)
-    assert "are ignored: the run resumes" in log.messages[1]
+    assert _equal(_start(folder, resume="auto", weights=str(weights)).model, saved.model)
+    assert "are ignored: the run resumes" in caplog.messages[1]
 
 
 def _start_on_rank(folders: list[str]) -> tuple[str | int, float]:

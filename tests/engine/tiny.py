@@ -111,15 +111,11 @@ class MemoryLog:
     """A log that keeps all reports; ``on_metrics`` is called with each report."""
 
     def __init__(self, on_metrics: Callable[[TrainMetrics], object] | None = None) -> None:
-        self.messages: list[str] = []
         self.metrics: list[TrainMetrics] = []
         self.validations: list[tuple[int, int, Result, bool]] = []
         self.angles: list[tuple[int, float]] = []
         self.bars: list[tuple[str, int, int]] = []
         self._on_metrics = on_metrics
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
 
     @contextmanager
     def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
@@ -174,7 +170,7 @@ def run(
     process = this_process()
     log_dir.mkdir(exist_ok=True)
     task = task_of(config)
-    state = start(task, process, log_dir, log, build=build, **start_options)
+    state = start(task, process, log_dir, build=build, **start_options)
     share = process.loader_options(workers)
     loaders = task.build_train_loader(data, share), task.build_val_loader(data, task.own_protocol, share)
     Trainer(state, *loaders, log, log_dir, log_interval=log_interval).train()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.tiny import MemoryLog, build_net, make_config, save, this_process
+from tests.engine.tiny import build_net, make_config, save, this_process
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import Process
 from zoo.engine.start import start
@@ -88,7 +88,7 @@ def test_odd_content_is_a_checkpoint_error_that_names_the_file(
         target[child] = value
     monkeypatch.setattr("zoo.engine.checkpoint.read", lambda path: content)
     with pytest.raises(CheckpointError, match=CHECKPOINT) as error:
-        start(task_of(make_config()), this_process(), folder, MemoryLog(), resume="auto", build=build_net)
+        start(task_of(make_config()), this_process(), folder, resume="auto", build=build_net)
     assert len(str(error.value)) < 2000
 
 

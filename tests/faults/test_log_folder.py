@@ -93,7 +93,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_whole_records_and_no_traceback(
         try:
             for step in range(2, 50):
                 log.gradient_angle(step, 0.5)
-                log.message("a line" * 10)
+                logging.getLogger("zoo").info("a line" * 10)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         log.gradient_angle(50, 0.25)

@@ -25,8 +25,8 @@ def test_no_name_can_forge_a_line_of_the_log_or_color_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_up_console(0)
-    with RunLog(tmp_path, 0, Experiment()) as log:
-        log.message(FORGED)
+    with RunLog(tmp_path, 0, Experiment()):
+        logging.getLogger("zoo").info("%s", FORGED)
     for text in ((tmp_path / "training_0.log").read_text(), capsys.readouterr().err):
         first, second = text.splitlines()
         assert first.endswith("left out: a.png")
@@ -39,8 +39,8 @@ def test_a_name_that_is_no_utf_8_is_in_the_log(
     # Else pytest keeps the name for its report, which its parallel processes cannot send to each other.
     monkeypatch.setattr(logging.getLogger("zoo"), "propagate", False)
     set_up_console(0)
-    with RunLog(tmp_path, 0, Experiment()) as log:
-        log.message("left out: bad\udcff.png")
+    with RunLog(tmp_path, 0, Experiment()):
+        logging.getLogger("zoo").info("%s", "left out: bad\udcff.png")
     assert "left out: bad\\udcff.png" in (tmp_path / "training_0.log").read_text()
     assert "Logging error" not in capsys.readouterr().err
 

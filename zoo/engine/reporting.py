@@ -68,9 +68,6 @@ class Log(Protocol):
     No method may wait for the device, except those that receive tensors or modules.
     """
 
-    def message(self, text: str) -> None:
-        """Record one line of text: notices, warnings, what was loaded."""
-
     def progress(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[int], object]]:
         """Open a progress bar of ``total`` batches, ``done`` of them finished; yield ``advance(count)``."""
 

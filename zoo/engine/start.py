@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,14 @@ from zoo.engine import checkpoint
 from zoo.engine.consistency import ABSENT, differing_keys
 from zoo.engine.process import Process, seed_everything
 from zoo.engine.reconstruction import check_meter
-from zoo.engine.reporting import Log
 from zoo.engine.state import TrainState, build_state, load_rank_state, load_shared_state
 from zoo.engine.task import Task
 from zoo.errors import CheckpointError, escape, join_names, truncate
 from zoo.registry import build_from_config
 from zoo.spec.network import NetworkSpec
 from zoo.weights import load_weights
+
+logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 # Prefixes of settings that may change on a resume because they do not affect the computation. All others must match.
@@ -35,7 +37,6 @@ def start(
     task: Task,
     process: Process,
     log_dir: Path,
-    log: Log,
     *,
     resume: str | None = None,
     weights: str | None = None,
@@ -49,7 +50,6 @@ def start(
     - `task`: the task of the experiment, with its settings.
     - `process`: this process of the run.
     - `log_dir`: folder of the run's checkpoints.
-    - `log`: receives messages about the start of the run.
     - `resume`: "auto" for the newest good checkpoint of ``log_dir``, the path of a checkpoint, or None.
     - `weights`: path of a file of initial weights, or None.
     - `build`: builds and initializes the network.
@@ -65,14 +65,14 @@ def start(
     # The checkpoint takes precedence over the weights, so that the same command line continues an interrupted run.
     if resumed is None and weights is not None:
         report = load_weights(model, weights)
-        log.message(f"initial weights: {report}")
+        logger.info("initial weights: %s", report)
     elif weights is not None:
-        log.message(f"the initial weights {weights} are ignored: the run resumes from its checkpoint")
+        logger.info("the initial weights %s are ignored: the run resumes from its checkpoint", weights)
     state = build_state(task, model, process)
     seed_everything(config.seed, process.rank)
     if resumed is not None:
         for notice in restore(state, resumed):
-            log.message(notice)
+            logger.info("%s", notice)
     return state
 
 

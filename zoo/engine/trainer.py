@@ -36,7 +36,7 @@ class Trainer:
     - `state`: the state of the run, which is updated in place.
     - `train_loader`: this process's batches.
     - `val_loader`: the images of the validation that ends each epoch; None for no validation.
-    - `log`: receives averages, validations and messages.
+    - `log`: receives averages and validations.
     - `log_dir`: folder of the checkpoints.
     - `log_interval`: number of batches between two reports.
     """

@@ -180,10 +180,6 @@ class RunLog:
                 logger.warning("%s: the log cannot be written (%s), some records are missing", self._log_dir, error)
             self._has_lost = True
 
-    def message(self, text: str) -> None:
-        """Log one line of text."""
-        logger.info("%s", text)
-
     @contextmanager
     def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
         """Context manager: bar of ``total`` batches, ``done`` of them finished; yields a function to advance it."""

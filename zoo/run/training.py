@@ -179,7 +179,6 @@ def train_experiment(
             task,
             process,
             log_dir,
-            log,
             resume=options.resume,
             weights=options.weights,
             build=build,
@@ -188,12 +187,12 @@ def train_experiment(
         # 4. The loop.
         epochs = config.optimizer.schedule.epochs
         if state.epoch >= epochs:
-            log.message(f"all {epochs} epochs are done; {escape(log_dir)}: nothing to train")
+            logger.info("all %d epochs are done; %s: nothing to train", epochs, escape(log_dir))
         else:
-            log.message(_begin_summary(state, num_parameters, loaders, data, log_dir))
+            logger.info("%s", _begin_summary(state, num_parameters, loaders, data, log_dir))
             log.begin(state.step, process.device, process.world_size, images)
             Trainer(state, *loaders, log, log_dir, log_interval=options.log_every).train()
-        log.message(_end_summary(state, log_dir))
+        logger.info("%s", _end_summary(state, log_dir))
     return state
 
 
