@@ -33,9 +33,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def _image(images: ImageFolder, epoch: int, index: int) -> Tensor:
-    sample = images[epoch, index]
-    assert sample.image is not None
-    return Drawn(sample.image, sample.colors, sample.normalization).finished()
+    return images[epoch, index].drawn.finished()
 
 
 def test_samples_have_image_target_and_file(root: Path) -> None:
@@ -75,7 +73,7 @@ def test_an_image_that_the_transform_cannot_use_is_like_one_that_cannot_be_read(
     transform = ValTransform(-1, 11, [0.5] * 3, [0.5] * 3)
     with pytest.raises(DataError, match=f"^{root}/a/000.png: .*a crop of 11 px does not fit .*; replace or remove"):
         ImageFolder(root, transform)[0, 0]
-    assert ImageFolder(root, transform)[0, 1].image.shape == (3, 11, 11)
+    assert ImageFolder(root, transform)[0, 1].drawn.pixels.shape == (3, 11, 11)
 
 
 def test_a_fault_in_the_code_is_not_taken_for_one_of_the_data(root: Path) -> None:

@@ -92,7 +92,7 @@ def test_the_seed_of_the_experiment_decides_order_and_augmentation(data: Path) -
     loaders = [build_train_loader(data, _experiment(seed=seed)) for seed in (0, 0, 1)]
     first, again, other = (list(loader.batch_sampler) for loader in loaders)
     assert first == again != other
-    first, again, other = (loader.dataset[0, 0].image for loader in loaders)
+    first, again, other = (loader.dataset[0, 0].drawn.pixels for loader in loaders)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.data.augmentation import Colors, Normalization, finish
+from zoo.data.augmentation import Normalization, finish
 from zoo.data.location import DataPath, RemoteFolder
 from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
 from zoo.data.shards import Shards, shard_files
 from zoo.data.source import FolderSource, source_digest
-from zoo.data.transforms import Transform, prepare
+from zoo.data.transforms import Drawn, Transform, prepare
 from zoo.errors import DataError, escape
 
 Source = FolderSource | Shards
@@ -30,17 +30,14 @@ class Sample(NamedTuple):
     """One image, its target and its file.
 
     Args:
-    - `image`: see `zoo.data.transforms.Drawn.pixels`.
+    - `drawn`: the crop, and what is applied to it later on the device.
     - `target`: a class index, or the class indices of the pixels (H, W), int64.
     - `path`: the file.
-    - `colors`, `normalization`: applied later on the device, see `zoo.data.transforms.Drawn`.
     """
 
-    image: Tensor
+    drawn: Drawn
     target: int | Tensor
     path: str
-    colors: Colors | None = None
-    normalization: Normalization | None = None
 
 
 class Batch(NamedTuple):
@@ -175,8 +172,7 @@ class ImageFolder(ImageDataset):
     def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         name, encoded = self.file_name(index), self.source.read(index)
         drawn = prepare(encoded, escape(name), self.transform, generator)
-        target = int(self._outputs[self.source.targets[index]])
-        return Sample(drawn.pixels, target, name, colors=drawn.colors, normalization=drawn.normalization)
+        return Sample(drawn, int(self._outputs[self.source.targets[index]]), name)
 
 
 def open_source(root: DataPath, allow_empty_classes: bool = False) -> Source:
@@ -204,11 +200,11 @@ def collate(samples: list[Sample] | DataError) -> Batch | DataError:
     """Return a Batch of the ``samples``; a DataError is returned unchanged."""
     if isinstance(samples, DataError):
         return samples
-    colors = [sample.colors for sample in samples if sample.colors is not None]
+    colors = [sample.drawn.colors for sample in samples if sample.drawn.colors is not None]
     return Batch(
-        images=torch.stack([sample.image for sample in samples]),
+        images=torch.stack([sample.drawn.pixels for sample in samples]),
         targets=torch.stack([torch.as_tensor(sample.target) for sample in samples]),
         paths=[sample.path for sample in samples],
         colors=torch.tensor(colors) if colors else None,
-        normalization=samples[0].normalization,
+        normalization=samples[0].drawn.normalization,
     )

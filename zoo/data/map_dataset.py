@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from zoo.data.folder import ImageDataset, Sample
 from zoo.data.seeding import seeded_global_generators
-from zoo.data.transforms import Transform, as_pixels
+from zoo.data.transforms import Drawn, Transform, as_pixels
 from zoo.errors import DataError, join_names, shorten_repr
 
 
@@ -107,9 +107,8 @@ class MapDataset(ImageDataset):
             raise DataError(what, name)
         image, target = item[0], self._target(item[1], name)
         if isinstance(image, Tensor) and image.is_floating_point():
-            return Sample(image, target, name)
-        drawn = self.transform.draw(as_pixels(image), generator)
-        return Sample(drawn.pixels, target, name, colors=drawn.colors, normalization=drawn.normalization)
+            return Sample(Drawn(image), target, name)
+        return Sample(self.transform.draw(as_pixels(image), generator), target, name)
 
     def _target(self, label: Any, name: str) -> int:
         try:

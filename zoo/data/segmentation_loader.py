@@ -19,6 +19,7 @@ from zoo.data.loader import DEFAULT_OPTIONS, Loader, LoaderOptions, loader_of_cr
 from zoo.data.location import DataPath, require_local
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal
+from zoo.data.transforms import Drawn
 from zoo.errors import DataError, escape
 
 PairTransform = Callable[[Image.Image, np.ndarray, Pixel | None, Random], tuple[Tensor, Tensor]]
@@ -83,7 +84,7 @@ class LabeledFolder(ImageDataset):
             tensor, target = self.transform(image, classes, pixel, generator)
         except DataError as error:
             raise DataError(f"{escape(name)}: {error}") from error
-        return Sample(tensor, target, name)
+        return Sample(Drawn(tensor), target, name)
 
 
 def build_segmentation_train_loader(

@@ -87,7 +87,7 @@ def _describe(module: nn.Module, data: DataPath | Datasets, sections: Mapping[st
     settings = parse_section(Input, sections.get("input", {}), type(module).__name__, ("input",))
     shape: tuple[int, ...] = (3, settings.crop_train, settings.crop_train)
     if isinstance(data, Datasets):
-        shape = tuple(MapDataset(data.train, TrainTransform(settings))[0, 0].image.shape)
+        shape = tuple(MapDataset(data.train, TrainTransform(settings))[0, 0].drawn.pixels.shape)
     num_classes = _count_outputs(module, shape)
     spec: NetworkSpec | None = getattr(module, "built_as", None)
     if spec is not None and _shapes(build_on_meta(spec)) == _shapes(module):
