@@ -14,13 +14,12 @@ from zoo.cli.options import (
     default_workers,
     option,
 )
-from zoo.run.train_options import TrainOptions
 
 RUNS_DIR = Path("runs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(Command, TrainOptions):
+class Train(Command):
     """Train an experiment on DATA/train and validate on DATA/val."""
 
     config: str = argument("CONFIG")
@@ -33,8 +32,12 @@ class Train(Command, TrainOptions):
     workers: WholeNumber = option("-j", default_factory=default_workers(2))
     """Worker processes that read images, per process of the run (default: number of cores, at most 2)."""
     log_every: Positive = option("-p", default=10)
+    """Batches between two log lines."""
     resume: str | None = option(metavar="PATH")
+    """Checkpoint to continue from; 'auto' takes the newest good one of the log folder, if there is one."""
     weights: str | None = option(metavar="FILE")
+    """Weights file to start from instead of random weights. A segmentation network takes a classifier's weights into
+    its body."""
     epochs: Positive | None = None
     """Train for N epochs instead of the experiment's optimizer.schedule.epochs. With --resume, more epochs than before
     extend the run, also a finished one."""
@@ -61,5 +64,8 @@ class Train(Command, TrainOptions):
         if self.seed is not None:
             config = parse_experiment({**config.model_dump(mode="json"), "seed": self.seed}, f"seed {self.seed}")
         with open_process() as process:
-            train_experiment(config, data, log_dir, process, self)
+            train_experiment(
+                config, data, log_dir, process,
+                workers=self.workers, log_every=self.log_every, resume=self.resume, weights=self.weights,
+            )  # fmt: skip
         return 0

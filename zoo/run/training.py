@@ -39,7 +39,6 @@ from zoo.remat.lean import is_lean, lean
 from zoo.run.experiments import experiment_for
 from zoo.run.log_folder import log_folder
 from zoo.run.run_log import RunLog, read_validation
-from zoo.run.train_options import TrainOptions
 from zoo.spec.architectures import ARCHITECTURES, LEAN, is_external
 from zoo.spec.network import NetworkSpec
 from zoo.tables import counted
@@ -84,7 +83,10 @@ def train(
     batch_size: int | None = None,
     memory: str | None = None,
     process: Process | None = None,
-    **options: Any,
+    workers: int = 0,
+    log_every: int = 10,
+    resume: str | None = None,
+    weights: str | None = None,
 ) -> TrainingResult:
     """Train a network on a data set or a folder, and return it with its scores.
 
@@ -113,12 +115,14 @@ def train(
     - `batch_size`: images per step, over all processes, instead of the experiment's.
     - `memory`: ``network.memory`` instead of the experiment's, such as "lean"; a module can only become "lean".
     - `process`: this process, if `zoo.engine.process.open_process` is open already.
-    - `options`: ``workers``, ``log_every``, ``resume`` and ``weights``; see `TrainOptions`.
+    - `workers`: worker processes that read images, per process of the run; 0 reads them in the process itself.
+    - `log_every`: batches between two log lines.
+    - `resume`: checkpoint to continue from; "auto" takes the newest good one of the log folder, if there is one.
+    - `weights`: weights file to start from instead of random weights, as `zoo.load_weights` reads it.
 
-    Raises TypeError for unknown options; ConfigError, DataError, WeightsError and CheckpointError for files, data and
+    Raises ConfigError, DataError, WeightsError and CheckpointError for files, data and
     settings that do not fit; NonFiniteLossError; and TrainingInterrupted after a signal, once the state is saved.
     """
-    train_options = TrainOptions(**options)
     if not isinstance(data, (str, os.PathLike)):
         images: DataPath | Datasets = Datasets(data, val)
     elif val is None:
@@ -131,7 +135,10 @@ def train(
         raise ConfigError(what, type(network).__name__, "build it with this strategy, zoo.get(NAME, memory=...)")
     config = experiment_for(network, images, settings=experiment, epochs=epochs, batch_size=batch_size, memory=memory)
     with open_process() if process is None else nullcontext(process) as process:
-        state = train_experiment(config, images, Path(log_dir), process, train_options, module)
+        state = train_experiment(
+            config, images, Path(log_dir), process,
+            workers=workers, log_every=log_every, resume=resume, weights=weights, module=module,
+        )  # fmt: skip
         return _result(state, Path(log_dir))
 
 
@@ -140,12 +147,17 @@ def train_experiment(
     data: DataPath | Datasets,
     log_dir: Path,
     process: Process,
-    options: TrainOptions | None = None,
+    *,
+    workers: int,
+    log_every: int,
+    resume: str | None,
+    weights: str | None,
     module: nn.Module | None = None,
 ) -> TrainState:
     """Train on ``data``/train, validate on ``data``/val after each epoch, and return the state at the end.
 
-    ``module`` is the network to train, if it is built already; by default the network of the settings.
+    ``module`` is the network to train, if it is built already; by default the network of the settings. The other
+    arguments: see `train`.
 
     `zoo.engine.trainer.Trainer` calls `zoo.engine.step.train_step` for each step, which calls the network's forward.
     All processes of a run must call this function, inside `zoo.engine.process.open_process`. Checkpoints, settings and
@@ -156,15 +168,13 @@ def train_experiment(
     Raises ConfigError, DataError, WeightsError and CheckpointError for files and settings that do not fit, and the
     errors of `zoo.engine.trainer.Trainer.train`.
     """
-    options = options or TrainOptions()
-
     # 1. Processes: all have the same settings, and divide the batches.
-    _check_settings_agree(config, process, options)
+    _check_settings_agree(config, process, log_every)
     check_world_size(config, process.world_size)
 
     # 2. Task and loaders: all processes have the same images.
     task = task_of(config)
-    loaders = build_loaders(task, data, process.loader_options(options.workers))
+    loaders = build_loaders(task, data, process.loader_options(workers))
     images = _fingerprints(loaders)
     check_same_on_all_ranks(process, lambda: images, "copy the same DATA to every machine", DataError)
 
@@ -172,17 +182,10 @@ def train_experiment(
     num_parameters = _count_parameters(config) if module is None else _size(module)
     build = build_from_config if module is None else partial(_prepared, module)
     with (
-        log_folder(log_dir, process, continues=_continues(log_dir, options.resume)),
+        log_folder(log_dir, process, continues=_continues(log_dir, resume)),
         RunLog(log_dir, process.rank, config) as log,
     ):
-        state = start(
-            task,
-            process,
-            log_dir,
-            resume=options.resume,
-            weights=options.weights,
-            build=build,
-        )
+        state = start(task, process, log_dir, resume=resume, weights=weights, build=build)
 
         # 4. The loop.
         epochs = config.optimizer.schedule.epochs
@@ -191,7 +194,7 @@ def train_experiment(
         else:
             logger.info("%s", _begin_summary(state, num_parameters, loaders, data, log_dir))
             log.begin(state.step, process.device, process.world_size, images)
-            Trainer(state, *loaders, log, log_dir, log_interval=options.log_every).train()
+            Trainer(state, *loaders, log, log_dir, log_interval=log_every).train()
         logger.info("%s", _end_summary(state, log_dir))
     return state
 
@@ -220,13 +223,13 @@ def _last_scores(config: Experiment, log_dir: Path, process: Process) -> dict[st
     return {name: float(scored[name]) for name in task_of(config).labels}
 
 
-def _check_settings_agree(config: Experiment, process: Process, options: TrainOptions) -> None:
+def _check_settings_agree(config: Experiment, process: Process, log_every: int) -> None:
     check_same_on_all_ranks(
         process,
         lambda: {
             **environment_fingerprint(process, "train"),
             **config.model_dump(mode="json", exclude={"expected"}),
-            "--log-every": options.log_every,
+            "--log-every": log_every,
         },
         "give every process the same experiment, options and version of zoo",
     )
