@@ -69,7 +69,7 @@ def test_there_are_ten_different_published_files_with_licenses() -> None:
     assert len({entry.weights.drive_id for entry in entries}) == 10
     assert all(len(entry.md5) == 32 and len(entry.weights.drive_id) == 33 for entry in entries)
     assert all(entry.weights.license for entry in entries)
-    assert all(entry.source for entry in CLASSIFIERS)
+    assert all(entry.expected.source for entry in CLASSIFIERS)
 
 
 def test_files_of_the_original_project_from_before_june_2019_load(

@@ -62,7 +62,7 @@ def test_a_rank_that_is_no_number_does_not_keep_a_command_from_running(
     rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", rank)
-    assert main(["fetch"]) == 0
+    assert main(["settings"]) == 0
     assert capsys.readouterr().err == ""
 
 

@@ -23,7 +23,7 @@ def test_without_a_terminal_a_line_comes_every_so_many_batches(capsys: pytest.Ca
     with Progress("center224", total=5, every=2) as progress:
         for _ in range(5):
             progress.advance(1)
-    assert capsys.readouterr().err.splitlines() == ["center224: 2/5 batches", "center224: 4/5 batches"]
+    assert capsys.readouterr().err.splitlines() == ["center224: 2/5", "center224: 4/5"]
 
 
 def test_without_a_terminal_silence_is_broken_after_half_a_minute(
@@ -38,4 +38,4 @@ def test_without_a_terminal_silence_is_broken_after_half_a_minute(
         progress.set_status("a line of its own")
         for _ in range(2):  # at 65 s and 71 s (a line)
             progress.advance(1)
-    assert capsys.readouterr().err.splitlines() == ["validation: 2/9 batches", "validation: 5/9 batches"]
+    assert capsys.readouterr().err.splitlines() == ["validation: 2/9", "validation: 5/9"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from statistics import pstdev
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +15,7 @@ from zoo.config import parse_experiment
 from zoo.engine.meters import Meter, Reading
 from zoo.engine.task import Task
 from zoo.tasks import task_of
+from zoo.tasks.classification import standard_error
 
 SMOOTHING = 0.1
 TASK = task_of(parse_experiment({"optimizer": {"label_smoothing": SMOOTHING}}, "test"))
@@ -98,3 +102,10 @@ def test_the_target_of_a_mixed_image_is_its_largest_share() -> None:
     others = (targets + 1) % 10
     shares = 0.6 * F.one_hot(targets, 10) + 0.4 * F.one_hot(others, 10)
     assert torch.equal(TASK.counts(logits, shares), TASK.counts(logits, targets))
+
+
+def test_the_standard_error_of_an_accuracy_is_that_of_a_binomial_share() -> None:
+    assert standard_error(76.0, 50_000) == pytest.approx(0.191, abs=5e-4)  # at ImageNet's size, half of 0.38 points
+    assert standard_error(100.0, 7) == standard_error(0.0, 7) == 0.0
+    hits = [1] * 3 + [0] * 7
+    assert standard_error(30.0, 10) == pytest.approx(100 * pstdev(hits) / math.sqrt(10))

@@ -68,7 +68,7 @@ def _facts_of_network(name: str) -> dict[str, Any]:
             "md5": about.md5,
             **about.weights.model_dump(),
             "page": about.page,
-            "source": about.source,
+            "source": about.expected.source,
         },
     }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from zoo.config.experiment import Experiment, PublishedWeights
+from zoo.config.experiment import Expected, Experiment, PublishedWeights
 from zoo.config.parse import experiments_dir, find_experiment, load_experiment
 from zoo.errors import ConfigError, nearest
 from zoo.spec.network import NetworkSpec
@@ -26,12 +26,14 @@ class Published:
     - `name`: name of the weights and of their experiment.
     - `md5`: md5 of the file, 32 hexadecimal digits.
     - `weights`: where the file is, and under which license.
-    - `experiment`: how they were trained, and how they score.
+    - `expected`: how they score, and where the scores were published.
+    - `experiment`: how they were trained.
     """
 
     name: str
     md5: str
     weights: PublishedWeights
+    expected: Expected
     experiment: Experiment
 
     @property
@@ -42,16 +44,7 @@ class Published:
     @property
     def scores(self) -> dict[str, dict[str, float]]:
         """The published scores by protocol, in percent: top1, and top5 where it was published, or miou."""
-        expected = self.experiment.expected
-        if expected is None:
-            return {}
-        return {protocol: score.model_dump(exclude_none=True) for protocol, score in expected.scores.items()}
-
-    @property
-    def source(self) -> str | None:
-        """Where the scores were published."""
-        expected = self.experiment.expected
-        return None if expected is None else expected.source
+        return {protocol: score.model_dump(exclude_none=True) for protocol, score in self.expected.scores.items()}
 
     @property
     def page(self) -> str:
@@ -91,6 +84,7 @@ def _published(name: str, md5: str) -> Published:
     file = find_experiment(name)
     assert file is not None, f"checksums.md5 names {name}, for which there is no experiment file"
     experiment = load_experiment(file, log_notices=False)  # nobody asked for this experiment yet
-    weights = None if experiment.expected is None else experiment.expected.weights
-    assert weights is not None, f"{file} does not say where the weights are"
-    return Published(name, md5, weights, experiment)
+    expected = experiment.expected
+    assert expected is not None, f"{file} has no scores"
+    assert expected.weights is not None, f"{file} does not say where the weights are"
+    return Published(name, md5, expected.weights, expected, experiment)

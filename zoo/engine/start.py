@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.config import Experiment, check_world_size, leaves
+from zoo.config import Experiment, leaves
 from zoo.engine import checkpoint
 from zoo.engine.consistency import ABSENT, differing_keys
 from zoo.engine.process import Process, seed_everything
@@ -55,7 +55,6 @@ def start(
     - `build`: builds and initializes the network.
     """
     config = task.config
-    check_world_size(config, process.world_size)
     resumed = load_checkpoint(resume, log_dir, process)
     seed_everything(config.seed, rank=-1)
     is_fresh = resumed is None and weights is None

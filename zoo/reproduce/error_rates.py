@@ -13,7 +13,7 @@ from typing import Any
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import TrainingRun, environment_of
-from zoo.tasks import significance
+from zoo.tasks import classification
 
 BETWEEN_RUNS = 0.5  # points: difference between single runs with the same settings (README of memcnn)
 # Images of the whole data sets by the number of classes: CIFAR-10, CIFAR-100, ImageNet.
@@ -134,4 +134,4 @@ def _standard_error(runs: Sequence[TrainingRun]) -> float | None:
     if len(runs) > 1:
         return stdev(run.top1[-1] for run in runs) / math.sqrt(len(runs))
     count = runs[0].num_validation_images
-    return math.hypot(significance.standard_error(runs[0].top1[-1], count), BETWEEN_RUNS) if count else None
+    return math.hypot(classification.standard_error(runs[0].top1[-1], count), BETWEEN_RUNS) if count else None

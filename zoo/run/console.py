@@ -77,7 +77,6 @@ class Progress:
     - `done`: number of batches that are already done.
     - `show`: whether to show anything.
     - `every`: batches between two lines; default: a line every 30 seconds.
-    - `unit`: unit in the lines.
     """
 
     def __init__(
@@ -88,11 +87,10 @@ class Progress:
         *,
         show: bool = True,
         every: int | None = None,
-        unit: str = "batches",
     ) -> None:
         self._title, self._total, self._done = title, total, done
         self._lines = show and not is_terminal()
-        self._every, self._unit = every, unit
+        self._every = every
         self._last_line_s = time.monotonic()
         size = shutil.get_terminal_size()  # without a size, tqdm draws nothing on terminals that do not report theirs
         self._bar: tqdm[Any] = tqdm(
@@ -118,16 +116,10 @@ class Progress:
         self._done += count
         is_late = time.monotonic() - self._last_line_s > HEARTBEAT_S
         if self._lines and (is_late if self._every is None else self._done % self._every == 0):
-            logger.info("%s: %d/%d %s", self._title, self._done, self._total, self._unit)
+            logger.info("%s: %d/%d", self._title, self._done, self._total)
             self._last_line_s = time.monotonic()
 
     def set_status(self, text: str) -> None:
         """Show ``text`` behind the bar. Without a bar nothing is printed: the caller logs its own line."""
         self._bar.bar_format = f"{BAR_FORMAT} {text}"
         self._last_line_s = time.monotonic()
-
-
-def format_duration(seconds: float) -> str:
-    """Return seconds as h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

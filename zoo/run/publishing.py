@@ -124,23 +124,6 @@ def model_card(
     pipeline = PIPELINES[network.experiment.task]
     library = "timm" if spec.arch.startswith("timm:") else "zoo"
     data = ModelCardData(**own, library_name=library, pipeline_tag=pipeline, tags=[pipeline, "zoo"])
-    images = spec.preprocessing
-    assert images is not None
-    facts = {"Architecture": spec.arch}
-    if not spec.has_own_layers:
-        facts |= {"Norm": spec.norm, "Activation": f"{spec.activation} ({spec.activation_param:g})"}
-    if spec.options:
-        facts["Options"] = f"`{json.dumps(spec.options)}`"
-    facts |= {
-        "Parameters": f"{sum(parameter.numel() for parameter in network.model.parameters()):,}",
-        "Classes": f"{spec.num_classes:,}",
-    }
-    if network.experiment.task == "classification":
-        how = f"shorter side {images.scale_val} px ({images.interpolation_val})"
-        resized = "not resized" if images.scale_val == -1 else how
-        facts["Images"] = f"{resized}, center crop {images.crop_val} px"
-    facts |= {"Mean": f"{images.mean}", "Standard deviation": f"{images.std}"}
-    facts["License"] = license_id or license_text
     usage = f'import zoo\n\nmodel = zoo.get("{HUB_PREFIX}{repository}").eval()\n'
     if network.experiment.task == "classification":
         usage += f'images = zoo.transforms("{HUB_PREFIX}{repository}")\n'
@@ -148,7 +131,8 @@ def model_card(
         [
             f"---\n{data.to_yaml()}\n---",
             f"# {repository.partition('/')[2]}",
-            markdown_list(f"{key}: {fact}" for key, fact in facts.items()),
+            markdown_list([f"Architecture: {spec.arch}", f"License: {license_id or license_text}"]),
+            "config.json describes the network and the preprocessing of images.",
             f"## Use\n\n```python\n{usage}```",
             "" if entry is None else _score_section(network, entry),
         ]
@@ -159,4 +143,4 @@ def _score_section(network: LoadedNetwork, entry: Published) -> str:
     labels = network.task.shown_labels
     rows = [[protocol, *map(score.get, labels)] for protocol, score in entry.scores.items()]
     table = markdown_table(["protocol", *(f"{label} %" for label in labels.values())], rows)
-    return f"## Scores\n\n{table}\n\nPublished by the authors: {entry.source}."
+    return f"## Scores\n\n{table}\n\nPublished by the authors: {entry.expected.source}."

@@ -27,9 +27,8 @@ from zoo.errors import ConfigError, DataError, escape
 from zoo.run.results_table import results_table
 from zoo.run.scoring import LoadedNetwork, Scores, score, single_process
 from zoo.tables import Cell, markdown_table
-from zoo.tasks.classification import LABELS, TOPS
+from zoo.tasks.classification import LABELS, TOPS, standard_error
 from zoo.tasks.prediction import Recorder
-from zoo.tasks.significance import standard_error
 
 logger = logging.getLogger(__name__)
 

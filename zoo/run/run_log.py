@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,7 @@ from zoo.engine.task import Result
 from zoo.errors import ConfigError
 from zoo.files import write_json
 from zoo.run.board import Board
-from zoo.run.console import PlainFormatter, Progress, format_duration
+from zoo.run.console import PlainFormatter, Progress
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE, writable
 from zoo.tasks import task_of
@@ -197,7 +198,7 @@ class RunLog:
             name, label = next(iter(self._labels.items()))
             self._progress.set_status(
                 f"{metrics.images_per_s:.0f} img/s, loss {metrics.loss:.3f}, {label} {metrics.scores[name]:.1f}, "
-                f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {format_duration(metrics.eta_s)}"
+                f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {timedelta(seconds=round(metrics.eta_s))}"
             )
         self._add_line("train", **metrics.record())
         if self._board is not None:
@@ -242,7 +243,7 @@ def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
         f"loss {metrics.loss:.4f} ({metrics.epoch_loss:.4f}), "
         f"{', '.join(scores)}, "
         f"lr {metrics.lr:.3g}, {metrics.images_per_s:.0f} images/s, "
-        f"{metrics.peak_memory_bytes / 1e9:.2f} GB, ETA {format_duration(metrics.eta_s)}"
+        f"{metrics.peak_memory_bytes / 1e9:.2f} GB, ETA {timedelta(seconds=round(metrics.eta_s))}"
     )
 
 

@@ -65,11 +65,6 @@ class LoadedNetwork:
         """The task of the experiment."""
         return task_of(self.experiment)
 
-    @property
-    def own_protocol(self) -> EvalProtocol:
-        """The protocol of the experiment's own validation."""
-        return self.task.own_protocol
-
     def result_json(self, result: Result, process: Process | None = None) -> dict[str, Any]:
         """Return the content of a result file: scores, digests of the weights, environment."""
         md5, sha256 = self.digests()
@@ -280,7 +275,7 @@ def single_process() -> Process:
 
 def _resolve_protocol(network: LoadedNetwork, protocol: EvalProtocol | str | None) -> EvalProtocol:
     """Return the protocol for an optional protocol or name. Raises ConfigError for one of another task."""
-    known, own = network.task.protocols, network.own_protocol
+    known, own = network.task.protocols, network.task.own_protocol
     if protocol is None or type(protocol) is type(own):
         return protocol or own
     if not isinstance(protocol, str):

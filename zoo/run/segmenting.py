@@ -117,7 +117,7 @@ def segment(
         forward = _forward(loaded, process.device)
         own = images[process.rank :: process.world_size]
         skipped, faults = 0, []
-        with Progress("segment", len(own), show=process.is_main, unit="images") as progress:
+        with Progress("segment", len(own), show=process.is_main) as progress:
             for path, files in own:
                 if not overwrite and all(map(os.path.isfile, files)):  # each was written atomically
                     skipped += 1

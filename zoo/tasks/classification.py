@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,19 @@ from zoo.data.transforms import ValTransform
 from zoo.engine.meters import Reading
 from zoo.engine.task import Result, Task
 from zoo.tasks.protocols import PROTOCOLS, CropProtocol, center_crop
-from zoo.tasks.significance import standard_error
 
 NUM_CROPS = 10
 LABELS = {"top1": "top-1", "top5": "top-5"}
 TOPS = {"top1": 1, "top5": 5}  # k of top-k: the target is among the k most likely classes
+
+
+def standard_error(percent: float, count: int) -> float:
+    """Return the binomial standard error, in percentage points, of ``percent`` of ``count`` independent images.
+
+    It is 0, and meaningless, at 0 and 100 percent.
+    """
+    share = percent / 100
+    return 100 * math.sqrt(share * (1 - share) / count)
 
 
 @dataclass(frozen=True)
