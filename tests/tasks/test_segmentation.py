@@ -153,7 +153,7 @@ def _images(count: int) -> list[Batch]:
 
 def _score(count: int, protocol: str = "whole", rank: int = 0, world_size: int = 1) -> SegmentationResult:
     batches = _images(count)[rank::world_size]
-    result = validate(Segments(), _task(), batches, CPU, world_size, num_images=count, protocol=WHOLE_IMAGES[protocol])
+    result = validate(Segments(), _task(), batches, CPU, world_size, protocol=WHOLE_IMAGES[protocol])
     assert isinstance(result, SegmentationResult)
     return result
 
@@ -197,4 +197,4 @@ def test_three_processes_have_the_confusion_matrix_of_one() -> None:
 def test_a_validation_without_any_label_is_an_error_of_the_data() -> None:
     batch = Batch(torch.zeros(1, 3, 4, 4), torch.full((1, 4, 4), IGNORE))
     with pytest.raises(DataError, match="all pixels of 1 label maps are ignored"):
-        validate(Segments(), _task(), [batch], CPU, num_images=1, protocol=WHOLE_IMAGES["whole"])
+        validate(Segments(), _task(), [batch], CPU, protocol=WHOLE_IMAGES["whole"])

@@ -74,8 +74,10 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
         logger.warning("the data set names no classes: its labels are taken for outputs; %s", escape(images.root))
         return
     folders = [escape(name) for name in images.classes]
-    if names is None and num_outputs == NUM_CLASSES and _are_of_imagenet(folders):
-        names = imagenet_wnids()
+    if names is None and num_outputs == NUM_CLASSES:
+        of_imagenet = {*imagenet_wnids(), *imagenet_names()}
+        if not of_imagenet.isdisjoint(folders) or _are_imagenet_numbers(folders):
+            names = imagenet_wnids()
     if names is None:
         _check_number(images, num_outputs)
         logger.warning(
@@ -91,11 +93,6 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
             len(folders), images.class_kind, len(folders), num_outputs, escape(images.root),
         )  # fmt: skip
     images.number_classes(outputs)
-
-
-def _are_of_imagenet(folders: Sequence[str]) -> bool:
-    """Return whether a folder has the wnid or name of a class of ImageNet, or all have its numbers."""
-    return not {*imagenet_wnids(), *imagenet_names()}.isdisjoint(folders) or _are_imagenet_numbers(folders)
 
 
 def _are_imagenet_numbers(folders: Sequence[str]) -> bool:

@@ -19,8 +19,8 @@ from zoo.engine.process import Process
 from zoo.engine.state import TrainState, broadcast_buffers, rank_state, shared_state
 from zoo.errors import CheckpointError, escape, truncate
 from zoo.files import remove_leftovers, replacing
+from zoo.spec.architectures import ARCHITECTURES, is_external
 from zoo.weights.read import load_bounded
-from zoo.weights.stored_spec import is_described
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,8 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _network(state: TrainState) -> dict[str, Any] | None:
     """Return the description from which a reader builds the network; None for a network of the user's own."""
-    if not is_described(state.config.network.arch):
+    arch = state.config.network.arch
+    if arch not in ARCHITECTURES and not is_external(arch):
         return None
     return state.config.network.described(state.config.input, state.class_names).model_dump(mode="json")
 

@@ -186,7 +186,6 @@ class Trainer:
                 self._val_batches(loader),
                 state.process.device,
                 state.process.world_size,
-                num_images=loader.batch_sampler.num_images,
                 protocol=state.task.own_protocol,
                 amp=settings.training.amp,
                 advance=advance,

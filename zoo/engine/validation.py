@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.data.folder import Batch
-from zoo.engine.meters import Meter, Reading
+from zoo.engine.meters import Meter
 from zoo.engine.precision import AMP_DTYPES, at_least_float32, autocast
 from zoo.engine.task import EvalProtocol, Result, Task
 from zoo.engine.wrapping import unwrap
-from zoo.errors import VerificationError
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +30,6 @@ def validate(
     device: torch.device,
     world_size: int = 1,
     *,
-    num_images: int,
     protocol: EvalProtocol,
     amp: str = "off",
     advance: Callable[[int], object] | None = None,
@@ -45,7 +43,6 @@ def validate(
     - `loader`: the batches of this rank.
     - `device`: device of the model, to which the images are moved.
     - `world_size`: number of ranks.
-    - `num_images`: number of images of all ranks; VerificationError if another number was seen.
     - `protocol`: the views of an image that the loader yields, and how their logits are combined.
     - `amp`: mixed precision: "off", "bf16" or "fp16".
     - `advance`: called with 1 after each batch, to advance a progress bar.
@@ -68,7 +65,13 @@ def validate(
                 record(batch, logits)
             if advance is not None:
                 advance(1)
-    return task.result(_checked(meter.read(reduce=world_size > 1), num_images), protocol.name)
+    reading = meter.read(reduce=world_size > 1)
+    if reading.first_bad_step is not None:
+        logger.warning(
+            "the validation loss is not finite, first in batch %d: the weights are damaged or half precision overflows",
+            reading.first_bad_step,
+        )
+    return task.result(reading, protocol.name)
 
 
 @contextmanager
@@ -81,18 +84,3 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
-
-
-def _checked(reading: Reading, num_images: int) -> Reading:
-    """Return ``reading``; VerificationError unless it covers every image once."""
-    if reading.count != num_images:
-        raise VerificationError(
-            f"{reading.count} images scored, but the data set has {num_images}; validation over all ranks: this is a "
-            "bug of zoo, please report it"
-        )
-    if reading.first_bad_step is not None:
-        logger.warning(
-            "the validation loss is not finite, first in batch %d: the weights are damaged or half precision overflows",
-            reading.first_bad_step,
-        )
-    return reading

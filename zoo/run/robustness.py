@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,26 +35,8 @@ logger = logging.getLogger(__name__)
 REAL_LABELS = "real.json"
 
 
-class Variant(NamedTuple):
-    """A variant with one folder per class.
-
-    Args:
-    - `num_classes`: number of class folders of the whole set.
-    - `is_numbered`: whether folders are named by the number of the class, and not by its wnid.
-    - `is_restricted`: whether the network chooses among the classes of the folders alone.
-    """
-
-    num_classes: int = NUM_CLASSES
-    is_numbered: bool = False
-    is_restricted: bool = False
-
-
-VARIANTS = {
-    "imagenet-a": Variant(200, is_restricted=True),
-    "imagenet-r": Variant(200, is_restricted=True),
-    "imagenet-sketch": Variant(),
-    "imagenet-v2": Variant(is_numbered=True),
-}
+RESTRICTED = ("imagenet-a", "imagenet-r")  # the network chooses among the classes of the folders alone
+NUM_RESTRICTED = 200  # class folders of each of these
 
 
 def score_set(
@@ -96,16 +78,15 @@ def score_set(
 def _score_variant(
     network: LoadedNetwork, folder: Path, name: str, protocol: EvalProtocol | str | None, settings: Mapping[str, Any]
 ) -> Result:
-    variant = VARIANTS[name]
-    if variant.is_numbered:
+    if name == "imagenet-v2":
         network = replace(network, class_names=[str(number) for number in range(NUM_CLASSES)])
-    classes = open_source(folder, allow_empty_classes=True).classes
-    if len(classes) != variant.num_classes:
-        logger.warning(
-            "%s has %d classes, but there are %d class folders; %s",
-            name, variant.num_classes, len(classes), escape(folder),
-        )  # fmt: skip
-    if variant.is_restricted:
+    if name in RESTRICTED:
+        classes = open_source(folder, allow_empty_classes=True).classes
+        if len(classes) != NUM_RESTRICTED:
+            logger.warning(
+                "%s has %d classes, but there are %d class folders; %s",
+                name, NUM_RESTRICTED, len(classes), escape(folder),
+            )  # fmt: skip
         outputs = [number for number, wnid in enumerate(imagenet_wnids()) if wnid in set(classes)]
         network = replace(network, model=Restricted(network.model, outputs))
     folder = folder.absolute()  # "." has no name

@@ -233,7 +233,6 @@ def score(
             loader,
             process.device,
             process.world_size,
-            num_images=loader.batch_sampler.num_images,
             protocol=protocol,
             amp=settings.training.amp,
             advance=progress.advance,

@@ -36,14 +36,13 @@ class Prediction(NamedTuple):
 class Recorder:
     """Collects the predictions of a validation, with paths relative to the folder ``data``."""
 
-    def __init__(self, data: DataPath, top: int = DEFAULT_TOP) -> None:
+    def __init__(self, data: DataPath) -> None:
         self.predictions: list[Prediction] = []
         self._data = data
-        self._top = top
 
     def __call__(self, batch: Batch, logits: Tensor) -> None:
-        """Record the top classes of each image of ``batch`` with logits (N, classes)."""
-        best = best_classes(logits, self._top)
+        """Record the five best classes of each image of ``batch`` with logits (N, classes)."""
+        best = best_classes(logits)
         for path, target, (classes, probabilities) in zip(batch.paths, batch.targets.tolist(), best, strict=True):
             name = Path(os.path.relpath(path, self._data)).as_posix()
             self.predictions.append(Prediction(name, target, classes, probabilities))

@@ -73,11 +73,6 @@ def parse_stored_experiment(content: Mapping[Any, Any], source: str) -> Experime
     return parse_experiment(content["config"], source) if "format_version" in content else None
 
 
-def is_described(arch: str) -> bool:
-    """Return whether checkpoints of an architecture describe their network; checkpoints of other networks do not."""
-    return arch in ARCHITECTURES or is_external(arch)
-
-
 def _is_description(network: Any) -> TypeGuard[dict[str, Any]]:
     """Return whether what is under "network" is a spec, right or wrong; other trainers have settings there."""
     return isinstance(network, dict) and not network.keys().isdisjoint(NetworkSpec.model_fields)
