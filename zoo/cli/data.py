@@ -28,7 +28,7 @@ class DataCheck(Command):
     """Experiment to train: its file or name."""
     data: DataFolder = argument("DATA")
     """Data set, as for zoo train."""
-    workers: WholeNumber = option("-j", default_factory=default_workers(4))
+    workers: WholeNumber = option("-j", default=default_workers(4))
     """Threads that read files (default: number of cores, at most 4)."""
 
     def run(self) -> int:

@@ -28,7 +28,7 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -40,19 +40,15 @@ from zoo.errors import ConfigError, escape
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
-def option(*names: str, default: Any = None, default_factory: Callable[[], Any] | None = None, **settings: Any) -> Any:
+def option(*names: str, default: Any = None, **settings: Any) -> Any:
     """Return the field of an option, which is called --FIELD-NAME unless ``names`` has a long name.
 
     Args:
     - `names`: other names, such as "-j".
     - `default`: its value when it is not given; the help text shows it.
-    - `default_factory`: computes the default when the parser is built.
     - `settings`: more arguments of ``ArgumentParser.add_argument``, such as ``metavar``.
     """
-    metadata = {"names": names, "settings": settings}
-    if default_factory is not None:
-        return field(default_factory=default_factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={"names": names, "settings": settings})
 
 
 def argument(metavar: str, default: Any = MISSING, **settings: Any) -> Any:
@@ -112,18 +108,17 @@ def add_options(parser: argparse.ArgumentParser, command: type[Command]) -> None
     hints, docs = get_type_hints(command, include_extras=True), _docs(command)
     for each in _options(command):
         settings = {**_settings_of_type(hints[each.name]), **each.metadata.get("settings", {})}
-        default = each.default if each.default_factory is MISSING else each.default_factory()
-        settings.setdefault("help", _help(docs.get(each.name, ""), default))
+        settings.setdefault("help", _help(docs.get(each.name, ""), each.default))
         if "positional" not in each.metadata:
             names = each.metadata.get("names", ())
             if not any(name.startswith("--") for name in names):
                 names = (*names, f"--{each.name.replace('_', '-')}")
-            parser.add_argument(*names, dest=each.name, default=default, **settings)
-        elif default is MISSING:
+            parser.add_argument(*names, dest=each.name, default=each.default, **settings)
+        elif each.default is MISSING:
             parser.add_argument(each.name, **settings)
         else:
             optional = "*" if "nargs" in settings else "?"
-            parser.add_argument(each.name, default=default, **{**settings, "nargs": optional})
+            parser.add_argument(each.name, default=each.default, **{**settings, "nargs": optional})
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error")
     parser.set_defaults(command=command, prog=parser.prog)
 
@@ -190,22 +185,18 @@ def _docs_of_module(name: str) -> Mapping[str, Mapping[str, str]]:
     return docs
 
 
-def default_workers(most: int) -> Callable[[], int]:
-    """Return a function that returns the number of cores of this process, at most ``most``."""
-
-    def count() -> int:
-        # torch warns of more workers than cores. Only Linux has sched_getaffinity.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(most, cores)
-
-    return count
+def default_workers(most: int) -> int:
+    """Return the number of cores of this process, at most ``most``."""
+    # torch warns of more workers than cores. Only Linux has sched_getaffinity.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(most, cores)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
     """Options of commands that read a data set."""
 
-    workers: WholeNumber = option("-j", default_factory=default_workers(4))
+    workers: WholeNumber = option("-j", default=default_workers(4))
     """Worker processes that read images, per process of the run (default: number of cores, at most 4)."""
     log_every: Positive = option("-p", default=10)
     """Batches between two log lines."""

@@ -29,7 +29,7 @@ class Train(Command):
     """Folder with train/ and val/: one folder per class in each, or images/ and labels/ for segmentation (see
     segmentation.layout); or shards, also by URL (https://, s3://, gs://); or a data set by name, torchvision:CIFAR10 or
     hf:NAME."""
-    workers: WholeNumber = option("-j", default_factory=default_workers(2))
+    workers: WholeNumber = option("-j", default=default_workers(2))
     """Worker processes that read images, per process of the run (default: number of cores, at most 2)."""
     log_every: Positive = option("-p", default=10)
     """Batches between two log lines."""
