@@ -91,7 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         if isinstance(command, Group):
             group = commands.add_parser(name, help=command.summary)
-            kinds = group.add_subparsers(metavar=command.metavar, required=True, help=f"See {command.metavar} --help")
+            kinds = group.add_subparsers(metavar="KIND", required=True, help="See KIND --help")
             for kind, command_of_kind in command.kinds.items():
                 _add_command(kinds, kind, command_of_kind)
         else:

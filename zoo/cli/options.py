@@ -97,7 +97,6 @@ class Group(NamedTuple):
 
     summary: str
     kinds: Mapping[str, type[Command]]
-    metavar: str = "KIND"
 
 
 CommandT = TypeVar("CommandT", bound=Command)

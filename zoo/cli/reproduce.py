@@ -133,5 +133,4 @@ REPRODUCE = Group(
         "revnext": ReproduceRevNeXt,
         "imagenet": ReproduceImageNet,
     },
-    metavar="BENCHMARK",
 )

@@ -19,7 +19,7 @@ from zoo.spec.section import Section
 # zero some 400 steps before the end and then becomes negative, so a linear schedule has this lower bound.
 MIN_LINEAR_LR = 1e-6
 
-Gamma = Annotated[float, Field(gt=0, le=10)]
+Gamma = Annotated[float, Field(gt=0, le=1)]
 Period = Annotated[int, Field(gt=0, le=MAX_STEPS)]
 Coefficient = Annotated[float, Field(ge=-MAX_RATE, le=MAX_RATE)]
 
@@ -64,7 +64,7 @@ class StepParams(ScheduleParams):
 
     def factor(self, position: Position) -> float:
         """Return gamma^(t // step_size)."""
-        return _power(self.gamma, position.t // self.step_size)
+        return float(self.gamma ** (position.t // self.step_size))
 
 
 class MultistepParams(ScheduleParams):
@@ -84,7 +84,7 @@ class MultistepParams(ScheduleParams):
 
     def factor(self, position: Position) -> float:
         """Return gamma^n, where n is the number of milestones <= t."""
-        return _power(self.gamma, bisect_right(self.milestones, position.t))
+        return float(self.gamma ** bisect_right(self.milestones, position.t))
 
 
 class LinearParams(ScheduleParams):
@@ -225,11 +225,3 @@ class Schedule(Section):
             f"{math.floor(value) + 1}, or reduce {key}, such as to {self.epochs / 10:g}, in a copy of the experiment, "
             "which zoo show NAME --json prints"
         )
-
-
-def _power(gamma: float, exponent: float) -> float:
-    """Return the power, or infinity on overflow; the loss of that step then ends the training."""
-    try:
-        return float(gamma**exponent)
-    except OverflowError:
-        return math.inf

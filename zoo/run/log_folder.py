@@ -39,7 +39,11 @@ def log_folder(folder: Path, process: Process, *, continues: bool) -> Iterator[N
         def claim() -> None:
             with writable(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(_only_run_in(folder))
+                try:
+                    stack.enter_context(FileLock(folder / LOCK_FILE, timeout=0))
+                except Timeout:
+                    what = "another run is training in this folder"
+                    raise ConfigError(what, folder, "wait for it, or give another --log-dir") from None
                 if not continues:
                     _check_unused(folder)
 
@@ -58,17 +62,6 @@ def writable(folder: Path) -> Iterator[None]:
             error.filename or folder,
             "give a writable folder as --log-dir",
         ) from error
-
-
-@contextmanager
-def _only_run_in(folder: Path) -> Iterator[None]:
-    try:
-        with FileLock(folder / LOCK_FILE, timeout=0):
-            yield
-    except Timeout:
-        raise ConfigError(
-            "another run is training in this folder", folder, "wait for it, or give another --log-dir"
-        ) from None
 
 
 def _check_unused(folder: Path) -> None:
