@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from zoo.benchmark.memory_prediction import MemoryPrediction, TrainingBytes
+from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.config import experiments_dir, load_experiment
@@ -56,8 +56,8 @@ class PredictionByHand(MemoryPrediction):
         self._setup = setup
         self._bytes = {"iABN": 6, "iABN checkpointed": 3}.get(strategy.name, 10)
 
-    def bytes_for(self, batch: int, size: int | None = None) -> TrainingBytes:
-        return TrainingBytes(100, self._bytes * batch * (size or self._setup.size) ** 2)
+    def bytes_for(self, batch: int, size: int | None = None) -> int:
+        return 100 + self._bytes * batch * (size or self._setup.size) ** 2
 
 
 def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,12 +165,8 @@ class BatchByHand:
     def __init__(self, setup: Setup, strategy: Strategy) -> None:
         self._image_bytes = (0.15e9 if strategy.norm == "standard" else 0.08e9) / (3 if "152" in setup.spec.arch else 1)
 
-    def bytes_for(self, batch: int) -> TrainingBytes:
-        return TrainingBytes(0, int(batch * self._image_bytes))
-
-    def largest_batch(self, memory_bytes: int) -> tuple[int, TrainingBytes]:
-        batch = int(memory_bytes // self._image_bytes)
-        return batch, self.bytes_for(batch)
+    def largest_batch(self, memory_bytes: int) -> int:
+        return int(memory_bytes // self._image_bytes)
 
 
 def test_batches_of_section_4_1_are_those_of_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def _measure(results: Results, case: Case, models: dict[str, Any], images: Tenso
 
 def _predicted_bytes(setup: Setup) -> int:
     try:
-        return MemoryPrediction(setup, EAGER[0]).bytes_for(setup.batch).total
+        return MemoryPrediction(setup, EAGER[0]).bytes_for(setup.batch)
     except Exception:  # other packages may raise anything on the meta device
         return 0
 

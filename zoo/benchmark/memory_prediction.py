@@ -10,32 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.ops.abn import backend
 from zoo.remat.memory_use import count_memory
-
-
-class TrainingBytes(NamedTuple):
-    """Memory of training.
-
-    Args:
-    - `constant`: bytes of parameters, momentum, buffers, and the images and label maps of a batch.
-    - `step`: peak of the additional bytes of a step.
-    """
-
-    constant: int
-    step: int
-
-    @property
-    def total(self) -> int:
-        """Peak memory in bytes."""
-        return self.constant + self.step
 
 
 class MemoryPrediction:
@@ -53,60 +34,51 @@ class MemoryPrediction:
         self._model = strategy.build(self._setup)
         # Meta tensors must use the same kernels as the real device.
         self._reference = backend.name_for(setup.device) == "reference"
-        self._counted: dict[tuple[int, int], TrainingBytes] = {}
+        self._counted: dict[tuple[int, int], int] = {}
 
-    def bytes_for(self, batch: int, size: int | None = None) -> TrainingBytes:
-        """Return the memory of training with ``batch`` images of ``size`` pixels (default: the setup's size)."""
-        size = size or self._setup.size
-        if (batch, size) not in self._counted:
-            self._counted[batch, size] = self._count(replace(self._setup, batch=batch, size=size))
-        return self._counted[batch, size]
+    def bytes_for(self, batch: int, size: int | None = None) -> int:
+        """Return the peak memory of training with ``batch`` images of ``size`` pixels (default: the setup's size).
 
-    def _count(self, setup: Setup) -> TrainingBytes:
-        with backend.forced("reference") if self._reference else nullcontext():
-            step = count_memory(setup.forward_of(self._model), self._model.parameters())
-        return TrainingBytes(constant_bytes(self._model, setup), step.peak)
-
-    def largest_batch(self, memory_bytes: int) -> tuple[int, TrainingBytes]:
-        """Return the largest batch whose training fits in ``memory_bytes``, and its memory.
-
-        If not even 2 images fit, which a norm needs, the batch is 0 and the memory is for 2 images.
+        It consists of parameters, momentum, buffers, the images and label maps of a batch, and the peak of the
+        additional bytes of a step.
         """
+        setup = replace(self._setup, batch=batch, size=size or self._setup.size)
+        if (batch, setup.size) not in self._counted:
+            with backend.forced("reference") if self._reference else nullcontext():
+                step = count_memory(setup.forward_of(self._model), self._model.parameters()).peak
+            parameters = sum(parameter.nbytes for parameter in self._model.parameters())
+            buffers = sum(buffer.nbytes for buffer in self._model.buffers())
+            self._counted[batch, setup.size] = 2 * parameters + buffers + setup.input_bytes + step
+        return self._counted[batch, setup.size]
+
+    def largest_batch(self, memory_bytes: int) -> int:
+        """Return the largest batch whose training fits in ``memory_bytes``; 0 if not even 2 images fit."""
         return _largest(self.bytes_for, memory_bytes, power=1)
 
-    def largest_size(self, memory_bytes: int, multiple: int) -> tuple[int, TrainingBytes]:
-        """Return the largest image size whose training with the setup's batch fits in ``memory_bytes``, and its memory.
+    def largest_size(self, memory_bytes: int, multiple: int) -> int:
+        """Return the largest image size whose training with the setup's batch fits in ``memory_bytes``.
 
-        The size is a ``multiple`` of that many pixels, at least twice as many, or 0 as in `largest_batch`.
+        The size is a ``multiple`` of that many pixels, at least twice as many, or 0.
         """
-        count, taken = _largest(lambda n: self.bytes_for(self._setup.batch, n * multiple), memory_bytes, power=2)
-        return count * multiple, taken
+        return multiple * _largest(lambda n: self.bytes_for(self._setup.batch, n * multiple), memory_bytes, power=2)
 
 
-def _largest(bytes_for: Callable[[int], TrainingBytes], memory_bytes: int, power: int) -> tuple[int, TrainingBytes]:
-    """Return the largest integer n whose ``bytes_for`` fit in ``memory_bytes``, and these bytes.
+def _largest(bytes_for: Callable[[int], int], memory_bytes: int, power: int) -> int:
+    """Return the largest integer n whose ``bytes_for`` fit in ``memory_bytes``; 0 if not even 2 fits.
 
     The bytes are piecewise linear in n ** ``power``, so the next guess is an interpolation of two values.
-    If not even 2 fits, returns 0 and the bytes of 2.
     """
     fits, taken = 2, bytes_for(2)
-    if taken.total > memory_bytes:
-        return 0, taken
+    if taken > memory_bytes:
+        return 0
     number, too_large = 4, None
     while too_large is None or too_large - fits > 1:
         tried = bytes_for(number)
-        slope = (tried.total - taken.total) / (number**power - fits**power)
-        if tried.total <= memory_bytes:
+        slope = (tried - taken) / (number**power - fits**power)
+        if tried <= memory_bytes:
             fits, taken = number, tried
         else:
             too_large = number
-        guess = int((fits**power + (memory_bytes - taken.total) / slope) ** (1 / power))
+        guess = int((fits**power + (memory_bytes - taken) / slope) ** (1 / power))
         number = max(fits + 1, guess if too_large is None else min(guess, too_large - 1))
-    return fits, taken
-
-
-def constant_bytes(model: nn.Module, setup: Setup) -> int:
-    """Return the bytes of parameters, momentum, buffers and a batch."""
-    parameters = sum(parameter.nbytes for parameter in model.parameters())
-    buffers = sum(buffer.nbytes for buffer in model.buffers())
-    return 2 * parameters + buffers + setup.input_bytes
+    return fits

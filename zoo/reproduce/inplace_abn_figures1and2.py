@@ -161,6 +161,6 @@ def measure_batches() -> Section:
     for (arch, name), key in BATCHES.items():
         setup = Setup(spec_of(arch, NETWORKS[arch]), batch=2, size=IMAGE_SIZE)
         (strategy,) = (strategy for strategy in EAGER if strategy.name == name)
-        images = GPUS * MemoryPrediction(setup, strategy).largest_batch(GPU_BYTES)[0]
+        images = GPUS * MemoryPrediction(setup, strategy).largest_batch(GPU_BYTES)
         section.add(f"{arch}, {name}: largest batch", images, published("inplace_abn", f"section4.1/{key}"))
     return section

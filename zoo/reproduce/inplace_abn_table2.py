@@ -90,18 +90,18 @@ def _measure_case(name: str, setup: Setup) -> tuple[list[Comparison], Panel]:
     """Return the comparisons of one column of the table, and its panel."""
     strategies = strategies_of(setup.spec.arch)
     predictions = {strategy.name: MemoryPrediction(setup, strategy) for strategy in strategies}
-    memory_bytes = predictions[BASELINE].bytes_for(setup.batch).total
+    memory_bytes = predictions[BASELINE].bytes_for(setup.batch)
     comparisons: list[Comparison] = []
     lines = []
     for strategy, prediction in predictions.items():
         logger.info("%s, %s", name, strategy)
-        batch, _ = prediction.largest_batch(memory_bytes)
-        size, _ = prediction.largest_size(memory_bytes, STRIDE)
+        batch = prediction.largest_batch(memory_bytes)
+        size = prediction.largest_size(memory_bytes, STRIDE)
         if strategy in IN_PLACE:
             for regime, largest in zip(REGIMES, ((batch, setup.size), (setup.batch, size)), strict=True):
                 comparisons += _compare_largest(name, regime, strategy, setup, *largest)
         batches = sorted({2, setup.batch, batch} - {0})
-        lines.append(Line(strategy, batches, [prediction.bytes_for(batch).total / 1e9 for batch in batches]))
+        lines.append(Line(strategy, batches, [prediction.bytes_for(batch) / 1e9 for batch in batches]))
     return comparisons, Panel(f"{name}, crops of {setup.size}^2", "crops on a GPU", "GB", lines)
 
 

@@ -144,9 +144,9 @@ def measure_fits() -> Section:
         f"GPU is between that of {IMAGES} and that of {2 * IMAGES} images of it.",
     )  # fmt: skip
     resnet, revnet = _predict(RESNET, "plain"), _predict(REVNET, "auto")
-    memory = resnet.bytes_for(IMAGES).total
-    images, _ = revnet.largest_batch(memory)
-    deep = _predict(REVNET, "auto", DEEP_UNITS).bytes_for(DEEP_BATCH).total
+    memory = resnet.bytes_for(IMAGES)
+    images = revnet.largest_batch(memory)
+    deep = _predict(REVNET, "auto", DEEP_UNITS).bytes_for(DEEP_BATCH)
     layers = 6 * sum(DEEP_UNITS) + 2
     deep_network = f"a RevNet of {'-'.join(map(str, DEEP_UNITS))} units"
     note = f"{deep / 1e9:.1f} GB with {DEEP_BATCH} images, of {memory / 1e9:.1f} GB"

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from zoo.benchmark.memory_prediction import constant_bytes
+from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
+from zoo.benchmark.strategies import Strategy
 from zoo.config import load_experiment
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
 from zoo.layers.norm import ABN
@@ -174,9 +175,8 @@ def report_gpu() -> Section:
         f"Memory: bytes of {EXPERIMENT} with its batch of {batch} images, counted on the meta device: parameters, "
         "momentum, gradients, images and all tensors of a step, without scratch memory of convolutions.",
     )  # fmt: skip
-    model = build_revnext(config.network.arch, device="meta", num_classes=config.network.num_classes)
-    step = count_memory(forward_of(model, batch, size), model.parameters()).peak
-    megabytes = (constant_bytes(model, Setup(config.network, batch, size)) + step) / UNITS["MB"]
+    strategy = Strategy(EXPERIMENT, config.network.norm, config.network.memory)
+    megabytes = MemoryPrediction(Setup(config.network, batch, size), strategy).bytes_for(batch) / UNITS["MB"]
     number = published("revnext", "abstract/minutes")
     section.comparisons = [needs_training("GTX 750 with 1 GB", number, EXPERIMENT)]
     section.add("memory of training", megabytes / 1e3, published("revnext", "abstract/gpu_memory"))
