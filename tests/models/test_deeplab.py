@@ -111,8 +111,6 @@ def test_bodies_are_dilated_and_the_head_sees_the_same_distances(name, stride) -
         ({"out_indices": [0]}, "give features_only=True too"),
         ({"drop_rate": 0.1}, "drop_rate = 0.1: DeepLab has no dropout"),
         ({"output_stride": 32}, "deeplab_resnet18: options.output_stride = 32: should be 8 or 16"),
-        ({"dilation": [1, 1, 2, 4], "output_stride": 8}, "output_stride and dilation set the same thing"),
-        ({"dilation": 1}, "resnet18 would have the output stride 32.*needs 8 or 16; pass output_stride"),
         ({"head_dilations": (12, 24)}, "head_dilations.*should have at least 3 items"),
         ({"pooling_size": (84, 0)}, "pooling_size.* should be a whole number from 1"),
         ({"pretrained": True}, "has no published weights"),

@@ -29,8 +29,7 @@ from zoo.models.revvit import RevViT
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
 from zoo.remat.lean import lean
 from zoo.spec.architectures import LEAN, Architecture, architecture
-from zoo.spec.network import NetworkSpec, choose_dilation
-from zoo.spec.section import parse_section
+from zoo.spec.network import NetworkSpec
 from zoo.torch_internals.data import NormBase
 
 
@@ -40,39 +39,27 @@ def _deeplab(
     *,
     body: str,
     features_only: bool,
-    output_stride: int | None,
-    dilation: Any,
+    output_stride: int,
     head_dilations: Sequence[int] | None,
     pooling_size: int | Sequence[int] | None,
     **of_body: Any,
 ) -> DeepLab:
     """Return DeepLabV3 on the architecture ``body``, with the options ``of_body``.
 
-    The body is dilated for ``output_stride``, by default 8, or by ``dilation``. Raises ConfigError as `choose_dilation`
-    does, if the dilation results in an output stride other than 8 or 16, and for ``features_only``.
+    The body is dilated for ``output_stride``. Raises ConfigError for ``features_only``.
     """
     arch = architecture(body)
     if features_only:
         raise ConfigError(
             "features_only: DeepLab computes logits from a single map; use the features of its body: "
-            f"zoo.get({body!r}, features_only=True, output_stride={output_stride or 8})"
+            f"zoo.get({body!r}, features_only=True, output_stride={output_stride})"
         )
-    if output_stride is None and dilation is None:
-        output_stride = 8
-    dilation = choose_dilation(arch, output_stride, dilation)
-    options = parse_section(arch.options, {"dilation": dilation}, body).model_dump(exclude={"drop_path_rate"})
-    network = FAMILIES[arch.family](norm, 0, **arch.structure, **{**options, **of_body})
-    stride = network.feature_info.reduction()[-1]
-    if stride not in HEAD_DILATIONS:
-        raise ConfigError(
-            f"dilation = {dilation!r}: {body} would have the output stride {stride}, but the head needs 8 or 16; pass "
-            "output_stride instead"
-        )
+    options = arch.options(dilation=arch.dilations[output_stride]).model_dump(exclude={"drop_path_rate"})
     return DeepLab(
         norm,
         classes,
-        body=network,
-        head_dilations=head_dilations or HEAD_DILATIONS[stride],
+        body=FAMILIES[arch.family](norm, 0, **arch.structure, **{**options, **of_body}),
+        head_dilations=head_dilations or HEAD_DILATIONS[output_stride],
         pooling_size=pooling_size,
     )
 

@@ -304,7 +304,7 @@ def parse_spec(content: Mapping[str, Any], source: str) -> NetworkSpec:
     return parse_section(NetworkSpec, content, source)
 
 
-def choose_dilation(arch: Architecture, output_stride: int | None, dilation: Any = None) -> Any:
+def choose_dilation(arch: Architecture, output_stride: int | None, dilation: Any) -> Any:
     """Return the option ``dilation`` of a network whose last map has this stride; ``dilation`` if the stride is None.
 
     Raises ConfigError if both are given, and for a stride that the architecture does not support.

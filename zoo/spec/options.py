@@ -32,10 +32,6 @@ Rates = Annotated[list[Rate], _MODULES]
 ModuleDilation = Annotated[
     Rate | Rates, _should_be(f"a whole number from 1 to {MAX_DILATION}, or a list of four (mod2 to mod5)")
 ]
-AnyDilation = Annotated[
-    bool | Rate | Rates,
-    _should_be(f"a dilation of the body: numbers from 1 to {MAX_DILATION}, in wider_resnet*_a2 also true or false"),
-]
 Probability = Annotated[float, Field(ge=0, le=0.99)]
 PoolingSide = Annotated[int, Field(gt=0, le=MAX_SIDE)]
 _LEVELS = Field(min_length=1, max_length=MAX_LEVELS)
@@ -163,11 +159,9 @@ class RevNeXtRevNetOptions(ReversibleOptions, RevNeXtBaselineOptions):
 class DeepLabOptions(Section):
     """Options of DeepLabV3."""
 
-    output_stride: Literal[8, 16] | None = None
+    output_stride: Literal[8, 16] = 8
     """Ratio of the resolutions of the image and of the feature map that the head reads, which sets the dilation of the
-    body; null: 8."""
-    dilation: AnyDilation | None = None
-    """Dilation of the body, in place of output_stride."""
+    body."""
     head_dilations: Annotated[list[Rate], Field(min_length=3, max_length=3)] | None = None
     """Dilations of the head's three 3x3 convolutions; null: 12, 24, 36 with output_stride 8, and half of these with
     16."""
