@@ -23,7 +23,7 @@ from zoo.layers.invertible import (
     Stem,
 )
 from zoo.layers.reversible import PairPool, ShiftBlock
-from zoo.models.irevnet import build_shift_branch
+from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.ops.chain import run_chain
 
 
@@ -162,7 +162,8 @@ def shift_chain():
         return ABN(channels, activation="leaky_relu", activation_param=0.3)
 
     def block(in_channels, channels, stride=1, leading_norm=True):
-        return ShiftBlock(build_shift_branch(in_channels, channels, norm, stride, leading_norm, 0.3), stride)
+        shape = (in_channels, channels, norm, True, stride, leading_norm)
+        return ShiftBlock(build_preact_branch(*shape, outer_size=3, dropout=0.3), stride)
 
     links = [block(4, 4, leading_norm=False), block(4, 16, stride=2), PairPool(), block(64, 64)]
     chain = ReversibleSequential(links).double()

@@ -1,4 +1,4 @@
-"""Residual functions, shortcuts, stem and blocks of RevNets and of the ResNets that they are compared with.
+"""Residual functions, shortcuts, stem and blocks of RevNets, i-RevNets and the ResNets that they are compared with.
 
 Source: Gomez et al. 2017, section 3, and its code.
 
@@ -43,23 +43,33 @@ def build_preact_stem(channels: int, norm: NormFactory, imagenet: bool, memory: 
 
 
 def build_preact_branch(
-    in_channels: int, out_channels: int, norm: NormFactory, bottleneck: bool, stride: int = 1, leading_norm: bool = True
+    in_channels: int,
+    out_channels: int,
+    norm: NormFactory,
+    bottleneck: bool,
+    stride: int = 1,
+    leading_norm: bool = True,
+    outer_size: int = 1,
+    dropout: float | None = None,
 ) -> nn.Sequential:
     """Return a residual function, which does not modify x; norms include the activation.
 
-    A ``bottleneck`` has ``out_channels`` / 4 inner channels. The first function of a network has no ``leading_norm``,
-    because the stem ends with one.
+    A ``bottleneck`` has ``out_channels`` / 4 inner channels, and its first and last convolution have kernels of
+    ``outer_size``; those of i-RevNets are 3x3, with ``dropout`` before the last norm (code of Jacobsen et al. 2018).
+    The first function of a network has no ``leading_norm``: the stem ends with one, and images need none.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if leading_norm:
         layers["bn1"] = out_of_place(norm(in_channels))
     if bottleneck:
         inner = out_channels // 4
-        layers["conv1"] = conv2d(in_channels, inner, 1, stride=stride)
+        layers["conv1"] = conv2d(in_channels, inner, outer_size, stride=stride)
         layers["bn2"] = norm(inner)
         layers["conv2"] = conv2d(inner, inner, 3)
+        if dropout is not None:
+            layers["dropout"] = nn.Dropout(dropout)
         layers["bn3"] = norm(inner)
-        layers["conv3"] = conv2d(inner, out_channels, 1)
+        layers["conv3"] = conv2d(inner, out_channels, outer_size)
     else:
         layers["conv1"] = conv2d(in_channels, out_channels, 3, stride=stride)
         layers["bn2"] = norm(out_channels)

@@ -5,17 +5,16 @@ Tested by tests/models/test_revnext.py.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.errors import ConfigError
-from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.reversible import ReversibleSequential, ShiftBlock
+from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.models.base import Network
 
 
@@ -53,7 +52,9 @@ class IRevNet(Network):
             links = []
             for index in range(depth):
                 stride = 2 if level > 0 and index == 0 else 1
-                branch = build_shift_branch(channels, width, norm, stride, level > 0 or index > 0, dropout)
+                branch = build_preact_branch(
+                    channels, width, norm, True, stride, level > 0 or index > 0, outer_size=3, dropout=dropout
+                )
                 links.append(ShiftBlock(branch, stride))
                 channels = width
             chain = ReversibleSequential(links, store=memory == "plain", grid_bits=grid_bits)
@@ -66,26 +67,6 @@ class IRevNet(Network):
         if stage == self._stages[0]:
             x = F.pad(x, (0, 0, 0, 0, 0, self.padding))
         return super()._run_stage(stage, x)
-
-
-def build_shift_branch(
-    in_channels: int, channels: int, norm: NormFactory, stride: int, leading_norm: bool, dropout: float
-) -> nn.Sequential:
-    """Return the branch of a block: three 3x3 convolutions, a quarter of the ``channels`` wide inside.
-
-    The first branch of a network has no ``leading_norm``. Source: the code of Jacobsen et al. 2018.
-    """
-    inner = channels // 4
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    if leading_norm:
-        layers["bn1"] = out_of_place(norm(in_channels))
-    layers["conv1"] = conv2d(in_channels, inner, 3, stride=stride)
-    layers["bn2"] = norm(inner)
-    layers["conv2"] = conv2d(inner, inner, 3)
-    layers["dropout"] = nn.Dropout(dropout)
-    layers["bn3"] = norm(inner)
-    layers["conv3"] = conv2d(inner, channels, 3)
-    return nn.Sequential(layers)
 
 
 def _check_levels(blocks: Sequence[int], widths: Sequence[int]) -> None:
