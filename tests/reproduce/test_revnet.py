@@ -17,7 +17,6 @@ from zoo.reproduce import revnet_figure4 as figures
 from zoo.reproduce import revnet_table1 as table1
 from zoo.reproduce import revnet_tables2to5 as tables2to5
 from zoo.reproduce.comparison import Comparison, Section
-from zoo.reproduce.operations import OperationLog, count_operations
 from zoo.reproduce.paper_networks import build_for_training
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
@@ -79,16 +78,16 @@ def test_calls_of_f_and_g_are_counted(strategy: str, calls: float) -> None:
 def test_operations_are_counted_as_by_hand() -> None:
     """A product of 2 x 5 numbers with 3 x 5 ones takes 30 multiplications, of which each backward one as many."""
     layer, x = nn.Linear(5, 3, bias=False), torch.randn(2, 5, requires_grad=True)
-    with OperationLog() as forward:
+    with table1.OperationLog() as forward:
         y = layer(x).sum()
-    with OperationLog() as backward:
+    with table1.OperationLog() as backward:
         y.backward()
     assert (forward.total, backward.total) == (2 * 30, 4 * 30)
 
 
 def test_a_step_that_reconstructs_takes_one_more_forward_pass() -> None:
-    forward, backward = count_operations(build_for_training("revnet38_cifar", "meta"))
-    _, stored = count_operations(build_for_training("revnet38_cifar", "meta", memory="plain"))
+    forward, backward = table1.count_operations(build_for_training("revnet38_cifar", "meta"))
+    _, stored = table1.count_operations(build_for_training("revnet38_cifar", "meta", memory="plain"))
     assert (backward - stored) / forward == pytest.approx(1, abs=0.1)
 
 

@@ -7,7 +7,6 @@
 - ``paper_run`` implements `zoo reproduce PAPER` and `zoo reproduce all`. ``paper_report`` stores the measurements of a
   paper. ``scoreboard`` computes one row per published number from the reports; ``scoreboard_files`` writes them as CSV,
   as a Markdown summary, and as the HTML page of scoreboard.html.
-- ``operations`` counts what a training takes.
 - ``imagenet`` implements `zoo reproduce imagenet`.
 """
 

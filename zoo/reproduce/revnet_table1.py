@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import flop_registry
 
 from zoo.benchmark.network_setup import training_step
 from zoo.benchmark.results import median_and_spread
@@ -24,12 +25,13 @@ from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.remat.memory_use import measure_memory
 from zoo.reproduce.comparison import Section
 from zoo.reproduce.measurements import measures
-from zoo.reproduce.operations import count_operations
 from zoo.reproduce.paper_networks import build_for_training, forward_of
 from zoo.reproduce.published_numbers import published
+from zoo.torch_internals.dispatch import TorchDispatchMode
 
 DEPTHS = (4, 16, 36, 100)
 HALF_CHANNELS, SIZE, BATCH = 16, 16, 4  # channels of x1 and of x2, side in pixels, number of feature maps
+COUNTED_BATCH, CIFAR_SIZE = 2, 32  # images of steps whose operations are counted, and their side
 TIMED_NETWORK, TIMED_BATCH, ROUNDS = "revnet38_cifar", 32, 20
 
 
@@ -135,12 +137,41 @@ def measure_update_cost() -> Section:
         f"median and interquartile range of {ROUNDS} ratios.",
     )  # fmt: skip
     models = {memory: build_for_training(TIMED_NETWORK, memory=memory) for memory in ("auto", "plain")}
-    steps = {memory: training_step(forward_of(model, TIMED_BATCH, 32), model) for memory, model in models.items()}
+    steps = {
+        memory: training_step(forward_of(model, TIMED_BATCH, CIFAR_SIZE), model) for memory, model in models.items()
+    }
     seconds = time_interleaved(steps, Clock(torch.device("cpu")), rounds=ROUNDS)
     ratio, spread = median_and_spread(ratios(seconds["auto"], seconds["plain"]))
     number = published("revnet", "section5.2/update_cost")
     section.add("reconstructed over stored", ratio, number, n=ROUNDS, spread=spread)
     return section
+
+
+class OperationLog(TorchDispatchMode):
+    """Adds up the multiplications and additions of matrix products and convolutions.
+
+    torch's FlopCounterMode cannot count a backward pass that calls `torch.autograd.grad`, as a reversible chain does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in flop_registry:
+            self.total += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def count_operations(model: nn.Module) -> tuple[int, int]:
+    """Return the operations of forward and backward of a network on the meta device, for images of CIFAR."""
+    forward = forward_of(model, COUNTED_BATCH, CIFAR_SIZE)
+    with OperationLog() as in_forward:
+        loss = forward()
+    with OperationLog() as in_backward:
+        loss.backward()
+    return in_forward.total, in_backward.total
 
 
 class _Checkpointed(nn.Module):
