@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -74,6 +74,7 @@ class CheckpointedSequential(nn.Sequential):
         return x
 
 
-def build_stage(blocks: OrderedDict[str, nn.Module], memory: str) -> nn.Sequential:
-    """Return the residual blocks as one module that runs them in order, checkpointed if ``memory`` says so."""
-    return CheckpointedSequential(blocks) if memory == "checkpoint" else nn.Sequential(blocks)
+def build_stage(blocks: Iterable[nn.Module], memory: str) -> nn.Sequential:
+    """Return the residual blocks, as ``block1`` and so on, in one module; checkpointed if ``memory`` says so."""
+    named = OrderedDict((f"block{number}", block) for number, block in enumerate(blocks, start=1))
+    return CheckpointedSequential(named) if memory == "checkpoint" else nn.Sequential(named)

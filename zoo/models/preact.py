@@ -5,7 +5,6 @@ Tested by tests/models/test_revnet.py.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -82,10 +81,7 @@ class PreactResNet(PreactNetwork):
     """
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
-        module: OrderedDict[str, nn.Module] = OrderedDict()
-        for block in range(shape.blocks):
-            in_channels, stride = (shape.in_channels, shape.stride) if block == 0 else (shape.out_channels, 1)
-            module[f"block{block + 1}"] = PreactBlock(
-                in_channels, shape.out_channels, norm, shape.bottleneck, stride, shape.leading_norm or block > 0
-            )
-        return build_stage(module, memory)
+        in_channels, out_channels, bottleneck, num_blocks, stride, leading_norm = shape
+        blocks = [PreactBlock(in_channels, out_channels, norm, bottleneck, stride, leading_norm)]
+        blocks += [PreactBlock(out_channels, out_channels, norm, bottleneck) for _ in range(num_blocks - 1)]
+        return build_stage(blocks, memory)

@@ -54,13 +54,10 @@ class ResNet(Network):
             width = 64 * 2**index
             channels = (width, width, 4 * width) if bottleneck else (width, width)
             stride = 2 if index > 0 and module_dilation == 1 else 1
-            module: OrderedDict[str, nn.Module] = OrderedDict()
-            for block in range(1, blocks + 1):
-                module[f"block{block}"] = ResidualBlock(
-                    in_channels, channels, norm, stride if block == 1 else 1, module_dilation, memory
-                )
-                in_channels = channels[-1]
-            reduction *= stride
+            module = [ResidualBlock(in_channels, channels, norm, stride, module_dilation, memory)]
+            in_channels, reduction = channels[-1], reduction * stride
+            for _ in range(blocks - 1):
+                module.append(ResidualBlock(in_channels, channels, norm, 1, module_dilation, memory))
             self.add_module(f"mod{index + 2}", build_stage(module, memory))
             self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
         self._add_classifier(classes)

@@ -5,10 +5,7 @@ Tested by tests/models/test_networks.py.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-
-from torch import nn
 
 from zoo.layers.checkpointing import build_stage
 from zoo.layers.conv import build_stem
@@ -51,18 +48,11 @@ class ResNeXt(Network):
         for index, (blocks, module_dilation) in enumerate(zip(structure, dilations, strict=True)):
             width = 128 * 2**index
             stride = 2 if index > 0 and module_dilation == 1 else 1
-            module: OrderedDict[str, nn.Module] = OrderedDict()
-            for block in range(blocks):
-                module[f"block{block + 1}"] = IdentityResidualBlock(
-                    in_channels,
-                    (width, width, 2 * width),
-                    norm,
-                    stride=stride if block == 0 else 1,
-                    groups=GROUPS,
-                    dilation=module_dilation,
-                )
-                in_channels = 2 * width
-            reduction *= stride
+            channels = (width, width, 2 * width)
+            module = [IdentityResidualBlock(in_channels, channels, norm, stride, GROUPS, module_dilation)]
+            in_channels, reduction = channels[-1], reduction * stride
+            for _ in range(blocks - 1):
+                module.append(IdentityResidualBlock(in_channels, channels, norm, 1, GROUPS, module_dilation))
             self.add_module(f"mod{index + 2}", build_stage(module, memory))
             self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
         self.bn_out = out_of_place(norm(in_channels))

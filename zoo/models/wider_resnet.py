@@ -60,18 +60,10 @@ class WiderResNet(Network):
                 names = [f"pool{number}", f"mod{number}"]
                 self.add_module(f"pool{number}", max_pool(memory))
                 reduction *= 2
-            blocks: OrderedDict[str, nn.Module] = OrderedDict()
-            for index in range(1, num_blocks + 1):
-                blocks[f"block{index}"] = IdentityResidualBlock(
-                    in_channels,
-                    channels,
-                    norm,
-                    stride=stride if index == 1 else 1,
-                    dilation=dilation,
-                    dropout=dropout,
-                )
-                in_channels = channels[-1]
-            reduction *= stride
+            blocks = [IdentityResidualBlock(in_channels, channels, norm, stride, 1, dilation, dropout)]
+            in_channels, reduction = channels[-1], reduction * stride
+            for _ in range(num_blocks - 1):
+                blocks.append(IdentityResidualBlock(in_channels, channels, norm, 1, 1, dilation, dropout))
             self.add_module(f"mod{number}", build_stage(blocks, memory))
             self._add_stage(*names, channels=in_channels, reduction=reduction)
         self.bn_out = out_of_place(norm(in_channels))

@@ -5,7 +5,7 @@ Tested by tests/reproduce/test_revnet.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +18,7 @@ from zoo.remat.memory_use import count_memory
 from zoo.spec.network import merge, parse_spec
 
 
-def build_for_training(
-    name: str, device: str = "cpu", *, structure: Sequence[int] | None = None, **settings: Any
-) -> nn.Module:
+def build_for_training(name: str, device: str = "cpu", **settings: Any) -> nn.Module:
     """Return the initialized network in training mode; on the meta device nothing is computed.
 
     ``settings`` of the network have the defaults of the RevNet paper: standard norms with ReLU.
@@ -28,7 +26,7 @@ def build_for_training(
     defaults = {"norm": "standard", "activation": "relu", "weight_init": "truncated_normal"}
     spec = parse_spec(merge({"arch": name}, defaults, settings), name)
     with torch.device(device):
-        model = build_network(spec, structure=structure)
+        model = build_network(spec)
         init_weights(model, spec.weight_init)
     return model.train()
 
