@@ -78,10 +78,8 @@ class Convert(Command):
         return 0
 
     def _convert(self) -> ConversionReport:
-        from zoo.convert.files import convert_file, export_weights
+        from zoo.convert.files import convert_file
 
-        if self.kind == "export":
-            return export_weights(self.source, self.target, self._given_settings())
         asked, options = self._given_settings(), dict[str, Any]()
         if self.kind == "relu-to-leaky-relu" and "activation_param" in asked:
             options["activation_param"] = asked.pop("activation_param")  # this option is about the target

@@ -24,18 +24,28 @@ from zoo.weights.safetensors_files import SUFFIX, safetensors_bytes
 from zoo.weights.stored import check_fits_spec
 from zoo.weights.stored_spec import check_same_network
 
-# Kind of conversion -> its function of `zoo.convert`.
+
+def _export(
+    state_dict: Mapping[str, Tensor], spec: NetworkSpec
+) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
+    return dict(state_dict), spec, ConversionReport("export", spec.arch, (), True, "the weights are unchanged")
+
+
+# Kind of conversion -> its function, of `zoo.convert` except for export.
 FUNCTIONS: dict[str, Callable[..., tuple[dict[str, Tensor], NetworkSpec | None, ConversionReport]]] = {
     "from-torchvision": from_torchvision,
     "to-torchvision": to_torchvision,
     "relu-to-leaky-relu": relu_to_leaky_relu,
     "inplace-to-standard": inplace_to_standard,
     "standard-to-inplace": standard_to_inplace,
+    "export": _export,
 }
 
 
 def convert_file(kind: str, source: Path, target: Path, asked: Mapping[str, Any], **options: Any) -> ConversionReport:
     """Write the converted weights of a file, with the description of their network, and return a report.
+
+    A training checkpoint's moving average of the weights is converted if it has one.
 
     Args:
     - `kind`: a key of `FUNCTIONS`.
@@ -57,19 +67,6 @@ def convert_file(kind: str, source: Path, target: Path, asked: Mapping[str, Any]
         raise ConversionError(f"{escape(source)}: {error}") from error
     save_weights(state_dict, converted, target)
     return report
-
-
-def export_weights(source: Path, target: Path, asked: Mapping[str, Any]) -> ConversionReport:
-    """Write the weights of a file, with the description of their network, to a safetensors file; return a report.
-
-    A training checkpoint's moving average of the weights is written if it has one. ``asked`` is as in `convert_file`,
-    whose errors are raised.
-    """
-    stored = read_weights(source)
-    spec = _source_spec(stored, "export", asked)
-    check_fits_spec(stored.state_dict, spec, escape(source))
-    save_weights(stored.state_dict, spec, target)
-    return ConversionReport("export", spec.arch, (), True, "the weights are unchanged")
 
 
 def save_weights(state_dict: Mapping[str, Tensor], spec: NetworkSpec | None, path: Path) -> None:
