@@ -35,7 +35,6 @@ class Strategy:
     - `budget`: activation memory budget of torch.compile, 0 to 1; None: the network is not compiled.
     - `reversible`: use the RevNet of similar size and accuracy.
     - `change`: applied to the built network and returns it, such as `zoo.lean` with a budget.
-    - `note`: remark for the results.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Strategy:
     budget: float | None = None
     reversible: bool = False
     change: Callable[[nn.Module], nn.Module] | None = None
-    note: str = ""
 
     def build(self, setup: Setup) -> nn.Module:
         """Return the network of a setup or its reversible twin; ConfigError if it does not support the strategy."""
@@ -78,11 +76,7 @@ def compile_with_budget(model: nn.Module, budget: float, **options: Any) -> nn.M
 EAGER = (
     Strategy(BASELINE, "standard", "plain"),
     Strategy("std-BN checkpointed", "standard", "checkpoint"),
-    Strategy(
-        "std-BN checkpointed selectively", "standard", "plain", change=checkpoint_blocks_selectively,
-        note="torch's selective activation checkpointing of each block, which saves the outputs of convolutions and "
-        "matrix products; activations are out of place, and buffers are restored after recomputation",
-    ),
+    Strategy("std-BN checkpointed selectively", "standard", "plain", change=checkpoint_blocks_selectively),
     Strategy("std-BN lean", "standard", "lean"),
     Strategy("std-BN lean, 40 FLOP/B", "standard", "lean", change=partial(lean, budget="40 FLOP/B")),
     Strategy("iABN plain", "inplace", "plain"),
@@ -128,9 +122,6 @@ def build_all(results: Results, strategies: Sequence[Strategy], setup: Setup) ->
             if strategy.name == BASELINE:
                 raise
             results.note(f"not measured: {strategy.name} ({error})")
-        else:
-            if strategy.note:
-                results.note(f"{strategy.name}: {strategy.note}")
     return models
 
 
