@@ -63,10 +63,8 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> Section:
     section.notes += [
         "published percentages are pixels of a batch over those of the first row; all eight follow from the printed "
         "numbers and sizes of crops",
-        "checkpoints rerun the same operations on the same inputs, which is bit-exact",
         "the loss is the same for all strategies: it upsamples the logits of one image at a time, in forward and again "
         "in backward; the paper's loss presumably stored those of the whole batch",
-        "synchronized norms save the same tensors as the others, so the last row has the bytes of the row above",
     ]
     return section
 

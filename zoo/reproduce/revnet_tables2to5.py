@@ -129,7 +129,6 @@ def measure_imagenet_memory(size: int = SIZE) -> Section:
         "largest residual function, because Algorithm 1 recomputes one function after the other. By this rule both "
         "networks need 8 % more than published, or 3 % more if the paper's MB are 2^20 bytes",
         "less is held than the sum of all outputs, because in-place ReLUs overwrite the outputs of norms",
-        f"{REVNET} reruns its stem in backward, like its blocks, so the maps of the stem are not held",
     ]
     return section
 

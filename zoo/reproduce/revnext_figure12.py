@@ -77,8 +77,6 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
     section.notes += [
         "if a row contains settings, FILE is the experiment with these settings instead of its own; the authors' logs "
         "have 0.2 to 1.6 hours for a training, on a GPU that they do not name",
-        "with reconstruction, the authors' flat networks train with 7 layers and collapse with 8 or more, although "
-        f"they have {RECONSTRUCTED_CHANNELS} channels instead of 32; hybrids lose 0.0 to 0.8 points",
     ]
     return section
 

@@ -51,16 +51,11 @@ LEVELS_OVER_SLOPES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "hybrid": ("hybrid 1-1", {"blocks": [1, 1], "units": 2}),
 }
 LOWEST_SLOPE, LOWEST_DEPTH = 0.05, 8  # minimum of the only published curve whose minimum is not its last point
-NOTES = [
-    f"{AUTHORS_INVERSE}: their inverse of a batch norm normalizes the output by its own statistics, and then "
-    "multiplies by the unbiased deviation, although forward divided by the biased one. The second limits the ratios to "
-    "(2 n)^2 for n values per channel, from 1e9 to 3e11 in these networks; the first keeps them from falling much "
-    f"below 1e-2. These numbers are measured with batches of {BATCHES[True]}, on which the limit depends",
-    "all other numbers are those of this package, which inverts with the statistics of the forward pass: the ratios "
-    "have neither an upper nor a lower limit",
+NOTE = (
     f"medians of {len(SEEDS)} networks with different random weights and images; the note has the smallest and the "
-    "largest value, and the spread is their difference",
-]
+    f"largest value, and the spread is their difference. {AUTHORS_INVERSE}: batches of {BATCHES[True]}, on which the "
+    "limit of the ratios depends"
+)
 
 Ratios = list[float]  # infinite if nothing is lost
 
@@ -157,7 +152,7 @@ def measure_layers() -> Section:
         "figure10", "Figure 10: signal-to-noise ratio over the layers",
         f"Untrained networks, slope {SLOPE}, random images, batches of {BATCHES[False]}; the loss is the sum of "
         "the logits. The plot shows the ratio of each layer's reconstructed input, also inside the branches of "
-        "reversible blocks.", notes=list(NOTES),
+        "reversible blocks.", notes=[NOTE],
     )  # fmt: skip
     lines = []
     for family, label, levels in (
@@ -215,7 +210,7 @@ def measure_depths() -> Section:
         f"As in Figure 10, batches of {BATCHES[False]}: the smallest ratio over all layers. Over depth: the "
         "authors' flat networks of 4 to 13 layers and hybrids of 3 to 9 blocks with one unit per branch, which they "
         "draw at depths 3 to 12. Over slopes: flat 1-1-1, and hybrid 1-1 with two units per branch.",
-        notes=list(NOTES),
+        notes=[NOTE],
     )  # fmt: skip
     for family, unit in UNITS.items():
         lines = []

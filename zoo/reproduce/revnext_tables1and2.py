@@ -48,18 +48,6 @@ OTHER_EXPERIMENTS = (
 )  # fmt: skip
 # Side of the images in the data sets that section 1 processes in one batch, and their number in the paper's totals.
 DATA_SETS, PAPER_IMAGES = {"mnist": 28, "cifar10": 32}, 50_000
-NOTES = [
-    "the paper counts the inputs of convolutions and norms, and one gradient; by this rule, our networks have its "
-    "totals. The measurement is everything that the allocator returned, including the outputs of stem and levels, the "
-    "gradients inside a branch, and scratch memory",
-    "RevNet and i-RevNet: the paper counts the two branches of a block, 128 values per pixel, and a gradient of 32. "
-    "Here, one branch is run at a time, which takes 64 values, and 16 for a gradient inside it. The reconstructed map "
-    "takes another 32 and its gradient 32: with 16 of scratch memory, 160 values of 4 bytes",
-    "revnext, in values of 4 bytes: the feature map 32, its gradient 32, the map inside a branch 16, its gradient 16 "
-    "and scratch memory 4 are 100. The paper's 88 has no gradient inside the branch, and 8 for its convolution instead "
-    "of the scratch memory",
-    "the slope also depends on sizes and batch, because the scratch memory of convolutions is not proportional to them",
-]
 
 
 @measures("revnext", "Table 1")
@@ -74,7 +62,8 @@ def measure_pixels(
         f"{name_for(torch.device('cpu'))} kernels. "
         "Bytes per pixel: slope between the two sizes of the allocator's peak in a training step, without the "
         "gradients of the parameters. The slope excludes memory that does not grow with the images. Total: the slope "
-        "times the paper's 32 images of 240 pixels, plus the weights if the paper adds them.", notes=list(NOTES),
+        "times the paper's 32 images of 240 pixels, plus the weights if the paper adds them.",
+        notes=["the slope depends on sizes and batch: scratch memory of convolutions is not proportional to them"],
     )  # fmt: skip
     for name in names:
         logger.info("%s", name)
@@ -158,11 +147,7 @@ def count_whole_data_sets() -> Section:
 def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
     """Return the accuracy of the abstract."""
     title, number = "Table 1: accuracy on CIFAR-10", published("revnext", "abstract/top1")
-    section = report_errors("table1", title, {EXPERIMENT: number}, runs)
-    section.notes.append(
-        "the accuracy is published without the depths and pools of the network; we assume that it is this one"
-    )
-    return section
+    return report_errors("table1", title, {EXPERIMENT: number}, runs)
 
 
 @measures("revnext", "Table 2")
