@@ -25,7 +25,7 @@ from zoo.spec.architectures import ARCHITECTURES
 NORMS = {"standard": "relu", "inplace": "leaky_relu"}
 ACTIVATIONS = {**NORMS, "sync": "leaky_relu"}
 SMALL = {"structure": (3, 3, 2), "widths": (8, 8, 12, 24), "bottleneck": False}
-IREVNET = {"blocks": [2, 2], "widths": [4, 16], "dropout": 0.2}
+IREVNET = {"blocks": [2, 2], "width": 4, "dropout": 0.2}
 
 
 def build(name: str, memory: str, norm: str = "standard", grid_bits: int | None = 14) -> nn.Module:
@@ -87,7 +87,7 @@ def test_without_a_grid_the_first_block_of_an_irevnet_gets_noise_as_gradient():
     of_first_block = {}
     for memory, bits in (("plain", None), ("auto", None), ("auto", 14)):
         torch.manual_seed(0)
-        model = zoo.get("irevnet_cifar", memory=memory, grid_bits=bits, blocks=[6], widths=[16])
+        model = zoo.get("irevnet_cifar", memory=memory, grid_bits=bits, blocks=[6])
         gradients = train(model, steps=1)
         of_first_block[memory, bits] = gradients["gradient of level0.0.branch.conv1.weight"].norm()
     assert of_first_block["plain", None] == of_first_block["auto", 14] == 0

@@ -55,7 +55,7 @@ def test_grad_checkpointing_holds_less_and_gives_the_same_gradients(method: str)
         pytest.param("wider_resnet16", {}, marks=pytest.mark.slow),
         ("resnet32_cifar", {}),
         ("revnet38_cifar", {}),
-        ("irevnet_cifar", {"blocks": (1, 1, 2), "widths": (4, 16, 64)}),
+        ("irevnet_cifar", {"blocks": (1, 1, 2), "width": 4}),
         ("irevnet_revnext", {"blocks": (1, 1), "channels": 8}),
         ("revnext", {"pools": ("channel", "batch")}),
         ("revnext_flat", {}),

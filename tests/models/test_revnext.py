@@ -14,7 +14,7 @@ NAMES = ["revnext", "revnext_flat", "irevnet_cifar", "irevnet_revnext", "revnext
 SMALL = {  # name -> options of a network small enough for float64
     "revnext": {"channels": 8},
     "revnext_flat": {"channels": 8, "layers": [2, 1, 2]},
-    "irevnet_cifar": {"blocks": [2, 2], "widths": [4, 16], "dropout": 0.1},
+    "irevnet_cifar": {"blocks": [2, 2], "width": 4, "dropout": 0.1},
     "irevnet_revnext": {"blocks": [2, 1], "channels": 8},
     "revnext_resnet18": {"channels": 8},
     "revnext_revnet": {"channels": 8},
@@ -172,8 +172,8 @@ def test_batch_pooled_networks_see_each_image_alone():
         ("revnext_flat", {"channels": 7}, "options.channels = 7: should be a multiple of 2"),
         ("revnext", {"memory": "checkpoint"}, "revnext has no such strategy; use one of auto, plain"),
         ("revnext", {"norm": torch.nn.BatchNorm2d}, "BatchNorm2d has no activation"),
-        ("irevnet_cifar", {"blocks": [1, 1], "widths": [16, 32]}, r"got blocks \[1, 1\] and widths \[16, 32\]"),
-        ("irevnet_cifar", {"blocks": [1, 0, 1]}, r"got blocks \[1, 0, 1\]"),
+        ("irevnet_cifar", {"width": 2}, r"options.width = 2: should be greater than or equal to 4"),
+        ("irevnet_cifar", {"blocks": [1, 0, 1]}, r"options.blocks\[1\] = 0: should be greater than or equal to 1"),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_its_value(name, options, message):

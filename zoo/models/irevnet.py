@@ -6,12 +6,10 @@ Tested by tests/models/test_revnext.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.errors import ConfigError
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.reversible import ReversibleSequential, ShiftBlock
 from zoo.layers.revnet_blocks import build_preact_branch
@@ -25,7 +23,7 @@ class IRevNet(Network):
 
     Args:
     - `blocks`: the number of `ShiftBlock`s of each level.
-    - `widths`: the channels of a half in each level, four times the previous level.
+    - `width`: the channels of a half in the first level; each level has four times as many as the previous one.
     - `dropout`: dropout rate of the branches.
     - `grid_bits`: the grid of the chains, see `ReversibleSequential`.
     - `memory`: "auto" saves only the chain's output for backward, "plain" all activations.
@@ -39,16 +37,15 @@ class IRevNet(Network):
         *,
         features_only: bool = False,
         blocks: Sequence[int],
-        widths: Sequence[int],
+        width: int,
         dropout: float,
         grid_bits: int | None,
         memory: str,
     ) -> None:
         super().__init__(features_only)
-        _check_levels(blocks, widths)
-        self.padding = 2 * widths[0] - 3
-        channels = widths[0]
-        for level, (depth, width) in enumerate(zip(blocks, widths, strict=True)):
+        self.padding = 2 * width - 3
+        channels = width
+        for level, depth in enumerate(blocks):
             links = []
             for index in range(depth):
                 stride = 2 if level > 0 and index == 0 else 1
@@ -60,6 +57,7 @@ class IRevNet(Network):
             chain = ReversibleSequential(links, store=memory == "plain", grid_bits=grid_bits)
             self.add_module(f"level{level}", chain)
             self._add_stage(f"level{level}", channels=2 * channels, reduction=2**level)
+            width *= 4
         self.bn_out = out_of_place(norm(2 * channels))
         self._add_classifier(classes)
 
@@ -67,17 +65,3 @@ class IRevNet(Network):
         if stage == self._stages[0]:
             x = F.pad(x, (0, 0, 0, 0, 0, self.padding))
         return super()._run_stage(stage, x)
-
-
-def _check_levels(blocks: Sequence[int], widths: Sequence[int]) -> None:
-    """Raise ConfigError unless each level has a block, and four times the width of the previous level (pooling)."""
-    if (
-        len(blocks) != len(widths)
-        or min(blocks) < 1
-        or min(widths) < 2
-        or any(wide != 4 * width for width, wide in pairwise(widths))
-    ):
-        raise ConfigError(
-            "each level needs at least 1 block and four times the width of the previous level; got blocks "
-            f"{list(blocks)} and widths {list(widths)}"
-        )

@@ -52,7 +52,6 @@ class Architecture:
       where the stride is fixed.
     - `input`: "imagenet" (224 pixels, 1000 classes) or "cifar" (32 pixels, 10 classes).
     - `task`: "classification" (logits of an image) or "segmentation" (logits of each pixel; 19 classes, as Cityscapes).
-    - `leaky_relu_only`: whether leaky ReLU is the only activation, because layers are inverted one by one.
     - `ignores_input_3x3`: whether experiment files may set input_3x3 without effect, as the original project's files of
       a WiderResNet and a ResNet-34 do.
     - `has_own_layers`: whether norms, activation and initial weights are fixed, so that a spec does not choose them.
@@ -66,7 +65,6 @@ class Architecture:
     dilations: Mapping[int, Any]
     input: Literal["imagenet", "cifar"] = "imagenet"
     task: Literal["classification", "segmentation"] = "classification"
-    leaky_relu_only: bool = False
     ignores_input_3x3: bool = False
     has_own_layers: bool = False
 
@@ -262,14 +260,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         {"revnext": {}},
         options=RevNeXtOptions,
         input="cifar",
-        leaky_relu_only=True,
     ),
     **_family(
         "revnext_flat",
         {"revnext_flat": {}},
         options=FlatRevNeXtOptions,
         input="cifar",
-        leaky_relu_only=True,
     ),
     **_family(
         "revnext_baseline",

@@ -36,7 +36,6 @@ Probability = Annotated[float, Field(ge=0, le=0.99)]
 PoolingSide = Annotated[int, Field(gt=0, le=MAX_SIDE)]
 _LEVELS = Field(min_length=1, max_length=MAX_LEVELS)
 Depths = Annotated[list[Annotated[int, Field(ge=0, le=MAX_BLOCKS)]], _LEVELS]
-Widths = Annotated[list[Annotated[int, Field(ge=2, le=MAX_CHANNELS)]], _LEVELS]
 Pools = Annotated[list[Literal["channel", "batch"]], Field(min_length=1, max_length=MAX_LEVELS - 1)]
 EvenChannels = Annotated[int, Field(ge=2, le=MAX_CHANNELS, multiple_of=2)]
 
@@ -100,10 +99,11 @@ class RevViTOptions(StochasticDepth, ReversibleOptions):
 class IRevNetOptions(ReversibleOptions):
     """Options of an i-RevNet."""
 
-    blocks: Depths = Field(default=[18, 18, 18])
+    blocks: Annotated[list[Annotated[int, Field(ge=1, le=MAX_BLOCKS)]], _LEVELS] = Field(default=[18, 18, 18])
     """Numbers of blocks, one per level."""
-    widths: Widths = Field(default=[16, 64, 256])
-    """Channels of the half that a block changes, one per level, each four times the previous one."""
+    width: Annotated[int, Field(ge=4, le=MAX_CHANNELS)] = 16
+    """Channels of the half that a block changes in the first level; each level has four times as many as the previous
+    one."""
     dropout: Probability = 0.1
     """Dropout probability in blocks."""
 
