@@ -39,4 +39,4 @@ def run_of(
     config = parse_experiment(settings_of(name, seed, memory=memory), "test")
     num_epochs = num_epochs or config.optimizer.schedule.epochs
     epochs = [{"epoch": index + 1, "val_top1": top1} for index in range(num_epochs)]
-    return TrainingRun("test", config, None, epochs, experiment=name, **counts)
+    return TrainingRun("test", config, epochs, experiment=name, **counts)

@@ -30,6 +30,8 @@ COMPUTATION = {"channels_last", "compile", "gradient_angle_meter"}
 VARIABLE_SETTINGS = {
     "expected": True, "seed": True, "checkpoint": True, "network": {"memory"}, "training": COMPUTATION,
 }  # fmt: skip
+# What a file of runs stores of each run in the form of its field.
+STORED = ("environment", "num_training_images", "num_validation_images", "epochs", "angles", "data")
 Epoch = dict[str, Any]
 
 
@@ -40,9 +42,9 @@ class TrainingRun:
     Args:
     - `source`: path that the run was read from.
     - `config`: settings of the training.
-    - `environment`: versions and machine; None if not recorded.
     - `epochs`: for each validated epoch "epoch" (counted from 1), "val_top1" and, if recorded, "val_loss", "train_top1"
       and "train_loss"; accuracies in percent, losses in nats per image.
+    - `environment`: versions and machine; None if not recorded.
     - `angles`: for some steps "step" and "degrees", the angle between the gradients from stored and from reconstructed
       activations; None if it is not finite.
     - `num_training_images`, `num_validation_images`: None if not recorded.
@@ -52,8 +54,8 @@ class TrainingRun:
 
     source: str
     config: Experiment
-    environment: dict[str, Any] | None
     epochs: Sequence[Epoch]
+    environment: dict[str, Any] | None = None
     angles: Sequence[dict[str, Any]] = ()
     num_training_images: int | None = None
     num_validation_images: int | None = None
@@ -102,12 +104,7 @@ class TrainingRun:
             "seed": self.config.seed,
             "status": "finished" if self.is_finished else f"{len(self.epochs)} of {self.num_epochs} epochs",
             "settings": self.config.model_dump(mode="json", exclude={"expected"}),  # all of them: defaults may change
-            "environment": self.environment,
-            "num_training_images": self.num_training_images,
-            "num_validation_images": self.num_validation_images,
-            "epochs": list(self.epochs),
-            "angles": list(self.angles),
-            "data": self.data,
+            **{key: getattr(self, key) for key in STORED},
         }
 
 
@@ -232,12 +229,7 @@ def _from_json(path: Path, run: dict[str, Any]) -> TrainingRun:
     return TrainingRun(
         source=escape(path),
         config=parse_experiment(run["settings"], escape(path)),
-        environment=run.get("environment"),
-        epochs=list(run["epochs"]),
-        angles=list(run.get("angles", ())),
-        num_training_images=run.get("num_training_images"),
-        num_validation_images=run.get("num_validation_images"),
-        data=run.get("data", ""),
+        **{key: run[key] for key in STORED if key in run},
     )
 
 
