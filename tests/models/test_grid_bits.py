@@ -22,6 +22,8 @@ from zoo.models.revnet import RevNet
 from zoo.ops.grid import round_to_grid
 from zoo.spec.architectures import ARCHITECTURES
 
+pytestmark = pytest.mark.usefixtures("small_baselines")
+
 NORMS = {"standard": "relu", "inplace": "leaky_relu"}
 ACTIVATIONS = {**NORMS, "sync": "leaky_relu"}
 SMALL = {"structure": (3, 3, 2), "widths": (8, 8, 12, 24), "bottleneck": False}
@@ -34,9 +36,8 @@ def build(name: str, memory: str, norm: str = "standard", grid_bits: int | None 
     if name == "revnet":
         model: nn.Module = RevNet(norm_act(norm, ACTIVATIONS[norm]), 5, **SMALL, memory=memory, grid_bits=grid_bits)
     else:
-        options = {"irevnet_cifar": IREVNET, "irevnet_revnext": {"blocks": [2, 1], "channels": 8}}
-        options["revnext_revnet"] = {"channels": 8}
-        return zoo.get(name, num_classes=5, memory=memory, norm=norm, grid_bits=grid_bits, **options[name])
+        options = IREVNET if name == "irevnet_cifar" else {}
+        return zoo.get(name, num_classes=5, memory=memory, norm=norm, grid_bits=grid_bits, **options)
     init_weights(model, "truncated_normal")
     return model
 

@@ -26,13 +26,10 @@ from zoo.spec.options import (
     ResNetOptions,
     ResNeXtOptions,
     ReversibleOptions,
-    RevNeXtBaselineOptions,
     RevNeXtOptions,
-    RevNeXtRevNetOptions,
     RevViTOptions,
     Stem,
     StochasticDepth,
-    TwoBranchIRevNetOptions,
     WiderResNetA2Options,
 )
 from zoo.spec.section import Section
@@ -251,8 +248,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     **_family(
         "irevnet_two_branch",
-        {"irevnet_revnext": {}},
-        options=TwoBranchIRevNetOptions,
+        {"irevnet_revnext": {"blocks": (2, 2, 2, 1), "channels": 32}},
+        options=ReversibleOptions,
         input="cifar",
     ),
     **_family(
@@ -269,14 +266,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     **_family(
         "revnext_baseline",
-        {"revnext_resnet18": {"reversible": False, "blocks": (2, 2, 2, 2), "grid_bits": None}},
-        options=RevNeXtBaselineOptions,
+        {"revnext_resnet18": {"reversible": False, "blocks": (2, 2, 2, 2), "channels": 32, "grid_bits": None}},
         input="cifar",
     ),
     **_family(
         "revnext_baseline",
-        {"revnext_revnet": {"reversible": True, "blocks": (4, 4, 4, 4)}},
-        options=RevNeXtRevNetOptions,
+        {"revnext_revnet": {"reversible": True, "blocks": (4, 4, 4, 4), "channels": 32}},
+        options=ReversibleOptions,
         input="cifar",
     ),
     **_family(

@@ -108,15 +108,6 @@ class IRevNetOptions(ReversibleOptions):
     """Dropout probability in blocks."""
 
 
-class TwoBranchIRevNetOptions(ReversibleOptions):
-    """Options of the i-RevNet of the RevNeXt paper."""
-
-    blocks: Depths = Field(default=[2, 2, 2, 1])
-    """Numbers of blocks, one per level."""
-    channels: EvenChannels = 32
-    """Channels of the stem, an even number."""
-
-
 class InvertibleOptions(Section):
     """Options of both RevNeXts."""
 
@@ -143,17 +134,6 @@ class FlatRevNeXtOptions(InvertibleOptions):
 
     layers: Depths = Field(default=[1, 1, 1])
     """Numbers of invertible layers, one per level; the stem is the first layer of the first level."""
-
-
-class RevNeXtBaselineOptions(Section):
-    """Options of the baselines of the RevNeXt paper."""
-
-    channels: EvenChannels = 32
-    """Channels of the stem, an even number."""
-
-
-class RevNeXtRevNetOptions(ReversibleOptions, RevNeXtBaselineOptions):
-    """Options of the RevNet among these baselines."""
 
 
 class DeepLabOptions(Section):
