@@ -55,7 +55,6 @@ def count_block_buffers() -> Section:
         sizes = stored_sizes(block, BATCH)
         number = published("inplace_abn", f"figure1/buffers_{norm}")
         section.add(f"{name}: buffers", len(sizes), number)
-    section.notes.append("the buffers are of two sizes: those of the first norm have twice the channels")
     return section
 
 
