@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.benchmark import layer, memory_prediction, pareto_plot, strategies
+from zoo.benchmark import layer, memory_prediction, model, strategies
 from zoo.benchmark.model import measure_strategies
 from zoo.benchmark.network_setup import Setup, room_for_compilations
 from zoo.benchmark.results import Case, Results, markdown
@@ -323,11 +323,11 @@ def front() -> dict[str, Any]:
 
 def test_the_plot_is_a_png() -> None:
     pytest.importorskip("matplotlib")
-    assert pareto_plot.draw(front()).startswith(b"\x89PNG\r\n")
+    assert model.draw(front()).startswith(b"\x89PNG\r\n")
 
 
 def test_a_strategy_is_a_point_and_the_budgets_of_a_compiled_network_are_a_curve() -> None:
-    lines = {line.label: line for line in pareto_plot.lines_of(front(), "net", "peak")}
+    lines = {line.label: line for line in model.lines_of(front(), "net", "peak")}
     assert {"std-BN", "iABN checkpointed", "RevNet, iABN", "compiled iABN"} <= lines.keys()
     assert len(lines["compiled iABN"].x) == 3
     assert {len(line.x) for label, line in lines.items() if not label.startswith("compiled")} == {1}

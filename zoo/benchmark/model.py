@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,14 +16,11 @@ from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import BASELINE, Strategy, build_all, refusals_noted
 from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
 from zoo.remat.memory_use import measure_memory
+from zoo.run.plot_style import Line, Panel, draw_panels
+from zoo.tables import counted
 
 
-def measure_strategies(
-    results: Results,
-    setup: Setup,
-    strategies: Sequence[Strategy],
-    rounds: int,
-) -> None:
+def measure_strategies(results: Results, setup: Setup, strategies: Sequence[Strategy], rounds: int) -> None:
     """Add memory and step time of each strategy that the network supports, with their ratios to the `BASELINE`.
 
     Memory and time are measured in separate loops. Strategies that torch cannot compile or run are noted and skipped.
@@ -85,3 +83,35 @@ def _add_interleaved(
     for name, values in seconds.items():
         results.add(case, name, metric, "ms", [1e3 * value for value in values])
         results.add(case, name, f"{metric} ratio", "1", ratios(values, seconds[baseline]))
+
+
+def draw(content: dict[str, Any]) -> bytes:
+    """Return a PNG plot of a benchmark's JSON ``content``, with panels for peak and held memory of each network."""
+    panels = [
+        Panel(
+            subject, f"time of a step / {BASELINE}", f"{metric} bytes / {BASELINE}", lines_of(content, subject, metric)
+        )
+        for subject in dict.fromkeys(record["subject"] for record in content["records"])
+        for metric in ("peak", "held")
+    ]
+    record, machine, threads = content["records"][0], content["machine"], content["settings"]["threads"]
+    case = ["x".join(map(str, record["shape"])), record["dtype"], record["layout"]]
+    place = [machine["cpu"], f"device {machine['device']}", counted(threads, "thread")]
+    return draw_panels(f"{', '.join(case)}\n{', '.join(place)}, torch {content['versions']['torch']}", panels)
+
+
+def lines_of(content: dict[str, Any], subject: str, metric: str) -> list[Line]:
+    """Return the strategies of a network with a step time and the ratio of the ``metric``.
+
+    A strategy is a point; the budgets of a compiled network are the points of one curve.
+    """
+    values: dict[str, dict[str, float]] = {}
+    for record in content["records"]:
+        if record["subject"] == subject:
+            values.setdefault(record["provider"], {})[record["metric"]] = record["median"]
+    points: dict[str, list[tuple[float, float]]] = {}
+    for provider, medians in values.items():
+        if {"step ratio", f"{metric} ratio"} <= medians.keys():
+            name = provider.rpartition(" ")[0] if provider.startswith("compiled ") else provider
+            points.setdefault(name, []).append((medians["step ratio"], medians[f"{metric} ratio"]))
+    return [Line(name, [x for x, _ in of_name], [y for _, y in of_name]) for name, of_name in points.items()]

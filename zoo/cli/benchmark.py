@@ -148,8 +148,7 @@ class BenchmarkModel(Benchmark):
     """Memory layout of images and weights."""
 
     def measure(self, results: Results) -> None:
-        from zoo.benchmark.model import measure_strategies
-        from zoo.benchmark.pareto_plot import draw
+        from zoo.benchmark.model import draw, measure_strategies
         from zoo.benchmark.strategies import all_strategies, choose_strategies
         from zoo.files import write_bytes
         from zoo.run.plot_style import check_matplotlib

@@ -79,15 +79,7 @@ class Progress:
     - `every`: batches between two lines; default: a line every 30 seconds.
     """
 
-    def __init__(
-        self,
-        title: str,
-        total: int,
-        done: int = 0,
-        *,
-        show: bool = True,
-        every: int | None = None,
-    ) -> None:
+    def __init__(self, title: str, total: int, done: int = 0, *, show: bool = True, every: int | None = None) -> None:
         self._title, self._total, self._done = title, total, done
         self._lines = show and not is_terminal()
         self._every = every
