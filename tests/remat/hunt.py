@@ -41,8 +41,8 @@ from zoo.remat.recipes import RecipeError
 SHAPE = (2, 4, 4, 4)
 #: Names of the tensors of a program: x, y and e require gradients, u (uint8) and f are views of numpy arrays.
 INPUTS = "xyeuf"
-OWN = "abcdghkl"
-NAMES = INPUTS + OWN
+RESULTS = "abcdghkl"
+NAMES = INPUTS + RESULTS
 
 
 class Saves(torch.autograd.Function):
@@ -1050,8 +1050,8 @@ class Writer(Runner):
         r = self.random
         kind = r.choices(list(weights), list(weights.values()))[0]
         name = r.choice(list(KINDS[kind]))
-        to = r.sample(OWN, 4 if kind == "several views" or name in ("side", "var") else 1)
-        own = [name for name in tensors if name in OWN]
+        to = r.sample(RESULTS, 4 if kind == "several views" or name in ("side", "var") else 1)
+        own = [name for name in tensors if name in RESULTS]
         names = own * 3 + [name for name in INPUTS if name in tensors]
         a, b = r.choice(names), r.choice(names)
         if self.last in tensors and r.random() < 0.3:  # tensors with several readers are where faults are
@@ -1081,7 +1081,7 @@ class Writer(Runner):
             return super().forward(net, tensors)
         tensors = dict(tensors)
         steps = self._grow(self.count, self.weights, net, tensors)
-        own = [name for name in tensors if name in OWN]
+        own = [name for name in tensors if name in RESULTS]
         returns = [name for name in own if self.random.random() < 0.6] or own[-1:]
         differentiable = [name for name in own if tensors[name].requires_grad and tensors[name].is_floating_point()]
         loss = [name for name in returns if name in differentiable]

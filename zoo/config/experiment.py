@@ -23,7 +23,7 @@ from zoo.spec.section import Section
 ProtocolName = Annotated[str, StringConstraints(pattern=r"^((center|tencrop)[1-9][0-9]*|whole|whole-flip)$")]
 Percent = Annotated[float, Field(ge=0, le=100)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
-TWO = Field(min_length=2, max_length=2)
+PAIR = Field(min_length=2, max_length=2)
 AUGMENTATIONS = ("randaugment", "trivialaugment", "autoaugment", "augmix")  # of torchvision.transforms.v2
 TIMM_POLICY = "timm:"  # the beginning of a policy of timm
 
@@ -57,9 +57,9 @@ class Input(Preprocessing):
     to crop_train."""
     pad_mode_train: Literal["zeros", "reflect"] = "zeros"
     """Padding with zeros, or with the reflected image."""
-    crop_scale_train: Annotated[list[Annotated[float, Field(gt=0, le=1)]], TWO] = Field(default=[0.08, 1.0])
+    crop_scale_train: Annotated[list[Annotated[float, Field(gt=0, le=1)]], PAIR] = Field(default=[0.08, 1.0])
     """Smallest and largest area of a random resized crop, as a fraction of the image."""
-    crop_ratio_train: Annotated[list[Annotated[float, Field(gt=0, le=100)]], TWO] = Field(default=[3 / 4, 4 / 3])
+    crop_ratio_train: Annotated[list[Annotated[float, Field(gt=0, le=100)]], PAIR] = Field(default=[3 / 4, 4 / 3])
     """Smallest and largest aspect ratio of a random resized crop, width / height."""
     interpolation_train: Literal["bilinear", "bicubic", "random"] = "bilinear"
     """Interpolation of training images; random: bilinear or bicubic for each image, as in timm."""

@@ -24,7 +24,7 @@ from zoo.engine.task import Task
 from zoo.engine.wrapping import compile_network, distribute
 
 # The position of a run: keys in checkpoints, and attributes of `TrainState`.
-POSITION = ("epoch", "batch", "step", "num_images")
+POSITION_KEYS = ("epoch", "batch", "step", "num_images")
 # Entries of parameter groups that choose an implementation and change no result; checkpoints do not override them.
 DEVICE_KEYS = ("fused", "foreach")
 
@@ -147,7 +147,7 @@ def shared_state(state: TrainState) -> dict[str, Any]:
         "optimizer": state.optimizer.state_dict(),
         "ema": None if state.ema is None else state.ema.state_dict(),
         "scaler": state.scaler.state_dict(),
-        "position": {key: getattr(state, key) for key in POSITION},
+        "position": {key: getattr(state, key) for key in POSITION_KEYS},
     }
 
 
@@ -172,7 +172,7 @@ def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
     state.scaler.load_state_dict(saved["scaler"])
     state.best_score = float(saved["best_prec1"])
     state.best_epoch = saved["best_epoch"]
-    for key in POSITION:
+    for key in POSITION_KEYS:
         setattr(state, key, int(saved["position"][key]))
 
 

@@ -55,7 +55,7 @@ def build_preact_branch(
     """Return a residual function, which does not modify x; norms include the activation.
 
     A ``bottleneck`` has ``out_channels`` / 4 inner channels, and its first and last convolution have kernels of
-    ``outer_size``; those of i-RevNets are 3x3, with ``dropout`` before the last norm (code of Jacobsen et al. 2018).
+    ``outer_size``; in i-RevNets they are 3x3, with ``dropout`` before the last norm (code of Jacobsen et al. 2018).
     The first function of a network has no ``leading_norm``: the stem ends with one, and images need none.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()

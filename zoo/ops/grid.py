@@ -24,7 +24,7 @@ INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 def round_to_grid(x: Tensor, bits: int) -> Tensor:
-    """Return round(x 2^bits) 2^-bits, at least in float32, ties to even; its gradient is that of x.
+    """Return round(x 2^bits) 2^-bits, at least in float32, ties to even; its gradient is the gradient of x.
 
     Raises ConfigError unless ``bits`` is a whole number from 0 to `MAX_GRID_BITS`.
     """

@@ -78,7 +78,7 @@ def count_stored_tensors(batch: int = BATCH) -> Section:
         "figure2", "Figure 2: tensors stored for backward by norm, activation and convolution",
         f"The five strategies in plain torch operations: {WIDTH} channels, {SIDE}^2 pixels, {batch} images, a 3x3 "
         f"convolution in {GROUPS} groups. Stored tensors with one value per pixel are identified by their values. "
-        "The memory that InPlace-ABN I saves is that of all tensors held between forward and backward.",
+        "The memory that InPlace-ABN I saves counts all tensors held between forward and backward.",
     )  # fmt: skip
     x = torch.randn(batch, WIDTH, SIDE, SIDE)
     held = {}

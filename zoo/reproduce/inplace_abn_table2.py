@@ -43,7 +43,7 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> Section:
     section = Section(
         "table2", "Table 2: pixels per batch in the same memory",
         f"DeepLabV3 at output stride {STRIDE}, trained with SGD and momentum in float32 on {GPUS} GPUs. The available "
-        "memory is that of std-BN (PyTorch's BatchNorm2d with an in-place leaky ReLU) for its row of the table on one "
+        "memory is what std-BN needs (BatchNorm2d with an in-place leaky ReLU) for its row of the table on one "
         f"GPU. Fixed crop: more crops on each GPU. Fixed batch: a larger side, a multiple of {STRIDE}. Bytes of "
         "parameters, momentum, gradients, images, label maps and all tensors of a step, including its loss at full "
         "resolution, are counted on the meta device. Scratch memory of convolutions is not counted; it depends on the "
@@ -61,10 +61,10 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> Section:
         if each.what in [f"{column}, {regime}: {strategy}" for strategy in IN_PLACE]
     ]
     section.notes += [
-        "published percentages are pixels of a batch over those of the first row; all eight follow from the printed "
-        "numbers and sizes of crops",
+        "published percentages are pixels of a batch over the pixels of the first row; all eight follow from the "
+        "printed numbers and sizes of crops",
         "the loss is the same for all strategies: it upsamples the logits of one image at a time, in forward and again "
-        "in backward; the paper's loss presumably stored those of the whole batch",
+        "in backward; the paper's loss presumably stored the logits of the whole batch",
     ]
     return section
 

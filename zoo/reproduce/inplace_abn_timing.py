@@ -59,9 +59,9 @@ def measure_overheads(
     section = Section(
         "section4.3", "Section 4.3 and Table 1, right: time of a block",
         "Forward and backward of norm, activation and convolution in plain torch operations, in float32, on one "
-        f"thread of a CPU (in the paper, on a Titan Xp), with {batch} images. Channels and pixels are those of the "
-        f"bottlenecks in the four modules of ResNeXt-101: {shapes}. The 3x3 convolution has {GROUPS} groups. Median "
-        f"and interquartile range of {rounds} rounds; both blocks are timed in each round, and differences are "
+        f"thread of a CPU (in the paper, on a Titan Xp), with {batch} images. The "
+        f"bottlenecks in the four modules of ResNeXt-101 have these channels and pixels: {shapes}. "
+        f"The 3x3 convolution has {GROUPS} groups. Median and interquartile range of {rounds} rounds; both blocks are timed in each round, and differences are "
         f"taken within a round. {clock.description}; {allocator}.",
     )  # fmt: skip
     section.comparisons = compare_claims(seconds)

@@ -82,8 +82,8 @@ def report_differences(runs: Sequence[TrainingRun]) -> Section:
     """Return the differences between the test errors of RevNets and their ResNets (section 5.2)."""
     section = Section(
         "section5.2_errors", "Section 5.2: test errors of RevNets compared with ResNets",
-        "Mean test error of a RevNet's finished runs minus that of its ResNet's, in points. The largest difference of "
-        "all pairs of Tables 3 and 4 should be at most the published one.",
+        "Mean test error of a RevNet's finished runs minus the mean of its ResNet's runs, in points. The largest "
+        "difference of all pairs of Tables 3 and 4 should be at most the published one.",
     )  # fmt: skip
     number = published("revnet", "section5.2/underperforms_by")
     finished = {
@@ -125,7 +125,7 @@ def measure_imagenet_memory(size: int = SIZE) -> Section:
             section.add(f"{name}: {rule}", IMAGES * count / MB, numbers[f"{name}/activations"])
         section.add(f"{rule}, ResNet / RevNet", counts[RESNET] / counts[REVNET], numbers["ratio"])
     section.notes += [
-        "the paper's rule is not stated; outputs of a RevNet: those of stem, head and stages, and those inside the "
+        "the paper's rule is not stated; outputs of a RevNet: of stem, head and stages, and inside the "
         "largest residual function, because Algorithm 1 recomputes one function after the other. By this rule both "
         "networks need 8 % more than published, or 3 % more if the paper's MB are 2^20 bytes",
         "less is held than the sum of all outputs, because in-place ReLUs overwrite the outputs of norms",
@@ -140,7 +140,7 @@ def measure_fits() -> Section:
         "section7.2", "Section 7: largest batches in the memory of ResNet-101",
         f"{SIZE} px, float32, SGD and momentum. All bytes of a step are counted on the meta device, without scratch "
         f"memory of convolutions. The largest batch of ResNet-101 on the GPU had {IMAGES} images, so the memory of the "
-        f"GPU is between that of {IMAGES} and that of {2 * IMAGES} images of it.",
+        f"GPU is between the memory of {IMAGES} and of {2 * IMAGES} images of it.",
     )  # fmt: skip
     resnet, revnet = _predict(RESNET, "plain"), _predict(REVNET, "auto")
     memory = resnet.bytes_for(IMAGES)

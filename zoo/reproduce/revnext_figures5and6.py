@@ -85,7 +85,7 @@ def measure_slope_law() -> Section:
     section.add(f"noise {NOISE:g}, slope 1e3, float32: alpha over the law", rounded, past_500)
     section.notes.append(
         f"at a slope of 1e3, a float32 output is rounded by more than a noise of {NOISE:g}; in float64 alpha is "
-        f"{fixed[-1] / law[-1]:.3g} times that of the law"
+        f"{fixed[-1] / law[-1]:.3g} times the alpha of the law"
     )
     measured = {f"{NOISE:g}": fixed, "1e-4 min(1, n)": small}
     section.panels.append(_panel("one leaky ReLU", "slope n", SLOPES, measured, law))

@@ -29,7 +29,7 @@ from zoo.spec.section import parse_section
 
 logger = logging.getLogger(__name__)
 
-OWN = "module"  # the architecture of a user's own network is this, a colon and the name of its class
+MODULE_ARCH = "module"  # the architecture of a user's own network is this, a colon and the name of its class
 # The optimizer of a run without an experiment.
 DEFAULT_OPTIMIZER = {
     "batch_size": 64,
@@ -93,7 +93,7 @@ def _describe(module: nn.Module, data: DataPath | Datasets, sections: Mapping[st
     if spec is not None and _shapes(build_on_meta(spec)) == _shapes(module):
         return spec.for_experiment().given()
     memory = {"memory": LEAN} if is_lean(module) else {}
-    return {"arch": f"{OWN}:{type(module).__qualname__}", "num_classes": num_classes, **memory}
+    return {"arch": f"{MODULE_ARCH}:{type(module).__qualname__}", "num_classes": num_classes, **memory}
 
 
 def _count_outputs(module: nn.Module, shape: Sequence[int]) -> int:

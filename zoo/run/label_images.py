@@ -39,7 +39,7 @@ VISTAS_COLORS = {
 
 
 def colors_of(config: Experiment) -> np.ndarray:
-    """Return the color of each class, (C, 3) uint8: the published ones of Vistas, otherwise those of PASCAL VOC.
+    """Return the color of each class, (C, 3) uint8: the published colors of Vistas, or else of PASCAL VOC.
 
     Each three bits of a class, from the lowest, are a bit of red, green and blue, from the highest. The first 256
     colors are distinct.

@@ -27,7 +27,7 @@ from zoo.errors import ConfigError, DataError, escape
 from zoo.run.results_table import results_table
 from zoo.run.scoring import LoadedNetwork, Scores, score, single_process
 from zoo.tables import Cell, markdown_table
-from zoo.tasks.classification import LABELS, TOPS, standard_error
+from zoo.tasks.classification import LABELS, TOP_K, standard_error
 from zoo.tasks.prediction import Recorder
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def _score_real(
         raise DataError("no image has a label of ImageNet-ReaL", folder, "score more images")
     scores = {
         name: 100 * sum(not truths[each.path].isdisjoint(each.classes[:top]) for each in labeled) / len(labeled)
-        for name, top in TOPS.items()
+        for name, top in TOP_K.items()
     }
     errors = {name: standard_error(score, len(labeled)) for name, score in scores.items()}
     headers = [

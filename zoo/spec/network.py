@@ -34,7 +34,7 @@ from zoo.spec.architectures import (
 from zoo.spec.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE, CropMode, Interpolation
 from zoo.spec.section import Conflicts, Problem, Section, parse_section
 
-THREE = Field(min_length=3, max_length=3)
+PER_CHANNEL = Field(min_length=3, max_length=3)
 # File systems allow 255 characters, and `escape` may turn each into ten.
 MAX_NAME_CHARS = 2550
 
@@ -91,9 +91,9 @@ class Preprocessing(Section):
     """Validation images are resized to this length of their shorter side; -1: not resized."""
     crop_val: Side = 224
     """Side of the center crop of validation images."""
-    mean: Annotated[list[Annotated[float, Field(ge=0, le=1)]], THREE] = Field(default=[0.485, 0.456, 0.406])
+    mean: Annotated[list[Annotated[float, Field(ge=0, le=1)]], PER_CHANNEL] = Field(default=[0.485, 0.456, 0.406])
     """Mean of red, green and blue (values from 0 to 1), which is subtracted."""
-    std: Annotated[list[Annotated[float, Field(gt=0, le=1)]], THREE] = Field(default=[0.229, 0.224, 0.225])
+    std: Annotated[list[Annotated[float, Field(gt=0, le=1)]], PER_CHANNEL] = Field(default=[0.229, 0.224, 0.225])
     """Standard deviation of red, green and blue, by which values are divided."""
 
     interpolation_val: Interpolation = "bilinear"

@@ -22,7 +22,7 @@ from zoo.tasks.protocols import PROTOCOLS, CropProtocol, center_crop
 
 NUM_CROPS = 10
 LABELS = {"top1": "top-1", "top5": "top-5"}
-TOPS = {"top1": 1, "top5": 5}  # k of top-k: the target is among the k most likely classes
+TOP_K = {"top1": 1, "top5": 5}  # k of top-k: the target is among the k most likely classes
 
 
 def standard_error(percent: float, count: int) -> float:
@@ -73,7 +73,7 @@ class ClassificationTask(Task):
     @property
     def shown_labels(self) -> Mapping[str, str]:
         """Top-1, and top-5 unless five classes or fewer make it always 100 %."""
-        return {name: LABELS[name] for name, top in TOPS.items() if top < self.config.network.num_classes}
+        return {name: LABELS[name] for name, top in TOP_K.items() if top < self.config.network.num_classes}
 
     def build_train_loader(self, data: DataPath | Datasets, options: LoaderOptions) -> Loader[TrainBatches]:
         """Return the loader of ``data``/train, or of ``data.train``."""
