@@ -61,8 +61,8 @@ def measure_overheads(
         "Forward and backward of norm, activation and convolution in plain torch operations, in float32, on one "
         f"thread of a CPU (in the paper, on a Titan Xp), with {batch} images. The "
         f"bottlenecks in the four modules of ResNeXt-101 have these channels and pixels: {shapes}. "
-        f"The 3x3 convolution has {GROUPS} groups. Median and interquartile range of {rounds} rounds; both blocks are timed in each round, and differences are "
-        f"taken within a round. {clock.description}; {allocator}.",
+        f"The 3x3 convolution has {GROUPS} groups. Median and interquartile range of {rounds} rounds; both blocks are "
+        f"timed in each round, and differences are taken within a round. {clock.description}; {allocator}.",
     )  # fmt: skip
     section.comparisons = compare_claims(seconds)
     section.notes.append(
