@@ -36,14 +36,14 @@ class Resolved:
     """What a name stands for.
 
     Args:
-    - `title`: the name in tables.
+    - `name`: of the network, the experiment or the file.
     - `spec`: the network; None if the name is a weights file that does not describe its network.
     - `experiment`: the settings that the network is trained with; None if the name has none.
     - `stored`: the content of the weights file, if it was read.
     - `is_experiment`: whether the name is the name or the file of an experiment.
     """
 
-    title: str
+    name: str
     spec: NetworkSpec | None
     experiment: Experiment | None = None
     stored: StoredWeights | None = None
@@ -54,7 +54,7 @@ class Resolved:
         """The network. Raises WeightsError if the weights file does not describe it."""
         if self.spec is None:
             remedy = "name the network or its experiment, and give the file as weights"
-            raise WeightsError("the file does not describe its network", self.title, remedy)
+            raise WeightsError("the file does not describe its network", escape(self.name), remedy)
         return self.spec
 
     def with_weights(self, weights: str | os.PathLike[str]) -> Resolved:
@@ -63,12 +63,11 @@ class Resolved:
         The file's description of an architecture completes the name. Raises WeightsError if it is another network.
         """
         from zoo.weights.stored import read_weights
-        from zoo.weights.stored_spec import check_same_network
 
         stored = read_weights(weights)
         if self.experiment is not None or stored.spec is None:
             return replace(self, stored=stored)
-        check_same_network(stored.spec, {"arch": self.network.arch}, escape(stored.path), "the command")
+        stored.check_architecture(self.network.arch)
         return replace(self, spec=stored.checked_spec(), experiment=stored.experiment(), stored=stored)
 
 
@@ -101,7 +100,7 @@ def _experiment_of(name: str) -> Resolved | None:
     else:
         return None
     spec = experiment.network.described(experiment.input)
-    return Resolved(escape(name), spec, experiment, is_experiment=True)
+    return Resolved(name, spec, experiment, is_experiment=True)
 
 
 def _network_of(name: str) -> Resolved | None:
@@ -115,7 +114,7 @@ def _file_of(name: str) -> Resolved | None:
 
     stored = read_weights(name)
     spec = stored.checked_spec()
-    return Resolved(escape(name), spec, None if spec is None else stored.experiment(), stored)
+    return Resolved(name, spec, None if spec is None else stored.experiment(), stored)
 
 
 def is_stored(name: str | os.PathLike[str]) -> bool:
@@ -187,5 +186,5 @@ def _unknown(name: str) -> ConfigError:
             return ConfigError("this is a folder", name, "give a file in it, such as model_best.pth.tar")
         remedy = "give the path of a file, or the name of a network or an experiment (zoo list shows all networks)"
         return ConfigError("there is no such file", name, remedy)
-    hint = nearest(name, [*ARCHITECTURES, *published(), *experiment_names()], "zoo list shows all networks")
-    return ConfigError(f"there is no network, experiment or file called {escape(name)}", remedy=hint)
+    names, what = [*ARCHITECTURES, *published(), *experiment_names()], "there is no network, experiment or file called"
+    return ConfigError(f"{what} {escape(name)}", remedy=nearest(name, names, "zoo list shows all networks"))

@@ -99,7 +99,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     """
     found = resolve(name, weights)
     if found.stored is None:
-        found = replace(found.with_weights(_published(found)), title=found.title)
+        found = found.with_weights(_published(found))
     stored, experiment = found.stored, _experiment_of(found)
     assert stored is not None
     network = experiment.network.without_pretrained()
@@ -119,18 +119,18 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
             "give the experiment that the weights were trained with",
         )
     weights = stored.published or os.fspath(stored.path)
-    return LoadedNetwork(found.title, model, experiment, weights, _class_names(stored, experiment))
+    return LoadedNetwork(escape(found.name), model, experiment, weights, _class_names(stored, experiment))
 
 
 def _published(found: Resolved) -> str:
     """Return the name of the published weights of a network that was named without weights."""
     if found.experiment is None and not found.network.is_external:
-        return only_variant(found.title)
-    if found.title not in published():
+        return only_variant(found.name)
+    if found.name not in published():
         raise WeightsError(
-            f"there are no published weights of {found.title}", remedy="give the weights to score, --weights FILE"
+            f"there are no published weights of {escape(found.name)}", remedy="give weights to score, --weights FILE"
         )
-    return found.title
+    return found.name
 
 
 def _experiment_of(found: Resolved) -> Experiment:

@@ -86,6 +86,11 @@ class StoredWeights:
         """
         return parse_stored_experiment(self.content, escape(self.path))
 
+    def check_architecture(self, arch: str) -> None:
+        """Raise WeightsError unless the file's spec is of this architecture."""
+        assert self.spec is not None
+        check_same_network(self.spec, {"arch": arch}, escape(self.path), "the command")
+
     def merged(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of the file's network, changed by ``wanted``; only ``wanted`` if the file has no spec.
 
