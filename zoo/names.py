@@ -186,5 +186,6 @@ def _unknown(name: str) -> ConfigError:
             return ConfigError("this is a folder", name, "give a file in it, such as model_best.pth.tar")
         remedy = "give the path of a file, or the name of a network or an experiment (zoo list shows all networks)"
         return ConfigError("there is no such file", name, remedy)
-    names, what = [*ARCHITECTURES, *published(), *experiment_names()], "there is no network, experiment or file called"
-    return ConfigError(f"{what} {escape(name)}", remedy=nearest(name, names, "zoo list shows all networks"))
+    names = [*ARCHITECTURES, *published(), *experiment_names()]
+    what = f"there is no network, experiment or file called {escape(name)}"
+    return ConfigError(what, remedy=nearest(name, names, "zoo list shows all networks"))

@@ -201,9 +201,8 @@ def plan_captured(
         else:
             budget.flops_per_byte, expected = highest, least
     needed, limit = bytes_text(min(peaks) / (1 - MARGIN)), bytes_text(budget.peak_bytes)
-    captured.give_up(
-        forward, f"its graph takes at least {needed}, more than the limit of {limit}; raise it to capture one"
-    )
+    reason = f"its graph takes at least {needed}, more than the limit of {limit}"
+    captured.give_up(forward, f"{reason}; raise the limit to train with the graph")
     planned.captured_extra, budget.flops_per_byte = 0, float("inf")
     plan(budget, module, rematerializer, forward, args, kwargs)
 
