@@ -49,6 +49,7 @@ lint: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	@for folder in zoo tests; do echo "$$folder/: $$(find $$folder -name '*.py' -exec cat {} + | wc -l) lines"; done
 
 check: lint test-all
 

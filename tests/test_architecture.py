@@ -142,11 +142,3 @@ def test_the_top_level_holds_only_what_belongs_there():
     expected |= {"pyproject.toml", "Makefile", "LICENSE", "CHANGELOG.md", ".ci", ".gitignore", "hubconf.py"}
     expected |= {".github", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml"}
     assert {name.split("/")[0] for name in tracked} <= expected
-
-
-@pytest.mark.parametrize("folder", ["zoo", "tests"])
-def test_the_code_stays_small_without_denser_lines(folder: str):
-    texts = [path.read_text() for path in (ROOT / folder).rglob("*.py")]
-    num_lines = sum(text.count("\n") for text in texts)
-    assert num_lines <= 35_500
-    assert sum(map(len, texts)) / num_lines <= 45.4
