@@ -40,3 +40,57 @@ def test_all_faults_are_printed_and_the_exit_code_is_that_of_an_error(
         str(path) in fault for path, fault in zip(("train/labels/000.png", "val/labels/000.png"), faults, strict=True)
     ]
     assert ": 2 faults, listed above;" in error
+
+
+def _masks(data: Path, split: str, values: list[int]) -> None:
+    """Write label maps with these values, row by row, to all images of a split."""
+    rows = [[values[row % len(values)]] * 12 for row in range(10)]
+    for path in (data / split / "labels").rglob("*.png"):
+        label_map(rows).save(path)
+
+
+@pytest.fixture
+def binary(config: Path) -> Path:
+    config.write_text(config.read_text().replace('"classes": 3', '"classes": 2'))
+    return config
+
+
+def test_masks_of_0_and_255_are_named_with_their_remedy(
+    binary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = make_labeled(tmp_path / "data", 3, 2)
+    _masks(data, "train", [0, 255])
+    _masks(data, "val", [0, 1])
+    assert main(["data", "check", str(binary), str(data)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "train: 3 images, 0 faults",
+        "warning: 1 of 2 classes have no pixel: 1; 255 is void: write 1 in place of 255 in masks of 0 and 255",
+        "val: 2 images, 0 faults",
+    ]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_classes_without_a_pixel_are_named_for_each_split(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str
+) -> None:
+    data = make_labeled(tmp_path / "data", 3, 2)
+    _masks(data, split, [1, 255])
+    (data / "classes.txt").write_text("sky\nroad\ncar\n")
+    assert main(["data", "check", str(config), str(data)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "warning" in line] == ["warning: 2 of 3 classes have no pixel: sky, car"]
+    assert lines.index("warning: 2 of 3 classes have no pixel: sky, car") == (1 if split == "train" else 2)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_split_that_is_void_is_a_fault_and_a_void_label_map_is_not(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str
+) -> None:
+    data = make_labeled(tmp_path / "data", 3, 2)
+    label_map([[255] * 12] * 10).save(data / split / "labels" / "000.png")
+    assert main(["data", "check", str(config), str(data)]) == 0
+    _masks(data, split, [255])
+    assert main(["data", "check", str(config), str(data)]) == 2
+    output = capsys.readouterr().out
+    assert "no pixel has a class; 3 of 3 classes have no pixel: 0, 1, 2" in output
+    assert output.count("fault: ") == 1

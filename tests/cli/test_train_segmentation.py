@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.data.sample_labels import make_labeled
+from tests.data.sample_labels import label_map, make_labeled
 from zoo.cli import main
 from zoo.weights import read_checkpoint
 
@@ -71,3 +71,23 @@ def test_the_checkpoint_has_the_score_of_its_validation(trained: Path, tmp_path:
     for result in results.values():
         assert np.array(result["confusion"]).shape == (3, 3)
         assert result["count"] == 5
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_the_first_epoch_names_classes_without_a_pixel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uniform: bool
+) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    data = make_labeled(tmp_path / "data", num_train=4, num_val=2)
+    for path in data.rglob("labels/**/*.png"):
+        label_map([[0, 255] * 6] * 10).save(path)
+    config = _settings(tmp_path / "tiny.json")
+    content = json.loads(config.read_text())
+    content["network"]["classes"] = 2
+    content["optimizer"]["schedule"]["epochs"] = 2
+    config.write_text(json.dumps({**content, "segmentation": {"class_uniform": uniform}}))
+    assert main(["train", str(config), str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
+    text = (tmp_path / "log" / "training_0.log").read_text()
+    what = "1 of 2 classes have no pixel: 1; 255 is void: write 1 in place of 255 in masks of 0 and 255"
+    assert text.count(f"{what}; the training crops of epoch 1\n") == 1
+    assert text.count(f"{what}; the validation data\n") == 1

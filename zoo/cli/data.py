@@ -35,7 +35,7 @@ class DataCheck(Command):
         from zoo.config import load_experiment
         from zoo.data.loader import DEFAULT_OPTIONS
         from zoo.data.named import open_data
-        from zoo.data.prepare.check import find_faults
+        from zoo.data.prepare.check import check_images
         from zoo.run.training import build_loaders
         from zoo.tasks import task_of
 
@@ -47,10 +47,11 @@ class DataCheck(Command):
         loaders = build_loaders(task_of(config), open_data(self.data), DEFAULT_OPTIONS)
         for split, loader in zip(("train", "val"), loaders, strict=True):
             assert loader is not None, "all that a command names has images to validate on"
-            faults = find_faults(loader.dataset, split, self.workers)
+            faults, absent = check_images(loader.dataset, split, self.workers)
             num_faults += len(faults)
             print(f"{split}: {counted(len(loader.dataset), 'image')}, {counted(len(faults), 'fault')}")
             print("".join(f"fault: {escape(fault)}\n" for fault in faults), end="")
+            print(f"warning: {escape(absent)}\n" if absent else "", end="")
         if num_faults:
             raise DataError(f"{counted(num_faults, 'fault')}, listed above", self.data, "repair or remove these files")
         return 0

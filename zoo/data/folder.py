@@ -21,7 +21,7 @@ from zoo.data.seeding import random_of
 from zoo.data.shards import Shards, shard_files
 from zoo.data.source import FolderSource, source_digest
 from zoo.data.transforms import Drawn, Transform, prepare
-from zoo.errors import DataError, escape
+from zoo.errors import DataError, escape, join_names
 
 Source = FolderSource | Shards
 
@@ -74,7 +74,8 @@ class Batch(NamedTuple):
 class ImageDataset(Dataset[Sample]):
     """Base class of the data sets, see `zoo.data.sampler.Key`. Samples do not depend on the process.
 
-    Subclasses define `_draw`, which may use random numbers, and `number_classes`. Messages use `class_kind`.
+    Subclasses define `_draw`, which may use random numbers, and `number_classes`. Messages use `class_kind`, and
+    `class_unit`, what has a class.
 
     Args:
     - `root`: the folder of the images.
@@ -84,6 +85,7 @@ class ImageDataset(Dataset[Sample]):
     """
 
     class_kind: ClassVar[str] = "class folders"
+    class_unit: ClassVar[str] = "image"
 
     def __init__(self, root: DataPath, classes: list[str], names: np.ndarray, *, seed: int) -> None:
         self.root = root
@@ -105,6 +107,20 @@ class ImageDataset(Dataset[Sample]):
     def names_digest(self) -> str:
         """Return the sha256 of the names of classes and files, see `zoo.data.source.source_digest`."""
         return source_digest(self.classes, self._names)
+
+    def classes_in(self, index: int, sample: Sample) -> np.ndarray:
+        """Return the classes of image ``index``, of which ``sample`` was drawn."""
+        return np.array([sample.target])
+
+    def describe_absent(self, counts: Sequence[int]) -> str:
+        """Return a message that names the classes whose count is 0; "" if there are none.
+
+        ``counts`` are numbers of images or pixels by class.
+        """
+        absent = [name for name, count in zip(self.classes, counts, strict=True) if not count]
+        if not absent:
+            return ""
+        return f"{len(absent)} of {len(self.classes)} classes have no {self.class_unit}: {join_names(absent)}"
 
     def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         """Return sample ``index``, with random numbers from ``generator``; DataError if it is unusable."""

@@ -14,13 +14,16 @@ from torch import Tensor
 from zoo.config import Experiment, Segmentation
 from zoo.data.class_uniform import ClassUniform, draw_pixel, load_class_index
 from zoo.data.folder import ImageDataset, Sample
-from zoo.data.label_maps import LabeledImages, Split, labeled_images, read_pair
+from zoo.data.label_maps import LabeledImages, Split, labeled_images, read_label, read_pair
 from zoo.data.loader import DEFAULT_OPTIONS, Loader, LoaderOptions, loader_of_crops
 from zoo.data.location import DataPath, require_local
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal
 from zoo.data.transforms import Drawn
 from zoo.errors import DataError, escape
+
+MASK_VALUE = 255  # of the foreground in the masks that many tools write
+MASK_HINT = f"{MASK_VALUE} is void: write 1 in place of {MASK_VALUE} in masks of 0 and {MASK_VALUE}"
 
 PairTransform = Callable[[Image.Image, np.ndarray, Pixel | None, Random], tuple[Tensor, Tensor]]
 
@@ -38,6 +41,7 @@ class LabeledFolder(ImageDataset):
     """
 
     class_kind = "classes of the label maps"
+    class_unit = "pixel"
 
     def __init__(
         self,
@@ -61,6 +65,17 @@ class LabeledFolder(ImageDataset):
         is_class = (self._table >= 0) & (self._table != self._ignore_label)
         self._table = self._table.copy()
         self._table[is_class] = np.array(numbers)[self._table[is_class]]
+
+    def classes_in(self, index: int, sample: Sample) -> np.ndarray:
+        """Return the classes that occur in the whole label map of image ``index``, without void."""
+        classes = np.unique(read_label(os.path.join(self.root, os.fsdecode(self._labels[index])), self._table))
+        return classes[classes != self._ignore_label]
+
+    def describe_absent(self, counts: Sequence[int]) -> str:
+        """Return a message that names the classes without pixels, and the remedy for masks of 0 and 255."""
+        what = super().describe_absent(counts)
+        is_mask = len(self.classes) == 2 and self._table[MASK_VALUE] == self._ignore_label
+        return f"{what}; {MASK_HINT}" if what and is_mask else what
 
     def names_digest(self) -> str:
         """Return the sha256 of the names of classes, images and label maps, and of the table of ids."""

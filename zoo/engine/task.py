@@ -63,6 +63,10 @@ class Result(ABC):
         """Return standard errors by the names of the scores, in percentage points, where they are known."""
         return {}
 
+    def class_counts(self) -> list[int] | None:
+        """Return the number of labels of each class; None if the scores do not depend on them."""
+        return None
+
     @property
     def score(self) -> float:
         """The score that selects the best checkpoint, percent."""
@@ -159,6 +163,10 @@ class Task(ABC):
     @abstractmethod
     def scores(self, reading: Reading) -> dict[str, float]:
         """Return the scores by name from a meter's reading, percent; NaN without images."""
+
+    def class_counts(self, reading: Reading) -> list[int] | None:
+        """Return the number of labels of each class in a meter's reading; None if `counts` do not have it."""
+        return None
 
     @property
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from itertools import chain, repeat
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zoo.data.folder import Batch
+from zoo.data.folder import Batch, ImageDataset
 from zoo.data.loader import Loader
 from zoo.data.mixing import draw_mix, mix_images, mix_targets, partners
 from zoo.data.sampler import TrainBatches, ValBatches
@@ -25,6 +26,8 @@ from zoo.engine.task import Result
 from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, NonFiniteLossError, TrainingInterrupted, escape, join_names
 from zoo.spec.network import escape_names
+
+logger = logging.getLogger(__name__)
 
 MIXES = -1  # with seed, epoch and batch the seed of a mix; keys of images have no negative number
 
@@ -158,6 +161,9 @@ class Trainer:
         state = self.state
         # Answer a signal that arrived during the last step before a validation of several minutes.
         self._stop_if_asked(self.stop.agreed_at_once())
+        if state.epoch == 0:
+            counts = state.task.class_counts(self._checked_reading())
+            _warn_of_absent("the training crops of epoch 1", self.train_loader.dataset, counts)
         try:
             result = None if self.val_loader is None else self._validation(self.val_loader)
         except _StopInValidation as asked:
@@ -169,6 +175,8 @@ class Trainer:
             if is_best:
                 state.best_score, state.best_epoch = result.score, state.epoch
             self.log.validation(state.epoch, state.step, result, is_best)
+            if state.epoch == 0 and self.val_loader is not None:
+                _warn_of_absent("the validation data", self.val_loader.dataset, result.class_counts())
         state.epoch, state.batch = state.epoch + 1, 0
         state.meter.reset()
         self._save(is_best)
@@ -265,6 +273,12 @@ class Trainer:
                 "resume with the same data, or start a new run with --weights and another --log-dir",
             )
         state.class_names = class_names
+
+
+def _warn_of_absent(where: str, images: ImageDataset, counts: list[int] | None) -> None:
+    """Log the classes without labels, which a run can neither learn nor score."""
+    if counts is not None and (what := images.describe_absent(counts)):
+        logger.warning("%s; %s", what, where)
 
 
 class _StopInValidation(Exception):

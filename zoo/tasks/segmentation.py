@@ -67,6 +67,10 @@ class SegmentationResult(Result):
     confusion: list[list[int]]
     val: Mapping[str, Any] | None = None
 
+    def class_counts(self) -> list[int]:
+        """Return the number of labeled pixels of each class."""
+        return list(map(sum, self.confusion))
+
     def record(self) -> dict[str, Any]:
         """Return the fields of a line of the metrics file, without the confusion matrix."""
         numbers = super().record()
@@ -160,6 +164,11 @@ class SegmentationTask(Task):
         """Return the scores of the confusion matrix, percent."""
         confusion = self._confusion(reading)
         return {name: getattr(confusion, name) for name in LABELS}
+
+    def class_counts(self, reading: Reading) -> list[int]:
+        """Return the number of labeled pixels of each class."""
+        labeled: list[int] = self._confusion(reading).counts.sum(1).tolist()
+        return labeled
 
     @property
     def own_protocol(self) -> WholeImage:

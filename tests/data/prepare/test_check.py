@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.data.sample_images import make_folder, random_image
 from tests.data.sample_labels import experiment, label_map, make_labeled
 from zoo.data.folder import ImageFolder
-from zoo.data.prepare.check import find_faults
+from zoo.data.prepare.check import check_images
 from zoo.data.segmentation_loader import build_segmentation_train_loader
 from zoo.data.transforms import ValTransform
 
@@ -19,7 +19,7 @@ def test_all_faulty_label_maps_are_found_at_once(tmp_path: Path) -> None:
     label_map([[9] * 12] * 10).save(labels / "004.png")
     label_map([[0] * 10] * 12).save(labels / "sub" / "001.png")
     random_image(0).save(labels / "sub" / "003.png")
-    faults = find_faults(build_segmentation_train_loader(data, experiment()).dataset, "train", workers=0)
+    faults = check_images(build_segmentation_train_loader(data, experiment()).dataset, "train", workers=0).faults
     for name, fault in zip(("002.png", "004.png", "sub/001.png", "sub/003.png"), faults, strict=True):
         assert str(labels / name) in fault
 
@@ -29,6 +29,6 @@ def test_all_faulty_images_of_class_folders_are_found_at_once(tmp_path: Path) ->
     for name, content in {"b/001.png": b"", "a/000.png": b"GIF"}.items():
         (tmp_path / name).write_bytes(content)
     images = ImageFolder(tmp_path, ValTransform(8, 8, [0.5] * 3, [0.2] * 3))
-    first, second = find_faults(images, "train", workers=2)
+    first, second = check_images(images, "train", workers=2).faults
     assert str(tmp_path / "a/000.png") in first
     assert str(tmp_path / "b/001.png") in second

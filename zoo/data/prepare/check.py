@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
 from zoo.data.folder import ImageDataset
@@ -12,8 +14,20 @@ from zoo.data.remote import Unreachable
 from zoo.errors import DataError
 
 
-def find_faults(dataset: ImageDataset, title: str, workers: int) -> list[str]:
-    """Return a message for each image that would stop a run, after drawing each image once.
+class Findings(NamedTuple):
+    """What `check_images` found in a data set.
+
+    Args:
+    - `faults`: a message for each image that would stop a run, and one if no image has a class.
+    - `absent`: which classes occur in no image; "" if all of them occur.
+    """
+
+    faults: list[str]
+    absent: str
+
+
+def check_images(dataset: ImageDataset, title: str, workers: int) -> Findings:
+    """Return the faults of a data set, after drawing each image once, and the classes that no image has.
 
     Raises Unreachable if a server fails while images are read.
 
@@ -21,16 +35,25 @@ def find_faults(dataset: ImageDataset, title: str, workers: int) -> list[str]:
     - `title`: name of the progress bar.
     - `workers`: number of threads.
     """
-    results = read_many(partial(_fault_of, dataset), range(len(dataset)), workers)
-    bar = tqdm(results, desc=title, total=len(dataset), unit="image", disable=None, leave=False)
-    return list(filter(None, bar))
+    results = read_many(partial(_check, dataset), range(len(dataset)), workers)
+    faults: list[str] = []
+    counts = np.zeros(len(dataset.classes), dtype=np.int64)
+    for result in tqdm(results, desc=title, total=len(dataset), unit="image", disable=None, leave=False):
+        if isinstance(result, str):
+            faults.append(result)
+        else:
+            counts[result[result < len(counts)]] += 1  # a data set of one's own may name fewer classes, or none
+    absent = dataset.describe_absent(counts.tolist())
+    if len(counts) and not counts.any() and len(faults) < len(dataset):
+        return Findings([*faults, f"{dataset.root}: no {dataset.class_unit} has a class; {absent}"], "")
+    return Findings(faults, absent)
 
 
-def _fault_of(dataset: ImageDataset, index: int) -> str | None:
+def _check(dataset: ImageDataset, index: int) -> np.ndarray | str:
+    """Return the classes of an image, or what would stop a run."""
     try:
-        dataset[0, index]
+        return dataset.classes_in(index, dataset[0, index])
     except Unreachable:  # every image of the shard would wait and fail in the same way
         raise
     except DataError as error:
         return str(error)
-    return None
