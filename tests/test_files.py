@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from zoo.config import load_experiment
+from zoo.errors import ZooError
 from zoo.files import remove_leftovers, replacing, write_bytes, write_json
+from zoo.weights.cache import md5_of
 
 
 def test_the_file_and_its_folder_are_made_and_nothing_else(tmp_path: Path) -> None:
@@ -39,3 +44,18 @@ def test_what_killed_processes_have_left_of_a_file_is_removed(tmp_path: Path) ->
         (tmp_path / other).touch()
     remove_leftovers(tmp_path / "result.json")
     assert {path.name for path in tmp_path.iterdir()} == {".notes.tmp", "result.json", ".other.json.0123.tmp"}
+
+
+@pytest.mark.parametrize("read", [load_experiment, md5_of])
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    path = tmp_path / "fifo.json"
+    os.mkfifo(path)
+    with pytest.raises(ZooError, match=r"fifo.json: .*it is a FIFO, a socket or a device"):
+        read(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_an_experiment_is_read_in_the_encodings_of_editors(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "tiny.json"
+    path.write_bytes('{\r\n"network": {"arch": "resnet18"}}\r\n'.encode(encoding))
+    assert load_experiment(path).network.arch == "resnet18"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
+import errno
 import glob
+import io
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # Windows has no FIFOs among its files
 DISTRIBUTION = "zoo-lean"  # the name in package indexes, where zoo is another package
 
 
@@ -22,6 +27,35 @@ def cache_dir() -> Path:
 def is_offline() -> bool:
     """Return whether $ZOO_OFFLINE forbids downloads."""
     return os.environ.get("ZOO_OFFLINE", "").strip().lower() not in ("", "0", "false", "no")
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
+    """Return a regular file, opened for reading without a buffer; OSError for a FIFO or a device.
+
+    It never waits for the writer of a FIFO.
+    """
+    file = io.FileIO(path, "r", opener=lambda name, flags: os.open(name, flags | NO_WAIT))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is a FIFO, a socket or a device, not a regular file", os.fspath(path))
+    return file
+
+
+def decode_text(content: bytes, errors: str = "strict") -> str:
+    """Return the text of a file in UTF-8, or in UTF-16 with a byte order mark; ValueError if it is neither.
+
+    Byte order marks are removed, as Windows editors write them. ``errors`` is for bytes that are not UTF-8.
+    """
+    try:
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            text = content.decode("utf-16")
+        else:
+            text = content.decode("utf-8-sig", errors)
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    if "\0" in text:  # UTF-16 without a mark
+        raise ValueError("it is not UTF-8 text, as it has zero bytes")
+    return text
 
 
 def write_json(path: Path, content: Any) -> None:

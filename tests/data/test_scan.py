@@ -10,6 +10,7 @@ import pytest
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from tests.data.sample_images import make_folder, random_image
+from zoo.data.reading import read_bytes
 from zoo.data.scan import scan_folder
 from zoo.errors import DataError
 
@@ -26,6 +27,33 @@ def test_images_and_classes_have_the_order_of_torchvision(tmp_path: Path) -> Non
     assert classes == expected.classes
     paths = [str(root / os.fsdecode(name)) for name in names]
     assert list(zip(paths, targets, strict=True)) == expected.samples
+
+
+@pytest.mark.parametrize("target", ["..", "../..", "../b", "."])
+def test_a_folder_that_is_reached_twice_is_an_error(tmp_path: Path, target: str) -> None:
+    root = make_folder(tmp_path / "data" / "train", {"a": 2, "b": 1})
+    (root / "a" / "link").symlink_to(target, target_is_directory=True)
+    (root / "a" / "other").symlink_to(target, target_is_directory=True)
+    with pytest.raises(DataError, match=r"train/.*: it is the same folder as .*train.*; remove the link"):
+        scan_folder(root)
+
+
+def test_a_fifo_and_a_broken_link_are_unreadable_images_and_never_waited_for(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "train", {"a": 1})
+    os.mkfifo(root / "a" / "fifo.png")
+    (root / "a" / "broken.png").symlink_to("nowhere.png")
+    (root / "a" / "loop.png").symlink_to("loop.png")
+    faults = []
+    for name in scan_folder(root)[1]:
+        try:
+            read_bytes(root / os.fsdecode(name))
+        except DataError as error:
+            faults.append(str(error).removeprefix(f"{root}/a/"))
+    assert faults == [
+        "broken.png: an image cannot be read: No such file or directory",
+        "fifo.png: an image cannot be read: it is a FIFO, a socket or a device, not a regular file",
+        "loop.png: an image cannot be read: Too many levels of symbolic links",
+    ]
 
 
 def test_files_that_are_not_images_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -181,6 +182,45 @@ def test_shards_of_others_are_indexed_on_first_use(data: Path, tmp_path: Path) -
     assert open_source(root, allow_empty_classes=True).classes == ["ant", "bee", "cat", "dog"]
 
 
+def test_hidden_files_of_other_systems_are_skipped_and_counted(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    image = (data / "train" / "ant" / "000.png").read_bytes()
+    root = tmp_path / "train"
+    hidden = {"x/._1.png": b"", "x/.DS_Store": b"", "__MACOSX/x/1.png": b"", "._1.cls": b""}
+    _write_tar(root / "0.tar", {"x/1.png": image, **hidden, "x/1.cls": b"1"})
+    source = open_source(root, allow_empty_classes=True)
+    assert source.names.tolist() == [b"0.tar/x/1"]
+    assert f"4 files are skipped, the first is x/._1.png; {root / '0.tar'}" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbfant\nbee\ncat\n",
+        b"ant\r\nbee\r\ncat\r\n",
+        b"ant \n\tbee\ncat\n\n\n",
+        "ant\r\nbee\r\ncat".encode("utf-16"),
+        codecs.BOM_UTF16_BE + "ant\nbee\ncat\n".encode("utf-16-be"),
+    ],
+)
+def test_class_names_are_the_same_from_every_editor(shards: Path, content: bytes) -> None:
+    (shards / "train" / "classes.txt").write_bytes(content)
+    index_path(shards / "train").unlink()
+    assert open_source(shards / "train").classes == ["ant", "bee", "cat"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("ant\nbee\ncat\n".encode("utf-16-le"), "not UTF-8 text"), (b"ant\n \ncat\n", "line 2 is blank")],
+)
+def test_class_names_that_cannot_be_read_are_an_error(shards: Path, content: bytes, message: str) -> None:
+    (shards / "train" / "classes.txt").write_bytes(content)
+    index_path(shards / "train").unlink()
+    with pytest.raises(DataError, match=f"classes.txt: the class names cannot be read: .*{message}"):
+        open_source(shards / "train")
+
+
 @contextmanager
 def _tar_of(path: Path) -> Iterator[tarfile.TarFile]:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,6 +247,11 @@ def _device(tar: tarfile.TarFile) -> None:
         (_device, "1.png is a link or a device"),
         ({"1.png": b"x"}, "sample 1 has no class: neither 1.cls nor .json"),
         ({"1.cls": b"1"}, "sample 1 has 0 images, not one"),
+        (
+            {"cat.v2.png": b"x", "cat.v2.cls": b"1"},
+            "sample cat has 0 images, not one: its members are cat.v2.png, cat.v2.cls, as the key .* first dot",
+        ),
+        ({"n01_1.JPEG": b"x", "n01_2.JPEG": b"x"}, "sample n01_1 has no class: .* archive of one class, unpack it"),
         ({"1.png": b"x", "1.jpg": b"x", "1.cls": b"1"}, "sample 1 has 2 images"),
         ({"1.png": b"x", "1.PNG": b"x", "1.cls": b"1"}, "1.PNG occurs twice"),
         ({"1.png": b"x", "1.cls": b"one"}, "sample 1 has no class: its .cls is not a whole number"),

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from zoo.config.describe import describe_settings
 from zoo.config.experiment import Experiment
 from zoo.errors import ConfigError, escape, nearest
+from zoo.files import decode_text, open_regular
 from zoo.spec.architectures import ARCHITECTURES, PACKAGES, is_external
 from zoo.spec.network import read_original_keys
 from zoo.spec.section import (
@@ -67,7 +68,8 @@ def load_experiment(name: str | Path, log_notices: bool = True, known_networks_o
     """
     path = find_experiment(name) or Path(name)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with open_regular(path) as file:
+            text = decode_text(file.readall())
         content = json.loads(text, object_pairs_hook=_JsonObject)
     except OSError as error:
         raise ConfigError(

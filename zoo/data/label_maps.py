@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image, ImageFile
 
-from zoo.data.reading import EXTENSIONS, read_as, read_image, read_text
+from zoo.data.reading import EXTENSIONS, read_as, read_image, read_names, read_text
 from zoo.data.scan import find_names, log_skipped
 from zoo.errors import ConfigError, DataError, escape, join_names
 
@@ -216,8 +216,7 @@ def _folder_classes(data: Path, labels: str, num_classes: int, ignore_label: int
     file = data / "classes.txt"
     names = [str(number) for number in range(num_classes)]
     if file.exists():
-        text = read_text(file, "the class names", encoding="utf-8-sig")  # Windows editors write a BOM
-        names = [line.strip() for line in text.split("\n") if line.strip()]
+        names = read_names(file)
     return names, _table({**{number: number for number in range(len(names))}, ignore_label: ignore_label})
 
 
@@ -233,7 +232,7 @@ def _coco_stuff_classes(data: Path, labels: str, num_classes: int, ignore_label:
 
 def _vistas_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
     file = data / ("config_v1.2.json" if "v1.2" in Path(labels).parts else "config.json")
-    text = read_text(file, "the class names", encoding="utf-8-sig")
+    text = read_text(file, "the class names")
     try:
         entries = [(str(entry["readable"]), bool(entry["evaluate"])) for entry in json.loads(text)["labels"]]
     except (ValueError, TypeError, KeyError, RecursionError) as error:

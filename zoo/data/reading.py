@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from zoo.errors import DataError, escape
+from zoo.files import decode_text, open_regular
 from zoo.spec.limits import MAX_FILE_BYTES, MAX_PIXELS
 
 # PIL's names of the accepted formats, and torchvision's image extensions. PIL supports more formats; one of them, EPS,
@@ -58,21 +59,31 @@ def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile]
 
 def read_bytes(path: str | Path, what: str = "an image") -> bytes:
     """Return the content of the file ``path``; Unreadable also if it is too large."""
-    with naming(escape(path), what), open(path, "rb", buffering=0) as file:
+    with naming(escape(path), what), open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
             raise ValueError(f"it has {size:,} bytes, more than {MAX_FILE_BYTES:,}")
         return file.read()
 
 
-def read_text(path: str | Path, what: str, *, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """Return the text in the file ``path`` with newlines as line ends; Unreadable as for `read_bytes`."""
-    content = io.TextIOWrapper(io.BytesIO(read_bytes(path, what)), encoding, errors)
+def read_text(path: str | Path, what: str, *, errors: str = "strict") -> str:
+    """Return the text in the file ``path``, see `decode_text`; Unreadable as for `read_bytes`."""
+    content = read_bytes(path, what)
     with naming(escape(path), what):
-        try:
-            return content.read()
-        except UnicodeDecodeError:
-            raise ValueError("it is not UTF-8 text") from None
+        return decode_text(content, errors)
+
+
+def read_names(path: str | Path, *, errors: str = "strict") -> list[str]:
+    """Return the names of classes in the file ``path``, one per line, without white space around them.
+
+    Raises Unreadable as for `read_text`, and for a blank line between names, which would be the name of a class.
+    """
+    text = read_text(path, "the class names", errors=errors)
+    names = [line.strip() for line in io.StringIO(text.rstrip(), newline=None)]
+    with naming(escape(path), "the class names"):
+        if "" in names:
+            raise ValueError(f"line {names.index('') + 1} is blank")
+    return names
 
 
 @contextmanager

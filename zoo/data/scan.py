@@ -54,11 +54,16 @@ def find_names(root: Path, endings: Sequence[str] = EXTENSIONS) -> tuple[list[st
     An image is a file with one of the ``endings``, in upper or lower case, that is not hidden. Links are followed, as
     in torchvision, and hidden folders are not searched. The names are sorted by the folder in ``root``, then by the
     path of the folder, then by name, which determines the index of each image. Raises DataError for a folder that
-    cannot be listed.
+    cannot be listed, and for a link to a folder that is searched anyway, whose images would be counted twice.
     """
     lowered = tuple(ending.lower() for ending in endings)
     listed: list[tuple[str, str, list[str]]] = []
+    searched: dict[tuple[int, int], str] = {}  # by device and inode
     for folder, folders, files in os.walk(root, onerror=_raise_unlistable, followlinks=True):
+        status = os.stat(folder)
+        first = searched.setdefault((status.st_dev, status.st_ino), folder)
+        if first != folder:
+            raise DataError(f"it is the same folder as {escape(first)}", folder, "remove the link between them")
         place = "" if folder == os.fspath(root) else os.path.relpath(folder, root)
         folders[:] = [name for name in folders if not name.startswith(".")]
         listed.append((place.partition(os.sep)[0], place, files))

@@ -22,15 +22,16 @@ from torch import Tensor
 
 from zoo.data.index import REINDEX_HINT, SUFFIX, Index, index_path, parse_index, write_index
 from zoo.data.location import DataPath
-from zoo.data.reading import EXTENSIONS, naming, read_bytes, read_text
-from zoo.data.scan import check_filled
+from zoo.data.reading import EXTENSIONS, naming, read_bytes, read_names
+from zoo.data.scan import check_filled, log_skipped
 from zoo.data.seeding import windowed_permutation
-from zoo.errors import DataError, ZooError, escape
+from zoo.errors import DataError, ZooError, escape, join_names
 from zoo.spec.limits import MAX_CLASSES, MAX_FILE_BYTES
 
 logger = logging.getLogger(__name__)
 
 CLASSES = "classes.txt"  # the names of the classes, one per line
+SYSTEM_FOLDER = "__MACOSX"  # of copies of hidden files, which macOS writes into archives
 PIECE_BYTES = 2**20
 REPLACE = "replace it, or create it anew"
 
@@ -153,7 +154,7 @@ def _class_names(root: Path, num_classes: int) -> list[str]:
     path = root / CLASSES
     if not path.exists():
         return [str(number) for number in range(num_classes)]
-    names = read_text(path, "the class names", errors="surrogateescape").removesuffix("\n").split("\n")
+    names = read_names(path, errors="surrogateescape")  # of folders
     if len(names) < num_classes:
         what = f"an image is of class {num_classes - 1}, but there are only {len(names)} names of classes"
         raise DataError(what, path, "add the missing names, one per line")
@@ -171,10 +172,11 @@ def shard_files(root: Path) -> list[Path]:
 
 def _scan_shard(path: Path) -> Iterator[_Position]:
     """Yield the positions of the images in a tar file; DataError if it is damaged or a sample has no class."""
+    skipped: list[str] = []
     try:
         num_bytes = path.stat().st_size
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            yield from _scan_tar(tar, file, num_bytes)
+            yield from _scan_tar(tar, file, num_bytes, skipped)
     except ZooError as error:
         raise DataError(error, path, REPLACE) from error
     except (
@@ -183,10 +185,11 @@ def _scan_shard(path: Path) -> Iterator[_Position]:
     ) as error:
         reason = str(error) or type(error).__name__
         raise DataError(f"the shard cannot be read: {reason}", path, REPLACE) from error
+    log_skipped(path, skipped)
 
 
-def _scan_tar(tar: Any, file: IO[bytes], num_bytes: int) -> Iterator[_Position]:
-    """Yield the positions of the images in an open tar file of ``num_bytes``.
+def _scan_tar(tar: Any, file: IO[bytes], num_bytes: int, skipped: list[str]) -> Iterator[_Position]:
+    """Yield the positions of the images in an open tar file of ``num_bytes``; append hidden members to ``skipped``.
 
     Members are forgotten after each sample, because each can hold as much memory as the longest header before it.
     """
@@ -196,11 +199,14 @@ def _scan_tar(tar: Any, file: IO[bytes], num_bytes: int) -> Iterator[_Position]:
         tar.members.clear()
         if member.isdir():
             continue
+        folder, name = os.path.split(member.name)
+        if name.startswith(".") or SYSTEM_FOLDER in folder.split("/"):
+            skipped.append(member.name)
+            continue
         if not member.isreg() or member.issparse():
             raise DataError(f"{member.name} is a link or a device")
         if not 0 <= member.size <= num_bytes - member.offset_data:
             raise DataError(f"{member.name} is truncated")
-        folder, name = os.path.split(member.name)
         start, _, extension = name.partition(".")
         if os.path.join(folder, start) != key:
             yield from _scan_sample(file, key, sample)
@@ -231,12 +237,15 @@ def _scan_sample(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Itera
         return
     images = [member for extension, member in sample.items() if f".{extension}" in EXTENSIONS]
     if len(images) != 1:
-        raise DataError(f"sample {key} has {len(images)} images, not one")
+        members = join_names(f"{key}.{extension}" for extension in sample)
+        what = f"sample {key} has {len(images)} images, not one: its members are {members}"
+        raise DataError(f"{what}, as the key of a sample ends at the first dot of a name")
     if images[0].size > MAX_FILE_BYTES:
         raise DataError(f"the image of sample {key} has {images[0].size:,} bytes, more than {MAX_FILE_BYTES:,}")
     label = sample.get("cls") or sample.get("json")
     if label is None:
-        raise DataError(f"sample {key} has no class: neither {key}.cls nor .json")
+        what = f"sample {key} has no class: neither {key}.cls nor .json"
+        raise DataError(f"{what}; if this is an archive of one class, unpack it into a folder of the class")
     file.seek(label.offset)
     target = _target_of(file.read(label.size), label is sample.get("cls"), key)
     file.seek(images[0].offset)

@@ -6,6 +6,7 @@ Tested by tests/weights/test_fetch.py.
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 import re
@@ -19,7 +20,7 @@ from tqdm import tqdm
 
 from zoo.config.published import SUFFIX, entry_of, published
 from zoo.errors import ConfigError, WeightsError, escape, hide_password, truncate
-from zoo.files import cache_dir, is_offline
+from zoo.files import cache_dir, is_offline, open_regular
 
 logger = logging.getLogger("zoo")
 
@@ -162,7 +163,7 @@ def _mismatch(name: str, md5: str) -> str:
 def open_weights(path: str | os.PathLike[str]) -> IO[bytes]:
     """Return the file at ``path``, opened for reading; raises WeightsError if it cannot be read."""
     try:
-        return open(path, "rb")
+        return io.BufferedReader(open_regular(path))
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise _unreadable(path, error) from None
 

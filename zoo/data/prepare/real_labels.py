@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from zoo.data.imagenet import NUM_CLASSES, NUM_VAL_IMAGES, imagenet_wnids
-from zoo.data.reading import read_bytes
+from zoo.data.reading import read_text
 from zoo.errors import DataError, truncate
 
 _REMEDY = "give real.json of https://github.com/google-research/reassessed-imagenet"
@@ -26,7 +26,7 @@ def read_real_labels(path: Path) -> list[frozenset[int]]:
     classes, 0 to 999. Raises DataError for any other file.
     """
     try:
-        labels = _CONTENT.validate_json(read_bytes(path, "the labels"), strict=True)
+        labels = _CONTENT.validate_json(read_text(path, "the labels"), strict=True)
     except (DataError, ValidationError) as error:
         reason = error if isinstance(error, DataError) else truncate(error.errors()[0]["msg"])
         raise DataError(f"these are not the labels of ImageNet-ReaL: {reason}", path, _REMEDY) from error
