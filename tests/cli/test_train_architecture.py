@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 
 import zoo
+from tests.data.sample_images import make_folder
 from tests.engine.tiny import make_images
 from zoo.cli import main
 from zoo.config import load_experiment, parse_experiment
@@ -62,3 +64,31 @@ def test_what_cannot_be_trained_by_its_name_is_refused(
     assert main(["train", name, str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 2
     assert re.search(words, " ".join(capsys.readouterr().err.split()))
     assert not (tmp_path / "log").exists()
+
+
+def test_fewer_class_folders_in_val_than_in_train_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_folder(tmp_path / "data" / "train", {"ant": 2, "bee": 2, "cat": 2})
+    make_folder(tmp_path / "data" / "val", {"images": 2})
+    command = ["train", "resnet32_cifar", str(tmp_path / "data"), "--log-dir", str(tmp_path / "log"), "-j", "0"]
+    assert main(command) == 2
+    printed = capsys.readouterr().err
+    assert "different classes (3 only in train/: ant, bee, cat; 1 only in val/: images)" in printed
+
+
+def test_a_class_whose_letters_are_composed_in_another_way_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split, form in (("train", "NFD"), ("val", "NFC")):
+        make_folder(tmp_path / "data" / split, {normalize(form, "café"): 2, "tea": 2})
+    command = ["train", "resnet32_cifar", str(tmp_path / "data"), "--log-dir", str(tmp_path / "log"), "-j", "0"]
+    assert main(command) == 2
+    assert "differ only in the Unicode composition of a letter" in capsys.readouterr().err
+
+
+def test_missing_classes_are_named_again_at_the_end_of_a_run(data: Path, tmp_path: Path) -> None:
+    config = with_changes(default_experiment("resnet32_cifar", data), epochs=1).model_dump(mode="json")
+    config["network"]["num_classes"] = 1000
+    config["input"] |= {"crop_train": 32, "scale_val": 32, "crop_val": 32}
+    zoo.train(parse_experiment(config, "test"), data, log_dir=tmp_path / "log")
+    lines = (tmp_path / "log" / "training_0.log").read_text().splitlines()
+    assert "2 class folders for a network with 1000 outputs; set network.num_classes to 2" in lines[-1]

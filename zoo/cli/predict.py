@@ -76,7 +76,7 @@ class Predict(Command):
             logger.warning("%s", fault)
         if faults:
             what = f"{len(faults)} of {len(paths)} images could not be read, as listed above"
-            raise DataError(what, remedy="repair or remove the files")
+            raise DataError(what, remedy="correct the paths, or repair or remove the files")
         return 0
 
 

@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from unicodedata import normalize
 
 from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
 from zoo.errors import DataError, escape, join_names
@@ -53,6 +54,9 @@ def check_same_classes(train: ImageDataset, val: ImageDataset) -> None:
     parts = [f"{len(missing)} only in {train.root.name}/: {join_names(missing)}"] if missing else []
     parts += [f"{len(unknown)} only in {val.root.name}/: {join_names(unknown)}"] if unknown else []
     what = f"{train.root.name}/ and {val.root.name}/ have different classes ({'; '.join(parts)})"
+    if not {normalize("NFC", name) for name in missing}.isdisjoint(normalize("NFC", name) for name in unknown):
+        remedy = "rename the folders to one form; file systems and archives of macOS decompose letters (NFD)"
+        raise DataError(f"{what}, and some of them differ only in the Unicode composition of a letter", where, remedy)
     raise DataError(what, where, "give both the same folders (one in val/ may be empty)")
 
 

@@ -17,6 +17,7 @@ from zoo.data.augmentation import Normalization, finish
 from zoo.data.location import DataPath, RemoteFolder
 from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.sampler import Key
+from zoo.data.scan import class_folders
 from zoo.data.seeding import random_of
 from zoo.data.shards import Shards, shard_files
 from zoo.data.source import FolderSource, source_digest
@@ -201,6 +202,13 @@ def open_source(root: DataPath, allow_empty_classes: bool = False) -> Source:
     return (Shards if _is_sharded(root) else FolderSource)(root, allow_empty_classes)
 
 
+def open_classes(root: DataPath) -> list[str]:
+    """Return the classes in ``root``, as `open_source` does, without listing the images of class folders."""
+    if isinstance(root, RemoteFolder) or _is_sharded(root):
+        return open_source(root, allow_empty_classes=True).classes
+    return class_folders(root) or open_source(root).classes  # which raises without classes
+
+
 def _is_sharded(root: Path) -> bool:
     """Return whether ``root`` contains tar files; DataError if it also contains folders."""
     if not shard_files(root):
@@ -216,6 +224,13 @@ def collate(samples: list[Sample] | DataError) -> Batch | DataError:
     """Return a Batch of the ``samples``; a DataError is returned unchanged."""
     if isinstance(samples, DataError):
         return samples
+    first = samples[0]
+    for sample in samples:
+        found, expected = (each.drawn.pixels for each in (sample, first))
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            kinds = (f"{each.dtype} of shape {tuple(each.shape)}" for each in (found, expected))
+            what = f"its image is {next(kinds)}, and that of {escape(first.path)} is {next(kinds)}"
+            return DataError(what, sample.path, "give all images the same size and type")
     colors = [sample.drawn.colors for sample in samples if sample.drawn.colors is not None]
     return Batch(
         images=torch.stack([sample.drawn.pixels for sample in samples]),

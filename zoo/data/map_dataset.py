@@ -118,7 +118,8 @@ class MapDataset(ImageDataset):
         if self._outputs is not None and not 0 <= target < len(self._outputs):
             raise DataError(f"its label is {target}, but the data set names {len(self._outputs)} classes", name)
         if target < 0 or (self.num_classes is not None and target >= self.num_classes):
-            what = f"its label is {target}, but the network has {self.num_classes} outputs"
+            limit = "negative" if self.num_classes is None else f"but the network has {self.num_classes} outputs"
+            what = f"its label is {target}, {limit}"
             raise DataError(what, name, "labels count from 0 and are smaller than the number of outputs")
         return target if self._outputs is None else self._outputs[target]
 

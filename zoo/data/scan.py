@@ -22,20 +22,28 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> tuple[list[str
     listed, or has no class folder or image. A class without images raises DataError, or is logged with
     ``allow_empty_classes``.
     """
+    classes = class_folders(root)
+    names, skipped = find_names(root)
+    images = [name for name in names if os.sep in name]
+    log_skipped(root, [*skipped, *(name for name in names if os.sep not in name)])
+    numbers = {name: number for number, name in enumerate(classes)}
+    targets = [numbers[name.partition(os.sep)[0]] for name in images]
+    check_filled(root, classes, targets, allow_empty_classes)
+    return classes, list(map(os.fsencode, images)), targets
+
+
+def class_folders(root: Path) -> list[str]:
+    """Return the names of the class folders in ``root``, sorted; DataError if it is missing or cannot be listed."""
     if not os.path.isdir(root):
         needed = "it needs train/ and val/, each with one folder of images per class"
         if not os.path.isdir(root.parent):
             raise DataError("there is no such folder", root.parent, needed)
         present = join_names(sorted(os.listdir(root.parent))) or "nothing"
         raise DataError(f"there is no folder {root.name}/ (but {present})", root.parent, needed)
-    names, skipped = find_names(root)
-    images = [name for name in names if os.sep in name]
-    log_skipped(root, [*skipped, *(name for name in names if os.sep not in name)])
-    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-    numbers = {name: number for number, name in enumerate(classes)}
-    targets = [numbers[name.partition(os.sep)[0]] for name in images]
-    check_filled(root, classes, targets, allow_empty_classes)
-    return classes, list(map(os.fsencode, images)), targets
+    try:
+        return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        _raise_unlistable(error)
 
 
 def find_images(root: Path) -> list[Path]:

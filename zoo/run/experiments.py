@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.config import Experiment, Input, load_experiment, parse_experiment
-from zoo.data.folder import open_source
+from zoo.data.folder import open_classes
 from zoo.data.location import DataPath
 from zoo.data.map_dataset import Datasets, MapDataset, class_names_of
 from zoo.data.transforms import TrainTransform
@@ -72,7 +72,7 @@ def default_experiment(
 
 def _count_classes(data: DataPath | Datasets) -> int:
     if not isinstance(data, Datasets):
-        return len(open_source(data / "val").classes)
+        return len(open_classes(data / "train"))
     if names := class_names_of(data.train):
         return len(names)
     remedy = "set the number of classes of the network: zoo.train(zoo.get(NAME, num_classes=N), ...)"
@@ -87,7 +87,11 @@ def _describe(module: nn.Module, data: DataPath | Datasets, sections: Mapping[st
     settings = parse_section(Input, sections.get("input", {}), type(module).__name__, ("input",))
     shape: tuple[int, ...] = (3, settings.crop_train, settings.crop_train)
     if isinstance(data, Datasets):
-        shape = tuple(MapDataset(data.train, TrainTransform(settings))[0, 0].drawn.pixels.shape)
+        sample = MapDataset(data.train, TrainTransform(settings))[0, 0]
+        shape, dtype = tuple(sample.drawn.pixels.shape), sample.drawn.pixels.dtype
+        if dtype is torch.float64 and (own := next(module.parameters(), sample.drawn.pixels).dtype) is not dtype:
+            what = f"its image is a tensor of {dtype}, and the parameters of the network are {own}"
+            raise DataError(what, sample.path, f"convert the images to {own}")
     num_classes = _count_outputs(module, shape)
     spec: NetworkSpec | None = getattr(module, "built_as", None)
     if spec is not None and _shapes(build_on_meta(spec)) == _shapes(module):

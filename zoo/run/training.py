@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from zoo.config import Experiment, check_world_size
-from zoo.data.classes import check_same_classes
+from zoo.data.classes import check_num_classes, check_same_classes
 from zoo.data.loader import Loader, LoaderOptions
 from zoo.data.location import DataPath, parse_data_path
 from zoo.data.map_dataset import Datasets
@@ -196,6 +196,8 @@ def train_experiment(
             log.begin(state.step, process.device, process.world_size, images)
             Trainer(state, *loaders, log, log_dir, log_interval=log_every).train()
         logger.info("%s", _end_summary(state, log_dir))
+        if not isinstance(data, Datasets):  # repeats the warning about missing classes, which now is far above
+            check_num_classes(loaders[0].dataset, config.network.num_classes)
     return state
 
 
