@@ -57,7 +57,7 @@ def _written(folder: Path) -> set[str]:
 def test_segment_writes_what_was_asked_for_and_says_how_many(
     files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("--output", "palette", "prob", "overlay", "--scales", "0.5", "1", "--flip")
+    options = ("--output", "palette", "prob", "overlay", "--scales", "0.5", "1", "--flip", "--fusion-mode", "max")
     assert _segment(files, tmp_path / "new" / "out", *options) == 0
     output = capsys.readouterr()
     assert "3 of 3 images segmented" in output.out

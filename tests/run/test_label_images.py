@@ -11,7 +11,7 @@ from PIL import Image
 
 from zoo.config import parse_experiment
 from zoo.errors import ConfigError
-from zoo.run.label_images import WRITERS, colors_of
+from zoo.run.label_images import KINDS, colors_of
 from zoo.tasks.tta import Segments
 
 CLASSES = np.array([[0, 1, 2], [64, 2, 2]])
@@ -22,7 +22,7 @@ def _write(kind: str, path: Path, classes: np.ndarray, num_classes: int) -> None
     segments = Segments(torch.from_numpy(classes.astype(np.int32)), torch.from_numpy(PROBABILITIES))
     network = {"arch": "deeplab_resnet18", "num_classes": num_classes}
     config = parse_experiment({"network": network, "segmentation": {"layout": "vistas", "ignore_label": 65535}}, "test")
-    WRITERS[kind](path, Image.new("RGB", (3, 2)), segments, colors_of(config))
+    KINDS[kind].write(path, Image.new("RGB", (3, 2)), segments, colors_of(config))
 
 
 def test_a_palette_png_has_the_classes_as_values_and_shows_the_published_colors(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.dist.spawn import run_distributed
 from tests.engine.tiny import this_process
 from zoo.config import parse_experiment
 from zoo.errors import ConfigError, DataError
+from zoo.run.label_images import ORIGINAL_KINDS
 from zoo.run.scoring import LoadedNetwork
 from zoo.run.segmenting import segment as segment_images
 from zoo.tasks.tta import segment
@@ -81,6 +82,34 @@ def test_all_kinds_are_those_of_the_views_at_the_images_own_size(tmp_path: Path)
             assert np.array_equal(np.asarray(written), expected.classes)
     with np.load(tmp_path / "out" / "prob" / "sub" / "a.npz") as content:
         np.testing.assert_allclose(content["probability"], expected.probabilities, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["palette", "raw", "prob"])
+def test_the_original_projects_files_lie_in_the_folder_itself(tmp_path: Path, mode: str) -> None:
+    images, network, out = _images(tmp_path / "in"), _network(), tmp_path / "in" / "sub"
+    kinds = ORIGINAL_KINDS[mode]
+    before = set(_files(out))
+    segment_images(network, images, out, output=kinds, fusion="voting", flip=True, recursive=False)
+    endings = {".png", "_prob.png"} if mode == "prob" else {".png"}
+    assert set(_files(out)) - before == {f"{name}{ending}" for name in ("a", "b") for ending in endings}
+    segment_images(network, images, tmp_path, output=("ids", "prob"), fusion="voting", flip=True, recursive=False)
+    with Image.open(out / "a.png") as written, Image.open(tmp_path / "ids" / "a.png") as ids:
+        assert written.mode == ("P" if mode == "palette" else "L")
+        assert np.array_equal(np.asarray(written), np.asarray(ids))
+        assert np.asarray(ids).max() < CLASSES  # classes, not numbers of votes
+    if mode == "prob":
+        with np.load(tmp_path / "prob" / "a.npz") as content, Image.open(out / "a_prob.png") as written:
+            assert written.mode == "L"
+            np.testing.assert_allclose(np.asarray(written), content["probability"] * 255, atol=1.2)
+
+
+def test_probabilities_of_an_image_never_replace_the_classes_of_another(tmp_path: Path) -> None:
+    for name in ("a.png", "a_prob.png"):
+        random_image(0).save(tmp_path / name)
+    with pytest.raises(DataError, match=r"a.png and of .*a_prob.png would have the same name, .*/out/a_prob.png"):
+        segment_images(_network(), tmp_path, tmp_path / "out", output=ORIGINAL_KINDS["prob"], recursive=False)
+    with pytest.raises(DataError, match=r"the files would lie among the images .* give another folder"):
+        segment_images(_network(), tmp_path, tmp_path, output=ORIGINAL_KINDS["raw"], recursive=False)
 
 
 def test_what_is_there_is_skipped_and_replaced_on_request(tmp_path: Path) -> None:

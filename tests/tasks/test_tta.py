@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.errors import ConfigError, DataError, WeightsError
 from zoo.tasks import tta as module
-from zoo.tasks.tta import check_scales, segment
+from zoo.tasks.protocols import Fusion
+from zoo.tasks.tta import check_views, segment
 
 CLASSES = 5
+FUSIONS = get_args(Fusion)
 
 
 def _network(stride: int = 4, classes: int = CLASSES, context: int = 1) -> nn.Module:
@@ -47,6 +50,39 @@ def _plain_probabilities(
             yield F.interpolate(logits, size=size, mode="bilinear", align_corners=False).softmax(1)[0]
 
 
+def _plain_fusion(views: list[list[float]], fusion: Fusion) -> tuple[int, float]:
+    """Return the class and probability of one pixel, given the probabilities of all classes in each view."""
+    if fusion == "mean":
+        means = [sum(of_class) / len(views) for of_class in zip(*views, strict=True)]
+        return means.index(max(means)), max(means)
+    winners = [(view.index(max(view)), max(view)) for view in views]
+    if fusion == "max":
+        return max(winners, key=lambda winner: winner[1])  # the first of equal ones
+    votes = Counter(k for k, _ in winners)
+    sums = {k: sum(p for winner, p in winners if winner == k) for k in votes}
+    best = min(votes, key=lambda k: (-votes[k], -sums[k], k))
+    return best, sums[best] / votes[best]
+
+
+def _check(
+    forward: Callable[[Tensor], Tensor],
+    image: Tensor,
+    scales: tuple[float, ...],
+    flip: bool,
+    size: tuple[int, int],
+    fusion: Fusion,
+) -> None:
+    with torch.no_grad():
+        plain = [view.tolist() for view in _plain_probabilities(forward, image, scales, flip, size)]
+        found = segment(forward, image, scales, flip, size, fusion)
+    assert found.classes.shape == found.probabilities.shape == size
+    for row, column in itertools.product(*map(range, size)):
+        pixel = [[of_class[row][column] for of_class in view] for view in plain]
+        expected, probability = _plain_fusion(pixel, fusion)
+        assert int(found.classes[row, column]) == expected
+        assert float(found.probabilities[row, column]) == pytest.approx(probability, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("scales", "flip", "size"),
     [
@@ -56,23 +92,36 @@ def _plain_probabilities(
         ((2.0,), True, (9, 9)),
     ],
 )
-def test_averaged_views_are_those_of_whole_maps(scales: tuple[float, ...], flip: bool, size: tuple[int, int]) -> None:
-    forward, image = _network(), _image()
-    with torch.no_grad():
-        plain = [view.tolist() for view in _plain_probabilities(forward, image, scales, flip, size)]
-        found = segment(forward, image, scales, flip, size)
-    assert found.classes.shape == found.probabilities.shape == size
-    for row, column in itertools.product(*map(range, size)):
-        pixel = [[of_class[row][column] for of_class in view] for view in plain]
-        means = [sum(of_class) / len(pixel) for of_class in zip(*pixel, strict=True)]
-        assert int(found.classes[row, column]) == means.index(max(means))
-        assert float(found.probabilities[row, column]) == pytest.approx(max(means), abs=1e-6)
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_fused_views_are_those_of_whole_maps(
+    fusion: Fusion, scales: tuple[float, ...], flip: bool, size: tuple[int, int]
+) -> None:
+    _check(_network(), _image(), scales, flip, size, fusion)
 
 
-def test_strips_of_any_height_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = segment(_network(), _image(), (0.7, 1.0), True, (40, 40))
+@pytest.mark.parametrize("fusion", ["max", "voting"])
+def test_ties_go_to_the_higher_sum_or_the_earlier_view_and_then_to_the_smaller_class(fusion: Fusion) -> None:
+    """The logits are few whole numbers that every view draws anew, so that equal votes and probabilities are common."""
+    generator = torch.Generator().manual_seed(3)
+    drawn: list[Tensor] = []
+    calls: list[int] = []
+
+    def forward(x: Tensor) -> Tensor:
+        if len(drawn) < 6:
+            drawn.append(torch.randint(0, 3, (1, 4, 12, 12), generator=generator).double())
+        calls.append(len(calls))
+        return drawn[calls[-1] % 6]
+
+    _check(forward, _image(12, 12), (1.0, 0.9, 0.8), True, (12, 12), fusion)
+    largest = torch.stack(drawn).softmax(2).amax(2)
+    assert (largest[0] == largest[1]).any()
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_strips_of_any_height_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
+    whole = segment(_network(), _image(), (0.7, 1.0), True, (40, 40), fusion)
     monkeypatch.setattr(module, "STRIP_BYTES", 1)
-    rows = segment(_network(), _image(), (0.7, 1.0), True, (40, 40))
+    rows = segment(_network(), _image(), (0.7, 1.0), True, (40, 40), fusion)
     assert torch.equal(whole.classes, rows.classes)
     assert torch.equal(whole.probabilities, rows.probabilities)
 
@@ -91,18 +140,24 @@ class _LargestTensor(TorchDispatchMode):
         return result
 
 
-def test_no_map_of_all_classes_exists_at_the_size_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_no_map_of_all_classes_exists_at_the_size_of_the_image(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
     monkeypatch.setattr(module, "STRIP_BYTES", 2**16)
     network = _network(stride=8, classes=50)
     with _LargestTensor() as largest:
-        segment(network, _image(128, 128), (1.0, 1.5), True)
+        segment(network, _image(128, 128), (1.0, 1.5), True, fusion=fusion)
     assert largest.numel < 50 * 128 * 128 / 4
 
 
 @pytest.mark.parametrize("scales", [(), (0.0,), (float("nan"),), (float("inf"),)])
 def test_impossible_scales_are_refused(scales: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="one or more numbers above 0"):
-        check_scales(scales)
+        check_views(scales)
+
+
+def test_an_unknown_fusion_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fusion = 'median': give one of mean, voting, max"):
+        check_views((1.0,), "median")
 
 
 def test_a_scale_that_would_fill_the_memory_is_the_fault_of_the_image() -> None:

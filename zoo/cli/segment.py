@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from zoo.cli.options import Command, Positive, argument, check_writable, option
 from zoo.errors import DataError
+from zoo.tasks.protocols import Fusion
+
+if TYPE_CHECKING:
+    from zoo.run.segmenting import Segmented
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +33,12 @@ class Segment(Command):
     weights: Path | None = None
     """Weights file or published name (default: the weights of NAME)."""
     scales: tuple[float, ...] = (1.0,)
-    """Factors by which the sides of the image are scaled; probabilities are averaged."""
+    """Factors by which the sides of the image are scaled."""
     flip: bool = False
     """Add the mirror image at each scale."""
+    fusion_mode: Fusion = "mean"
+    """How the class of a pixel is selected from these views: the largest mean probability (mean), the largest
+    probability in any view (max), or the class that is the most probable one in most views (voting)."""
     output: tuple[Literal["palette", "ids", "prob", "overlay"], ...] = ("palette",)
     """Files to write for each image: palette (indexed PNG of the classes, with colors), ids (gray PNG of the classes,
     16 bits for more than 256), prob (npz with the class and probability of each pixel), overlay (the colors over the
@@ -55,18 +62,24 @@ class Segment(Command):
                 output=self.output,
                 scales=self.scales,
                 flip=self.flip,
+                fusion=self.fusion_mode,
                 longest_side=self.longest_side,
                 overwrite=self.overwrite,
                 process=process,
             )
         if process.is_main:
-            num_images = result.written + len(result.faults)
-            skipped = f", {result.skipped} already had files" if result.skipped else ""
-            print(f"{result.written} of {num_images} images segmented{skipped}")
-            if result.faults:
-                raise DataError(
-                    f"{len(result.faults)} of {num_images} images could not be segmented and are listed above, the "
-                    "others have their files",
-                    remedy="repair or remove them, and run the same command again",
-                )
+            report(result)
         return 0
+
+
+def report(result: Segmented) -> None:
+    """Print how many images were segmented; DataError if some could not be."""
+    num_images = result.written + len(result.faults)
+    skipped = f", {result.skipped} already had files" if result.skipped else ""
+    print(f"{result.written} of {num_images} images segmented{skipped}")
+    if result.faults:
+        raise DataError(
+            f"{len(result.faults)} of {num_images} images could not be segmented and are listed above, the others "
+            "have their files",
+            remedy="repair or remove them, and run the same command again",
+        )

@@ -46,9 +46,9 @@ def class_folders(root: Path) -> list[str]:
         _raise_unlistable(error)
 
 
-def find_images(root: Path) -> list[Path]:
-    """Return the images in ``root`` and its sub-folders, see `find_names`; DataError if there is none."""
-    images, skipped = find_names(root)
+def find_images(root: Path, recursive: bool = True) -> list[Path]:
+    """Return the images in ``root`` and, if ``recursive``, its sub-folders, see `find_names`; DataError if none."""
+    images, skipped = find_names(root, recursive=recursive)
     if not images:
         remedy = f"images are files that end in {' '.join(EXTENSIONS)}"
         raise DataError("there is no image in the folder", root, remedy)
@@ -56,7 +56,7 @@ def find_images(root: Path) -> list[Path]:
     return [root / name for name in images]
 
 
-def find_names(root: Path, endings: Sequence[str] = EXTENSIONS) -> tuple[list[str], list[str]]:
+def find_names(root: Path, endings: Sequence[str] = EXTENSIONS, recursive: bool = True) -> tuple[list[str], list[str]]:
     """Return the images and the other files in ``root`` and its sub-folders, by their names relative to ``root``.
 
     An image is a file with one of the ``endings``, in upper or lower case, that is not hidden. Links are followed, as
@@ -73,7 +73,7 @@ def find_names(root: Path, endings: Sequence[str] = EXTENSIONS) -> tuple[list[st
         if first != folder:
             raise DataError(f"it is the same folder as {escape(first)}", folder, "remove the link between them")
         place = "" if folder == os.fspath(root) else os.path.relpath(folder, root)
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if recursive and not name.startswith(".")]
         listed.append((place.partition(os.sep)[0], place, files))
     images: list[str] = []
     others: list[str] = []

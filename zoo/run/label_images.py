@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -93,6 +94,11 @@ def write_probabilities(path: Path, _: Image.Image, segments: Segments, colors: 
     write_bytes(path, content.getvalue())
 
 
+def write_gray_probabilities(path: Path, _: Image.Image, segments: Segments, colors: np.ndarray) -> None:
+    """Write the probability of the class of each pixel times 255, rounded down, as a gray PNG with 8 bits."""
+    _write_png(path, Image.fromarray((segments.probabilities.numpy() * 255).astype(np.uint8)))
+
+
 def write_overlay(path: Path, image: Image.Image, segments: Segments, colors: np.ndarray) -> None:
     """Write the image blended with the colors of its classes, half of each, as PNG."""
     painted = Image.fromarray(colors[segments.classes.numpy()])
@@ -109,10 +115,23 @@ def _write_png(path: Path, image: Image.Image) -> None:
     write_bytes(path, content.getvalue())
 
 
-# The function that writes a kind of files, atomically. A file of kind prob ends in .npz, others in .png.
-WRITERS: dict[str, Callable[[Path, Image.Image, Segments, np.ndarray], None]] = {
-    "palette": write_palette,
-    "ids": write_ids,
-    "prob": write_probabilities,
-    "overlay": write_overlay,
+class FileKind(NamedTuple):
+    """A kind of files, one per image: OUT/FOLDER/NAME and ``ending``; ``write`` writes a file atomically."""
+
+    folder: str
+    ending: str
+    write: Callable[[Path, Image.Image, Segments, np.ndarray], None]
+
+
+KINDS = {
+    "palette": FileKind("palette", ".png", write_palette),
+    "ids": FileKind("ids", ".png", write_ids),
+    "prob": FileKind("prob", ".npz", write_probabilities),
+    "overlay": FileKind("overlay", ".png", write_overlay),
+}
+# The files of the original project's test script by its output mode, all in the folder OUT itself.
+ORIGINAL_KINDS = {
+    "palette": (FileKind("", ".png", write_palette),),
+    "raw": (FileKind("", ".png", write_ids),),
+    "prob": (FileKind("", ".png", write_ids), FileKind("", "_prob.png", write_gray_probabilities)),
 }

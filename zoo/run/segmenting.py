@@ -23,10 +23,11 @@ from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process, open_process
 from zoo.errors import ConfigError, DataError, escape
 from zoo.run.console import Progress
-from zoo.run.label_images import WRITERS, colors_of
+from zoo.run.label_images import KINDS, FileKind, colors_of
 from zoo.run.scoring import LoadedNetwork, load_network
 from zoo.spec.limits import MAX_SIDE
-from zoo.tasks.tta import check_scales
+from zoo.tasks.protocols import Fusion
+from zoo.tasks.tta import check_views
 from zoo.tasks.tta import segment as segment_views
 
 logger = logging.getLogger(__name__)
@@ -52,11 +53,13 @@ def segment(
     out: str | os.PathLike[str],
     *,
     weights: str | os.PathLike[str] | None = None,
-    output: Sequence[str] = ("palette",),
+    output: Sequence[str | FileKind] = ("palette",),
     scales: Sequence[float] = (1.0,),
     flip: bool = False,
+    fusion: Fusion = "mean",
     longest_side: int | None = None,
     overwrite: bool = False,
+    recursive: bool = True,
     process: Process | None = None,
 ) -> Segmented:
     """Write the class of each pixel of images to ``out``/KIND/NAME, and return how many there are.
@@ -68,28 +71,32 @@ def segment(
 
     Args:
     - `network`: result of `zoo.load_network`, or its ``name`` argument.
-    - `source`: image, or folder, which is searched recursively.
+    - `source`: image, or folder.
     - `out`: folder for the files, outside of ``source``.
     - `weights`: weights file or published name; default the weights of ``network``.
     - `output`: kinds of files: "palette" (indexed PNG of the classes, with colors), "ids" (gray PNG of the classes, 16
       bits for more than 256), "prob" (npz with the class and probability of each pixel), "overlay" (colors over the
-      image).
-    - `scales`: factors by which the sides of the image are scaled; the probabilities of the views are averaged.
+      image); or other kinds.
+    - `scales`: factors by which the sides of the image are scaled.
     - `flip`: whether the mirror image is added at each scale.
+    - `fusion`: how the class of a pixel is selected from these views: "mean" of the probabilities, "voting", or "max",
+      the largest probability in any view; see `zoo.tasks.tta.segment`.
     - `longest_side`: longer side in px that images are scaled to; default the experiment's
       ``segmentation.longest_side_val``.
     - `overwrite`: whether all images are segmented again and their files replaced.
+    - `recursive`: whether subfolders of ``source`` are searched, too.
     - `process`: this process, if `zoo.engine.process.open_process` is open already.
 
     Raises ConfigError for impossible options and for a classifier; DataError if there are no images, or two images
     would have the same files; WeightsError for weights that do not fit.
     """
-    check_scales(scales)
+    check_views(scales, fusion)
     source, out = Path(source), Path(out)
     if longest_side is not None and not 0 < longest_side <= MAX_SIDE:
         raise ConfigError(f"longest_side = {longest_side}: give a number from 1 to {MAX_SIDE}")
-    if unknown := [kind for kind in output if kind not in WRITERS]:
-        raise ConfigError(f"output = {unknown[0]!r}: give one or more of {', '.join(WRITERS)}")
+    if unknown := [kind for kind in output if isinstance(kind, str) and kind not in KINDS]:
+        raise ConfigError(f"output = {unknown[0]!r}: give one or more of {', '.join(KINDS)}")
+    kinds = [KINDS[kind] if isinstance(kind, str) else kind for kind in output]
     with open_process() if process is None else nullcontext(process) as process:
         loaded = network if isinstance(network, LoadedNetwork) else load_network(network, weights)
         section = loaded.experiment.segmentation
@@ -107,13 +114,14 @@ def segment(
                 **environment_fingerprint(process, "segment"),
                 "scales": list(scales),
                 "flip": flip,
+                "fusion": fusion,
                 "longest_side": longest_side,
                 "experiment": loaded.experiment.digest()[:SHOWN_DIGITS],
                 "weights": weights_digest(loaded.model),
             },
             "give every process the same command, weights and images",
         )
-        images = process.on_main(lambda: _plan(source, out, output))
+        images = process.on_main(lambda: _plan(source, out, kinds, recursive))
         forward = _forward(loaded, process.device)
         own = images[process.rank :: process.world_size]
         skipped, faults = 0, []
@@ -126,9 +134,9 @@ def segment(
                 try:
                     image = read_image(path)
                     inputs = _input(image, loaded.experiment, longest_side).to(process.device)
-                    segments = segment_views(forward, inputs, scales, flip, (image.height, image.width))
-                    for kind, file in zip(output, files, strict=True):
-                        WRITERS[kind](file, image, segments, colors)
+                    segments = segment_views(forward, inputs, scales, flip, (image.height, image.width), fusion)
+                    for kind, file in zip(kinds, files, strict=True):
+                        kind.write(file, image, segments, colors)
                 except DataError as error:
                     faults.append(f"{error}" if escape(path) in str(error) else f"{error}; {escape(path)}")
                     logger.warning("%s", faults[-1])
@@ -148,34 +156,39 @@ def segment(
     )
 
 
-def _plan(source: Path, out: Path, kinds: Sequence[str]) -> list[tuple[Path, list[Path]]]:
-    """Return all images with their files: out/KIND/NAME.png or .npz for each of the ``kinds``.
+def _plan(source: Path, out: Path, kinds: Sequence[FileKind], recursive: bool) -> list[tuple[Path, list[Path]]]:
+    """Return all images with their files, one of each of the ``kinds``.
 
     Raises DataError if there are no images, and if files would collide with each other or lie among the images.
     """
     if not os.path.exists(source):
         raise DataError(f"there is no image or folder {escape(source)}", "IN", "give an image or a folder")
-    paths = find_images(source) if os.path.isdir(source) else [source]
+    paths = find_images(source, recursive) if os.path.isdir(source) else [source]
     root = source if os.path.isdir(source) else source.parent
     images, owners = [], dict[Path, Path]()
     for path in paths:
         name = os.path.splitext(os.path.relpath(path, root))[0]
-        files = [out / kind / f"{name}{'.npz' if kind == 'prob' else '.png'}" for kind in kinds]
+        files = [out / kind.folder / f"{name}{kind.ending}" for kind in kinds]
         images.append((path, files))
-        if (other := owners.setdefault(files[0], path)) != path:
-            raise DataError(
-                f"the files of {escape(other)} and of {escape(path)} would have the same name, {escape(files[0])}",
-                remedy="rename one of the two images",
-            )
+        for file in files:
+            if (other := owners.setdefault(file, path)) != path:
+                raise DataError(
+                    f"the files of {escape(other)} and of {escape(path)} would have the same name, {escape(file)}",
+                    remedy="rename one of the two images",
+                )
     inside = os.path.realpath(root)
-    folders = [os.path.realpath(out / kind) for kind in kinds]
-    if os.path.isdir(source) and any(os.path.commonpath([folder, inside]) == inside for folder in folders):
+    folders = [os.path.realpath(out / kind.folder) for kind in kinds]
+    if os.path.isdir(source) and any(_is_searched(folder, inside, recursive) for folder in folders):
         raise DataError(
             f"the files would lie among the images in {escape(root)}, and the next call would segment them",
             "OUT",
-            "give a folder outside of IN",
+            "give a folder outside of IN" if recursive else "give another folder",
         )
     return images
+
+
+def _is_searched(folder: str, root: str, recursive: bool) -> bool:
+    return os.path.commonpath([folder, root]) == root if recursive else folder == root
 
 
 def _forward(network: LoadedNetwork, device: torch.device) -> Callable[[Tensor], Tensor]:

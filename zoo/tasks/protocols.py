@@ -5,7 +5,7 @@ Tested by tests/engine/test_validation.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from zoo.spec.limits import CropMode, Interpolation
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # commands that only list protocols do not import torch
 
     from zoo.config import Experiment
     from zoo.engine.task import Forward
+
+Fusion = Literal["mean", "voting", "max"]  # of the views of an image to segment, see `zoo.tasks.tta.segment`
 
 
 class CropProtocol(NamedTuple):

@@ -1,4 +1,4 @@
-"""Test-time augmentation of a segmentation: averages predictions at several scales and of mirror images."""
+"""Test-time augmentation of a segmentation: fuses predictions at several scales and of mirror images."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from torch import Tensor
 from zoo.errors import ConfigError, DataError, WeightsError, join_names
 from zoo.ops.upsampling import upsample_strips
 from zoo.spec.limits import MAX_PIXELS
+from zoo.tasks.protocols import Fusion
 
 MAX_SCALE = 100.0
-STRIP_BYTES = 2**22  # of probabilities averaged at a time; small enough for a cache
+STRIP_BYTES = 2**22  # of probabilities fused at a time; small enough for a cache
 
 
-def check_scales(scales: Sequence[float]) -> None:
-    """Raise ConfigError unless images can be scaled by these factors."""
+def check_views(scales: Sequence[float], fusion: str = "mean") -> None:
+    """Raise ConfigError unless images can be scaled by these factors, and views be fused in this way."""
     if not scales or not all(type(scale) in (int, float) and 0 < scale <= MAX_SCALE for scale in scales):
         raise ConfigError(f"scales = {join_names(scales)}: give one or more numbers above 0 and up to {MAX_SCALE:g}")
+    if fusion not in FUSE:
+        raise ConfigError(f"fusion = {fusion!r}: give one of {', '.join(FUSE)}")
 
 
 class Segments(NamedTuple):
@@ -28,7 +31,7 @@ class Segments(NamedTuple):
 
     Args:
     - `classes`: class of each pixel, (H, W), int32, on the CPU.
-    - `probabilities`: mean probability of that class, (H, W), float32, on the CPU.
+    - `probabilities`: probability of that class, (H, W), float32, on the CPU.
     """
 
     classes: Tensor
@@ -42,11 +45,12 @@ def segment(
     scales: Sequence[float] = (1.0,),
     flip: bool = False,
     size: tuple[int, int] | None = None,
+    fusion: Fusion = "mean",
 ) -> Segments:
-    """Return the class and its probability for each pixel of an image, averaged over views of it.
+    """Return the class and its probability for each pixel of an image, from several views of it.
 
     A view is the image resized to round(side * scale) px, bilinearly with ``align_corners=False``. Its logits are
-    upsampled to ``size`` in one bilinear step, converted to probabilities, and averaged over the views.
+    upsampled to ``size`` in one bilinear step, converted to probabilities, and fused with the other views.
     This is done in strips of rows, so that probabilities never exist for the whole image. They would take 64 times the
     memory of the logits of a head with output stride 8. (The test script of Inplace-ABN fuses whole maps.)
 
@@ -57,6 +61,12 @@ def segment(
     - `scales`: factors of the sides of the views.
     - `flip`: whether each scale is also predicted mirrored.
     - `size`: (H, W) of the result; default: the size of the image.
+    - `fusion`: how the class of a pixel is selected.
+      "mean": the class with the largest mean probability.
+      "max": the class with the largest probability in any view; ties go to the earlier view, a scale before its mirror
+      image.
+      "voting": the class that is the most probable one in most views, with the mean probability over these views; ties
+      go to the larger sum of their probabilities, then to the smaller class.
 
     Raises DataError for a scale that makes the image too large, and WeightsError for logits that are not finite.
     """
@@ -68,7 +78,7 @@ def segment(
     classes = torch.empty(size, dtype=torch.int32)
     probabilities = torch.empty(size)
     for first in range(0, size[0], num_rows):
-        best, winners = _mean(_probabilities(next(strip)[1][0]) for strip in strips)
+        best, winners = FUSE[fusion](_probabilities(next(strip)[1][0]) for strip in strips)
         classes[first : first + num_rows] = winners.cpu()
         probabilities[first : first + num_rows] = best.cpu()
     return Segments(classes, probabilities)
@@ -115,3 +125,43 @@ def _mean(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     assert mean is not None
     best, winners = mean.max(0)
     return best, winners
+
+
+def _max(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the largest probability in any view and its class, (rows, W), of views (C, rows, W)."""
+    best = winners = None
+    for probabilities in views:
+        largest, classes = probabilities.max(0)
+        if best is None or winners is None:
+            best, winners = largest, classes
+        else:
+            better = largest > best
+            best, winners = torch.where(better, largest, best), torch.where(better, classes, winners)
+    assert best is not None
+    assert winners is not None
+    return best, winners
+
+
+def _voting(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the class with the most votes, (rows, W), and its mean probability where it won; see `segment`."""
+    votes = sums = None
+    for probabilities in views:
+        if votes is None or sums is None:
+            votes, sums = torch.zeros_like(probabilities, dtype=torch.int16), torch.zeros_like(probabilities)
+        largest, classes = (part[None] for part in probabilities.max(0))
+        votes.scatter_add_(0, classes, torch.ones_like(classes, dtype=votes.dtype))
+        sums.scatter_add_(0, classes, largest)
+    assert votes is not None
+    assert sums is not None
+    most = votes.amax(0)
+    sum_of_winner, winners = sums.masked_fill_(votes < most, -1).max(0)
+    return sum_of_winner / most, winners
+
+
+# A fusion consumes the probabilities (C, rows, W) of the views one by one, may overwrite them, and returns the
+# probabilities and classes (rows, W).
+FUSE: dict[Fusion, Callable[[Iterable[Tensor]], tuple[Tensor, Tensor]]] = {
+    "mean": _mean,
+    "voting": _voting,
+    "max": _max,
+}

@@ -1,0 +1,96 @@
+"""What the original project offered its users works: its command lines, with their options and their files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import zoo
+from scripts.test_vistas import SegmentVistas
+from tests.data.sample_images import random_image
+from zoo.cli import run_script
+
+SETTINGS = {
+    "network": {"arch": "deeplab_resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 65},
+    "segmentation": {"layout": "vistas", "longest_side_val": 48},
+}
+
+
+@pytest.fixture(scope="module")
+def vistas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with settings, a file of body, head and cls as the published one, and two images in ``in``."""
+    root = tmp_path_factory.mktemp("vistas")
+    (root / "tiny.json").write_text(json.dumps(SETTINGS))
+    torch.manual_seed(0)
+    model = zoo.get("deeplab_resnet18", norm="inplace", num_classes=65).eval()
+    parts = {part: getattr(model, part).state_dict() for part in ("body", "head", "cls")}
+    torch.save({"state_dict": parts}, root / "model.pth.tar")
+    (root / "in").mkdir()
+    for seed, name in enumerate(("a.png", "b.jpg")):
+        random_image(seed, 40, 60).save(root / "in" / name)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network of 15 million parameters takes the place of the published one, which has 136."""
+    if "vistas" in request.fixturenames:
+        monkeypatch.setattr("scripts.test_vistas.NETWORK", str(request.getfixturevalue("vistas") / "tiny.json"))
+
+
+def _segment(root: Path, out: Path, *words: str) -> int:
+    return run_script(SegmentVistas, [str(root / "model.pth.tar"), str(root / "in"), str(out), *words])
+
+
+def _pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
+@pytest.mark.parametrize("mode", ["palette", "raw", "prob"])
+@pytest.mark.parametrize("fusion", ["mean", "voting", "max"])
+def test_the_vistas_script_writes_the_originals_files(vistas: Path, tmp_path: Path, fusion: str, mode: str) -> None:
+    words = ["--scales", "[0.7, 1]", "--flip", "--fusion-mode", fusion, "--output-mode", mode]
+    assert _segment(vistas, tmp_path / "out", *words) == 0
+    endings = [".png", "_prob.png"] if mode == "prob" else [".png"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        name + ending for name in ("a", "b") for ending in endings
+    )
+    with Image.open(tmp_path / "out" / "a.png") as image:
+        assert image.size == (40, 60)
+        assert image.mode == ("P" if mode == "palette" else "L")
+        if mode == "palette":  # not all reds, then all greens, then all blues
+            assert image.getpalette("RGB")[:6] == [0xA5, 0x2A, 0x2A, 0x00, 0xC0, 0x00]
+
+
+def test_the_vistas_script_has_the_originals_scales_and_abbreviations(vistas: Path, tmp_path: Path) -> None:
+    assert _segment(vistas, tmp_path / "default") == 0
+    assert _segment(vistas, tmp_path / "named", "--sc", "0.7, 1, 1.2", "--fus", "mean", "--out", "raw") == 0
+    for name in ("a.png", "b.png"):
+        assert np.array_equal(_pixels(tmp_path / "default" / name), _pixels(tmp_path / "named" / name))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "1 2", "(1", "__import__('os').abort()", "0x1"])
+def test_the_vistas_script_parses_scales_and_never_evaluates_them(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        run_script(SegmentVistas, ["model", "in", "out", f"--scales={text}"])
+    assert error.value.code == 2
+    assert "is not a list of numbers, such as" in capsys.readouterr().err
+
+
+def test_images_whose_files_collide_are_an_error(
+    vistas: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.png", "a.jpg"):
+        random_image(0).save(tmp_path / name)
+    words = [str(vistas / "model.pth.tar"), str(tmp_path), str(tmp_path / "out")]
+    assert run_script(SegmentVistas, words) == 2
+    assert "would have the same name" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
