@@ -66,11 +66,44 @@ def test_report_and_plots_are_written_and_progress_and_verdicts_printed(
     assert content["sections"][0]["figures"][0]["measured"] == 2.1
     assert "revnet, Figure 1 (2 of 2)" in caplog.messages
     assert capsys.readouterr().out.splitlines() == [
-        f"written to {tmp_path / 'revnet'}.json, with plots next to them",
+        "| item            | number | published | measured | verdict            |",
+        "| --------------- | ------ | --------- | -------- | ------------------ |",
+        "| revnet, Table 9 | bytes  | 2 B       | 2.1 B    | reproduced: +5.0 % |",
+        "",
         "Of 2 published numbers, 1 are measured: 1 reproduced, 0 better, 0 off, 0 underpowered.",
-        f"all rows: {tmp_path / 'reproduction.html'} and .csv",
+        "",
+        *(
+            f"written: {tmp_path / name}"
+            for name in (
+                "revnet.json",
+                "revnet_table9.png",
+                "REPRODUCTION.md",
+                "reproduction.html",
+                "reproduction.csv",
+            )
+        ),
     ]
-    assert (tmp_path / "revnet_table9.png").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["revnet"], ["revnet", "--only", "Table 9"], ["all", "--only", "figure1"], ["revnext", "--runs", "run"]]
+)
+def test_the_files_that_were_written_are_printed_and_no_others(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "run", [10.0, 20.0])
+    assert reproduce(*words, "--out", "out") == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("written: ")]
+    assert printed == list(dict.fromkeys(printed))
+    assert {Path(line.removeprefix("written: ")) for line in printed} == set(Path("out").iterdir())
+
+
+def test_only_what_was_asked_for_is_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce("all", "--out", tmp_path) == 0
+    assert capsys.readouterr().out.count(" Table 9 ") == 3
+    assert reproduce("revnet", "--only", "Figure 1", "--out", tmp_path) == 0
+    assert capsys.readouterr().out.startswith("Of 2 published numbers, 1 are measured")
 
 
 def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

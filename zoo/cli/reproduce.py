@@ -39,9 +39,9 @@ class ReproduceAll(Command):
         if "torch" not in sys.modules:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the memory profiler
         from zoo.reproduce.paper_run import reproduce_papers
-        from zoo.reproduce.scoreboard import verdict_lines
+        from zoo.reproduce.scoreboard import measured_table, verdict_lines
 
-        rows = reproduce_papers(
+        found = reproduce_papers(
             self.papers,
             only=self.only,
             runs=self.runs,
@@ -49,11 +49,10 @@ class ReproduceAll(Command):
             plots=not self.no_plot,
             command_line=self.command_line,
         )
-        for paper in self.papers:
-            print(f"written to {self.out / paper}.json, with plots next to them")
-        counts, *off = verdict_lines(rows)
-        print(counts, *(f"off: {line}" for line in off), sep="\n")
-        print(f"all rows: {self.out / 'reproduction.html'} and .csv")
+        counts, *off = verdict_lines(found.rows)
+        verdicts = "\n".join([counts, *(f"off: {line}" for line in off)])
+        written = "\n".join(f"written: {self.out / file}" for file in found.files)
+        print("\n\n".join(filter(None, [measured_table(found.comparisons), verdicts, written])))
         return 0
 
 

@@ -19,17 +19,20 @@ from zoo.run.plot_style import Line, Panel, draw_panels
 from zoo.tables import number_text
 
 
-def write_report(folder: Path, header: Mapping[str, Any], sections: Sequence[Section], *, with_plots: bool) -> None:
-    """Write PAPER.json and, ``with_plots``, the plots of the ``sections``.
+def write_report(
+    folder: Path, header: Mapping[str, Any], sections: Sequence[Section], *, with_plots: bool
+) -> list[str]:
+    """Write PAPER.json and, ``with_plots``, the plots of the ``sections``; return the names of these files.
 
     ``header``: "benchmark" (the paper), "command" and "environment".
     """
     name = header["benchmark"]
     content = {**header, "sections": [_to_json(section) for section in sections]}
     write_json(folder / f"{name}.json", content)
-    for section in sections:
-        if section.panels and with_plots:
-            write_bytes(folder / plot_name(name, section.key), draw_panels(section.title, section.panels))
+    drawn = {plot_name(name, section.key): section for section in sections if section.panels and with_plots}
+    for plot, section in drawn.items():
+        write_bytes(folder / plot, draw_panels(section.title, section.panels))
+    return [f"{name}.json", *drawn]
 
 
 def read_report(folder: Path, paper: str) -> list[Section]:

@@ -10,10 +10,12 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from zoo.errors import ConfigError, join_names
+from zoo.reproduce.comparison import Comparison
 from zoo.reproduce.imagenet import read_scores
 from zoo.reproduce.measurements import Measurement, measurements_of
 from zoo.reproduce.paper_report import read_report, write_report
@@ -27,12 +29,26 @@ from zoo.run.plot_style import check_matplotlib
 logger = logging.getLogger(__name__)
 
 
+class Reproduction(NamedTuple):
+    """What `reproduce_papers` measured and wrote.
+
+    Args:
+    - `comparisons`: what this call measured, and what it could not measure, by item.
+    - `rows`: all rows of the papers, with measurements of earlier calls.
+    - `files`: names of the files in the folder that this call wrote.
+    """
+
+    comparisons: list[Comparison]
+    rows: list[Row]
+    files: list[str]
+
+
 def reproduce_papers(
     papers: Sequence[str], *, only: Sequence[str], runs: Sequence[Path], out: Path, plots: bool, command_line: str
-) -> list[Row]:
+) -> Reproduction:
     """Measure the items of ``papers``, and write the paper's report and the scoreboard after each.
 
-    Returns the rows of the papers. Runs of an earlier report in the folder and ``runs`` are stored in PAPER_runs.json
+    Runs of an earlier report in the folder and ``runs`` are stored in PAPER_runs.json
     and plotted in PAPER_runs.png. Scores in the folder that `zoo reproduce imagenet` has written are read. Raises
     ConfigError for unusable options, and if plots need matplotlib, before the measurements.
     """
@@ -44,12 +60,14 @@ def reproduce_papers(
     scores = read_scores(out)
     sections = {paper: {section.key: section for section in read_report(out, paper)} for paper in PAPERS}
     environment = describe_environment(torch.device("cpu"))
+    comparisons: list[Comparison] = []
+    files: list[str] = []
     for paper in papers:
         of_paper = [run for run in found if run.experiment in PAPERS[paper].experiments]
         if of_paper and runs:
-            write_runs(out, paper, command_line, of_paper)
+            files.append(write_runs(out, paper, command_line, of_paper))
             if plots:
-                draw_runs(out, paper, of_paper)
+                files.append(draw_runs(out, paper, of_paper))
     for index, measurement in enumerate(measurements, start=1):
         paper = measurement.paper
         logger.info("%s, %s (%d of %d)", paper, measurement.item, index, len(measurements))
@@ -63,9 +81,11 @@ def reproduce_papers(
         logger.info("measured in %.0f s", section.seconds)
         sections[paper][section.key] = section
         header = {"benchmark": paper, "command": command_line, "environment": environment}
-        write_report(out, header, list(sections[paper].values()), with_plots=plots)
-        write_forms(out)
-    return [row for row in read_rows(out) if row.number.paper in papers]
+        files += write_report(out, header, list(sections[paper].values()), with_plots=plots)
+        files += write_forms(out)
+        comparisons += section.comparisons
+    rows = [row for row in read_rows(out) if row.number.paper in papers]
+    return Reproduction(comparisons, rows, list(dict.fromkeys(files)))
 
 
 def _of_items(names: Sequence[str], measurements: Sequence[Measurement]) -> list[Measurement]:

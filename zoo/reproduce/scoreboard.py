@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from zoo.reproduce.comparison import RULES, Comparison, Section, State, Verdict
 from zoo.reproduce.published_numbers import Evidence, PublishedNumber, published_numbers
-from zoo.tables import Cell, number_text
+from zoo.tables import Cell, markdown_table, number_text
 
 STATES: tuple[State, ...] = get_args(State)
 WORST_FIRST: tuple[State, ...] = ("off", "underpowered", "better", "reproduced", "not measured")
@@ -112,10 +112,27 @@ def verdict_lines(rows: Sequence[Row]) -> list[str]:
     lines = [f"Of {len(rows)} published numbers, {len(rows) - missing} are measured: {states}."]
     for row in (row for row in rows if row.state == "off"):
         number, (worst,) = row.number, [each for each in row.comparisons if each.verdict == row.worst][:1]
-        published = f"{number.text} {number.unit}".strip()
-        measured = f"{number_text(worst.measured)} {number.unit}".strip()
+        published, measured = _with_units(worst)
         lines.append(f"{number.paper}, {number.item}: {worst.what}: {measured}, published {published}")
     return lines
+
+
+def measured_table(comparisons: Iterable[Comparison]) -> str:
+    """Return a Markdown table of what was measured: published number, measured number, verdict. "" if nothing was."""
+    lines = [
+        [f"{each.published.paper}, {each.published.item}", each.what, *_with_units(each), str(each.verdict)]
+        for each in comparisons
+        if each.measured is not None
+    ]
+    return markdown_table(["item", "number", "published", "measured", "verdict"], lines) if lines else ""
+
+
+def _with_units(comparison: Comparison) -> tuple[str, str]:
+    """Return the published and the measured number."""
+    number = comparison.published
+    texts = (number.text, number_text(comparison.measured))
+    published, measured = (f"{text} {number.unit}".strip() for text in texts)
+    return published, measured
 
 
 def by_item(rows: Iterable[Row]) -> dict[str, list[Row]]:

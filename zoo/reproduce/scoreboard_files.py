@@ -51,10 +51,12 @@ def read_rows(folder: Path) -> list[Row]:
     return rows_of({paper: read_report(folder, paper) for paper in PAPERS})
 
 
-def write_forms(folder: Path) -> None:
-    """Write the files of the scoreboard into the folder of the reports."""
-    for name, text in forms_of(read_rows(folder)).items():
+def write_forms(folder: Path) -> list[str]:
+    """Write the files of the scoreboard into the folder of the reports; return the names of these files."""
+    forms = forms_of(read_rows(folder))
+    for name, text in forms.items():
         write_text(folder / name, text)
+    return list(forms)
 
 
 def forms_of(rows: Sequence[Row]) -> dict[str, str]:

@@ -246,22 +246,26 @@ def environment_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
     return {key: each[0] if len(each) == 1 else ", ".join(map(str, each)) for key, each in values.items()}
 
 
-def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun]) -> None:
-    """Write NAME_runs.json, which can be given instead of the runs' log folders."""
+def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun]) -> str:
+    """Write NAME_runs.json, which can be given instead of the runs' log folders; return the name of the file."""
     content = {
         "benchmark": f"{name} runs",
         "command": command,
         "environment": describe_environment(torch.device("cpu")),
         "runs": [run.to_json() for run in runs],
     }
-    write_json(folder / f"{name}_runs.json", content)
+    file = f"{name}_runs.json"
+    write_json(folder / file, content)
+    return file
 
 
-def draw_runs(folder: Path, name: str, runs: Sequence[TrainingRun]) -> None:
-    """Plot the runs (at least one) to NAME_runs.png; needs matplotlib."""
+def draw_runs(folder: Path, name: str, runs: Sequence[TrainingRun]) -> str:
+    """Plot the runs (at least one) to NAME_runs.png, return the name of the file; needs matplotlib."""
     title = f"Training runs given to zoo reproduce {name}"
     panels = [panel for group in groups_of(runs) for panel in _panels(group)]
-    write_bytes(folder / f"{name}_runs.png", draw_panels(title, panels))
+    file = f"{name}_runs.png"
+    write_bytes(folder / file, draw_panels(title, panels))
+    return file
 
 
 def groups_of(runs: Sequence[TrainingRun]) -> list[list[TrainingRun]]:
