@@ -61,13 +61,13 @@ def reproduce_papers(
     sections = {paper: {section.key: section for section in read_report(out, paper)} for paper in PAPERS}
     environment = describe_environment(torch.device("cpu"))
     comparisons: list[Comparison] = []
-    files: list[str] = []
+    written: list[str] = []
     for paper in papers:
         of_paper = [run for run in found if run.experiment in PAPERS[paper].experiments]
         if of_paper and runs:
-            files.append(write_runs(out, paper, command_line, of_paper))
+            written.append(write_runs(out, paper, command_line, of_paper))
             if plots:
-                files.append(draw_runs(out, paper, of_paper))
+                written.append(draw_runs(out, paper, of_paper))
     for index, measurement in enumerate(measurements, start=1):
         paper = measurement.paper
         logger.info("%s, %s (%d of %d)", paper, measurement.item, index, len(measurements))
@@ -81,11 +81,11 @@ def reproduce_papers(
         logger.info("measured in %.0f s", section.seconds)
         sections[paper][section.key] = section
         header = {"benchmark": paper, "command": command_line, "environment": environment}
-        files += write_report(out, header, list(sections[paper].values()), with_plots=plots)
-        files += write_forms(out)
+        written += write_report(out, header, list(sections[paper].values()), with_plots=plots)
+        written += write_forms(out)
         comparisons += section.comparisons
     rows = [row for row in read_rows(out) if row.number.paper in papers]
-    return Reproduction(comparisons, rows, list(dict.fromkeys(files)))
+    return Reproduction(comparisons, rows, list(dict.fromkeys(written)))
 
 
 def _of_items(names: Sequence[str], measurements: Sequence[Measurement]) -> list[Measurement]:
