@@ -11,9 +11,11 @@ import torch
 from PIL import Image
 
 import zoo
+from scripts.test_imagenet import ScoreImageNet
 from scripts.test_vistas import SegmentVistas
-from tests.data.sample_images import random_image
-from zoo.cli import run_script
+from tests.convert.networks import scramble
+from tests.data.sample_images import make_splits, random_image
+from zoo.cli import main, run_script
 
 SETTINGS = {
     "network": {"arch": "deeplab_resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 65},
@@ -50,6 +52,58 @@ def _segment(root: Path, out: Path, *words: str) -> int:
 def _pixels(path: Path) -> np.ndarray:
     with Image.open(path) as image:
         return np.asarray(image)
+
+
+@pytest.fixture(scope="module")
+def relu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images, a described ReLU file, and experiments with another activation and another norm."""
+    root = tmp_path_factory.mktemp("relu")
+    make_splits(root / "data")
+    torch.manual_seed(0)
+    model = scramble(zoo.get("resnet18", activation="relu", num_classes=3), positive=True)
+    torch.save({"state_dict": model.state_dict(), "network": model.built_as.model_dump(mode="json")}, root / "relu.pth")
+    forms = {"leaky": ("standard", "leaky_relu"), "inplace": ("inplace", "leaky_relu"), "same": ("standard", "relu")}
+    for name, (norm, activation) in forms.items():
+        network = {"arch": "resnet18", "bn_mode": norm, "activation": activation, "classes": 3}
+        settings = {"network": network, "optimizer": {"batch_size": 4, "schedule": {"epochs": 1}}}
+        images = {"crop_train": 32, "scale_val": 36, "crop_val": 32}
+        (root / f"{name}.json").write_text(json.dumps({**settings, "input": images}))
+    return root
+
+
+@pytest.mark.parametrize("name", ["leaky", "inplace", "same"])
+def test_weights_are_transferred_while_validating(
+    relu: Path, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    experiment, weights, data = str(relu / f"{name}.json"), str(relu / "relu.pth"), str(relu / "data")
+    options = ["-j", "0", "--crop", "32", "--scale", "36"]
+    with caplog.at_level("WARNING"):
+        script = [experiment, weights, data, *options, "--json", str(tmp_path / "script.json")]
+        assert run_script(ScoreImageNet, script) == 0
+    told = [line for line in caplog.messages if "relu.pth" in line]
+    assert sum("trained with relu and used with leaky_relu (0.01)" in line for line in told) == (name != "same")
+    assert sum("standard-to-inplace resnet18: exact" in line for line in told) == (name == "inplace")
+    assert len(told) == {"leaky": 1, "inplace": 2, "same": 0}[name]
+    command = ["validate", experiment, data, "--weights", weights, *options, "--json", str(tmp_path / "zoo.json")]
+    assert main(command) == 0
+    model = zoo.get("resnet18", activation="relu" if name == "same" else "leaky_relu", num_classes=3)
+    model.load_state_dict(torch.load(weights, weights_only=True)["state_dict"])
+    bare = zoo.load_network(experiment, weights)
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(bare.model.eval()(x), model.eval()(x), rtol=1e-4, atol=1e-4)
+    losses = [json.loads((tmp_path / f"{each}.json").read_text())["loss"] for each in ("script", "zoo")]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("name", ["leaky", "inplace"])
+def test_training_starts_from_weights_of_another_activation_or_norm(
+    relu: Path, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["-j", "0", "--weights", str(relu / "relu.pth"), "--log-dir", str(tmp_path / "log")]
+    with caplog.at_level("WARNING"):
+        assert main(["train", str(relu / f"{name}.json"), str(relu / "data"), *words]) == 0
+    assert sum("trained with relu and used with leaky_relu" in line for line in caplog.messages) == 1
+    assert (tmp_path / "log" / "checkpoint.pth.tar").exists()
 
 
 @pytest.mark.parametrize("mode", ["palette", "raw", "prob"])

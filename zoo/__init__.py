@@ -24,14 +24,13 @@ if TYPE_CHECKING:
     )
     from zoo.names import is_model, list_models, list_pretrained
     from zoo.preprocessing import transforms
-    from zoo.registry import create_model, get
+    from zoo.registry import create_model, get, load_weights
     from zoo.remat.lean import lean
     from zoo.remat.memory_report import memory_report
     from zoo.remat.memory_use import count_memory, measure_memory
     from zoo.run.scoring import load_network, score
     from zoo.run.segmenting import segment
     from zoo.run.training import train
-    from zoo.weights import load_weights
 
     __version__: str
 
@@ -77,7 +76,7 @@ _HOMES = {
     "list_models": "zoo.names",
     "list_pretrained": "zoo.names",
     "load_network": "zoo.run.scoring",
-    "load_weights": "zoo.weights",
+    "load_weights": "zoo.registry",
     "measure_memory": "zoo.remat.memory_use",
     "memory_report": "zoo.remat.memory_report",
     "score": "zoo.run.scoring",

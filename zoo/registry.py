@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from zoo.config.published import published
+from zoo.convert.transfer import load_transferred, transferred
 from zoo.errors import ConfigError, escape, join_names
 from zoo.layers.norm import NormFactory
 from zoo.models import Network, build, build_network
@@ -20,7 +21,7 @@ from zoo.spec.architectures import ARCHITECTURES, architecture, is_external, is_
 from zoo.spec.limits import MAX_CHANNELS
 from zoo.spec.network import MISSING_BECAUSE, STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec
 from zoo.spec.section import Section, parse_section
-from zoo.weights import StoredWeights, load_state_dict, load_stored, read_weights
+from zoo.weights import LoadReport, StoredWeights, load_state_dict, load_stored, read_weights
 from zoo.weights.stored import load_body
 from zoo.weights.stored_spec import check_same_network
 
@@ -64,7 +65,8 @@ def get(
     """Return a network, initialized as the published ones were, or with weights.
 
     Its spec comes from the weights file, changed by the name, changed by the arguments. It is an error if these
-    contradict the file, except in settings that change no weights.
+    contradict the file, except in settings that change no weights. Weights of another form of the norms are converted
+    if that is exact. Weights trained with another activation are used unchanged. The log says so.
 
     Args:
     - `name`: an architecture, a published variant (which fixes norm, activation and stem), the path of a weights file
@@ -111,6 +113,8 @@ def get(
 
     if how.pretrained and not spec.is_external:
         stored = read_weights(name)  # may download, so only now, when the arguments are known to be valid
+    if stored is not None and factory is None:
+        stored = transferred(stored, spec)
     model = _build(spec, how, factory)
     _set_pretrained_cfg(model, spec, name, stored)
     if stored is not None:
@@ -120,6 +124,16 @@ def get(
 
 
 create_model = get  # its name in timm
+
+
+def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
+    """Load a weights file, or the published weights of that name, into ``model``; return a report.
+
+    Loading is strict, see `zoo.weights.load_stored`. If file and model both have a spec, the weights are converted to
+    the norms of the model if that is exact, and used with its activation; the log says so. Raises WeightsError if the
+    file is missing, damaged or unsafe, or does not fit; the model is then unchanged.
+    """
+    return load_transferred(model, read_weights(path))
 
 
 def build_from_config(network: NetworkSpec) -> nn.Module:

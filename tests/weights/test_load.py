@@ -11,11 +11,12 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from zoo import load_weights
 from zoo.convert import from_torchvision
 from zoo.errors import ConversionError, WeightsError
 from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync
 from zoo.spec.network import NetworkSpec
-from zoo.weights import LoadReport, load_state_dict, load_weights
+from zoo.weights import LoadReport, load_state_dict
 
 
 class Net(nn.Module):

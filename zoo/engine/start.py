@@ -19,9 +19,8 @@ from zoo.engine.reconstruction import check_meter
 from zoo.engine.state import TrainState, build_state, load_rank_state, load_shared_state
 from zoo.engine.task import Task
 from zoo.errors import CheckpointError, escape, join_names, truncate
-from zoo.registry import build_from_config
+from zoo.registry import build_from_config, load_weights
 from zoo.spec.network import NetworkSpec
-from zoo.weights import load_weights
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from zoo import registry
 from zoo.config import Experiment, Input
 from zoo.config.published import entry_of, published
+from zoo.convert.transfer import load_transferred
 from zoo.data.classes import match_classes
 from zoo.data.folder import Batch
 from zoo.data.imagenet import imagenet_wnids
@@ -38,7 +39,7 @@ from zoo.spec.architectures import architecture, is_external
 from zoo.tasks import task_of
 from zoo.tasks.protocols import CropProtocol
 from zoo.tasks.segmentation import SegmentationResult
-from zoo.weights import StoredWeights, digests_of, load_stored
+from zoo.weights import StoredWeights, digests_of
 from zoo.weights.cache import published_name
 
 
@@ -94,8 +95,9 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     - `weights`: a weights file, the name of published weights, or "hf-hub:OWNER/NAME". Default: the weights in the file
       ``name``, or those published under the name; an architecture stands for its only published network.
 
-    Raises ConfigError for an unknown name, and WeightsError for weights that are missing, that do not fit (including
-    the classifier), or that belong to another network.
+    The weights are converted to the norms of the network if that is exact, and used with its activation. The log says
+    so. Raises ConfigError for an unknown name, and WeightsError for weights that are missing, that do not fit
+    (including the classifier), or that belong to another network.
     """
     found = resolve(name, weights)
     if found.stored is None:
@@ -104,7 +106,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     assert stored is not None
     network = experiment.network.without_pretrained()
     model = registry.build_from_config(network)
-    report = load_stored(model, stored, "the experiment" if found.is_experiment else "the checkpoint")
+    report = load_transferred(model, stored, "the experiment" if found.is_experiment else "the checkpoint")
     if report.initial:
         raise WeightsError(
             f"the file has weights for the body only, and {' and '.join(report.initial)} would be random",

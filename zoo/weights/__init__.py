@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from zoo.weights.cache import digests_of, fetch_weights, md5_of
     from zoo.weights.load import LoadReport, load_state_dict
     from zoo.weights.read import read_checkpoint, read_state_dict
-    from zoo.weights.stored import StoredWeights, load_stored, load_weights, read_weights
+    from zoo.weights.stored import StoredWeights, load_stored, read_weights
 
 __all__ = [
     "LoadReport",
@@ -19,7 +19,6 @@ __all__ = [
     "fetch_weights",
     "load_state_dict",
     "load_stored",
-    "load_weights",
     "md5_of",
     "read_checkpoint",
     "read_state_dict",
@@ -30,7 +29,7 @@ _HOMES = {
     **dict.fromkeys(("digests_of", "fetch_weights", "md5_of"), "cache"),
     **dict.fromkeys(("LoadReport", "load_state_dict"), "load"),
     **dict.fromkeys(("read_checkpoint", "read_state_dict"), "read"),
-    **dict.fromkeys(("StoredWeights", "load_stored", "load_weights", "read_weights"), "stored"),
+    **dict.fromkeys(("StoredWeights", "load_stored", "read_weights"), "stored"),
 }
 
 

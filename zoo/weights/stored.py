@@ -95,11 +95,12 @@ class StoredWeights:
         """Return the settings of the file's network, changed by ``wanted``; only ``wanted`` if the file has no spec.
 
         Raises WeightsError as `checked_spec` does, and if ``wanted`` contradicts the file, see `check_same_network`.
+        Norm and activation may differ, see `zoo.convert.transfer.transferred`.
         """
         stored = self.checked_spec()
         if stored is None:
             return dict(wanted)
-        check_same_network(stored, wanted, escape(self.path), "the arguments")
+        check_same_network(stored, wanted, escape(self.path), "the arguments", may_transfer=True)
         return merge(stored.model_dump(), wanted)
 
     def merged_as_body(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +115,9 @@ class StoredWeights:
         stored = self.checked_spec()
         if stored is None:
             return dict(wanted)
-        check_same_network(stored, settings_of_body(wanted, stored), escape(self.path), "the arguments")
+        check_same_network(
+            stored, settings_of_body(wanted, stored), escape(self.path), "the arguments", may_transfer=True
+        )
         of_body = {key: getattr(stored, key) for key in ("norm", "activation", "activation_param")}
         stem = {key: value for key, value in stored.options.items() if key == "input_3x3"}
         return merge(of_body, stem, wanted)
@@ -161,20 +164,15 @@ def _read_from_hub(name: str) -> StoredWeights:
     return replace(stored, spec=spec)
 
 
-def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
-    """Load a weights file, or the published weights of that name, into ``model``; return a report.
+def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_BY_NETWORK) -> LoadReport:
+    """Load the content of a weights file into ``model``; return a report.
 
     Loading is strict, with two exceptions. The file's classifier is dropped, with a warning, if the model has none or
     one with another number of classes. A DeepLab loads the weights of a classification network into its body, see
     `load_body`. If file and model both have a spec, these must agree: weights trained with another activation or norm
-    have the same shapes, but compute something else. Raises WeightsError if the file is missing, damaged or unsafe, or
-    does not fit; the model is then unchanged.
+    have the same shapes, but compute something else. Raises WeightsError if the file does not fit; the model is then
+    unchanged. See `check_same_network` for ``asked_by``.
     """
-    return load_stored(model, read_weights(path))
-
-
-def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_BY_NETWORK) -> LoadReport:
-    """Load the content of a file like `load_weights`; see `check_same_network` for ``asked_by``."""
     if isinstance(model, DeepLab) and not is_segmentation(stored.state_dict):
         return load_body(model, stored, asked_by)
     built_as = getattr(model, "built_as", None)
@@ -232,6 +230,15 @@ def load_body(model: DeepLab, stored: StoredWeights, asked_by: str = ASKED_BY_NE
         source, report.num_loaded, " and ".join(initial),
     )  # fmt: skip
     return replace(report, initial=initial)
+
+
+def settings_to_compare(built_as: NetworkSpec, spec: NetworkSpec) -> dict[str, Any]:
+    """Return the settings of a built network, or of the body of a DeepLab if ``spec`` describes a body's file."""
+    settings = _compared(built_as)
+    is_body = architecture(built_as.arch).family == "deeplab" and not spec.is_external
+    if is_body and architecture(spec.arch).family != "deeplab":
+        return settings_of_body(settings, spec)
+    return settings
 
 
 def settings_of_body(settings: Mapping[str, Any], spec: NetworkSpec) -> dict[str, Any]:

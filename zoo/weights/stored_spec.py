@@ -19,6 +19,8 @@ FREE_SETTINGS = {
 # A description without these could be one of another program.
 REQUIRED = ("norm", "activation", "activation_param")
 REQUIRED_OF_ALL = ("arch", "options")
+# Settings that `zoo.convert.transfer` reconciles.
+TRANSFERABLE = ("norm", "activation", "activation_param")
 MAX_SHOWN_NAME = 100  # characters
 ASKED_BY_NETWORK = "the network that it is loaded into"
 REMEDY = "take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made the file"
@@ -79,13 +81,19 @@ def _is_description(network: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def check_same_network(
-    spec: NetworkSpec, wanted: Mapping[str, Any], source: str, asked_by: str = ASKED_BY_NETWORK
+    spec: NetworkSpec,
+    wanted: Mapping[str, Any],
+    source: str,
+    asked_by: str = ASKED_BY_NETWORK,
+    *,
+    may_transfer: bool = False,
 ) -> None:
     """Raise WeightsError if ``wanted`` (settings as `NetworkSpec` has them) contradicts the spec of a file.
 
-    Keys that are not in ``wanted`` are not compared. These differences are allowed: `FREE_SETTINGS`, and "inplace"
-    beside "sync". Of external networks only the architecture is compared, since it is unknown which arguments of
-    their builders change weights. ``asked_by`` tells in the message where ``wanted`` comes from.
+    Keys that are not in ``wanted`` are not compared. These differences are allowed: `FREE_SETTINGS`, "inplace" beside
+    "sync", and with ``may_transfer`` `TRANSFERABLE`. Of external networks only the architecture is compared, since it
+    is unknown which arguments of their builders change weights. ``asked_by`` tells in the message where ``wanted``
+    comes from.
     """
     wanted = _flat(wanted)
     if any(map(is_external, (spec.arch, wanted.get("arch", spec.arch)))):
@@ -94,7 +102,7 @@ def check_same_network(
     differences = [
         (key, stored.get(key), value)
         for key, value in wanted.items()
-        if key not in FREE_SETTINGS and not _agree(stored, key, value)
+        if key not in FREE_SETTINGS and not (may_transfer and key in TRANSFERABLE) and not _agree(stored, key, value)
     ]
     if any(key == "arch" for key, *_ in differences):  # options of another architecture cannot be compared
         differences = [difference for difference in differences if difference[0] in ("arch", "norm", "activation")]
