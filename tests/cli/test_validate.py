@@ -130,10 +130,10 @@ def test_predictions_agree_with_the_scores_image_by_image(finished: Run, tmp_pat
 def test_an_experiment_that_contradicts_its_weights_gets_no_score(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tmp_path / "resnet44.json"
-    config.write_text(json.dumps({**SETTINGS, "network": {**SETTINGS["network"], "arch": "resnet44_cifar"}}))
+    config = tmp_path / "resnet164.json"
+    config.write_text(json.dumps({**SETTINGS, "network": {**SETTINGS["network"], "arch": "resnet164_cifar"}}))
     assert run_script(ScoreImageNet, [str(config), str(finished.checkpoint), str(finished.data)]) == 2
-    assert "but arch='resnet44_cifar' is asked for by the experiment" in capsys.readouterr().err
+    assert "but arch='resnet164_cifar' is asked for by the experiment" in capsys.readouterr().err
     assert main(["validate", "resnet34", str(finished.data), "--weights", str(finished.checkpoint)]) == 2
     assert "arch='resnet32_cifar' in the file, but arch='resnet34' is asked for" in capsys.readouterr().err
 
