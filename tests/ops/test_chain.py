@@ -22,10 +22,14 @@ class Branch(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width)
         self.dropout = dropout
-        self.calls = 0
+        self.runs: list[None] = []  # a list stays as it is where a recomputation gets attributes back
+
+    @property
+    def calls(self):
+        return len(self.runs)
 
     def forward(self, x):
-        self.calls += 1
+        self.runs.append(None)
         return nn.functional.dropout(torch.tanh(self.linear(x)), self.dropout)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from zoo.layers.norm import ABN
 from zoo.ops.context import is_exporting, is_fx_proxy
+from zoo.ops.module_state import ModuleState, Parameters
 from zoo.torch_internals.data import NormBase
 from zoo.torch_internals.dispatch import are_transforms_active
 
@@ -21,10 +22,14 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
     """Return ``module(*args)``; saves only ``args`` and recomputes the rest in backward.
 
     Wraps the non-reentrant `torch.utils.checkpoint.checkpoint` but updates running statistics once per step; torch's
-    own updates them a second time in the recomputation. ``module`` must not overwrite ``args``; the residual blocks
-    and dense modules of this package do not. As with torch's, the recomputation uses the module's state at the time
-    of backward: its mode, parameters and running statistics. Equals ``module(*args)`` without gradients, in
-    `torch.export`, and in transforms of `torch.func`, where nothing can be recomputed.
+    own updates them a second time in the recomputation. Other buffers and attributes that forward changes have their
+    old values in the recomputation, and advance once too (`zoo.ops.module_state`). ``module`` must not overwrite
+    ``args``; the residual blocks and dense modules of this package do not. As with torch's, the recomputation uses the
+    module's mode, and in evaluation the running statistics of norms, at the time of backward. Equals ``module(*args)``
+    without gradients, in `torch.export`, and in transforms of `torch.func`, where nothing can be recomputed.
+
+    Raises RuntimeError if ``module`` overwrites a tensor that is an attribute but no buffer, or a frozen parameter; in
+    backward, if parameters or buffers have been modified since forward.
     """
     if not torch.is_grad_enabled() or is_exporting():
         return module(*args)
@@ -32,9 +37,48 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
         return torch_checkpoint(module, *args, use_reentrant=False)
     if are_transforms_active():
         return module(*args)
+    run = _Run(module)
     return torch_checkpoint(
-        module, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), paused_statistics(module))
+        module, *args, use_reentrant=False, context_fn=lambda: (run.first(), _Repeatable(run.again))
     )
+
+
+class _Run:
+    """A forward pass of a checkpointed module, and what its recomputations need."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """Context of the first run."""
+        self.state, completed = ModuleState(self.module.modules()), False
+        try:
+            yield
+            completed = True
+        finally:  # the recomputation of an outer checkpoint may end early, by an exception
+            self.state.finish(completed)
+            self.parameters = Parameters(self.module.parameters())
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Context of a recomputation. Raises RuntimeError if parameters or unchanged buffers have been modified."""
+        self.parameters.check()
+        with self.state.restored(), paused_statistics(self.module):
+            yield
+
+
+class _Repeatable:
+    """A context that may be entered repeatedly, as each backward pass through a checkpoint does."""
+
+    def __init__(self, context: Callable[[], AbstractContextManager[None]]) -> None:
+        self._context, self._entered = context, ExitStack()
+
+    def __enter__(self) -> None:
+        self._entered.enter_context(self._context())
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.__exit__(*error)
 
 
 @contextmanager

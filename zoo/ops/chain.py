@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from zoo.errors import ConfigError
 from zoo.ops.context import Autocast, RandomState, is_autocast, is_exporting, is_fx_proxy
 from zoo.ops.grid import HALF, Digests, round_to_grid
+from zoo.ops.module_state import ModuleState, Parameters, has_no_state
 from zoo.torch_internals.compiler import disable_compiler
 from zoo.torch_internals.data import is_replica, storage_id
 from zoo.torch_internals.dispatch import are_transforms_active
@@ -86,9 +87,9 @@ def run_chain(
     """Run ``links`` one after the other and return the outputs of the last, the only tensors saved for backward.
 
     Under autocast, half-precision inputs are cast to float32. Forward runs without gradients. Backward recomputes it
-    with the autocast state and the random numbers of forward, and then restores the caller's random state. Modules must
-    have the same mode (training or evaluation) and the same running statistics in backward as in forward. There are no
-    second derivatives. Compiled graphs break once per chain.
+    with the autocast state, the random numbers and the module state (`zoo.ops.module_state`) of forward, and then
+    restores what the caller had. Modules must have the same mode (training or evaluation) and parameters in backward as
+    in forward. There are no second derivatives. Compiled graphs break once per chain.
 
     Args:
     - `links`: see `Link`.
@@ -213,12 +214,15 @@ class _Chain(torch.autograd.Function):
         ctx.places, ctx.parameters, ctx.meter, ctx.digests = places, parameters, meter, digests
         ctx.handover, ctx.is_last = handover, is_last
         xs = tensors[:num_inputs]
-        ctx.autocast, ctx.random_states, ctx.inputs = Autocast.now(xs[0]), [], []
+        ctx.autocast, ctx.random_states, ctx.module_states, ctx.inputs = Autocast.now(xs[0]), [], [], []
         state = RandomState.now(xs[0])
         for link, block, is_first in places:
             # Detached: a link may return its input, and an output that is saved here would keep itself alive.
             ctx.inputs.append([x.detach() for x in xs] if meter and is_first and block is not None else None)
+            module_state = ModuleState(link.modules())
             inputs, xs = xs, _run([link], xs)
+            module_state.finish()
+            ctx.module_states.append(module_state)
             if digests is not None:
                 digests.record(link, inputs, xs, compared=not _is_end(link))
             del inputs
@@ -226,7 +230,9 @@ class _Chain(torch.autograd.Function):
             ctx.random_states.append(None if state.is_same(before) else before)
         modules = _modules(place.link for place in places)
         ctx.training = [module.training for module in modules]
-        used = [b for module in modules if not module.training for b in module.buffers(recurse=False)]
+        ctx.all_parameters = Parameters(p for module in modules for p in module.parameters(recurse=False))
+        norms = [module for module in modules if not module.training and has_no_state(module)]
+        used = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
         # Saving parameters and buffers makes torch raise if they were modified; backward reads xs only.
         ctx.save_for_backward(*(xs if is_last else ()), *parameters, *used)
         return xs
@@ -237,6 +243,7 @@ class _Chain(torch.autograd.Function):
         """Invert the links from last to first, and compute the gradients of each."""
         _check_modules([place.link for place in ctx.places], ctx.parameters, ctx.training)
         ys = ctx.saved_tensors[: len(grads)]
+        ctx.all_parameters.check()
         if ctx.is_last:
             seen_by_caller = storage_ids((*ys, *grads))
         else:
@@ -246,12 +253,13 @@ class _Chain(torch.autograd.Function):
         state_of_caller = RandomState.now(grads[0]) if any(ctx.random_states) else None
         try:
             with ctx.autocast():
-                forward = zip(ctx.places, ctx.random_states, ctx.inputs, strict=True)
-                for index, (place, random_state, true_inputs) in reversed(list(enumerate(forward))):
+                forward = zip(ctx.places, ctx.random_states, ctx.module_states, ctx.inputs, strict=True)
+                for index, (place, random_state, module_state, true_inputs) in reversed(list(enumerate(forward))):
                     if random_state is not None:
                         random_state.restore()
                     seen_by_caller &= storage_ids((*ys, *grads))  # must not be overwritten
-                    ys, grads, of_parameters = place.link.reverse(ys, grads, may_overwrite=not seen_by_caller)
+                    with module_state.restored():
+                        ys, grads, of_parameters = place.link.reverse(ys, grads, may_overwrite=not seen_by_caller)
                     add_gradients(gradients, of_parameters)
                     if true_inputs is not None:
                         ctx.meter(place.block, _relative_error(ys, true_inputs))
