@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.fx
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from zoo.errors import ConfigError
 from zoo.ops.context import Autocast, RandomState, is_autocast, is_exporting, is_fx_proxy
 from zoo.ops.grid import HALF, Digests, round_to_grid
 from zoo.ops.module_state import ModuleState, Parameters, has_no_state
+from zoo.ops.second_derivatives import first_derivatives_only
 from zoo.torch_internals.compiler import disable_compiler
 from zoo.torch_internals.data import is_replica, storage_id
 from zoo.torch_internals.dispatch import are_transforms_active
@@ -238,7 +238,7 @@ class _Chain(torch.autograd.Function):
         return xs
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """Invert the links from last to first, and compute the gradients of each."""
         _check_modules([place.link for place in ctx.places], ctx.parameters, ctx.training)

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from zoo.ops.abn import native, reference
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.context import is_eager, is_fx_proxy
 from zoo.ops.operators import operator
+from zoo.ops.second_derivatives import first_derivatives_only
 from zoo.torch_internals.data import pair
 
 Pair = int | tuple[int, int]
@@ -139,7 +139,7 @@ class _MaxPool(torch.autograd.Function):
         return z
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, None]:
         (place,) = ctx.saved_tensors
         return torch.ops.zoo.max_pool2d_backward.default(dz, place, *ctx.arguments), None

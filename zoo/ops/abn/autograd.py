@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import Means, NormSettings, laid_out
 from zoo.ops.abn.statistics import means_over_group
+from zoo.ops.second_derivatives import first_derivatives_only
 
 
 class ActivatedBatchNorm(torch.autograd.Function):
@@ -61,7 +61,7 @@ class ActivatedBatchNorm(torch.autograd.Function):
         ctx.scalars = eps, activation, activation_param
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         z, shortcut, weight, bias, var, num_tensor = ctx.saved_tensors
         settings = NormSettings(weight, bias, *ctx.scalars)

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from zoo.ops.abn.autograd import reduce_gradients
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.convolution import Convolution
+from zoo.ops.second_derivatives import first_derivatives_only
 
 
 def join(inputs: Sequence[Tensor]) -> Tensor:
@@ -78,7 +78,7 @@ class _NormActConv(torch.autograd.Function):
         ctx.save_for_backward(num_tensor, mean, var, weight, bias, *inputs[11:])
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         num_tensor, mean, var, weight, bias, conv_weight, conv_bias, *inputs = ctx.saved_tensors
         num_values = ctx.num_values if num_tensor is None else num_tensor

@@ -1,0 +1,72 @@
+"""Errors for second derivatives of functions that have first derivatives only.
+
+`torch.autograd.function.once_differentiable` raises its error only where a gradient of the outputs requires a gradient
+itself. After a sum or a mean it does not, and `torch.autograd.grad` with respect to parameters never visits the error.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def first_derivatives_only(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate the backward of an autograd function: gradients of its gradients raise RuntimeError.
+
+    With ``create_graph=True`` the gradients become outputs of a node whose inputs are the incoming gradients and all
+    tensors that the function has saved, so that each path from a gradient to a parameter or an input leads through an
+    error. The values have the same bits. Parameters that are not saved are in ``ctx.parameters``.
+    """
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *grads: Any) -> Any:
+        is_final = torch.compiler.is_compiling() or not torch.is_grad_enabled()
+        ctx = ctx if is_final else _ReadOnce(ctx)
+        with torch.no_grad():
+            gradients = backward(ctx, *grads)
+        if is_final:
+            return gradients
+        returned = gradients if isinstance(gradients, tuple) else (gradients,)
+        found = (*grads, *ctx.saved_tensors, *getattr(ctx, "parameters", ()))
+        origins = [each for each in found if isinstance(each, Tensor) and each.requires_grad]
+        present = [index for index, each in enumerate(returned) if each is not None]
+        if not origins or not present:
+            return gradients
+        marked = _Refusal.apply(len(present), ctx.name(), *(returned[index] for index in present), *origins)
+        result = list(returned)
+        for index, gradient in zip(present, marked, strict=True):
+            result[index] = gradient
+        return tuple(result)
+
+    return run
+
+
+class _ReadOnce:
+    """The context of a function, whose saved tensors a checkpoint around it hands out only once."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx, self.saved_tensors = ctx, ctx.saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+class _Refusal(torch.autograd.Function):
+    """Returns copies of the first tensors; backward raises the error."""
+
+    @staticmethod
+    def forward(ctx: Any, num_gradients: int, name: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.function = name.removesuffix("Backward").lstrip("_")
+        return tuple(tensor.clone() for tensor in tensors[:num_gradients])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            f"{ctx.function} has no second derivatives: in-place norms, reversible chains and the pools of this package "
+            "compute first gradients only; build the network with standard norms and memory='plain', or set store=True "
+            "on the chain"
+        )
