@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,12 @@ from PIL import Image
 import zoo
 from scripts.test_imagenet import ScoreImageNet
 from scripts.test_vistas import SegmentVistas
+from tests.cli.conftest import NUM_VAL, Run, finished
 from tests.convert.networks import scramble
 from tests.data.sample_images import make_splits, random_image
 from zoo.cli import main, run_script
+
+__all__ = ["finished"]
 
 SETTINGS = {
     "network": {"arch": "deeplab_resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 65},
@@ -148,3 +152,30 @@ def test_images_whose_files_collide_are_an_error(
     assert run_script(SegmentVistas, words) == 2
     assert "would have the same name" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def _scored(run: Run, folder: Path, *words: str) -> dict[str, Any]:
+    """Return what the test script writes for the finished run, whose settings say crop 10 and scale 12."""
+    files = [str(run.config), str(run.checkpoint), str(run.data), "-j", "0", "--json", str(folder / "scores.json")]
+    assert run_script(ScoreImageNet, [*files, *words]) == 0
+    content: dict[str, Any] = json.loads((folder / "scores.json").read_text())
+    return content
+
+
+@pytest.mark.parametrize(
+    ("words", "protocol"),
+    [
+        ("", "center224"),
+        ("--ten_crops", "tencrop224"),
+        ("-c 10", "center10-scale256"),
+        ("--crop 200 --scale 224", "center200-scale224"),
+        ("-c 8 -s -1", "center8-scaleoriginal"),
+        ("--protocol center320", "center320"),
+        ("--interpolation bicubic", "center224-scale256-bicubic"),
+    ],
+)
+def test_the_test_script_has_the_originals_crop_whatever_the_settings_say(
+    finished: Run, tmp_path: Path, words: str, protocol: str
+) -> None:
+    scores = _scored(finished, tmp_path, *words.split())
+    assert (scores["protocol"], scores["count"]) == (protocol, NUM_VAL)

@@ -30,7 +30,7 @@ def _result(command: list[str], folder: Path, run: Callable[[list[str]], int] = 
 
 
 def test_the_json_file_holds_scores_protocol_weights_and_machine(finished: Run, tmp_path: Path) -> None:
-    command = [str(finished.config), str(finished.checkpoint), str(finished.data), "-j", "0"]
+    command = [str(finished.config), str(finished.checkpoint), str(finished.data), "-j", "0", "-c", "10", "-s", "12"]
     result = _result(command, tmp_path, partial(run_script, ScoreImageNet))
     lines = (finished.log_dir / "metrics.jsonl").read_text().splitlines()
     last = next(record for record in map(json.loads, reversed(lines)) if record["event"] == "validation")
@@ -144,7 +144,7 @@ def test_launched_processes_score_every_image_once(finished: Run, tmp_path: Path
     alone = _result([*command, "--predictions", str(tmp_path / "alone.csv")], tmp_path)
     launcher = [sys.executable, "-m", "torch.distributed.launch", "--standalone", "--nproc_per_node", "2"]
     script = [str(SCRIPTS / "test_imagenet.py"), str(finished.config), str(finished.checkpoint), str(finished.data)]
-    options = ["-j", "0", "--batch-size", "2", "--json", str(tmp_path / "launched.json")]
+    options = ["-j", "0", "-c", "10", "-s", "12", "--batch-size", "2", "--json", str(tmp_path / "launched.json")]
     files = tmp_path / "alone.csv", tmp_path / "launched.csv"
     options += ["--predictions", str(files[1])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS.parent)}

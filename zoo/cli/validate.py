@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -88,6 +88,8 @@ class Validate(Command, ScoreOptions):
     set_name: SetName | None = option("--set")
     """Variant of ImageNet in the folder DATA: imagenet-a, imagenet-r, imagenet-v2 and imagenet-sketch as unpacked,
     imagenet-real with val/ and real.json. Its classes are matched to the network's."""
+    default_crop: CropProtocol | None = field(default=None, metadata={"hidden": True})
+    """Protocol of a classifier where options leave it open (default: the experiment's)."""
 
     def run(self) -> int:
         from zoo.engine.process import open_process
@@ -161,10 +163,11 @@ def _write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
 
 def _protocol(options: Validate, network: LoadedNetwork) -> CropProtocol | str | None:
     """Return the requested protocol, or None for the protocol of the experiment."""
+    default = options.default_crop if network.experiment.task == "classification" else None
     if options.protocol or not any(getattr(options, name) for name in PROTOCOL_OPTIONS):
         name: str | None = options.protocol
-        return name
-    default = center_crop(network.experiment)
+        return name or default
+    default = default or center_crop(network.experiment)
     return CropProtocol(
         options.scale or default.scale,
         options.crop or default.crop,
