@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ from PIL import Image
 import zoo
 from scripts.test_imagenet import ScoreImageNet
 from scripts.test_vistas import SegmentVistas
+from scripts.train_imagenet import OriginalTrain
 from tests.cli.conftest import NUM_VAL, Run, finished
 from tests.convert.networks import scramble
 from tests.data.sample_images import make_splits, random_image
 from zoo.cli import main, run_script
+from zoo.cli.options import Command
 
 __all__ = ["finished"]
 
@@ -179,3 +183,61 @@ def test_the_test_script_has_the_originals_crop_whatever_the_settings_say(
 ) -> None:
     scores = _scored(finished, tmp_path, *words.split())
     assert (scores["protocol"], scores["count"]) == (protocol, NUM_VAL)
+
+
+@pytest.fixture
+def _no_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")  # so that it is restored
+    monkeypatch.delenv("LOCAL_RANK")
+
+
+@pytest.mark.usefixtures("_no_local_rank")
+@pytest.mark.parametrize("words", ["--local_rank 3", "--local_rank=3", "--local-rank 3", "--local-rank=3"])
+@pytest.mark.parametrize("first", [True, False])
+def test_local_rank_is_accepted_wherever_it_stands(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, first: bool
+) -> None:
+    seen: list[int] = []
+
+    def open_device(local_rank: int) -> torch.device:
+        seen.append(local_rank)
+        return torch.device("cpu")
+
+    monkeypatch.setattr("zoo.engine.process._open_device", open_device)
+    score = [str(finished.config), str(finished.checkpoint), str(finished.data), "--limit", "1", "-c", "8", "-j", "0"]
+    train = [str(finished.config), str(finished.data), "-j", "0", "--epochs", "1"]
+    commands = [
+        (partial(run_script, ScoreImageNet), score),
+        (partial(run_script, OriginalTrain), [*train, "--log-dir", str(tmp_path / "script")]),
+        (main, ["validate", str(finished.checkpoint), str(finished.data), "-j", "0"]),
+    ]
+    for run, arguments in commands:
+        assert run([*words.split(), *arguments] if first else [*arguments, *words.split()]) == 0
+    assert seen == [3, 3, 3]
+    assert os.environ["LOCAL_RANK"] == "3"
+
+
+@pytest.mark.usefixtures("_no_local_rank")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--local_rank", "argument --local-rank/--local_rank: expected one argument"),
+        ("--local_rank=-1", "'-1' is not a whole number of at least 0"),
+        ("--local-rank two", "'two' is not a whole number of at least 0"),
+        ("--local-rank 2 --local_rank=1", "--local-rank 1, but the environment has LOCAL_RANK=0"),
+    ],
+)
+@pytest.mark.parametrize("command", [ScoreImageNet, OriginalTrain])
+def test_a_wrong_local_rank_is_a_usage_error(
+    command: type[Command],
+    words: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if "environment" in message:
+        monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(SystemExit) as error:
+        run_script(command, ["config", "checkpoint", *words.split()])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err

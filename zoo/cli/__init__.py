@@ -20,7 +20,7 @@ from zoo.cli.data import DATA
 from zoo.cli.doctor import Doctor
 from zoo.cli.fetch import Fetch
 from zoo.cli.list_networks import List
-from zoo.cli.options import Command, Group, add_options, parsed
+from zoo.cli.options import Command, Group, add_options, parsed, whole_number
 from zoo.cli.predict import Predict
 from zoo.cli.push import Push
 from zoo.cli.quickstart import Quickstart
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ``argv`` defaults to the arguments of the process. Usage errors exit with code 2, as argparse does.
     """
     parser = build_parser()
-    words = _arguments(argv)
+    words = _arguments(parser, argv)
     args = parser.parse_args(words)
     if "command" not in args:
         parser.print_help(sys.stderr)
@@ -71,14 +71,23 @@ def run_script(command: type[Command], argv: Sequence[str] | None = None) -> int
     """Run ``command`` as a standalone script, whose arguments are its options; return its exit code."""
     parser = argparse.ArgumentParser(description=_descriptions(command)[1])
     add_options(parser, command)
-    words = _arguments(argv)
+    words = _arguments(parser, argv)
     return _run(parser.parse_args(words), shlex.join([sys.argv[0], *words]))
 
 
-def _arguments(argv: Sequence[str] | None) -> list[str]:
-    """Return the arguments without --local-rank, which torch.distributed.launch passes beside LOCAL_RANK."""
-    words = sys.argv[1:] if argv is None else argv
-    return [word for word in words if not word.startswith(("--local-rank=", "--local_rank="))]
+def _arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> list[str]:
+    """Return the arguments without --local-rank, which torch.distributed.launch puts before all others.
+
+    Sets LOCAL_RANK to its value. Launchers that pass both pass the same number.
+    """
+    launcher = argparse.ArgumentParser(prog=parser.prog, add_help=False, allow_abbrev=False)
+    launcher.add_argument("--local-rank", "--local_rank", type=whole_number, metavar="N")
+    args, words = launcher.parse_known_args(argv)
+    if args.local_rank is not None:
+        number = os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
+        if number != str(args.local_rank):
+            launcher.error(f"--local-rank {args.local_rank}, but the environment has LOCAL_RANK={escape(number)}")
+    return words
 
 
 def build_parser() -> argparse.ArgumentParser:
