@@ -27,7 +27,7 @@ class OriginalTrain(Train):
             raise ConfigError("--evaluate scores the weights of --resume", "command line", "give --resume PATH")
         scored = Validate(
             name=self.config, weights=Path(self.resume), data=self.data, workers=self.workers,
-            log_every=self.log_every,
+            log_every=self.log_every, dist_backend=self.dist_backend,
         )  # fmt: skip
         return scored.run()
 

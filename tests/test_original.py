@@ -241,3 +241,26 @@ def test_a_wrong_local_rank_is_a_usage_error(
         run_script(command, ["config", "checkpoint", *words.split()])
     assert error.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")
+def test_the_scripts_take_the_backend_of_the_process_group(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    score = [str(finished.config), str(finished.checkpoint), str(finished.data), "--limit", "1", "-c", "8", "-j", "0"]
+    train = [str(finished.config), str(finished.data), "-j", "0", "--epochs", "1"]
+    commands = [
+        (partial(run_script, ScoreImageNet), score),
+        (partial(run_script, OriginalTrain), [*train, "--log-dir", str(tmp_path / "script")]),
+        (partial(run_script, OriginalTrain), [*train[:-2], "-e", "--resume", str(finished.checkpoint)]),
+        (main, ["train", *train, "--log-dir", str(tmp_path / "command")]),
+        (main, ["validate", *score[1:]]),
+    ]
+    for run, words in commands:
+        assert run([*words, "--dist-backend", "nccl"]) == 2
+        assert "--dist-backend nccl needs CUDA, which this machine lacks; leave it out" in capsys.readouterr().err
+        assert run([*words, "--dist-backend", "gloo"]) == 0
+        with pytest.raises(SystemExit) as error:
+            run([*words, "--dist-backend", "mpi"])
+        assert error.value.code == 2
+        assert "--dist-backend: invalid choice: 'mpi' (choose from " in capsys.readouterr().err

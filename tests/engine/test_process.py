@@ -41,8 +41,8 @@ def test_a_local_rank_without_a_device_of_its_own_is_refused(monkeypatch: pytest
         pass
 
 
-def _open_with_launchers_environment() -> dict[str, Any]:
-    with open_process() as process:
+def _open_with_launchers_environment(backend: str | None = None) -> dict[str, Any]:
+    with open_process(backend) as process:
         found = {"rank": process.rank, "backend": dist.get_backend()}
         found["gathered"] = process.gather(f"from {process.rank}")
         found["broadcast"] = process.broadcast(f"by {process.rank}")
@@ -57,6 +57,27 @@ def test_two_processes_find_each_other_and_leave() -> None:
     shared = {"backend": "gloo", "broadcast": "by 0", "any": (True, False), "left": True}
     assert found[0] == {"rank": 0, "gathered": ["from 0", "from 1"], **shared}
     assert found[1] == {"rank": 1, "gathered": [], **shared}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("asked", [None, "nccl", "gloo"])
+def test_the_group_has_the_backend_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, device: str
+) -> None:
+    opened = []
+
+    def join(backend: str, **options: object) -> None:
+        opened.append(backend)
+        raise ConfigError("no group in this test")
+
+    _set(monkeypatch, TWO_RANKS)
+    monkeypatch.setattr("zoo.engine.process._open_device", lambda local_rank: torch.device(device))
+    monkeypatch.setattr(dist, "init_process_group", join)
+    refused = (asked, device) == ("nccl", "cpu")
+    message = "--dist-backend nccl needs CUDA" if refused else "no group in this test"
+    with pytest.raises(ConfigError, match=message), open_process(asked):
+        pass
+    assert opened == ([] if refused else [asked or {"cpu": "gloo", "cuda": "nccl"}[device]])
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE"])

@@ -201,6 +201,14 @@ class LoaderOptions:
     """Batches between two log lines."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """Options of commands that run in several processes."""
+
+    dist_backend: Literal["nccl", "gloo"] | None = None
+    """Backend of torch.distributed (default: nccl on CUDA devices, gloo on the CPU)."""
+
+
 def check_writable(*files: Path | None) -> None:
     """Raise ConfigError for an output file that cannot be written, or that two options name.
 

@@ -9,6 +9,7 @@ from zoo.cli.options import (
     Command,
     DataFolder,
     Positive,
+    ProcessOptions,
     WholeNumber,
     argument,
     default_workers,
@@ -19,7 +20,7 @@ RUNS_DIR = Path("runs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(Command):
+class Train(Command, ProcessOptions):
     """Train an experiment on DATA/train and validate on DATA/val."""
 
     config: str = argument("CONFIG")
@@ -63,7 +64,7 @@ class Train(Command):
         config = experiment_for(self.config, data, self.epochs, self.batch_size, self.memory)
         if self.seed is not None:
             config = parse_experiment({**config.model_dump(mode="json"), "seed": self.seed}, f"seed {self.seed}")
-        with open_process() as process:
+        with open_process(self.dist_backend) as process:
             train_experiment(
                 config, data, log_dir, process,
                 workers=self.workers, log_every=self.log_every, resume=self.resume, weights=self.weights,

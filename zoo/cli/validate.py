@@ -13,6 +13,7 @@ from zoo.cli.options import (
     DataFolder,
     LoaderOptions,
     Positive,
+    ProcessOptions,
     argument,
     check_writable,
     option,
@@ -44,7 +45,7 @@ def scale(text: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions(LoaderOptions):
+class ScoreOptions(LoaderOptions, ProcessOptions):
     """How weights are scored, and which files are written."""
 
     protocol: str | None = option(choices=[*PROTOCOLS, *WHOLE_IMAGES], metavar=None)
@@ -98,7 +99,7 @@ class Validate(Command, ScoreOptions):
         from zoo.tasks.prediction import Recorder
 
         self._check_protocol()
-        with open_process() as process:
+        with open_process(self.dist_backend) as process:
             process.on_main(lambda: check_writable(self.json, self.predictions))
             network = load_network(self.name, self.weights)
             self._check_task(network)

@@ -96,13 +96,16 @@ class Process:
 
 
 @contextmanager
-def open_process() -> Iterator[Process]:
+def open_process(backend: str | None = None) -> Iterator[Process]:
     """Join the process group that torchrun's environment describes, and leave it at the end.
 
-    Without torchrun the process runs alone and has no group. Each process gets the CUDA device of its local rank and
-    the backend NCCL, or the CPU and Gloo. Raises ConfigError if the environment is incomplete or inconsistent, or if
-    there are fewer devices than local ranks; ZooError, in one line, if a worker of a data loader dies. When another
-    rank dies, collective operations raise torch's own errors; torchrun ends and restarts the processes.
+    Without torchrun the process runs alone and has no group. Each process gets the CUDA device of its local rank, or
+    the CPU. Raises ConfigError if the environment is incomplete or inconsistent, if there are fewer devices than local
+    ranks, or if the backend cannot work on the device; ZooError, in one line, if a worker of a data loader dies. When
+    another rank dies, collective operations raise torch's own errors; torchrun ends and restarts the processes.
+
+    Args:
+    - `backend`: backend of the group, "nccl" or "gloo"; None for NCCL on CUDA devices and Gloo on the CPU.
     """
     if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ):
         what = "only one of RANK and WORLD_SIZE is set"
@@ -112,11 +115,16 @@ def open_process() -> Iterator[Process]:
         what = f"RANK={rank} is not below WORLD_SIZE={world_size}"
         raise ConfigError(what, "environment", "start with torchrun, or count ranks from 0")
     device = _open_device(_number("LOCAL_RANK", 0))
+    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+    if backend == "nccl" and device.type != "cuda":
+        raise ConfigError(
+            "--dist-backend nccl needs CUDA, which this machine lacks", remedy="leave it out, or give gloo"
+        )
     with concise_worker_errors():
         if world_size == 1:
             yield Process(device=device)
             return
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
+        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
         try:
             control: Any = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
             yield Process(dist.get_rank(), world_size, device, control)
