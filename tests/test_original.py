@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import zoo
 from scripts.test_imagenet import ScoreImageNet
@@ -22,6 +23,8 @@ from tests.convert.networks import scramble
 from tests.data.sample_images import make_splits, random_image
 from zoo.cli import main, run_script
 from zoo.cli.options import Command
+from zoo.config import parse_experiment
+from zoo.run.run_log import RunLog
 
 __all__ = ["finished"]
 
@@ -264,3 +267,37 @@ def test_the_scripts_take_the_backend_of_the_process_group(
             run([*words, "--dist-backend", "mpi"])
         assert error.value.code == 2
         assert "--dist-backend: invalid choice: 'mpi' (choose from " in capsys.readouterr().err
+
+
+def _histograms(folder: Path) -> dict[str, list[Any]]:
+    events = EventAccumulator(str(folder), size_guidance={"histograms": 0})
+    events.Reload()
+    return {name: events.Histograms(name) for name in events.Tags()["histograms"]}
+
+
+@pytest.mark.parametrize("words", ["", "--log-hist"])
+def test_histograms_of_classifier_and_last_norm_are_written_every_ten_steps(
+    finished: Run, tmp_path: Path, words: str
+) -> None:
+    train = [str(finished.config), str(finished.data), "-j", "0", "--epochs", "4", "--log-dir", str(tmp_path)]
+    assert run_script(OriginalTrain, [*train, *words.split()]) == 0
+    names = ["bn_out.bias", "bn_out.weight", "classifier.fc.bias", "classifier.fc.weight"] if words else []
+    found = _histograms(tmp_path)
+    assert sorted(found) == names
+    assert {name: [event.step for event in events] for name, events in found.items()} == {name: [10] for name in names}
+
+
+def test_histograms_leave_out_values_that_are_not_finite(tmp_path: Path) -> None:
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("conv", "bn_out", "fc")})
+    model["fc"].weight.data = torch.tensor([[1.0, torch.nan], [torch.inf, 2.0]])
+    model["fc"].bias.data.fill_(torch.nan)
+    config = parse_experiment({"network": {"arch": "resnet18", "classes": 10}}, "test")
+    with RunLog(tmp_path, 0, config, histograms=True) as log:
+        log.begin(0, torch.device("cpu"), world_size=1, images={})
+        for step in (9, 10, 11, 20):
+            log.parameters(step, model)
+    found = _histograms(tmp_path)
+    assert sorted(found) == ["bn_out.bias", "bn_out.weight", "fc.weight"]
+    assert [event.step for event in found["fc.weight"]] == [10, 20]
+    histogram = found["fc.weight"][0].histogram_value
+    assert (histogram.num, histogram.min, histogram.max) == (2, 1, 2)

@@ -133,6 +133,9 @@ class MemoryLog:
     def gradient_angle(self, step: int, degrees: float) -> None:
         self.angles.append((step, degrees))
 
+    def parameters(self, step: int, model: nn.Module) -> None:
+        pass
+
     @property
     def numbers(self) -> list[tuple[float, ...]]:
         """What was reported, but for times and memory."""

@@ -52,6 +52,9 @@ class Train(Command, ProcessOptions):
     the experiment)."""
     seed: WholeNumber | None = None
     """Seed of all random numbers instead of the experiment's."""
+    log_hist: bool = False
+    """Write histograms of the classifier and the last norm (parameters whose names contain fc or bn_out) to TensorBoard
+    every 10 steps."""
 
     def run(self) -> int:
         from zoo.config import parse_experiment
@@ -68,5 +71,6 @@ class Train(Command, ProcessOptions):
             train_experiment(
                 config, data, log_dir, process,
                 workers=self.workers, log_every=self.log_every, resume=self.resume, weights=self.weights,
+                log_hist=self.log_hist,
             )  # fmt: skip
         return 0

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import nn
 
 from zoo.engine.meters import Reading
 from zoo.engine.state import TrainState
@@ -79,6 +80,9 @@ class Log(Protocol):
 
     def gradient_angle(self, step: int, degrees: float) -> None:
         """Record the angle between the gradients of a step from reconstructed and from stored activations."""
+
+    def parameters(self, step: int, model: nn.Module) -> None:
+        """Record the parameters of the bare network after each step, or after those that the log selects."""
 
 
 class Pace:

@@ -102,6 +102,7 @@ class Trainer:
                 step_batch = self._prepared(batch)
                 self._meter_gradient_angle(step_batch)
                 train_step(state, step_batch)
+                self.log.parameters(state.step, state.model)
                 advance(1)
                 if state.batch % self.log_interval == 0 or state.batch == num_batches:
                     reported = self._report(reported, lr)

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from zoo.config import Experiment
@@ -31,6 +32,10 @@ from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE, writable
 from zoo.tasks import task_of
 
 logger = logging.getLogger(__name__)
+
+# As in the original project.
+HISTOGRAM_NAMES = ("fc", "bn_out")
+HISTOGRAM_STEPS = 10
 
 
 class TextLog(logging.FileHandler):
@@ -57,7 +62,7 @@ class TextLog(logging.FileHandler):
 
 
 class Board:
-    """TensorBoard event file: scalars and settings.
+    """TensorBoard event file: scalars, settings and histograms.
 
     Args:
     - `log_dir`: folder of the file.
@@ -85,6 +90,14 @@ class Board:
         for name, value in {"loss": result.loss, **scores}.items():
             self._writer.add_scalar(f"val/{name}", value, step)
         self._writer.flush()
+
+    def parameters(self, step: int, model: nn.Module) -> None:
+        """Write histograms of the finite values of the parameters in `histogram_parameters`."""
+        for name, parameter in histogram_parameters(model).items():
+            values = parameter.detach().float()
+            values = values[values.isfinite()].cpu()
+            if len(values):
+                self._writer.add_histogram(name, values, step)
 
     def close(self) -> None:
         """Flush and close the event file. Raises OSError if records could not be written."""
@@ -135,12 +148,14 @@ class RunLog:
     - `log_dir`: folder of all files; created if necessary. A second run in the same folder appends to them.
     - `rank`: rank of this process.
     - `config`: settings of the run.
+    - `histograms`: whether TensorBoard gets histograms of the parameters in `histogram_parameters` every 10 steps.
     """
 
-    def __init__(self, log_dir: Path, rank: int, config: Experiment) -> None:
+    def __init__(self, log_dir: Path, rank: int, config: Experiment, *, histograms: bool = False) -> None:
         self._log_dir = log_dir
         self._config = config
         self._labels = task_of(config).shown_labels
+        self._histograms = histograms
         self._is_main = rank == 0
         self._progress: Progress | None = None
         self._board: Board | None = None
@@ -252,6 +267,18 @@ class RunLog:
     def gradient_angle(self, step: int, degrees: float) -> None:
         """Record the angle between the gradients of a step from reconstructed and from stored activations."""
         self._add_line("gradient_angle", step=step, degrees=degrees)
+
+    def parameters(self, step: int, model: nn.Module) -> None:
+        """Record histograms, if they were asked for and are due at ``step``."""
+        if self._histograms and self._board is not None and step % HISTOGRAM_STEPS == 0:
+            self._write(partial(self._board.parameters, step, model))
+
+
+def histogram_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of the classifier and the last norm by name: the names contain ``fc`` or ``bn_out``."""
+    return {
+        name: parameter for name, parameter in model.named_parameters() if any(part in name for part in HISTOGRAM_NAMES)
+    }
 
 
 def read_validation(log_dir: Path, epoch: int) -> dict[str, Any]:

@@ -31,14 +31,14 @@ from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
 from zoo.engine.trainer import Trainer
-from zoo.errors import ConfigError, DataError, escape
+from zoo.errors import ConfigError, DataError, escape, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
 from zoo.registry import build_from_config
 from zoo.remat.lean import is_lean, lean
 from zoo.run.experiments import experiment_for
 from zoo.run.log_folder import log_folder
-from zoo.run.run_log import RunLog, read_validation
+from zoo.run.run_log import HISTOGRAM_NAMES, RunLog, histogram_parameters, read_validation
 from zoo.spec.architectures import ARCHITECTURES, LEAN, is_external
 from zoo.spec.network import NetworkSpec
 from zoo.tables import counted
@@ -87,6 +87,7 @@ def train(
     log_every: int = 10,
     resume: str | None = None,
     weights: str | None = None,
+    log_hist: bool = False,
 ) -> TrainingResult:
     """Train a network on a data set or a folder, and return it with its scores.
 
@@ -119,6 +120,7 @@ def train(
     - `log_every`: batches between two log lines.
     - `resume`: checkpoint to continue from; "auto" takes the newest good one of the log folder, if there is one.
     - `weights`: weights file to start from instead of random weights, as `zoo.load_weights` reads it.
+    - `log_hist`: write histograms of the classifier and the last norm to TensorBoard every 10 steps.
 
     Raises ConfigError, DataError, WeightsError and CheckpointError for files, data and
     settings that do not fit; NonFiniteLossError; and TrainingInterrupted after a signal, once the state is saved.
@@ -138,6 +140,7 @@ def train(
         state = train_experiment(
             config, images, Path(log_dir), process,
             workers=workers, log_every=log_every, resume=resume, weights=weights, module=module,
+            log_hist=log_hist,
         )  # fmt: skip
         return _result(state, Path(log_dir))
 
@@ -153,6 +156,7 @@ def train_experiment(
     resume: str | None,
     weights: str | None,
     module: nn.Module | None = None,
+    log_hist: bool = False,
 ) -> TrainState:
     """Train on ``data``/train, validate on ``data``/val after each epoch, and return the state at the end.
 
@@ -183,9 +187,13 @@ def train_experiment(
     build = build_from_config if module is None else partial(_prepared, module)
     with (
         log_folder(log_dir, process, continues=_continues(log_dir, resume)),
-        RunLog(log_dir, process.rank, config) as log,
+        RunLog(log_dir, process.rank, config, histograms=log_hist) as log,
     ):
         state = start(task, process, log_dir, resume=resume, weights=weights, build=build)
+
+        if log_hist and not histogram_parameters(state.model):
+            what = f"no parameter of {config.network.arch} has a name with {join_names(HISTOGRAM_NAMES)}"
+            logger.warning("--log-hist: %s, there are no histograms", what)
 
         # 4. The loop.
         epochs = config.optimizer.schedule.epochs
