@@ -301,3 +301,32 @@ def test_histograms_leave_out_values_that_are_not_finite(tmp_path: Path) -> None
     assert [event.step for event in found["fc.weight"]] == [10, 20]
     histogram = found["fc.weight"][0].histogram_value
     assert (histogram.num, histogram.min, histogram.max) == (2, 1, 2)
+
+
+ORIGINAL_OPTIONS = {
+    OriginalTrain: (
+        "-j 2", "--workers 2", "-p 10", "--print-freq 10", "--resume PATH", "-e", "--evaluate", "--local_rank 0",
+        "--local_rank=0", "--dist-backend nccl", "--dist-backend gloo", "--log-dir .", "--log-hist",
+    ),
+    ScoreImageNet: (
+        "-j 4", "--workers 4", "-p 10", "--print-freq 10", "-c 224", "--crop 224", "-s 256", "--scale 256",
+        "--ten_crops", "--local_rank 0", "--local_rank=0", "--dist-backend nccl", "--dist-backend gloo",
+    ),
+    SegmentVistas: (
+        "--scales [0.7,1,1.2]", "--flip", "--fusion-mode mean", "--fusion-mode voting", "--fusion-mode max",
+        "--output-mode palette", "--output-mode raw", "--output-mode prob",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("_no_local_rank")
+@pytest.mark.parametrize(
+    ("command", "words"), [(command, words) for command, options in ORIGINAL_OPTIONS.items() for words in options]
+)
+def test_all_options_of_the_originals_scripts_are_known(
+    command: type[Command], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "run", lambda self: 0)
+    files = ["CONFIG", "DATA"] if command is OriginalTrain else ["A", "B", "C"]
+    assert run_script(command, [*words.split(), *files]) == 0
+    assert run_script(command, [*files, *words.split()]) == 0
