@@ -59,9 +59,12 @@ class _Refusal(torch.autograd.Function):
     """Returns copies of the first tensors; backward raises the error."""
 
     @staticmethod
-    def forward(ctx: Any, num_gradients: int, name: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.function = name.removesuffix("Backward").lstrip("_")
+    def forward(num_gradients: int, name: str, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(tensor.clone() for tensor in tensors[:num_gradients])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.function = inputs[1].removesuffix("Backward").lstrip("_")
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
