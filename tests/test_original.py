@@ -56,6 +56,18 @@ def _small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr("scripts.test_vistas.NETWORK", str(request.getfixturevalue("vistas") / "tiny.json"))
 
 
+def test_a_file_may_dilate_each_block_of_a_resnext(tmp_path: Path) -> None:
+    network = {"arch": "resnext50", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 3}
+    path = tmp_path / "dilated.json"
+    path.write_text(json.dumps({"network": {**network, "dilation": [1, 1, [2, 1, 2, 1, 2, 1], [1, 1, 1]]}}))
+    model = zoo.get(str(path))
+    assert [block.convs.conv2.dilation[0] for block in model.mod4] == [2, 1, 2, 1, 2, 1]
+    assert model.feature_info.reduction() == [4, 4, 8, 8, 8]
+    path.write_text(json.dumps({"network": {**network, "dilation": [1, 1, 1, [2]]}}))
+    with pytest.raises(zoo.ConfigError, match=r"network.options.dilation\[3\] = \[2\]: should have 3 numbers, one per"):
+        zoo.get(str(path))
+
+
 def _segment(root: Path, out: Path, *words: str) -> int:
     return run_script(SegmentVistas, [str(root / "model.pth.tar"), str(root / "in"), str(out), *words])
 

@@ -174,7 +174,10 @@ def test_dilation_keeps_the_map_size_and_the_keys(name, dilation, reductions):
     ("name", "dilation"),
     [
         ("resnet18", [1, 2]),
-        ("resnext50", [1, 1, [2], 1]),
+        ("resnext50", [1, 1, [2, 0, 1, 1, 1, 1], 1]),
+        ("resnext50", [1, 1, [], 1]),
+        ("resnext50", [[1, 1, 2]]),
+        ("resnet50", [1, 1, [1] * 6, 1]),
         ("densenet121", [1, 1]),
         ("densenet121", True),
         ("resnet18", 1.0),
@@ -185,6 +188,64 @@ def test_impossible_dilations_are_refused_with_their_value(name, dilation):
     message = re.escape(f"options.dilation = {json.dumps(dilation)}: should be")
     with pytest.raises(zoo.ConfigError, match=message):
         build_meta(name, dilation=dilation)
+
+
+@pytest.mark.parametrize(
+    ("name", "dilation", "index", "blocks"),
+    [
+        ("resnext50", [1, 1, [2], 1], 2, 6),
+        ("resnext101", [1, 1, [2] * 6, 1], 2, 23),
+        ("resnext152", [[1, 2, 3, 4], 1, 1, [2, 2, 2]], 0, 3),
+    ],
+)
+def test_dilations_per_block_of_a_wrong_length_are_refused_with_the_number_of_blocks(name, dilation, index, blocks):
+    words = (
+        f"options.dilation[{index}] = {json.dumps(dilation[index])}: should have {blocks} numbers, one per block of "
+    )
+    with pytest.raises(
+        zoo.ConfigError, match=re.escape(f"{words}mod{index + 2} of {name}, got {len(dilation[index])}")
+    ):
+        build_meta(name, dilation=dilation)
+
+
+def plain_resnext(x: torch.Tensor, model: nn.Module, settings: list[tuple[int, list[int]]]) -> torch.Tensor:
+    """Return the logits of a ResNeXt in evaluation; ``settings`` has a module's stride and its blocks' dilations."""
+
+    def norm(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        y = F.batch_norm(x, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps)
+        return F.leaky_relu(y, 0.01)
+
+    x = F.max_pool2d(F.conv2d(x, model.mod1.conv1.weight, stride=2, padding=3), 3, 2, 1)
+    for number, (module_stride, dilations) in enumerate(settings, start=2):
+        for index, (dilation, block) in enumerate(zip(dilations, getattr(model, f"mod{number}"), strict=True)):
+            stride, convs = module_stride if index == 0 else 1, block.convs
+            z = norm(x, block.bn1)
+            x = F.conv2d(z, block.proj_conv.weight, stride=stride) if hasattr(block, "proj_conv") else x
+            z = norm(F.conv2d(z, convs.conv1.weight, stride=stride), convs.bn2)
+            z = F.conv2d(z, convs.conv2.weight, padding=dilation, dilation=dilation, groups=64)
+            x = x + F.conv2d(norm(z, convs.bn3), convs.conv3.weight)
+    return F.linear(norm(x, model.bn_out).mean((2, 3)), model.classifier.fc.weight, model.classifier.fc.bias)
+
+
+@pytest.mark.parametrize(
+    ("dilation", "settings"),
+    [
+        ([1, 1, [1, 2, 1, 2, 1, 2], [2, 3, 4]], [(1, [1] * 3), (2, [1] * 4), (1, [1, 2, 1, 2, 1, 2]), (1, [2, 3, 4])]),
+        ([1, 1, 1, [1, 1, 1]], [(1, [1] * 3), (2, [1] * 4), (2, [1] * 6), (1, [1] * 3)]),
+        (((1, 1, 2), 1, 2, 1), [(1, [1, 1, 2]), (2, [1] * 4), (1, [2] * 6), (2, [1] * 3)]),
+    ],
+)
+def test_each_block_of_a_resnext_has_its_dilation_and_a_list_removes_the_stride(dilation, settings):
+    torch.manual_seed(0)
+    model = zoo.get("resnext50", num_classes=3, dilation=dilation).eval().double()
+    found = [
+        (module[0].convs.conv1.stride[0], [block.convs.conv2.dilation[0] for block in module])
+        for module in (model.mod2, model.mod3, model.mod4, model.mod5)
+    ]
+    assert found == settings
+    x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    with torch.no_grad():
+        assert relative_error(model(x), plain_resnext(x, model, settings)) < 1e-12
 
 
 def test_strides_sit_on_the_3x3_of_v1_and_on_the_first_1x1_of_pre_activation_bottlenecks():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ from zoo.remat.lean import lean
 from zoo.spec.network import NetworkSpec
 from zoo.spec.section import parse_section
 
+Entry = TypeVar("Entry")
 BEFORE_POOL = "stem"  # in out_indices: the input of the stem's pool
 WITH_PREVIOUS = (99999,)  # timm's suffix for parameters that join the group before them
 # Expressions for the part of a stage that a parameter belongs to, after the stage's name, and their suffixes.
@@ -30,7 +31,7 @@ PARTS = (
 )
 
 
-def dilation_per_module(dilation: int | Sequence[int]) -> Sequence[int]:
+def dilation_per_module(dilation: int | Sequence[Entry]) -> Sequence[int | Entry]:
     """Return the dilations of mod2 to mod5; ``dilation`` is that list, or one number for all of them."""
     return [dilation] * 4 if isinstance(dilation, int) else dilation
 

@@ -133,6 +133,14 @@ def _unknown_options(name: str, options: Iterable[str]) -> Iterator[tuple[str, s
             yield option, f"{name} has no such option{MISSING_BECAUSE.get(option, '')}; its options are {known}"
 
 
+def _wrong_lengths(arch: Architecture, dilation: Any) -> Iterator[Problem]:
+    """Yield the entries of ``dilation`` that are lists whose length is not the number of blocks of their module."""
+    for index, entry in enumerate(dilation if isinstance(dilation, list) else []):
+        if isinstance(entry, list) and len(entry) != (blocks := arch.structure["structure"][index]):
+            message = f"should have {blocks} numbers, one per block of mod{index + 2} of {arch.name}, got {len(entry)}"
+            yield Problem(("dilation", index), entry, message)
+
+
 def _default_num_classes(settings: Mapping[str, Any]) -> int:
     arch = ARCHITECTURES.get(settings.get("arch", ""))
     return 1000 if arch is None else arch.num_classes
@@ -191,7 +199,12 @@ class NetworkSpec(Section):
         if problems:
             raise Conflicts(problems)
         arch = ARCHITECTURES.get(name)  # None for a custom network
-        return options if arch is None else arch.options.model_validate(options).model_dump(exclude_unset=True)
+        if arch is None:
+            return options
+        options = arch.options.model_validate(options).model_dump(exclude_unset=True)
+        if problems := list(_wrong_lengths(arch, options.get("dilation"))):
+            raise Conflicts(problems)
+        return options
 
     @model_serializer(mode="wrap")
     def _serialize_known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -32,6 +32,13 @@ Rates = Annotated[list[Rate], _MODULES]
 ModuleDilation = Annotated[
     Rate | Rates, _should_be(f"a whole number from 1 to {MAX_DILATION}, or a list of four (mod2 to mod5)")
 ]
+BlockDilation = Annotated[
+    Rate | Annotated[list[Rate | Annotated[list[Rate], Field(min_length=1, max_length=MAX_BLOCKS)]], _MODULES],
+    _should_be(
+        f"a whole number from 1 to {MAX_DILATION}, or a list of four (mod2 to mod5), each a number or a list with a "
+        "number per block"
+    ),
+]
 Probability = Annotated[float, Field(ge=0, le=0.99)]
 PoolingSide = Annotated[int, Field(gt=0, le=MAX_SIDE)]
 _LEVELS = Field(min_length=1, max_length=MAX_LEVELS)
@@ -65,6 +72,11 @@ class ResNetOptions(StochasticDepth):
 
 class ResNeXtOptions(Stem, ResNetOptions):
     """Options of a ResNeXt."""
+
+    dilation: BlockDilation = 1  # type: ignore[assignment]
+    """Dilations of mod2 to mod5, which replace strides: a number for all modules, or one per module ([1, 1, 2, 4]:
+    output stride 8); set by output_stride. An entry may be a list with a number per block, which removes the module's
+    stride even if all its numbers are 1."""
 
 
 class WiderResNetA2Options(StochasticDepth):
