@@ -117,13 +117,15 @@ def published_scores() -> str:
             ((protocol, score),) = entry.scores.items()
             segmenting.append(
                 f"`{name}` segments street scenes: {score['miou']:.2f} % mIoU ({protocol}) on the test images of "
-                f"Mapillary Vistas ([file]({entry.page}))."
+                f"Mapillary Vistas ([file]({entry.page}), md5 `{entry.md5}`)."
             )
             continue
         scores = [entry.scores[key] for key in ("center224", "tencrop224", "center320")]
         columns = [f"{score['top1']:.2f} / {score['top5']:.2f}" for score in scores]
-        rows.append([f"`{name}`", *columns, f"[file]({entry.page})"])
-    return "\n\n".join([table(["name", "224", "224, ten crops", "320", "weights"], rows, text_columns=5), *segmenting])
+        rows.append([f"`{name}`", *columns, f"[file]({entry.page}) `{entry.md5}`"])
+    return "\n\n".join(
+        [table(["name", "224", "224, ten crops", "320", "weights, md5"], rows, text_columns=5), *segmenting]
+    )
 
 
 def held() -> str:
