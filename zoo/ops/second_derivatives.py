@@ -69,7 +69,7 @@ class _Refusal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(
-            f"{ctx.function} has no second derivatives: in-place norms, reversible chains and the pools of this package "
-            "compute first gradients only; build the network with standard norms and memory='plain', or set store=True "
-            "on the chain"
+            f"{ctx.function} has no second derivatives: in-place norms, reversible chains and the pools of zoo compute "
+            "first gradients only; build the network with standard norms and memory='plain', or set store=True on the "
+            "chain"
         )
