@@ -466,3 +466,52 @@ def test_any_bytes_of_a_weights_file_are_tensors_or_a_message(kind: str, example
         extract_state_dict(read_checkpoint(path), path)
 
     fuzz(load, examples, WEIGHTS[kind](), tmp_path)
+
+
+TRAINED, AVERAGED = {"conv.weight": torch.zeros(2, 1, 1, 1)}, {"conv.weight": torch.ones(2, 1, 1, 1)}
+
+
+def _wrapped(state_dict, prefix="module."):
+    return {f"{prefix}{key}": tensor for key, tensor in state_dict.items()}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"state_dict": TRAINED, "state_dict_ema": AVERAGED},  # timm
+        {"model": TRAINED, "model_ema": AVERAGED},  # ConvNeXt
+        {"model": TRAINED, "model_ema": {"n_averaged": torch.tensor(3), **_wrapped(AVERAGED)}},  # torchvision
+        {"n_averaged": torch.tensor(3), **_wrapped(AVERAGED)},  # an average saved alone
+        {"state_dict": _wrapped(TRAINED), "ema": AVERAGED},
+    ],
+)
+def test_the_moving_average_of_a_trainer_is_read(content, tmp_path):
+    torch.save(content, tmp_path / "w.pth")
+    assert torch.equal(read_state_dict(tmp_path / "w.pth")["conv.weight"], AVERAGED["conv.weight"])
+
+
+def test_an_average_that_is_not_read_is_named(tmp_path, caplog):
+    torch.save({"state_dict": TRAINED, "ema_state_dict": AVERAGED}, tmp_path / "w.pth")
+    assert torch.equal(read_state_dict(tmp_path / "w.pth")["conv.weight"], TRAINED["conv.weight"])
+    assert "reading state_dict, and not ema_state_dict" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "module.module."],
+)
+def test_prefixes_of_wrappers_are_dropped(prefix, tmp_path):
+    torch.save(_wrapped(TRAINED, prefix), tmp_path / "w.pth")
+    assert list(read_state_dict(tmp_path / "w.pth")) == ["conv.weight"]
+
+
+def test_the_prefix_of_a_compiled_part_is_dropped(tmp_path):
+    torch.save({"stem.weight": torch.ones(1), "body._orig_mod.weight": torch.ones(1)}, tmp_path / "w.pth")
+    assert list(read_state_dict(tmp_path / "w.pth")) == ["stem.weight", "body.weight"]
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
+def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(name, tmp_path):
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
+    with pytest.raises(WeightsError, match="git lfs pull"):
+        read_state_dict(tmp_path / name)

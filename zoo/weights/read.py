@@ -27,6 +27,12 @@ ZIP_MAGIC = b"PK\x03\x04"
 # Keys under which trainers save the state dict: this package and most others; many examples; torchvision and timm;
 # PySlowFast.
 STATE_DICT_KEYS = "state_dict", "model_state_dict", "model", "model_state"
+# Keys of moving averages of the weights, which are what a trainer validates: this package; timm; torchvision, ConvNeXt.
+AVERAGE_KEYS = "ema", "state_dict_ema", "model_ema"
+# Prefixes of wrappers: DataParallel and DistributedDataParallel; torch.compile. They may be nested in any order.
+WRAPPERS = "module.", "_orig_mod."
+NUM_AVERAGED = "n_averaged"  # the counter of torch.optim.swa_utils.AveragedModel
+GIT_LFS = b"version https://git-lfs"
 PARTS = "body", "head", "cls"  # of the published segmentation model, one state dict each
 # torch's message about a function or class that weights_only does not allow.
 REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
@@ -71,7 +77,11 @@ def read_published(name: str) -> dict[Any, Any]:
 def _content_of(file: IO[bytes], path: Path) -> dict[Any, Any]:
     """Return the dict stored in an open file; ``path`` is for messages."""
     # A file that is called .safetensors is never unpickled, even if it holds a pickle.
-    reads_safetensors = is_safetensors(file.read(9)) or path.suffix == SUFFIX
+    first = file.read(len(GIT_LFS))
+    if first == GIT_LFS:
+        what = "the file is a pointer of Git LFS, not the weights themselves"
+        raise WeightsError(what, path, "run `git lfs pull` in its repository")
+    reads_safetensors = is_safetensors(first[:9]) or path.suffix == SUFFIX
     content = read_safetensors(path) if reads_safetensors else _load_or_refuse(file, path)
     if not isinstance(content, dict) or not content:
         kind = "an empty dict" if isinstance(content, dict) else f"a {type(content).__name__}"
@@ -83,10 +93,10 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Return the state dict stored in the file at ``path``, on the CPU, with today's keys.
 
     - The file holds a state dict, or a trainer's dict with a state dict under one of `STATE_DICT_KEYS`.
-    - If the trainer's dict has a moving average of the weights under "ema", it is returned instead, because training
-      validated it.
+    - If the trainer's dict has a moving average of the weights under one of `AVERAGE_KEYS`, it is returned instead,
+      because training validated it. The log says so.
     - Three state dicts "body", "head" and "cls", as in the published segmentation model, are joined.
-    - The prefix "module." and the ".bn" level of old norms are dropped.
+    - The prefixes "module." and "_orig_mod.", and the ".bn" level of old norms are dropped.
 
     Raises WeightsError for anything else, as `read_checkpoint` does.
     """
@@ -97,28 +107,39 @@ def extract_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) ->
     """Return the state dict in the ``content`` of a weights file, as `read_state_dict`; ``path`` is for messages."""
     key = next((key for key in STATE_DICT_KEYS if isinstance(content.get(key), dict)), None)
     if key is not None:
-        averaged = content.get("ema")
-        if averaged is not None and not isinstance(averaged, dict):
-            what = f'the file holds a {type(averaged).__name__} under "ema", not a moving average of the weights'
+        average = next((each for each in AVERAGE_KEYS if content.get(each) is not None), None)
+        if average is not None and not isinstance(content[average], dict):
+            what = f'the file holds a {type(content[average]).__name__} under "{average}", not a moving average'
             raise WeightsError(what, path, "remove it, or save a state dict there")
-        if averaged is not None:
-            logger.info("%s: reading the moving average of the weights, which training validated", path)
-        content = content[key] if averaged is None else averaged
+        if average is not None:
+            logger.info(
+                "%s: reading the moving average of the weights (%s), which training validated; to read the weights of "
+                "the last step, save the file without it", path, average,
+            )  # fmt: skip
+        others = [each for each in content if isinstance(each, str) and "ema" in each.split("_") and each != average]
+        if average is None and others:
+            logger.warning("%s: reading %s, and not %s", path, key, join_names(others))
+        content = content[average or key]
     content = _join_parts(content)
     _check_is_state_dict(content, path)
     _refuse_repeated_values(content, path)
+    content = {name: tensor for name, tensor in content.items() if name != NUM_AVERAGED}
     return published_keys({key: tensor.detach() for key, tensor in content.items()}, escape(path))
 
 
 def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return ``state_dict`` with today's keys: without a common prefix "module." and the old .bn level of norms.
+    """Return ``state_dict`` with today's keys: without prefixes of wrappers and the old .bn level of norms.
+
+    Prefixes are dropped if all keys have one; torch.compile of a part of a network prefixes only some.
 
     Raises WeightsError, naming the ``source``, if two keys become the same.
     """
-    prefix = "module." if all(key.startswith("module.") for key in state_dict) else ""
+    keys = {key: key for key in state_dict}
+    while prefix := next((each for each in WRAPPERS if all(key.startswith(each) for key in keys.values())), ""):
+        keys = {key: plain.removeprefix(prefix) for key, plain in keys.items()}
     renamed: dict[str, Tensor] = {}
     for key, tensor in state_dict.items():
-        new_key = WRAPPED_NORM.sub(r"\g<norm>\g<leaf>", key.removeprefix(prefix))
+        new_key = WRAPPED_NORM.sub(r"\g<norm>\g<leaf>", keys[key].replace("._orig_mod.", "."))
         if new_key in renamed:
             what = f"the file holds {truncate(new_key)} twice, with and without the old .bn level ({truncate(key)})"
             raise WeightsError(what, source, "save model.state_dict() again")
