@@ -31,7 +31,7 @@ class _Names(NamedTuple):
     before: dict[str, Any]
     versions: dict[str, int]  # of the tensors in ``before``
     copies: dict[str, Tensor]  # of the buffers in ``before``; attributes are not copied
-    parameters: dict[Tensor, int]  # the versions of the module's parameters
+    parameters: dict[nn.Parameter, int]  # the versions of the module's parameters
 
 
 class ModuleState:
