@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import types
 
 import pytest
 import torch
@@ -73,6 +74,30 @@ def test_every_kind_of_hook_of_a_module_is_seen(kind):
     finally:
         handle.remove()
     assert not data.has_hooks(module)
+
+
+def test_functions_that_replace_a_modules_own_are_seen_until_they_are_taken_back():
+    conv = nn.Conv2d(2, 2, 1)
+    assert not data.changed_methods(conv)
+    conv.forward = lambda x: x
+    conv._conv_forward = conv._conv_forward
+    assert data.changed_methods(conv) == ["forward"]
+    conv.forward = types.MethodType(nn.Conv2d.forward, conv)
+    assert not data.changed_methods(conv)
+    conv.compile()
+    assert data.changed_methods(conv) == ["_compiled_call_impl"]
+
+
+def test_a_layer_with_parameters_elsewhere_than_its_input_is_not_plain():
+    conv, x = nn.Conv2d(2, 2, 1), torch.ones(1, 2, 3, 3)
+    assert data.is_plain_layer(conv, x, nn.Conv2d)
+    assert not data.is_plain_layer(conv, x, nn.Linear, nn.BatchNorm2d)
+    assert not data.is_plain_layer(conv.to("meta"), x, nn.Conv2d)
+    assert data.is_plain_layer(conv, x.to("meta"), nn.Conv2d)
+    weight = conv.weight
+    del conv.weight
+    conv.weight = weight.detach()  # as in a replica
+    assert not data.is_plain_layer(conv, x.to("meta"), nn.Conv2d)
 
 
 def test_workers_of_a_loader_end_and_those_that_hang_are_killed():

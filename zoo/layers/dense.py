@@ -19,7 +19,7 @@ from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.norm_act_conv import join, norm_act_conv
 from zoo.ops.context import is_eager, is_fx_proxy
 from zoo.ops.convolution import Convolution
-from zoo.torch_internals.data import has_hooks
+from zoo.torch_internals.data import is_plain_layer
 
 
 class DenseModule(nn.Module):
@@ -112,8 +112,8 @@ def norm_conv(norm: Any, conv: Any, *inputs: Tensor) -> Tensor:
     """Return conv(norm(inputs concatenated along the channels)), recomputing the norm's output in backward.
 
     Only the inputs are saved; see `norm_act_conv`. Calls ``conv(norm(...))`` instead
-    - unless the norm is in-place and the convolution is a plain Conv2d,
-    - if either module has hooks,
+    - unless the norm is in-place and the convolution a Conv2d, both unchanged (`is_plain_layer`): a subclass, a hook, a
+      replaced function and offloaded parameters need the call,
     - without gradients, in `torch.func`, and under torch.compile, whose partitioner decides what is saved.
     In these cases an in-place norm overwrites a single input.
     """
@@ -131,11 +131,9 @@ def _can_recompute(norm: Any, conv: Any, inputs: tuple[Any, ...]) -> bool:
     return (
         torch.is_grad_enabled()
         and is_eager()  # autograd holds exactly what operations save
-        and type(norm) in (InPlaceABN, InPlaceABNSync)
-        and type(conv) is nn.Conv2d
+        and not any(map(is_fx_proxy, inputs))
+        and is_plain_layer(norm, inputs[0], InPlaceABN, InPlaceABNSync)
+        and is_plain_layer(conv, inputs[0], nn.Conv2d)
         and conv.padding_mode == "zeros"
         and not isinstance(conv.padding, str)  # "same" or "valid"
-        and not has_hooks(norm)
-        and not has_hooks(conv)
-        and not any(map(is_fx_proxy, inputs))
     )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from zoo.layers.conv import conv2d, drop_path
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.ops.context import can_work_in_place
+from zoo.torch_internals.data import is_plain
 
 
 class IdentityResidualBlock(nn.Module):
@@ -69,7 +70,9 @@ class IdentityResidualBlock(nn.Module):
         """Return the block's output in a new tensor."""
         activated = self.bn1(x)
         shortcut = self.proj_conv(activated) if self.has_projection else x
-        y = self.convs(activated)  # a convolution's output, which nothing else reads
+        y = self.convs(activated)
         if self.drop_path and self.training:
             y = drop_path(y, self.drop_path)
-        return y.add_(shortcut) if can_work_in_place() else y + shortcut
+        if can_work_in_place() and is_plain(self.convs, nn.Sequential) and is_plain(self.convs[-1], nn.Conv2d):
+            return y.add_(shortcut)  # nothing else reads a convolution's output
+        return y + shortcut

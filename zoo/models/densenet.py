@@ -18,7 +18,7 @@ from zoo.models.base import Network, dilation_per_module
 from zoo.ops.abn.norm_act_conv import join
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.pooling import mean_pool2d
-from zoo.torch_internals.data import has_hooks
+from zoo.torch_internals.data import is_plain
 
 GROWTH = 32
 
@@ -71,8 +71,8 @@ class DenseNet(Network):
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the last feature map (N, num_features, H, W), normalized and activated.
 
-        The maps of a module are concatenated by the next layer, so they are saved only once. A module with hooks
-        concatenates them itself, because hooks expect its output.
+        The maps of a module are concatenated by the next layer, so they are saved only once. A module that is
+        changed concatenates them itself, because hooks and replaced functions expect its output.
         """
         if self.memory == "plain":
             return super().forward_features(x)
@@ -81,7 +81,7 @@ class DenseNet(Network):
             for step in transition:
                 maps = [self._run_transition(getattr(self, step), maps)]
             module = getattr(self, name)
-            maps = [module(*maps)] if has_hooks(module) else module.maps(*maps)
+            maps = module.maps(*maps) if is_plain(module, DenseModule) else [module(join(maps))]
         return self.bn_out(join(maps))
 
     def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class DenseNet(Network):
         return getattr(self, name)(x)
 
     def _run_transition(self, transition: nn.Module, maps: list[Tensor]) -> Tensor:
-        if has_hooks(transition):
+        if not is_plain(transition, _Transition):
             maps = [join(maps)]
         if self.memory == "checkpoint" and not is_fx_proxy(maps[0]):
             return checkpoint(transition, *maps)

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from zoo.layers.checkpointing import build_stage
 from zoo.layers.conv import conv2d, drop_path, max_pool
-from zoo.layers.norm import InPlaceABN, NormFactory, activate_
+from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, activate_
 from zoo.models.base import Network, dilation_per_module
 from zoo.ops.context import is_fx_proxy
+from zoo.torch_internals.data import is_plain
 
 
 class ResNet(Network):
@@ -76,7 +77,7 @@ class ResidualBlock(nn.Module):
     - `dilation`: dilation of the 3x3 convolutions.
     - `memory`: unless it is "plain", the last norm, if in-place, adds the shortcut and applies the activation itself in
       single and double precision, so that its own output is not saved in addition to the result. In half precision the
-      norm's gradient would be accurate only while its |weight| is at least 0.01 rms(sum).
+      norm's gradient would be accurate only while its |weight| is at least 0.01 rms(sum). A norm with hooks does not.
 
     The attribute ``drop_path`` is the probability that training drops the branch for an image; 0 by default.
     """
@@ -134,17 +135,17 @@ class _Branch(nn.Sequential):
         if drop_probability:
             return activate_(drop_path(norm(x), drop_probability) + shortcut, *activation)
         if memory != "plain" and _can_fuse(norm, x, shortcut, activation):
-            return norm(x, shortcut=shortcut, activation=activation)  # keyword arguments: hooks get x as the only input
+            return norm(x, shortcut, activation)
         return activate_(norm(x) + shortcut, *activation)
 
 
 def _can_fuse(norm: Any, x: Tensor, shortcut: Tensor, activation: tuple[str, float]) -> bool:
     """Return whether the norm can add the shortcut, activate the sum, and recover it precisely enough."""
     return (
-        type(norm).forward is InPlaceABN.forward  # an overridden forward may not accept a shortcut
+        not is_fx_proxy(x)
+        and is_plain(norm, InPlaceABN, InPlaceABNSync)  # hooks and other functions expect the norm's own output
         and norm.activation == "identity"
         and activation[0] in norm.activations
-        and not is_fx_proxy(x)
         and (x.shape, x.dtype) == (shortcut.shape, shortcut.dtype)
         and x.dtype in (torch.float32, torch.float64)
     )

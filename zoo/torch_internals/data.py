@@ -146,6 +146,41 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
+def changed_methods(module: nn.Module) -> list[str]:
+    """Return the names of functions that replace those of the class in this instance, such as ``forward``."""
+    return [
+        name
+        for name, value in module.__dict__.items()
+        # A library that undoes its change leaves the bound method of the class.
+        if callable(value)
+        and (
+            getattr(value, "__self__", None) is not module
+            or getattr(value, "__func__", None) is not getattr(type(module), name, None)
+        )
+    ]
+
+
+def is_plain(module: nn.Module, *classes: type[nn.Module]) -> bool:
+    """Return whether a module is of exactly one of ``classes``, and no hook or function changes what a call does.
+
+    Only such a module may be bypassed. The class of a parametrized module is not one of ``classes``.
+    """
+    return type(module) in classes and not has_hooks(module) and not changed_methods(module)
+
+
+def is_plain_layer(layer: nn.Module, x: Tensor, *classes: type[nn.Module]) -> bool:
+    """Return whether an operation on x may read weight and bias of a layer instead of calling it.
+
+    The layer is plain (`is_plain`), and weight and bias are parameters of its own with values: replicas, pruning and
+    weight norm make them attributes, and offloading keeps them on the meta device between calls. Takes microseconds.
+    """
+    parameters = layer._parameters
+    if not (is_plain(layer, *classes) and "weight" in parameters and "bias" in parameters):
+        return False
+    weight = parameters["weight"]
+    return weight is None or weight.is_meta == x.is_meta
+
+
 def is_replica(module: Any) -> bool:
     """Return whether a module is a replica made by `nn.DataParallel`."""
     return getattr(module, "_is_replica", False)
