@@ -1,0 +1,171 @@
+"""Layers that something else has changed: whatever skips the call of a layer must notice, or name the layer."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, prune
+
+from tests.formula import relative_error
+from zoo.layers import ABN, InPlaceABN, init_weights
+from zoo.layers.dense import DenseModule
+from zoo.layers.residual import IdentityResidualBlock
+from zoo.models.resnet import ResidualBlock
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def scale_forward(layer):
+    layer.forward = lambda *args, own=layer.forward, **options: 1.5 * own(*args, **options)
+
+
+def scale_inner_forward(layer):
+    if isinstance(layer, nn.Conv2d):
+        layer._conv_forward = lambda *args, own=layer._conv_forward: 1.5 * own(*args)
+    else:
+        layer.compute = lambda *args, own=layer.compute: 1.5 * own(*args)
+
+
+def scale_by_hook(layer):
+    layer.register_forward_hook(lambda module, args, output: 1.5 * output)
+
+
+def scale_by_pre_hook(layer):
+    layer.register_forward_pre_hook(lambda module, args: (1.5 * args[0] + 1, *args[1:]))
+
+
+def double_weight(layer):
+    parametrize.register_parametrization(layer, "weight", Doubled())
+
+
+def prune_weight(layer):
+    prune.l1_unstructured(layer, "weight", 0.5)
+
+
+def weight_norm_by_hook(layer):
+    if isinstance(layer, nn.Conv2d):
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            nn.utils.weight_norm(layer)
+
+
+def weight_norm(layer):
+    if isinstance(layer, nn.Conv2d):
+        nn.utils.parametrizations.weight_norm(layer)
+
+
+def spectral_norm_by_hook(layer):
+    if isinstance(layer, nn.Conv2d):
+        nn.utils.spectral_norm(layer)
+
+
+def offload(layer):
+    """Give the layer the values of its parameters during calls only, as libraries that offload weights do."""
+    values, own = dict(layer._parameters), layer.forward
+
+    def forward(*args, **options):
+        layer._parameters.update(values)
+        try:
+            return own(*args, **options)
+        finally:
+            layer._parameters.update(empty)
+
+    empty = {name: None if p is None else nn.Parameter(p.to("meta")) for name, p in values.items()}
+    layer._parameters.update(empty)
+    layer.forward = forward
+    layer.offloaded = [p for p in values.values() if p is not None]
+
+
+CHANGES = [
+    scale_forward, scale_inner_forward, scale_by_hook, scale_by_pre_hook, double_weight, prune_weight,
+    weight_norm_by_hook, weight_norm, spectral_norm_by_hook, offload,
+]  # fmt: skip
+
+
+def dense(memory):
+    return DenseModule(8, 4, 3, InPlaceABN, memory=memory)
+
+
+def residual(memory):
+    return ResidualBlock(8, (4, 4, 8), InPlaceABN, memory=memory)
+
+
+def projected(memory):
+    return ResidualBlock(8, (12, 12), InPlaceABN, stride=2, memory=memory)
+
+
+BLOCKS = [dense, residual, projected]
+
+
+def build(make, *args):
+    torch.manual_seed(0)
+    module = make(*args)
+    init_weights(module)
+    return module.double()
+
+
+def layers_of(module, kind):
+    return [layer for layer in module.modules() if isinstance(layer, kind)]
+
+
+def outcome(module, x):
+    """Return the output without and with gradients, and the gradients of input and parameters."""
+    with torch.no_grad():
+        without = module(x.clone()).clone()
+    leaf = x.clone().requires_grad_()
+    y = module(1.0 * leaf)
+    y.square().sum().backward()
+    offloaded = [p for layer in module.modules() for p in getattr(layer, "offloaded", ())]
+    return [without, y.detach(), leaf.grad, *(p.grad for p in [*module.parameters(), *offloaded] if not p.is_meta)]
+
+
+def worst(found, expected):
+    assert [each is None for each in found] == [each is None for each in expected]
+    return max(relative_error(a, b) for a, b in zip(found, expected, strict=True) if a is not None)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", [nn.Conv2d, ABN])
+@pytest.mark.parametrize("make", BLOCKS)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_changed_layer_computes_what_it_computes_without_fusion(make, kind, change, training):
+    x, results = torch.randn(2, 8, 6, 6, dtype=torch.float64), []
+    for memory in ("auto", "plain"):
+        block = build(make, memory).train(training)
+        for layer in layers_of(block, kind):
+            change(layer)
+        torch.manual_seed(1)
+        results.append(outcome(block, x))
+    assert worst(*results) < 1e-9
+
+
+@pytest.mark.parametrize("hook", ["forward", "backward", "of_branch"])
+@pytest.mark.parametrize("norm", [ABN, InPlaceABN])
+@pytest.mark.parametrize("channels", [(4, 8), (4, 4, 8)])
+def test_hooks_of_a_branch_see_its_output_without_the_shortcut(channels, norm, hook):
+    block, x, seen = build(IdentityResidualBlock, 8, channels, norm), torch.randn(2, 8, 6, 6).double(), []
+    last = block.convs if hook == "of_branch" else block.convs[-1]
+    if hook == "backward":
+        last.register_full_backward_hook(lambda module, dx, dy: seen.append(dy[0]))
+        y = block(x)
+        y.sum().backward()
+        assert torch.equal(seen[0], torch.ones_like(y))
+    else:
+        last.register_forward_hook(lambda module, args, output: seen.append(output))
+        assert torch.equal(block(x), seen[0] + x)
+
+
+def test_an_output_that_a_replaced_last_layer_keeps_is_not_overwritten():
+    block, x = build(IdentityResidualBlock, 8, (4, 8), ABN), torch.randn(2, 8, 6, 6).double()
+    kept = torch.randn(2, 8, 6, 6).double()
+    for last in (nn.Identity(), nn.Conv2d(4, 8, 3)):
+        last.forward = lambda x: kept
+        block.convs[-1] = last
+        before = kept.clone()
+        assert torch.equal(block(x), before + x)
+        assert torch.equal(kept, before)
