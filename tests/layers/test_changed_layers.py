@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -9,11 +10,23 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
+import zoo
 from tests.formula import relative_error
+from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN, init_weights
 from zoo.layers.dense import DenseModule
+from zoo.layers.invertible import (
+    BatchPool,
+    ChannelPool,
+    InvertibleConv,
+    InvertibleLeakyReLU,
+    InvertibleNorm,
+    LayerwiseBlock,
+    Stem,
+)
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.resnet import ResidualBlock
+from zoo.ops.chain import run_chain
 
 
 class Doubled(nn.Module):
@@ -169,3 +182,105 @@ def test_an_output_that_a_replaced_last_layer_keeps_is_not_overwritten():
         before = kept.clone()
         assert torch.equal(block(x), before + x)
         assert torch.equal(kept, before)
+
+
+class Chain(nn.Module):
+    """A stem and invertible layers; activations are saved with memory "plain"."""
+
+    def __init__(self, memory):
+        super().__init__()
+        self.memory = memory
+        self.layers = nn.Sequential(
+            Stem(8), InvertibleConv(8), InvertibleNorm(InPlaceABN(8), 0.1), ChannelPool(), BatchPool(), LayerwiseBlock(
+                [InvertibleConv(16)], [InvertibleConv(16), InvertibleNorm(InPlaceABN(16), 0.1)]
+            ), InvertibleLeakyReLU(0.5),
+        )  # fmt: skip
+
+    def forward(self, x):
+        return run_chain(list(self.layers), x, store=self.memory == "plain")[0]
+
+
+@pytest.mark.parametrize("change", [change for change in CHANGES if change not in (offload, spectral_norm_by_hook)])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_chain_calls_changed_convolutions_in_both_directions(change, training):
+    x, results = torch.randn(2, 3, 8, 8, dtype=torch.float64), []
+    for memory in ("auto", "plain"):
+        chain = build(Chain, memory).train(training)
+        for conv in layers_of(chain, nn.Conv2d):
+            change(conv)
+        torch.manual_seed(1)
+        results.append(outcome(chain, x))
+    assert worst(*results) < 1e-8
+
+
+def test_a_chain_calls_convolutions_of_other_classes():
+    class Own(nn.Module):  # has none of the attributes of a convolution
+        def __init__(self, conv):
+            super().__init__()
+            self.conv, self.bias = conv, nn.Parameter(torch.ones(conv.out_channels, 1, 1, dtype=torch.float64))
+
+        def forward(self, x):
+            return self.conv(x) + self.bias
+
+    def with_bias(conv):
+        return nn.Conv2d(conv.in_channels, conv.out_channels, 3, padding=1, padding_mode="reflect", dtype=torch.float64)
+
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    for new in (Own, with_bias):
+        results = []
+        for memory in ("auto", "plain"):
+            chain = build(Chain, memory).eval()  # in training a norm makes gradients of biases 0
+            for layer in layers_of(chain, (Stem, InvertibleConv)):
+                for name, conv in list(layer.named_children()):
+                    setattr(layer, name, new(conv))
+            results.append(outcome(chain, x))
+        assert worst(*results) < 1e-8
+
+
+@pytest.mark.parametrize("memory", ["auto", "plain"])
+def test_convolutions_whose_weights_are_offloaded_run_without_gradients(memory):
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    chain = build(Chain, memory).eval()
+    with torch.no_grad():
+        expected = chain(x)
+        for conv in layers_of(chain, nn.Conv2d):
+            offload(conv)
+        assert torch.equal(chain(x), expected)
+
+
+@pytest.mark.parametrize("change", [change for change in CHANGES if "norm" not in change.__name__])
+@pytest.mark.parametrize("memory", ["auto", "plain"])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_changed_norm_of_an_invertible_layer_is_named_and_its_statistics_stay(memory, change, gradients):
+    model = zoo.get("revnext", norm="inplace", num_classes=4, memory=memory)
+    norm = model.get_submodule("level1.1.g.1.norm")
+    change(norm)
+    with torch.set_grad_enabled(gradients), pytest.raises(ConfigError, match="invertible norm reads") as error:
+        model(torch.randn(2, 3, 8, 8))
+    assert str(error.value).startswith(f"level1.1.g.1.norm ({type(norm).__name__}): it")
+    assert norm.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("change", [scale_forward, scale_by_hook, scale_by_pre_hook])
+@pytest.mark.parametrize("name", ["level0.1", "level1.0", "level1.1.f.0", "level1.1.f.2", "classifier.max_pool"])
+def test_a_changed_link_of_a_chain_is_named_unless_activations_are_saved(name, change):
+    model = zoo.get("revnext", norm="inplace", num_classes=4)
+    x = torch.randn(2, 3, 8, 8)
+    change(model.get_submodule(name))
+    with pytest.raises(ConfigError, match=rf"^{name} .*memory=") as error:
+        model(x)
+    assert "store=True" in str(error.value)
+    model.store = True
+    before = copy.deepcopy(model)
+    model(x).sum().backward()
+    with torch.no_grad():
+        assert torch.isfinite(before(x)).all()
+
+
+def test_hooks_that_are_told_to_observe_change_nothing():
+    report = {}
+    for name in ("revnext", "resnet18", "densenet121"):
+        model = zoo.get(name, norm="inplace", num_classes=4)
+        report[name] = zoo.memory_report(model, torch.randn(2, 3, 64, 64))
+    plain = zoo.memory_report(zoo.get("resnet18", norm="inplace", memory="plain"), torch.randn(2, 3, 64, 64))
+    assert report["resnet18"].plain < 0.8 * plain.plain

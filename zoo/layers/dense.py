@@ -18,7 +18,7 @@ from zoo.ops.abn.functional import check_activation
 from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.norm_act_conv import join, norm_act_conv
 from zoo.ops.context import is_eager, is_fx_proxy
-from zoo.ops.convolution import Convolution
+from zoo.ops.convolution import Convolution, is_plain_convolution
 from zoo.torch_internals.data import is_plain_layer
 
 
@@ -133,7 +133,5 @@ def _can_recompute(norm: Any, conv: Any, inputs: tuple[Any, ...]) -> bool:
         and is_eager()  # autograd holds exactly what operations save
         and not any(map(is_fx_proxy, inputs))
         and is_plain_layer(norm, inputs[0], InPlaceABN, InPlaceABNSync)
-        and is_plain_layer(conv, inputs[0], nn.Conv2d)
-        and conv.padding_mode == "zeros"
-        and not isinstance(conv.padding, str)  # "same" or "valid"
+        and is_plain_convolution(conv, inputs[0])
     )

@@ -17,13 +17,16 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.errors import ConfigError
 from zoo.layers.checkpointing import paused_statistics
 from zoo.layers.conv import conv2d
-from zoo.layers.norm import ABN, InPlaceABN, call_norm
+from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync, call_norm
+from zoo.layers.reversible import subtract_branch
 from zoo.ops.abn.functional import normalize
 from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.chain import Gradients, Tensors, add_gradients
+from zoo.ops.convolution import is_plain_convolution
 from zoo.ops.inverse import (
     batch_pool,
     batch_unpool_,
@@ -40,8 +43,47 @@ from zoo.ops.inverse import (
     largest_gradient,
     normalize_,
 )
+from zoo.torch_internals.data import changed_methods, has_own_hooks, has_own_parameters
 
 torch.fx.wrap("call_norm")
+
+
+class BypassedLayerError(ConfigError):
+    """A layer whose call an invertible layer skips has been changed, so that the call would compute something else.
+
+    Args:
+    - `layer`: the changed layer.
+    - `what`, `remedy`: see `ZooError`.
+    - `name`: the qualified name of the layer, where it is known.
+    """
+
+    def __init__(self, layer: nn.Module, what: str, remedy: str, name: str = "") -> None:
+        self.layer, self.what, self.remedy = layer, what, remedy
+        super().__init__(what, f"{name} ({type(layer).__name__})" if name else type(layer).__name__, remedy)
+
+    def within(self, network: nn.Module) -> BypassedLayerError:
+        """Return the error with the layer's name in a network."""
+        name = next((name for name, module in network.named_modules() if module is self.layer), "")
+        return BypassedLayerError(self.layer, self.what, self.remedy, name)
+
+
+def _changes(layer: nn.Module) -> str:
+    """Return a text about what changes the call of a layer, or "". Global hooks see only what is called."""
+    return (
+        ("it has hooks" if has_own_hooks(layer) else "")
+        or " and ".join(f"its {name} is replaced" for name in changed_methods(layer))
+        or ""
+    )
+
+
+def _check_link(layer: nn.Module) -> None:
+    """Raise BypassedLayerError if something has changed an invertible layer, which a chain does not call."""
+    if what := _changes(layer):
+        raise BypassedLayerError(
+            layer,
+            f"{what}, but a chain of invertible layers computes its output in place, without calling it",
+            'save activations (memory="plain", or store=True for a chain of your own), or undo the change',
+        )
 
 
 class Invertible(nn.Module):
@@ -84,6 +126,7 @@ class LayerCall:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the layer's output in a new tensor; autograd records nothing."""
+        _check_link(self.layer)
         y, self.saved = self.layer.record(x)
         return y
 
@@ -173,10 +216,12 @@ class InvertibleNorm(Invertible):
 
     def compute(self, x: Tensor) -> Tensor:
         """Implement `forward`, which torch.fx does not trace into."""
+        self._check_norm(x)
         return normalize(x, self.norm.take_statistics(x), self._settings(), inplace=False)
 
     def record_(self, x: Tensor) -> tuple[Tensor, Statistics]:
         """Return y in the memory of x, and the statistics; updates the running statistics in training."""
+        self._check_norm(x)
         statistics = self.norm.take_statistics(x)
         normalize_(x, statistics, self._settings())
         return x, statistics
@@ -186,6 +231,21 @@ class InvertibleNorm(Invertible):
         weight, bias = self.norm.weight, self.norm.bias
         dgain, dbias = invert_norm_(y, dy, saved, self._settings())
         return y, dy, {weight: torch.where(weight < 0, -dgain, dgain), bias: dbias}
+
+    def _check_norm(self, x: Tensor) -> None:
+        """Raise BypassedLayerError if something has changed the norm, whose parameters are read without a call."""
+        norm = self.norm
+        what = _changes(norm)
+        if not what and type(norm) not in (InPlaceABN, InPlaceABNSync):
+            what = "it is not an InPlaceABN or InPlaceABNSync itself"
+        if not what and not has_own_parameters(norm, x):
+            what = "its parameters are on the meta device, or no parameters of its own"
+        if what:
+            raise BypassedLayerError(
+                norm,
+                f"{what}, but an invertible norm reads its parameters without calling it",
+                "undo the change (remove hooks, parametrizations and offloading of the norms of this network)",
+            )
 
     def _settings(self) -> NormSettings:
         """Return the settings whose |weight| + eps is the gain |weight| + eps_i."""
@@ -220,13 +280,26 @@ class InvertibleConv(Coupling):
         self.g = conv2d(channels // 2, channels // 2, 3)
 
     def record_(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return y in the memory of x, and nothing."""
+        """Return y, in the memory of x if f and g are plain convolutions, and nothing."""
+        if not self._are_plain(x):
+            return Coupling.forward(self, x).contiguous(), None  # hooks may keep what f and g read
         couple_(x, self.f, self.g)
         return x, None
 
     def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> tuple[Tensor, Tensor, Gradients]:
         """Return x and dx in the memory of y and dy, and the gradients of the weights."""
-        return y, dy, invert_coupling_(y, dy, self.f, self.g)
+        if self._are_plain(y):
+            return y, dy, invert_coupling_(y, dy, self.f, self.g)
+        (y1, y2), (dy1, dy2) = halves(y), halves(dy)
+        gradients: Gradients = {}
+        for branch, source, target, dsource, dtarget in ((self.g, y1, y2, dy1, dy2), (self.f, y2, y1, dy2, dy1)):
+            copy = source.clone()  # autograd saves it, and counts what overwrites the other half as its versions
+            add_gradients(gradients, subtract_branch(branch, copy, target, dsource, dtarget, True, None)[2])
+        return y, dy, gradients
+
+    def _are_plain(self, x: Tensor) -> bool:
+        """Return whether f and g may be bypassed: unchanged convolutions without bias."""
+        return all(is_plain_convolution(conv, x) and conv.bias is None for conv in (self.f, self.g))
 
 
 class LayerwiseBlock(Coupling):
@@ -267,6 +340,7 @@ def _record_layers_(layers: Iterable[Any], x: Tensor) -> tuple[Tensor, list[Any]
     """Return the layers' output in the memory of x, and the ``saved`` state of each layer."""
     saved_by_layers = []
     for layer in layers:
+        _check_link(layer)
         x, saved = layer.record_(x)
         saved_by_layers.append(saved)
     return x, saved_by_layers
@@ -300,7 +374,8 @@ class Stem(Invertible):
 
     def record(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, int]]:
         """Return the convolution, at least in float32, and the images with their version."""
-        return convolve(x, self.conv), (x, x._version)
+        y = convolve(x, self.conv) if self._is_plain(x) else Stem.forward(self, x).contiguous()
+        return y, (x, x._version)
 
     def reverse(
         self, y: Tensor, dy: Tensor, may_overwrite: bool, saved: tuple[Tensor, int]
@@ -315,8 +390,16 @@ class Stem(Invertible):
                 f"the images of shape {tuple(x.shape)} were overwritten between the forward and the backward pass of "
                 "an invertible network, which needs them; pass it a copy"
             )
+        if not self._is_plain(x):
+            zeros = torch.zeros_like(x)
+            _, dx, gradients, _ = subtract_branch(self.conv, x, y, zeros, dy, may_overwrite=False, grid_bits=None)
+            return x, dx if x.requires_grad else None, gradients
         dx, dweight = convolve_gradients(x, dy, self.conv)
         return x, dx, {self.conv.weight: dweight}
+
+    def _is_plain(self, x: Tensor) -> bool:
+        """Return whether the convolution may be bypassed: unchanged and without bias."""
+        return is_plain_convolution(self.conv, x) and self.conv.bias is None
 
 
 class GlobalMax(Invertible):

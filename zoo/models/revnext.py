@@ -15,6 +15,7 @@ from zoo.errors import ConfigError
 from zoo.layers.conv import uninitialized
 from zoo.layers.invertible import (
     BatchPool,
+    BypassedLayerError,
     ChannelPool,
     GlobalMax,
     Invertible,
@@ -115,7 +116,10 @@ class InvertibleNetwork(LargestValueNetwork):
         return self._run(list(self.get_submodule(stage[0]).children()), x)
 
     def _run(self, layers: Sequence[nn.Module], x: Tensor) -> Tensor:
-        return run_chain(layers, x, store=self.store, meter=self.meter)[0]
+        try:
+            return run_chain(layers, x, store=self.store, meter=self.meter)[0]
+        except BypassedLayerError as error:
+            raise error.within(self) from None
 
 
 class FlatRevNeXt(InvertibleNetwork):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.ops.context import is_autocast, without_autocast
+from zoo.torch_internals.data import is_plain_layer
 
 
 class Convolution(NamedTuple):
@@ -52,6 +53,16 @@ class Convolution(NamedTuple):
             for gradient, dtype, wanted in zip(gradients, dtypes, needed, strict=True)
         )
         return dx, dweight, dbias
+
+
+def is_plain_convolution(conv: nn.Module, x: Tensor) -> bool:
+    """Return whether `Convolution` computes what a call of ``conv`` for x does: it is an unchanged `torch.nn.Conv2d`.
+
+    Its padding must be numbers of zeros. See `is_plain_layer` for what changes a layer.
+    """
+    if not is_plain_layer(conv, x, nn.Conv2d):
+        return False
+    return conv.padding_mode == "zeros" and not isinstance(conv.padding, str)  # "same" or "valid"
 
 
 def convolution_dtype(x: Tensor) -> torch.dtype:

@@ -19,6 +19,7 @@ from torch import nn
 from zoo.errors import ConfigError
 from zoo.files import write_bytes
 from zoo.remat.memory_use import StorageLog, totals_of
+from zoo.torch_internals.data import observer
 
 COLORS = ("0.6", "#0072B2", "#D55E00")
 WIDTH, HEIGHT, DPI = 9, 4.2, 120
@@ -48,7 +49,7 @@ class Timeline:
 
         with ExitStack() as hooks:
             for name, child in model.named_children():
-                hooks.callback(child.register_forward_pre_hook(partial(start, name)).remove)
+                hooks.callback(child.register_forward_pre_hook(observer(partial(start, name))).remove)
             hooks.callback(model.register_forward_hook(lambda *_: log.mark_end_of_forward()).remove)
             yield
 

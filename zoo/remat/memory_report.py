@@ -26,7 +26,7 @@ from zoo.remat.memory_use import StorageLog
 from zoo.remat.meta_attention import kernel_device, meta_attention
 from zoo.remat.planning import as_leaf, clone, count_peak, plan, trained_outputs, unchanged
 from zoo.tables import Cell, markdown_table
-from zoo.torch_internals.data import tensors_of, tree_map
+from zoo.torch_internals.data import observer, tensors_of, tree_map
 
 MEGA = 1e6
 CONTAINERS = (nn.Sequential, nn.ModuleList)
@@ -300,7 +300,7 @@ def _measured(
         plain_peak = peak_with(plain(model), "plain training")
         blocks = list(_blocks(model))
         if blocks:
-            with suppress(RuntimeError):  # not every block can be recomputed
+            with suppress(RuntimeError, ConfigError):  # not every block can be recomputed
                 with_checkpoints = peak_with(_checkpointed(model, blocks))
     if not has_limit:
         peak = peak_with(rematerializer(limit), "lean training")
@@ -425,7 +425,7 @@ def _named(model: nn.Module, rematerializer: Rematerializer) -> Iterator[None]:
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
-            hooks.callback(module.register_forward_pre_hook(partial(enter, name), prepend=True).remove)
-            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+            hooks.callback(module.register_forward_pre_hook(observer(partial(enter, name)), prepend=True).remove)
+            hooks.callback(module.register_forward_hook(observer(leave), always_call=True).remove)
         with rematerializer:
             yield

@@ -146,6 +146,23 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
+def has_own_hooks(module: nn.Module) -> bool:
+    """Return whether a forward or backward hook is registered on this module, `observer`s excluded."""
+    all_hooks: Any = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return any(all_hooks) and not all(hasattr(hook, "only_observes") for hooks in all_hooks for hook in hooks.values())
+
+
+def observer(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook for which a module may be bypassed as if it had none, so that it sees what runs without it."""
+    hook.only_observes = True  # type: ignore[attr-defined]
+    return hook
+
+
 def changed_methods(module: nn.Module) -> list[str]:
     """Return the names of functions that replace those of the class in this instance, such as ``forward``."""
     return [
@@ -165,7 +182,12 @@ def is_plain(module: nn.Module, *classes: type[nn.Module]) -> bool:
 
     Only such a module may be bypassed. The class of a parametrized module is not one of ``classes``.
     """
-    return type(module) in classes and not has_hooks(module) and not changed_methods(module)
+    return (
+        type(module) in classes
+        and not _module_hooks._has_any_global_hook()
+        and not has_own_hooks(module)
+        and not changed_methods(module)
+    )
 
 
 def is_plain_layer(layer: nn.Module, x: Tensor, *classes: type[nn.Module]) -> bool:
@@ -174,8 +196,13 @@ def is_plain_layer(layer: nn.Module, x: Tensor, *classes: type[nn.Module]) -> bo
     The layer is plain (`is_plain`), and weight and bias are parameters of its own with values: replicas, pruning and
     weight norm make them attributes, and offloading keeps them on the meta device between calls. Takes microseconds.
     """
+    return is_plain(layer, *classes) and has_own_parameters(layer, x)
+
+
+def has_own_parameters(layer: nn.Module, x: Tensor) -> bool:
+    """Return whether weight and bias are parameters of the layer, not attributes, and have values if x has."""
     parameters = layer._parameters
-    if not (is_plain(layer, *classes) and "weight" in parameters and "bias" in parameters):
+    if "weight" not in parameters or "bias" not in parameters:
         return False
     weight = parameters["weight"]
     return weight is None or weight.is_meta == x.is_meta
