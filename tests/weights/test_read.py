@@ -490,6 +490,20 @@ def test_the_moving_average_of_a_trainer_is_read(content, tmp_path):
     assert torch.equal(read_state_dict(tmp_path / "w.pth")["conv.weight"], AVERAGED["conv.weight"])
 
 
+@pytest.mark.parametrize(
+    ("content", "keys"),
+    [
+        ({"state_dict": {}}, []),
+        ({"state_dict": TRAINED, "state_dict_ema": {}}, ["conv.weight"]),
+        ({"state_dict": TRAINED, "state_dict_ema": None}, ["conv.weight"]),
+        ({"n_averaged": torch.tensor(3)}, []),
+    ],
+)
+def test_empty_state_dicts_and_averages_end(content, keys, tmp_path):
+    torch.save(content, tmp_path / "w.pth")
+    assert list(read_state_dict(tmp_path / "w.pth")) == keys
+
+
 def test_an_average_that_is_not_read_is_named(tmp_path, caplog):
     torch.save({"state_dict": TRAINED, "ema_state_dict": AVERAGED}, tmp_path / "w.pth")
     assert torch.equal(read_state_dict(tmp_path / "w.pth")["conv.weight"], TRAINED["conv.weight"])

@@ -107,7 +107,7 @@ def extract_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) ->
     """Return the state dict in the ``content`` of a weights file, as `read_state_dict`; ``path`` is for messages."""
     key = next((key for key in STATE_DICT_KEYS if isinstance(content.get(key), dict)), None)
     if key is not None:
-        average = next((each for each in AVERAGE_KEYS if content.get(each) is not None), None)
+        average = next((each for each in AVERAGE_KEYS if content.get(each) not in (None, {})), None)
         if average is not None and not isinstance(content[average], dict):
             what = f'the file holds a {type(content[average]).__name__} under "{average}", not a moving average'
             raise WeightsError(what, path, "remove it, or save a state dict there")
@@ -135,7 +135,8 @@ def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tens
     Raises WeightsError, naming the ``source``, if two keys become the same.
     """
     keys = {key: key for key in state_dict}
-    while prefix := next((each for each in WRAPPERS if all(key.startswith(each) for key in keys.values())), ""):
+    # Of no keys, all have any prefix.
+    while keys and (prefix := next((p for p in WRAPPERS if all(key.startswith(p) for key in keys.values())), "")):
         keys = {key: plain.removeprefix(prefix) for key, plain in keys.items()}
     renamed: dict[str, Tensor] = {}
     for key, tensor in state_dict.items():
