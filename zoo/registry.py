@@ -118,8 +118,8 @@ def get(
     model = _build(spec, how, factory)
     _set_pretrained_cfg(model, spec, name, stored)
     if stored is not None:
-        stored.warn_of_assumptions(spec, settings if factory is None else {"norm", "activation"})
         _load(model, stored, is_body)
+        stored.warn_of_assumptions(spec, settings if factory is None else {"norm", "activation"})
     return model
 
 

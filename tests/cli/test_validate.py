@@ -138,6 +138,15 @@ def test_an_experiment_that_contradicts_its_weights_gets_no_score(
     assert "arch='resnet32_cifar' in the file, but arch='resnet34' is asked for" in capsys.readouterr().err
 
 
+def test_nothing_is_assumed_of_a_file_that_does_not_fit(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.save({"layer1.0.conv1.weight": torch.ones(64, 64, 3, 3)}, tmp_path / "tv.pth")
+    assert main(["validate", "resnet18", str(finished.data), "--weights", str(tmp_path / "tv.pth")]) == 2
+    assert "the keys of a torchvision ResNet" in capsys.readouterr().err
+    assert "assuming" not in caplog.text
+
+
 @pytest.mark.dist
 def test_launched_processes_score_every_image_once(finished: Run, tmp_path: Path) -> None:
     command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0"]

@@ -11,6 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+import zoo
 from zoo import load_weights
 from zoo.convert import from_torchvision
 from zoo.errors import ConversionError, WeightsError
@@ -171,3 +172,10 @@ def test_torchvisions_files_get_the_command_that_converts_them() -> None:
     ) as caught:
         from_torchvision(written, NetworkSpec(arch="resnet34", activation="relu"))
     assert len(str(caught.value)) < 1500
+
+
+def test_the_prefix_of_a_module_around_the_network_is_named() -> None:
+    model = zoo.get("resnet18", num_classes=2)
+    wrapped = {f"model.{key}": tensor for key, tensor in model.state_dict().items()}
+    with pytest.raises(WeightsError, match=r"prefix 'model\.' of a module around the network, such as Lightning's"):
+        load_state_dict(model, wrapped, source="lightning.ckpt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import io
 import os
@@ -529,3 +530,49 @@ def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(name, tmp_path):
     (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
     with pytest.raises(WeightsError, match="git lfs pull"):
         read_state_dict(tmp_path / name)
+
+
+class Path0:
+    """An object that a file may not hold."""
+
+
+@pytest.mark.parametrize(
+    "options", [{"lr": 0.1, "model": "resnet50"}, {}, {"nested": argparse.Namespace(decay=[1, 2.5])}, {"a b": None}]
+)
+def test_the_options_of_a_trainer_do_not_hide_its_weights(options, tmp_path):
+    namespace = argparse.Namespace()
+    vars(namespace).update(options)
+    torch.save({"model": TRAINED, "args": namespace, "epoch": 3}, tmp_path / "w.pth")
+    assert list(read_state_dict(tmp_path / "w.pth")) == ["conv.weight"]
+    assert vars(read_checkpoint(tmp_path / "w.pth")["args"]) == {}
+
+
+def test_other_objects_in_the_options_are_refused(tmp_path):
+    torch.save({"model": TRAINED, "args": argparse.Namespace(path=Path0())}, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match=r"refused and none of it was run: it calls tests\.\S*Path0"):
+        read_state_dict(tmp_path / "w.pth")
+
+
+def test_a_namespace_cannot_be_called_with_code(tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return argparse.Namespace, ("os.system",)
+
+    torch.save({"model": TRAINED, "args": Hostile()}, tmp_path / "w.pth")
+    with pytest.raises(WeightsError):
+        read_state_dict(tmp_path / "w.pth")
+
+
+def test_counters_of_thop_are_left_out_and_named(tmp_path, caplog):
+    counters = {"total_ops": torch.zeros(1), "conv.total_params": torch.zeros(1)}
+    torch.save({"state_dict": {**TRAINED, **counters}}, tmp_path / "w.pth")
+    assert list(read_state_dict(tmp_path / "w.pth")) == ["conv.weight"]
+    assert "thop (total_ops, conv.total_params)" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["garbage in a file", '{"arch": "resnet50"}', "<!DOCTYPE html>", "épée"])
+def test_a_text_file_is_called_text(text, tmp_path):
+    (tmp_path / "w.pth").write_text(text)
+    with pytest.raises(WeightsError, match="is not a weights file but text, which begins with") as error:
+        read_state_dict(tmp_path / "w.pth")
+    assert "Error" not in str(error.value).replace("WeightsError", "")

@@ -392,8 +392,8 @@ class Stem(Invertible):
             )
         if not self._is_plain(x):
             zeros = torch.zeros_like(x)
-            _, dx, gradients, _ = subtract_branch(self.conv, x, y, zeros, dy, may_overwrite=False, grid_bits=None)
-            return x, dx if x.requires_grad else None, gradients
+            _, dimages, gradients, _ = subtract_branch(self.conv, x, y, zeros, dy, may_overwrite=False, grid_bits=None)
+            return x, dimages if x.requires_grad else None, gradients
         dx, dweight = convolve_gradients(x, dy, self.conv)
         return x, dx, {self.conv.weight: dweight}
 

@@ -133,7 +133,7 @@ def _names(module: nn.Module, current: dict[str, Any], copies: dict[int, Tensor]
     tensors = {name: value for name, value in current.items() if isinstance(value, Tensor)}
     versions = {name: _version(tensor) for name, tensor in tensors.items()}
     copied = {} if copies is None else {name: _copy(tensor, copies) for name, tensor in tensors.items()}
-    parameters: dict[Tensor, int] = {p: _version(p) for p in module.parameters(recurse=False)}
+    parameters = {p: _version(p) for p in module.parameters(recurse=False)}
     return _Names(module, current, dict(current), versions, copied, parameters)
 
 

@@ -107,6 +107,8 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     network = experiment.network.without_pretrained()
     model = registry.build_from_config(network)
     report = load_transferred(model, stored, "the experiment" if found.is_experiment else "the checkpoint")
+    if found.experiment is None and found.spec is not None:
+        stored.warn_of_assumptions(found.spec, given=())
     if report.initial:
         raise WeightsError(
             f"the file has weights for the body only, and {' and '.join(report.initial)} would be random",
@@ -141,8 +143,6 @@ def _experiment_of(found: Resolved) -> Experiment:
         return found.experiment
     spec, stored = found.network, found.stored
     assert stored is not None
-    if stored.spec is None and not spec.is_external:
-        stored.warn_of_assumptions(spec, given=())
     images = spec.preprocessing
     if images is None and spec.is_external:
         images = own_preprocessing(spec.arch, digests_of(stored.path)["sha256"])

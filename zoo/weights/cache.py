@@ -138,7 +138,14 @@ def _download(name: str, url: str, file: Path) -> str:
         *(gdown.exceptions.DownloadError, requests.RequestException),
         *(urllib3.exceptions.HTTPError, ValueError),  # of malformed answers
     ) as error:
-        return truncate(hide_password(" ".join(str(error).split())))
+        return truncate(hide_password(_reason_of(error)))
+
+
+def _reason_of(error: BaseException) -> str:
+    """Return the innermost reason of a failed download in one line, without the names of connection objects."""
+    while isinstance(inner := getattr(error, "reason", None) or next(iter(error.args), None), BaseException):
+        error = inner
+    return re.sub(r"^<?HTTPS?Connection.*?\)>?: ", "", " ".join(str(error).split()))
 
 
 def _url_of(name: str) -> str:

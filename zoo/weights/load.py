@@ -222,6 +222,13 @@ def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor]) -> 
             "TARGET --arch NAME`, and pass TARGET, which records that its activation is relu; in Python, "
             "zoo.convert.from_torchvision converts a state dict"
         )
+    unknown = [key for key in of_file if key not in of_network]
+    prefix = f"{unknown[0].partition('.')[0]}." if unknown else ""
+    if prefix and all(key.startswith(prefix) and key.removeprefix(prefix) in of_network for key in unknown):
+        return (
+            f"the keys have the prefix {prefix!r} of a module around the network, such as Lightning's: save the "
+            "state dict of the network inside of it"
+        )
     return "pass the file of this architecture, or build the network with the file's options (input_3x3, norm)"
 
 

@@ -10,6 +10,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +33,7 @@ AVERAGE_KEYS = "ema", "state_dict_ema", "model_ema"
 # Prefixes of wrappers: DataParallel and DistributedDataParallel; torch.compile. They may be nested in any order.
 WRAPPERS = "module.", "_orig_mod."
 NUM_AVERAGED = "n_averaged"  # the counter of torch.optim.swa_utils.AveragedModel
+COUNTERS_OF_THOP = "total_ops", "total_params"  # buffers that this package leaves in each layer
 GIT_LFS = b"version https://git-lfs"
 PARTS = "body", "head", "cls"  # of the published segmentation model, one state dict each
 # torch's message about a function or class that weights_only does not allow.
@@ -123,7 +125,10 @@ def extract_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) ->
     content = _join_parts(content)
     _check_is_state_dict(content, path)
     _refuse_repeated_values(content, path)
-    content = {name: tensor for name, tensor in content.items() if name != NUM_AVERAGED}
+    counters = [name for name in content if name.rpartition(".")[2] in COUNTERS_OF_THOP]
+    if counters:
+        logger.warning("%s: without the counters of the package thop (%s)", path, join_names(counters))
+    content = {name: tensor for name, tensor in content.items() if name != NUM_AVERAGED and name not in counters}
     return published_keys({key: tensor.detach() for key, tensor in content.items()}, escape(path))
 
 
@@ -151,6 +156,8 @@ def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tens
 def load_bounded(file: IO[bytes]) -> Any:
     """Return the content of an open `torch.save` file: tensors, plain Python values and numpy scalars, nothing else.
 
+    An argparse.Namespace of such values becomes an object without them.
+
     No code in the file is run. Raises Oversized if the content takes more memory than the file has bytes. A
     damaged file can raise nearly any exception. If the file has checksums, as all zip files of `torch.save` by default,
     damage always raises one.
@@ -171,7 +178,7 @@ def load_bounded(file: IO[bytes]) -> Any:
     file.seek(0)
     metered: Any = _MeteredFile(file)  # has the methods of a file that torch uses
     # Names that the user has allowed are left out, so that they stay allowed when the context ends.
-    allowed = [item for item in _numpy_globals() if item not in torch.serialization.get_safe_globals()]
+    allowed = [item for item in _replaced_globals() if item not in torch.serialization.get_safe_globals()]
     with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about other pickle protocols and TorchScript, which load or raise
         return torch.load(metered, map_location="cpu", weights_only=True)
@@ -265,17 +272,37 @@ def _number_of(kind: _NumberType | np.dtype[Any], content: bytes) -> Any:
     return np.frombuffer(content, dtype)[0]
 
 
-def _numpy_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """Return replacements for the globals in the pickle of a numpy scalar, under the names of numpy 1 and 2."""
-    modules = "numpy.core.multiarray", "numpy._core.multiarray"
-    return [(_NumberType, "numpy.dtype"), *((_number_of, f"{module}.scalar") for module in modules)]
+class _Namespace:
+    """Replaces argparse.Namespace while unpickling, in which trainers store their options; forgets its values."""
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def _replaced_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
+    """Return replacements for the globals in the pickles of a numpy scalar, of numpy 1 and 2, and of a Namespace."""
+    scalars = [(_number_of, f"{module}.scalar") for module in ("numpy.core.multiarray", "numpy._core.multiarray")]
+    return [(_NumberType, "numpy.dtype"), *scalars, (_Namespace, "argparse.Namespace")]
 
 
 def _load_or_refuse(file: IO[bytes], path: Path) -> Any:
     try:
         return load_bounded(file)
     except Exception as error:  # a damaged pickle can raise anything
+        file.seek(0)
+        is_known = isinstance(error, Oversized) or REFUSED.search(str(error))
+        if not is_known and (text := _text_of(file.read(40))):
+            what = f"the file is not a weights file but text, which begins with {text!r}"
+            raise WeightsError(what, path, "give the weights file, or download it again") from None
         raise _load_error(path, error) from None
+
+
+def _text_of(head: bytes) -> str:
+    """Return the first bytes of a file as text; "" if they are none."""
+    with suppress(UnicodeDecodeError):
+        text = head.decode().strip()
+        return text if all(char.isprintable() or char.isspace() for char in text) else ""
+    return ""
 
 
 def _load_error(path: Path, error: Exception) -> WeightsError:
