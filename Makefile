@@ -107,7 +107,7 @@ define install
 	@echo "2/3 installing torch and torchvision in .venv, unless they are: about 3 GB to download, 6 GB of disk"
 	@echo "    Without a GPU, stop here (Ctrl-C), install the smaller CPU build and run make again:"
 	@echo "    $(BIN)/python -m pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu"
-	@$(BIN)/python -m pip install --no-compile "torch>=2.11" torchvision
+	@$(BIN)/python -m pip install --quiet --no-compile "torch>=2.11" torchvision
 	@echo "3/3 compiling the CPU kernels and installing zoo with $(NAMES)$(2)"
 	@$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation --editable "$(1)"
 	@echo "installed in .venv: $$($(BIN)/python -m pip freeze --exclude-editable | grep -E '^($(subst $(SPACE),|,$(NAMES)))=' | xargs)"

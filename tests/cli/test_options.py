@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.generated import print_changes, write_changed
 from zoo.cli import build_parser, main
 from zoo.errors import DataError
 
@@ -92,10 +93,6 @@ def test_the_exit_code_is_that_of_the_error(monkeypatch: pytest.MonkeyPatch) -> 
     assert main(["list"]) == 75
 
 
-if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(_options(), indent=2) + "\n")
-
-
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -109,3 +106,7 @@ def test_a_wrong_command_or_option_is_named(command: str, message: str, capsys: 
         main(command.split())
     assert error.value.code == 2
     assert message in capsys.readouterr().err
+
+
+if __name__ == "__main__":
+    print_changes(write_changed(GOLDEN, json.dumps(_options(), indent=2) + "\n"))

@@ -43,6 +43,12 @@ def test_every_field_of_every_section_is_described() -> None:
         ({"network": {"nrom": 1}}, "network.nrom = 1: unknown key; the nearest is network.norm"),
         ({"optimizer": {"epochs": 1}}, "unknown key; the nearest is optimizer.schedule.epochs"),
         ({"clip": 1}, "clip = 1: unknown key; the nearest is optimizer.clip"),
+        (
+            {"network": {"bn_mod": "inplace"}},
+            'bn_mod = "inplace": unknown key; the nearest is network.norm (alias bn_mode)',
+        ),
+        ({"network": {"clases": 3}}, "unknown key; the nearest is network.num_classes (alias classes)"),
+        ({"network": {"leaky_relu_slop": 0.1}}, "the nearest is network.activation_param (alias leaky_relu_slope)"),
         ({"qqq": 1}, "qqq = 1: unknown key; zoo settings lists all"),
     ],
 )

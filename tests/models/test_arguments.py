@@ -98,7 +98,7 @@ def test_the_map_before_the_stems_pool_is_a_feature_that_can_be_asked_for(arch, 
         ("wider_resnet16", {"out_indices": ["stem"], "features_only": True}, "has no feature 'stem'; it has 0 to 6"),
         ("resnet18", {"output_stride": 8, "dilation": [1, 1, 2, 4]}, "output_stride and dilation set the same thing"),
         ("wider_resnet16", {"output_stride": 8}, "wider_resnet16: output_stride: the network cannot be dilated"),
-        ("wider_resnet16_a2", {"output_stride": 64}, "output_stride must be one of 32, 16, 8, got 64"),
+        ("wider_resnet16_a2", {"output_stride": 64}, "output_stride = 64: should be one of 8, 16, 32"),
         ("resnet18", {"drop_rate": 0.2, "features_only": True}, "drop_rate: ResNet has no classifier"),
         ("revnext", {"drop_rate": 0.2}, "drop_rate: RevNeXt has no average pooling before its classifier"),
         (

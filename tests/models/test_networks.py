@@ -21,6 +21,7 @@ from torch import nn
 
 import zoo
 from tests.formula import relative_error
+from tests.generated import print_changes, write_changed
 from zoo.layers import InPlaceABN, init_weights
 from zoo.spec.architectures import ARCHITECTURES
 
@@ -331,4 +332,4 @@ def test_initialization_scales_as_its_method_says(method):
 
 if __name__ == "__main__":
     new = {name: facts(name) | {"frozen_from": "our first release"} for name in ARCHITECTURES if name not in GOLDEN}
-    FILE.write_text(json.dumps(GOLDEN | new, indent=2) + "\n")
+    print_changes(write_changed(FILE, json.dumps(GOLDEN | new, indent=2) + "\n"))

@@ -15,6 +15,12 @@ import pytest
 from tests.pages.tables import ROOT
 
 REFERENCE = "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
+#: Pages -> words that readers search for, as the index splits them.
+SEARCHED = {
+    "troubleshooting/": ("Data", "Parallel", "ONNX"),
+    "scoring-and-weights/": ("ten", "crops", "ONNX"),
+    "training/": ("resume",),
+}
 DOCUMENTED = re.findall(r"^::: (zoo[\w.]*)$", REFERENCE, re.MULTILINE)
 
 
@@ -45,7 +51,14 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     numbers = (tmp_path / "results" / "reproduction.html").read_text()
     assert "REPRODUCTION/" in set(re.findall(r'href="(\w[^"#:]*)"', numbers))
     assert '.md"' not in numbers
-    found = {each["location"] for each in json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]}
+    index = json.loads((tmp_path / "search" / "search_index.json").read_text())
+    for page, words in SEARCHED.items():
+        text = " ".join(
+            each["title"] + " " + each["text"] for each in index["docs"] if each["location"].startswith(page)
+        )
+        tokens = {word.lower() for word in re.split(index["config"]["separator"], text) if word}
+        assert {word.lower() for word in words} <= tokens, page
+    found = {each["location"] for each in index["docs"]}
     assert "lean/" in found
     assert not [each for each in found if each.startswith("results/")]
     home = (tmp_path / "index.html").read_text()

@@ -30,12 +30,20 @@ def test_without_a_terminal_silence_is_broken_after_half_a_minute(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_up_console(0)
-    times_s = iter([0.0, 20.0, 31.0, 31.0, 40.0, 40.0, 65.0, 71.0, 71.0])
+    times_s = iter([0.0, 20.0, 31.0, 31.0, 40.0, 65.0, 65.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(times_s))
     with Progress("validation", total=9) as progress:
-        for _ in range(3):  # at 20 s, 31 s (a line) and 40 s
+        for _ in range(4):  # at 20 s, 31 s (a line), 40 s and 65 s (a line)
             progress.advance(1)
+    assert capsys.readouterr().err.splitlines() == ["validation: 2/9", "validation: 4/9"]
+
+
+def test_without_a_terminal_a_loop_with_lines_of_its_own_has_no_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up_console(0)
+    monkeypatch.setattr(console, "HEARTBEAT_S", -1.0)
+    with Progress("epoch 1/4", total=2, lines=False) as progress:
+        progress.advance(1)
         progress.set_status("a line of its own")
-        for _ in range(2):  # at 65 s and 71 s (a line)
-            progress.advance(1)
-    assert capsys.readouterr().err.splitlines() == ["validation: 2/9", "validation: 5/9"]
+    assert capsys.readouterr().err == ""

@@ -6,6 +6,7 @@ to classify, as the paper's starts from ImageNet weights.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,8 @@ from typing import Literal
 from zoo.cli.options import Command, option
 from zoo.cli.train import Train
 from zoo.cli.validate import Validate
+
+logger = logging.getLogger(__name__)
 
 LOG_DIRS = {"classification": Path("runs/quickstart"), "segmentation": Path("runs/quickstart-segmentation")}
 
@@ -33,6 +36,7 @@ class Quickstart(Command):
 
         log_dir = self.log_dir or LOG_DIRS[self.task]
         if self.task == "classification":
+            logger.info("training takes about two minutes on two CPU cores, and is resumed if it was interrupted")
             data = unpack_sample()
             self._train("quickstart_fashion_mnist", data, log_dir)
         else:
@@ -45,6 +49,11 @@ class Quickstart(Command):
         print(f"log           {log_dir}/training_0.log, {log_dir}/metrics.jsonl")
         print(f"TensorBoard   tensorboard --logdir {log_dir}")
         print(f"sample        {data}")
+        if self.task == "classification":
+            image = next(path for path in sorted((data / "val").rglob("*")) if path.is_file())
+            print(f"try next      zoo predict {checkpoint} {image}")
+        else:
+            print(f"try next      zoo segment {checkpoint} {data}/val/images {log_dir}/segmented")
         return 0
 
     def _train(self, config: str, data: Path, log_dir: Path, weights: str | None = None) -> None:

@@ -33,7 +33,7 @@ class Settings(Command):
         sections = describe_settings(self.pattern)
         if not sections:
             settings = [setting for section in describe_settings() for setting in section.settings]
-            names = {name for each in settings for name in (each.name, each.key)}
+            names = {name for each in settings for name in (each.name, each.key, *each.aliases)}
             what = f"no setting is called {escape(self.pattern)!r}"
             raise ConfigError(what, "PATTERN", nearest(self.pattern, names, "zoo settings lists all"))
         for section in sections:

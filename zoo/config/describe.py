@@ -28,7 +28,8 @@ _TYPE_NAMES = {
 class Setting(NamedTuple):
     """Description of a setting: its dotted ``name``, the last ``key`` of the name, and its values.
 
-    ``default`` is JSON, or "required". ``bounds`` is empty if the type implies them.
+    ``default`` is JSON, or "required". ``bounds`` is empty if the type implies them. ``aliases`` are other keys, those
+    of the original project's files.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Setting(NamedTuple):
     default: str
     bounds: str
     meaning: str
+    aliases: tuple[str, ...] = ()
 
     def facts(self) -> list[str]:
         """Return the type, the bounds if any, and the default."""
@@ -66,10 +68,15 @@ def describe_settings(pattern: str = "*") -> list[SectionText]:
             types = join_names([f'"{kind}"' for kind in kinds if kinds[kind] is params])
             sections.append(_describe(params, path)._replace(path=f"{path} with {key} {types}"))
     matching = [
-        section._replace(settings=[s for s in section.settings if pattern in s.name or fnmatchcase(s.name, pattern)])
+        section._replace(settings=[each for each in section.settings if _matches(each, pattern)])
         for section in sections
     ]
     return [section for section in matching if section.settings]
+
+
+def _matches(setting: Setting, pattern: str) -> bool:
+    names = setting.name, *setting.aliases
+    return any(pattern in name or fnmatchcase(name, pattern) for name in names)
 
 
 def describe_options(arch: Architecture) -> dict[str, str]:
@@ -121,7 +128,10 @@ def _describe(section: type[BaseModel], path: str) -> SectionText:
         )
         meaning = " ".join(about.get("description", "").split())
         bounds = ", ".join(dict.fromkeys(_bounds(about)))
-        settings.append(Setting(f"{path}.{key}".removeprefix("."), key, _type(about), default, bounds, meaning))
+        aliases = getattr(field.validation_alias, "choices", ())
+        others = tuple(str(alias) for alias in aliases if alias != key)
+        name = f"{path}.{key}".removeprefix(".")
+        settings.append(Setting(name, key, _type(about), default, bounds, meaning, others))
     return SectionText(path or "the top level", (section.__doc__ or "").partition("\n")[0].replace("``", ""), settings)
 
 

@@ -118,11 +118,14 @@ def _parse(content: Any, source: str, known_networks_only: bool, log_notices: bo
 
 @cache
 def _places() -> dict[str, dict[str, None]]:
-    """Return the dotted paths of all sections and settings by their last key."""
+    """Return the dotted paths of all sections and settings by their last key, and by their aliases."""
     places: dict[str, dict[str, None]] = {}
     for section in describe_settings():
         for path in (section.path.partition(" ")[0], *(setting.name for setting in section.settings)):
             places.setdefault(path.rpartition(".")[2], {})[path] = None
+        for setting in section.settings:
+            for alias in setting.aliases:
+                places.setdefault(alias, {})[f"{setting.name} (alias {alias})"] = None
     return places
 
 
@@ -135,7 +138,7 @@ def _with_nearest(problem: Problem) -> Problem:
         return problem
     section = dotted(problem.path).rpartition(".")[0]
     near = difflib.get_close_matches(str(problem.path[-1]), _places(), cutoff=0.7)
-    here = [place for name in near for place in _places()[name] if place == f"{section}.{name}".lstrip(".")]
+    here = [place for name in near for place in _places()[name] if place.rpartition(".")[0] == section]
     places = here[:1] or [place for name in near[:1] for place in _places()[name]]
     places = [place for place in places if place != dotted(problem.path)]
     hint = f"the nearest is {' or '.join(places)}" if places else "zoo settings lists all"

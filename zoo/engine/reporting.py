@@ -21,6 +21,8 @@ from zoo.engine.task import Result
 
 BatchT = TypeVar("BatchT")
 
+VALIDATION = "validation"  # title of the progress of a validation, during which nothing else is reported
+
 
 @dataclass(frozen=True)
 class TrainMetrics:

@@ -18,7 +18,7 @@ from zoo.data.seeding import random_of
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.meters import Reading
 from zoo.engine.optim import set_lr
-from zoo.engine.reporting import Log, Pace, metrics_since
+from zoo.engine.reporting import VALIDATION, Log, Pace, metrics_since
 from zoo.engine.state import TrainState, all_finite, broadcast_buffers
 from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.engine.stop import StopSignals
@@ -188,7 +188,7 @@ class Trainer:
         """Validate the network, or its moving average, with rank 0's running statistics."""
         state, settings = self.state, self.config
         broadcast_buffers(state)
-        with self.log.progress("validation", len(loader)) as advance:
+        with self.log.progress(VALIDATION, len(loader)) as advance:
             return validate(
                 state.scored_model,
                 state.task,

@@ -81,7 +81,7 @@ def build_external(
     rejects, and weights that the package cannot load.
     """
     if memory not in EXTERNAL_MEMORY:
-        raise ConfigError(f"memory must be one of {join_names(EXTERNAL_MEMORY)} for {name}, got {memory!r}")
+        raise ConfigError(f"{name}: memory = {memory!r}: should be one of {join_names(EXTERNAL_MEMORY)}")
     if name not in (found := list_networks(name)):
         raise ConfigError(f"{name!r} is a pattern, not the name of a network; it matches {join_names(found)}")
     package, _, own_name = name.partition(":")

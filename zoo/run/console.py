@@ -77,11 +77,15 @@ class Progress:
     - `done`: number of batches that are already done.
     - `show`: whether to show anything.
     - `every`: batches between two lines; default: a line every 30 seconds.
+    - `lines`: whether to log lines where there is no terminal; False if the caller logs its own.
     """
 
-    def __init__(self, title: str, total: int, done: int = 0, *, show: bool = True, every: int | None = None) -> None:
+    def __init__(
+        self, title: str, total: int, done: int = 0, *, show: bool = True, every: int | None = None, lines: bool = True
+    ) -> None:
         self._title, self._total, self._done = title, total, done
-        self._lines = show and not is_terminal()
+        is_drawn = is_terminal()
+        self._lines = show and lines and not is_drawn
         self._every = every
         self._last_line_s = time.monotonic()
         size = shutil.get_terminal_size()  # without a size, tqdm draws nothing on terminals that do not report theirs
@@ -93,7 +97,7 @@ class Progress:
             ncols=size.columns,
             nrows=size.lines,
             leave=False,
-            disable=self._lines or not show,
+            disable=not (show and is_drawn),
         )
 
     def __enter__(self) -> Progress:
@@ -114,4 +118,3 @@ class Progress:
     def set_status(self, text: str) -> None:
         """Show ``text`` behind the bar. Without a bar nothing is printed: the caller logs its own line."""
         self._bar.bar_format = f"{BAR_FORMAT} {text}"
-        self._last_line_s = time.monotonic()

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from zoo.config import Experiment
-from zoo.engine.reporting import TrainMetrics
+from zoo.engine.reporting import VALIDATION, TrainMetrics
 from zoo.engine.task import Result
 from zoo.errors import ConfigError
 from zoo.files import write_json
@@ -237,7 +237,7 @@ class RunLog:
     @contextmanager
     def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
         """Context manager: bar of ``total`` batches, ``done`` of them finished; yields a function to advance it."""
-        with Progress(title, total, done, show=self._is_main) as progress:
+        with Progress(title, total, done, show=self._is_main, lines=title == VALIDATION) as progress:
             self._progress = progress
             try:
                 yield progress.advance

@@ -332,8 +332,8 @@ def choose_dilation(arch: Architecture, output_stride: int | None, dilation: Any
             "resnet152, resnext*, densenet* and wider_resnet*_a2 can"
         )
     if output_stride not in list(arch.dilations):  # the value may be unhashable
-        strides = join_names(arch.dilations)
-        raise ConfigError(f"{arch.name}: output_stride must be one of {strides}, got {shorten_repr(output_stride)}")
+        strides = join_names(sorted(arch.dilations))
+        raise ConfigError(f"{arch.name}: output_stride = {shorten_repr(output_stride)}: should be one of {strides}")
     return arch.dilations[output_stride]
 
 
