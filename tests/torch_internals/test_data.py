@@ -58,6 +58,15 @@ def test_elements_overlap_in_windows_and_not_in_dense_tensors():
     assert data.may_overlap(x[:, :, :1].expand(-1, -1, 5, -1))
 
 
+def test_tensors_that_nothing_may_overwrite_are_known():
+    x = torch.ones(2, 4, 3, requires_grad=True) * 1
+    assert data.has_repeated_elements(x[:, :, :1].expand(-1, -1, 5))
+    assert not data.has_repeated_elements(x)
+    assert not data.has_repeated_elements(x[:, ::2])
+    assert [data.is_read_only_view(y) for y in (*x.chunk(2, 1), *x.unbind(0))] == [True] * 4
+    assert [data.is_read_only_view(y) for y in (x, x[:, :2], x.view(8, 3), x.transpose(1, 2))] == [False] * 4
+
+
 HOOKS = ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
 
 

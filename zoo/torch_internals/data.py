@@ -54,6 +54,19 @@ def may_overlap(tensor: Tensor) -> bool:
     return bool(torch._debug_has_internal_overlap(tensor) != 0)
 
 
+def has_repeated_elements(tensor: Tensor) -> bool:
+    """Return whether several elements of a tensor are one in memory for certain, as of an expanded tensor."""
+    return bool(torch._debug_has_internal_overlap(tensor) == 1)
+
+
+def is_read_only_view(tensor: Tensor) -> bool:
+    """Return whether autograd forbids overwriting a tensor: one of several views of an operation, or made without grad.
+
+    Several views are the outputs of `chunk`, `split` and `unbind`.
+    """
+    return tensor._is_view() and _C._autograd._get_creation_meta(tensor) != _C._autograd.CreationMeta.DEFAULT
+
+
 def has_backward_hooks(tensor: Tensor) -> bool:
     """Return whether a tensor has hooks registered by `Tensor.register_hook`."""
     hooks: Any = tensor._backward_hooks

@@ -6,8 +6,10 @@ import itertools
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.formula import activated_batch_norm, relative_error
+from zoo.layers import InPlaceABN
 from zoo.ops.abn import inplace_abn
 
 ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 0.3), ("elu", 1.0), ("elu", 0.5), ("identity", 0.01)]
@@ -206,3 +208,50 @@ def test_only_the_gradients_that_are_asked_for_are_computed():
         for leaf, flag, truth in zip(leaves, wanted, truths, strict=True):
             assert (leaf.grad is not None) == flag
             assert not flag or relative_error(leaf.grad, truth) < 1e-10
+
+
+def _base(requires_grad: bool) -> Tensor:
+    x = torch.randn(4, 8, 3, 3).requires_grad_(requires_grad)
+    return x * 1
+
+
+def _view_without_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x[:, :4]
+
+
+INPUTS = {
+    "expanded": lambda x: x[:, :1].expand(4, 4, 3, 3),
+    "expanded over the batch": lambda x: x[:1, :4].expand(4, 4, 3, 3),
+    "chunk": lambda x: x.chunk(2, 1)[0],
+    "split": lambda x: x.split(4, 1)[1],
+    "unbind": lambda x: x.view(2, 2, 8, 3, 3)[:, :, :4].unbind(0)[0],
+    "view without grad": _view_without_grad,
+    "slice": lambda x: x[:, :4],
+    "view": lambda x: x.view(8, 4, 3, 3),
+    "transposed": lambda x: x[:, :4].transpose(2, 3),
+}
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("kind", INPUTS)
+def test_a_refused_input_changes_nothing_and_any_other_is_right(kind: str, requires_grad: bool, grad: bool) -> None:
+    torch.manual_seed(0)
+    norm, x = InPlaceABN(4), INPUTS[kind](_base(requires_grad))
+    before, given = {key: value.clone() for key, value in norm.state_dict().items()}, x.detach().clone()
+    failure, y = None, x
+    with torch.set_grad_enabled(grad):
+        try:
+            y = norm(x)
+        except RuntimeError as error:
+            failure = str(error)
+    if failure is None:
+        expected = torch.nn.functional.leaky_relu(torch.nn.BatchNorm2d(4)(given), 0.01)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+        assert "expanded" not in kind
+        return
+    assert "cannot be overwritten; put an operation before the norm" in failure
+    assert all(map(torch.equal, norm.state_dict().values(), before.values()))
+    assert torch.equal(x.detach(), given)
+    assert kind not in ("slice", "view", "transposed")

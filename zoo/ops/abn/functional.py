@@ -12,7 +12,7 @@ from zoo.ops.abn.autograd import ActivatedBatchNorm, EagerBatchNorm
 from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.statistics import Statistics, take_statistics
 from zoo.ops.context import can_work_in_place, is_eager
-from zoo.torch_internals.data import is_alias_of
+from zoo.torch_internals.data import has_repeated_elements, is_alias_of, is_read_only_view
 
 INVERTIBLE_ACTIVATIONS = ("leaky_relu", "elu", "identity")
 
@@ -65,7 +65,7 @@ def inplace_abn(
     """
     check_activation(activation, activation_param, INVERTIBLE_ACTIVATIONS)
     _check_shortcut(x, shortcut, inplace)
-    _check_overwritable(x, inplace)
+    _check_overwritable(x, inplace, weight, bias)
     settings = NormSettings(weight, bias, eps, activation, activation_param)
     statistics = take_statistics(x, weight, bias, running_mean, running_var, training, momentum, num_batches, group)
     return normalize(x, statistics, settings, inplace, shortcut)
@@ -156,10 +156,18 @@ def _check_shortcut(x: Tensor, shortcut: Tensor | None, inplace: bool) -> None:
         )
 
 
-def _check_overwritable(x: Tensor, inplace: bool) -> None:
-    """Raise RuntimeError if x is to be overwritten but is a leaf that requires gradients."""
-    if inplace and torch.is_grad_enabled() and x.requires_grad and x.is_leaf and not torch.compiler.is_compiling():
+def _check_overwritable(x: Tensor, inplace: bool, *parameters: Tensor | None) -> None:
+    """Raise RuntimeError if x is to be overwritten but is expanded, or autograd forbids it."""
+    if not inplace or torch.compiler.is_compiling():
+        return
+    what = "an expanded tensor, whose elements share memory," if has_repeated_elements(x) else ""
+    if torch.is_grad_enabled():
+        if x.requires_grad and x.is_leaf:
+            what = "a leaf tensor that requires grad,"
+        elif is_read_only_view(x) and any(each is not None and each.requires_grad for each in (x, *parameters)):
+            what = "one of several views (chunk, split, unbind) or a view that was made without gradients,"
+    if what:
         raise RuntimeError(
-            f"a leaf tensor that requires grad, of shape {tuple(x.shape)}, cannot be overwritten; put an operation "
-            "before the norm, or set the norm's inplace = False"
+            f"{what} of shape {tuple(x.shape)}, cannot be overwritten; put an operation before the norm, or set the "
+            "norm's inplace = False"
         )
