@@ -267,3 +267,46 @@ def test_forward_passes_of_training_may_follow_each_other_before_backward():
     chain.store = True
     chain(x).square().sum().backward()
     assert relative_error(found, chain[0].f.weight.grad) < 1e-10
+
+
+class Reads(nn.Module):
+    """A branch that adds another tensor to what it computes."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.conv, self.other = nn.Conv2d(4, 4, 1), other
+
+    def forward(self, x):
+        return self.conv(x) + self.other()
+
+
+@pytest.mark.parametrize("grid_bits", [None, 14])
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("kind", ["encoder", "leaf", "weight of another module", "detached", "constant"])
+def test_a_branch_that_reads_another_tensor_with_a_gradient_is_an_error(kind, blocks, grid_bits):
+    encoder, memory = nn.Conv2d(4, 4, 1), torch.randn(2, 4, 5, 5, requires_grad=True)
+    features = encoder(torch.randn(2, 4, 5, 5))
+    others = {
+        "encoder": lambda: features,
+        "leaf": lambda: memory * 2,
+        "weight of another module": lambda: encoder.weight.sum(),
+        "detached": lambda: features.detach(),
+        "constant": lambda: torch.ones(4, 1, 1),
+    }
+    chain = ReversibleSequential(
+        [ReversibleBlock(Reads(others[kind]), nn.Conv2d(4, 4, 1)) for _ in range(blocks)], grid_bits=grid_bits
+    )
+    loss = chain(torch.randn(2, 8, 5, 5, requires_grad=True)).square().mean()
+    if kind in ("detached", "constant"):
+        loss.backward()
+        return
+    with pytest.raises(RuntimeError, match=r"branch Reads .* depends on a tensor of shape .* gradient would be lost"):
+        loss.backward()
+
+
+def test_a_stored_chain_has_the_gradient_of_what_its_branches_read():
+    encoder = nn.Conv2d(4, 4, 1)
+    features = encoder(torch.randn(2, 4, 5, 5))
+    chain = ReversibleSequential([ReversibleBlock(Reads(lambda: features), nn.Conv2d(4, 4, 1))], store=True)
+    chain(torch.randn(2, 8, 5, 5)).square().mean().backward()
+    assert encoder.weight.grad is not None

@@ -23,7 +23,7 @@ from zoo.ops.context import is_fx_proxy
 from zoo.ops.grid import round_to_grid, sum_on_grid
 from zoo.ops.inverse import channel_pool, channel_unpool, halves
 from zoo.ops.pooling import memory_format_of
-from zoo.torch_internals.data import has_backward_hooks
+from zoo.torch_internals.data import has_backward_hooks, leaves_of
 from zoo.torch_internals.dispatch import are_transforms_active
 
 torch.fx.wrap("round_to_grid")
@@ -42,7 +42,8 @@ class ReversibleBlock(nn.Module):
       run in the recomputation.
     - `grid_bits`: round what f and g return to multiples of 2^-grid_bits, see `ReversibleSequential`.
 
-    Raises RuntimeError if f or g overwrites its input or changes its shape.
+    Raises RuntimeError if f or g overwrites its input or changes its shape, and in backward if it depends on another
+    tensor that needs gradients.
 
     Source: Gomez et al., The Reversible Residual Network, 2017, equations 6 to 8.
     """
@@ -134,6 +135,7 @@ def subtract_branch(
     with paused_statistics(branch):
         with torch.enable_grad():
             added = run(leaf)
+        _check_leaves(branch, added, (leaf, *parameters.values()))
         graph = get_gradient_edge(added) if added.requires_grad else None
         added, out, summary = added.detach(), y if may_overwrite else None, None
         if grid_bits is None:
@@ -151,6 +153,19 @@ def subtract_branch(
     storage_of_dy = storage_ids((dy,))
     gradients = {p: dp.clone() if storage_ids((dp,)) == storage_of_dy else dp for p, dp in gradients.items()}
     return x, dsource, gradients, summary
+
+
+def _check_leaves(branch: nn.Module, output: Tensor, known: Iterable[Tensor]) -> None:
+    """Raise RuntimeError if gradients of the output lead to leaves other than ``known``: they would be lost."""
+    ids = set(map(id, known))
+    for leaf in leaves_of(output):
+        if id(leaf) not in ids:
+            raise RuntimeError(
+                f"the branch {type(branch).__name__} of a reversible block depends on a tensor of shape "
+                f"{tuple(leaf.shape)} that needs gradients and is neither the input of the branch nor one of its "
+                "parameters, so that its gradient would be lost; give the branch a detached tensor, register the "
+                "parameter in the branch, or set store=True on the chain"
+            )
 
 
 def _on_grid(x: Tensor, grid_bits: int | None) -> Tensor:

@@ -6,7 +6,7 @@ import functools
 import heapq
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -65,6 +65,19 @@ def is_read_only_view(tensor: Tensor) -> bool:
     Several views are the outputs of `chunk`, `split` and `unbind`.
     """
     return tensor._is_view() and _C._autograd._get_creation_meta(tensor) != _C._autograd.CreationMeta.DEFAULT
+
+
+def leaves_of(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the leaf tensors, parameters for example, that get a gradient in backward from a tensor."""
+    nodes: list[Any] = [tensor.grad_fn]
+    seen = set(nodes)
+    for node in nodes:
+        if hasattr(node, "variable"):
+            yield node.variable
+        elif node is not None:
+            new = [each for each, _ in node.next_functions if each not in seen]
+            seen.update(new)
+            nodes += dict.fromkeys(new)
 
 
 def has_backward_hooks(tensor: Tensor) -> bool:
