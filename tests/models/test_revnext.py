@@ -208,3 +208,18 @@ def test_neither_the_stem_nor_the_output_of_two_branch_blocks_is_kept_while_the_
     # In float32 values: the map and its gradient 64, a branch 48, the gradients in it 32. An output and a gradient that
     # are kept would be 64 more, and so would the stem's convolution and output.
     assert peak == pytest.approx(4 * (64 + 48 + 32) * 8 * 64**2, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [({}, True), ({"grid_bits": 14}, False), ({"memory": "plain"}, False), ({"norm": "inplace"}, True)],
+)
+def test_an_irevnet_that_reconstructs_noise_warns_once_when_training_begins(options, warns, caplog):
+    model, x = zoo.get("irevnet_cifar", **options), torch.randn(2, 3, 32, 32)
+    model.eval()(x)
+    with torch.no_grad():
+        model.train()(x)
+    assert not caplog.records
+    for _ in range(2):
+        model(x)
+    assert caplog.text.count("set grid_bits=14, which is exact") == warns

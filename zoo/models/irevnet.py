@@ -5,8 +5,10 @@ Tested by tests/models/test_revnext.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,6 +16,9 @@ from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.reversible import ReversibleSequential, ShiftBlock
 from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.models.base import Network
+from zoo.ops.context import is_eager, is_fx_proxy
+
+logger = logging.getLogger("zoo")
 
 
 class IRevNet(Network):
@@ -44,6 +49,7 @@ class IRevNet(Network):
     ) -> None:
         super().__init__(features_only)
         self.padding = 2 * width - 3
+        self.reconstructs_noise = memory != "plain" and grid_bits is None  # False once a warning has said so
         channels = width
         for level, depth in enumerate(blocks):
             links = []
@@ -63,5 +69,16 @@ class IRevNet(Network):
 
     def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:
         if stage == self._stages[0]:
+            is_trained = self.training and torch.is_grad_enabled() and is_eager() and not is_fx_proxy(x)
+            if self.reconstructs_noise and is_trained:
+                self._warn_of_noise()
             x = F.pad(x, (0, 0, 0, 0, 0, self.padding))
         return super()._run_stage(stage, x)
+
+    def _warn_of_noise(self) -> None:
+        """Warn once that the reconstruction of the padding's zeros is noise, which norms amplify."""
+        self.reconstructs_noise = False
+        logger.warning(
+            "i-RevNet without grid_bits: backward reconstructs the zeros beside the image with rounding errors, so that "
+            "gradients of the first blocks are wrong; set grid_bits=14, which is exact, or memory='plain'"
+        )
