@@ -79,6 +79,6 @@ class IRevNet(Network):
         """Warn once that the reconstruction of the padding's zeros is noise, which norms amplify."""
         self.reconstructs_noise = False
         logger.warning(
-            "i-RevNet without grid_bits: backward reconstructs the zeros beside the image with rounding errors, so that "
+            "i-RevNet without grid_bits: backward reconstructs zeros beside the image with rounding errors, so that "
             "gradients of the first blocks are wrong; set grid_bits=14, which is exact, or memory='plain'"
         )
