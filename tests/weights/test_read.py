@@ -484,6 +484,7 @@ def _wrapped(state_dict, prefix="module."):
         {"model": TRAINED, "model_ema": {"n_averaged": torch.tensor(3), **_wrapped(AVERAGED)}},  # torchvision
         {"n_averaged": torch.tensor(3), **_wrapped(AVERAGED)},  # an average saved alone
         {"state_dict": _wrapped(TRAINED), "ema": AVERAGED},
+        {"model_ema": AVERAGED, "epoch": 3},
     ],
 )
 def test_the_moving_average_of_a_trainer_is_read(content, tmp_path):
@@ -498,6 +499,7 @@ def test_the_moving_average_of_a_trainer_is_read(content, tmp_path):
         ({"state_dict": TRAINED, "state_dict_ema": {}}, ["conv.weight"]),
         ({"state_dict": TRAINED, "state_dict_ema": None}, ["conv.weight"]),
         ({"n_averaged": torch.tensor(3)}, []),
+        ({"ema": torch.zeros(2), "w": torch.zeros(2)}, ["ema", "w"]),
     ],
 )
 def test_empty_state_dicts_and_averages_end(content, keys, tmp_path):
@@ -506,9 +508,10 @@ def test_empty_state_dicts_and_averages_end(content, keys, tmp_path):
 
 
 def test_an_average_that_is_not_read_is_named(tmp_path, caplog):
-    torch.save({"state_dict": TRAINED, "ema_state_dict": AVERAGED}, tmp_path / "w.pth")
-    assert torch.equal(read_state_dict(tmp_path / "w.pth")["conv.weight"], TRAINED["conv.weight"])
-    assert "reading state_dict, and not ema_state_dict" in caplog.text
+    for other in ("ema_state_dict", "averaged_model", "swa"):
+        torch.save({"state_dict": TRAINED, other: AVERAGED, "optimizer": {"state": {}}}, tmp_path / "w.pth")
+        assert torch.equal(read_state_dict(tmp_path / "w.pth")["conv.weight"], TRAINED["conv.weight"])
+        assert f"reading state_dict, and not {other};" in caplog.text
 
 
 @pytest.mark.parametrize(

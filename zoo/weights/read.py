@@ -107,21 +107,25 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 def extract_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Return the state dict in the ``content`` of a weights file, as `read_state_dict`; ``path`` is for messages."""
-    key = next((key for key in STATE_DICT_KEYS if isinstance(content.get(key), dict)), None)
+    trained = next((key for key in STATE_DICT_KEYS if isinstance(content.get(key), dict)), None)
+    # In a bare state dict, such a key is the name of a tensor.
+    averages = [each for each in AVERAGE_KEYS if isinstance(content.get(each), dict if trained is None else object)]
+    average = next((each for each in averages if content.get(each) not in (None, {})), None)
+    key = average or trained
     if key is not None:
-        average = next((each for each in AVERAGE_KEYS if content.get(each) not in (None, {})), None)
-        if average is not None and not isinstance(content[average], dict):
-            what = f'the file holds a {type(content[average]).__name__} under "{average}", not a moving average'
+        if not isinstance(content[key], dict):
+            what = f'the file holds a {type(content[key]).__name__} under "{key}", not a moving average'
             raise WeightsError(what, path, "remove it, or save a state dict there")
+        others = [each for each, value in content.items() if each != key and _is_state_dict(value)]
         if average is not None:
-            logger.info(
-                "%s: reading the moving average of the weights (%s), which training validated; to read the weights of "
-                "the last step, save the file without it", path, average,
+            logger.info("%s: reading the moving average of the weights (%s), which training validated", path, key)
+        if others:
+            logger.log(
+                logging.WARNING if average is None else logging.INFO,
+                "%s: reading %s, and not %s; torch.save(torch.load(FILE)[KEY], NEW) makes a file of one of them",
+                path, key, join_names(others),
             )  # fmt: skip
-        others = [each for each in content if isinstance(each, str) and "ema" in each.split("_") and each != average]
-        if average is None and others:
-            logger.warning("%s: reading %s, and not %s", path, key, join_names(others))
-        content = content[average or key]
+        content = content[key]
     content = _join_parts(content)
     _check_is_state_dict(content, path)
     _refuse_repeated_values(content, path)
@@ -147,7 +151,7 @@ def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tens
     for key, tensor in state_dict.items():
         new_key = WRAPPED_NORM.sub(r"\g<norm>\g<leaf>", keys[key].replace("._orig_mod.", "."))
         if new_key in renamed:
-            what = f"the file holds {truncate(new_key)} twice, with and without the old .bn level ({truncate(key)})"
+            what = f"the file holds {truncate(new_key)} twice, once as {truncate(key)} of a wrapper or an old norm"
             raise WeightsError(what, source, "save model.state_dict() again")
         renamed[new_key] = tensor
     return renamed
@@ -329,6 +333,10 @@ def _join_parts(content: dict[Any, Any]) -> dict[Any, Any]:
         return content
     joined = {f"{part}.{key}": value for part in PARTS for key, value in content[part].items()}
     return {**joined, **{key: value for key, value in content.items() if key not in PARTS}}
+
+
+def _is_state_dict(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(isinstance(each, Tensor) for each in value.values())
 
 
 def _check_is_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) -> None:
