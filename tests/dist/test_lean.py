@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.dist.spawn import run_distributed
 from tests.remat.programs import Recorded, network
 from zoo.layers import InPlaceABNSync
-from zoo.remat.graph import cut
 from zoo.remat.lean import lean
 from zoo.remat.recipes import RecipeError
 
@@ -88,16 +87,6 @@ def test_replicas_have_the_bits_of_plain_ones() -> None:
     assert run_distributed(_compare_all, 2) == [[(True, 0)] * len(OPTIONS)] * 2
 
 
-def _compare_captured() -> bool:
-    cut.MIN_BYTES = 0
-    expected, found = _step(network(), {}), _step(lean(network(), capture=True), {})
-    return all(map(torch.equal, expected, found))
-
-
-def test_captured_replicas_have_the_bits_of_plain_ones() -> None:
-    assert run_distributed(_compare_captured, 2) == [True] * 2
-
-
 def _compare_sync_norms() -> bool:
     model = SyncNetwork()
     return all(map(torch.equal, _step(copy.deepcopy(model), {}), _step(Recorded(model), {})))
@@ -129,37 +118,3 @@ def _compare_shards() -> bool | str:
 
 def test_sharded_parameters_have_the_same_gradients() -> None:
     assert run_distributed(_compare_shards, 2) == [True] * 2
-
-
-def _train_shards(is_captured: bool) -> list[torch.Tensor]:
-    """Return outputs, gradients, parameters and buffers of steps of a network whose blocks are sharded and captured."""
-    model = network()
-    for block in model:
-        if any(True for _ in block.parameters()):
-            fully_shard(lean(block, capture=True) if is_captured else block)
-    fully_shard(model)
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    results: list[torch.Tensor] = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        for _ in range(2):
-            output = model(torch.randn(2, 3, 12, 12, generator=generator))
-            output.square().mean().backward()
-            results.append(output.detach())
-        results += [parameter.grad.to_local().clone() for parameter in model.parameters()]  # type: ignore[union-attr]
-        optimizer.step()
-    return [*results, *(parameter.to_local() for parameter in model.parameters()), *model.buffers()]  # type: ignore
-
-
-def _compare_captured_shards() -> tuple[bool, int]:
-    cut.MIN_BYTES = 0
-    expected, found = _train_shards(is_captured=False), _train_shards(is_captured=True)
-    return all(map(torch.equal, expected, found)), torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
-def test_captured_blocks_with_sharded_parameters_have_the_bits_of_plain_ones() -> None:
-    ((is_same, graphs), other) = run_distributed(_compare_captured_shards, 2)
-    assert is_same
-    assert graphs == 5  # a convolution, three blocks and a linear layer
-    assert other == (is_same, graphs)

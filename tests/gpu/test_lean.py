@@ -1,10 +1,9 @@
-"""Lean training on a GPU, eager and captured: the bits of plain training, and less memory."""
+"""Lean training on a GPU: the bits of plain training, and less memory."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -79,7 +78,6 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "transformer": _transformer,
     "frozen norms": _frozen_norms,
 }
-WAYS: dict[str, dict[str, Any]] = {"eager": {}, "captured": {"capture": True}}
 
 
 def _new(name: str, layout: torch.memory_format) -> tuple[nn.Module, Tensor]:
@@ -105,26 +103,24 @@ def _train(net: nn.Module, x: Tensor, dtype: torch.dtype | None) -> list[Tensor]
     return [*results, *net.buffers(), torch.cuda.get_rng_state()]
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", NETS)
 def test_lean_training_has_the_bits_of_plain_training(
-    name: str, dtype: torch.dtype | None, layout: torch.memory_format, way: str
+    name: str, dtype: torch.dtype | None, layout: torch.memory_format
 ) -> None:
     net, x = _new(name, layout)
-    lean = zoo.lean(copy.deepcopy(net), **WAYS[way])
+    lean = zoo.lean(copy.deepcopy(net))
     expected = _train(net, x, dtype)
     found = _train(lean, x, dtype)
     assert len(found) == len(expected)
     assert [torch.equal(a, b) for a, b in zip(found, expected, strict=True)] == [True] * len(expected)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("name", "ratio"), [("convolutional", 0.6), ("transformer", 0.9)])
-def test_lean_training_holds_less(name: str, ratio: float, way: str) -> None:
+def test_lean_training_holds_less(name: str, ratio: float) -> None:
     net, x = _new(name, torch.contiguous_format)
-    lean = zoo.lean(copy.deepcopy(net), **WAYS[way])
+    lean = zoo.lean(copy.deepcopy(net))
     held = [measure_memory(lambda: each(x).sum(), each.parameters()).held for each in (net, lean)]  # noqa: B023
     assert held[1] < ratio * held[0]
 

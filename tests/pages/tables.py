@@ -303,7 +303,6 @@ LEAN_NETWORKS = {
 #: What a row of the table of lean networks is -> the result file and the provider in it.
 LEAN_WAYS = {
     "`zoo.lean`": ("lean_networks", "lean"),
-    "captured": ("lean_inductor", "lean captured"),
     "Inductor, lean rule": ("lean_inductor", "Inductor, lean rule"),
 }
 LEAN_METRICS = ("held ratio", "peak without gradients ratio", "step ratio")

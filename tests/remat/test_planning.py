@@ -20,11 +20,10 @@ import torchvision
 from torch import Tensor, nn
 
 import zoo
-from tests.remat.programs import Convolutions, are_equal, images, network, peak
+from tests.remat.programs import are_equal, images, network, peak
 from tests.step import step
 from zoo.errors import ConfigError
 from zoo.remat import Rematerializer, inductor_options, planning
-from zoo.remat.graph.capture import NotCaptured
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import measure_memory
 
@@ -56,17 +55,17 @@ def products(width: int = 128) -> nn.Module:
 
 
 def price(model: nn.Module) -> float:
-    flops_per_byte: float = vars(model)["_zoo_lean"].budget.flops_per_byte
+    flops_per_byte: float = vars(model)["_zoo_lean"].flops_per_byte
     return flops_per_byte
 
 
-def assert_met(build: Callable[[], nn.Module], x: Tensor, share: float, capture: bool = False) -> None:
+def assert_met(build: Callable[[], nn.Module], x: Tensor, share: float) -> None:
     """Assert that the peak is met, at a share of the way from the least to that without a budget."""
     most, least = (peak(lean(build(), budget), x) for budget in (None, "1000000 FLOP/B"))
     limit = round(1.03 * (least + share * (most - least)))
-    model = lean(build(), limit, capture=capture)
+    model = lean(build(), limit)
     found = peak(model, x)
-    assert (0.8 if capture else 0.9) * limit < found <= limit
+    assert 0.9 * limit < found <= limit
     assert price(model) > 0
 
 
@@ -165,7 +164,7 @@ def test_gradients_that_exist_are_part_of_the_peak() -> None:
     limit = round(1.5 * peak(lean(products(512)), x))
     lean(model, limit)(x).sum().backward()
     before = [each.grad.clone() for each in model.parameters() if each.grad is not None]
-    planned = vars(model)["_zoo_lean"].budget.planned
+    planned = vars(model)["_zoo_lean"].planned
     model(x)
     gradients = sum(each.nbytes for each in before)
     step = planned.steps[price(model)]
@@ -223,11 +222,11 @@ def test_on_the_meta_device_the_report_takes_no_memory() -> None:
         zoo.memory_report(products().to("meta"), x.to("meta"), budget="1MB")
 
 
-@pytest.mark.parametrize("kind", ["frozen", "integers", pytest.param("captured", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["frozen", "integers"])
 def test_a_call_that_no_gradient_needs_is_not_planned(kind: str, measured: Count) -> None:
     plain, x = network(), images(SIZE_PX)
     plain.requires_grad_(kind == "integers")
-    model = lean(copy.deepcopy(plain), "1GB", capture=kind == "captured")
+    model = lean(copy.deepcopy(plain), "1GB")
     for each in (plain, model):
         each.register_forward_hook(lambda *args: args[-1].argmax(1) if kind == "integers" else None)
     assert are_equal([plain(x)], [model(x)])
@@ -338,111 +337,3 @@ def test_products_count_that_only_recipes_read() -> None:
         return nn.Sequential(*chain.from_iterable((nn.Linear(128, 128), nn.ReLU()) for _ in range(8)))
 
     assert_met(network, torch.randn(768, 128), 0.3)
-
-
-@pytest.mark.slow
-def test_a_limit_means_the_same_for_captured_training() -> None:
-    x = torch.randn(768, 128)
-    assert_met(products, x, 0.5, capture=True)
-    with pytest.raises(ConfigError, match=r"at least \d+\.\d\d MB, more than the limit of 1\.00 MB"):
-        lean(products(), "1MB", capture=True)(x)
-
-
-@pytest.mark.slow
-def test_state_of_an_optimizer_counts_in_captured_training() -> None:
-    x = torch.randn(768, 128)
-    model = products()
-    state = 2 * sum(each.nbytes for each in model.parameters())
-    least = peak(lean(products(), "1000000 FLOP/B", capture=True), x)
-    limit = round(1.05 * (least + state))
-    assert limit < peak(lean(products(), capture=True), x) + state
-    lean(model, limit, capture=True)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for extra in (0, state):
-        assert peak(model, x) + extra <= limit
-        model(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-@pytest.mark.slow
-def test_a_network_that_is_not_one_graph_has_the_limit_of_eager_training() -> None:
-    class Reading(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * (1.0 if x.sum().item() < 1e9 else 0.5)
-
-    x = torch.randn(768, 128)
-    limit = round(0.9 * peak(lean(Reading(*products())), x))
-    eager, model = lean(Reading(*products()), limit), lean(Reading(*products()), limit, capture=True)
-    model.register_forward_hook(lambda *_: None)
-    eager(x)
-    with pytest.warns(NotCaptured, match="Reading"):
-        assert peak(model, x) <= limit
-    assert price(model) == price(eager) > 0
-
-
-@pytest.mark.slow
-def test_captured_networks_may_have_parameters_that_forward_reads_without_gradients() -> None:
-    class WithoutGradients(Convolutions):
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                x = self.first(x)
-            return self.second(x)
-
-    torch._dynamo.reset()
-    model = lean(WithoutGradients(), "1GB", capture=True)
-    model(images(SIZE_PX)).sum().backward()
-    assert model.first.weight.grad is None
-    assert model.second.weight.grad is not None
-
-
-@pytest.mark.slow
-def test_few_graphs_are_captured_for_a_limit_that_most_exceed(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(768, 128)
-
-    def deep() -> nn.Module:
-        return nn.Sequential(*chain.from_iterable((nn.Linear(128, 128), nn.GELU()) for _ in range(24)))
-
-    torch._dynamo.reset()
-    most, least = (peak(lean(deep(), budget), x) for budget in (None, "1000000 FLOP/B"))
-    limit = round(least + 0.7 * (most - least))
-    model = lean(deep(), limit, capture=True)
-    existing = sum(each.nbytes for each in (*model.parameters(), x))
-    measure, tried = planning._measure, []
-
-    def exceed(module: nn.Module, context: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(context, Rematerializer):
-            return measure(module, context, *args, **options)
-        tried.append(price(model))
-        prices = vars(model)["_zoo_lean"].budget.planned.prices
-        return planning.Step(*[limit - existing if tried[-1] < prices[-1] else least - existing] * 2)
-
-    monkeypatch.setattr(planning, "_measure", exceed)
-    for _ in range(2):
-        model(x).sum().backward()
-        model.zero_grad()
-    assert tried == sorted(tried)
-    assert len(set(tried)) == 3  # of 25 prices
-    assert price(model) == tried[-1]
-
-
-@pytest.mark.slow
-def test_a_limit_that_captured_training_exceeds_is_met_by_eager_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(768, 128)
-    limit = round(0.9 * peak(lean(products()), x))
-    eager, model = lean(products(), limit), lean(products(), limit, capture=True)
-    eager(x)
-    measure = planning._measure
-
-    def exceed(module: nn.Module, context: Any, *args: Any, **options: Any) -> Any:
-        step = measure(module, context, *args, **options)
-        return step if isinstance(context, Rematerializer) else planning.Step(limit, limit)
-
-    torch._dynamo.reset()
-    monkeypatch.setattr(planning, "_measure", exceed)
-    with pytest.warns(
-        NotCaptured, match=r"Sequential runs in eager zoo\.lean, as its graph takes at least .* MB, more than"
-    ):
-        model(x)
-    assert price(model) == price(eager) > 0
-    assert peak(model, x) <= limit

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo.torch_internals import compiler, dispatch
+from zoo.torch_internals import compiler
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch 2.11's own compiler
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -83,70 +83,3 @@ def test_the_limit_of_compilations_of_a_function_is_raised_and_restored():
             assert run() == 4
         assert run() == 1
     torch.compiler.reset()
-
-
-@pytest.mark.slow
-def test_the_break_after_a_graph_is_known():
-    found = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        found.append(compiler.graph_break(graph))
-        return graph
-
-    @partial(torch.compile, backend=backend)
-    def function(x: Tensor) -> Tensor:
-        y = x * 2
-        torch._dynamo.graph_break()
-        return y * 2
-
-    torch.compiler.reset()
-    function(torch.ones(1))
-    assert found[0] is not None
-    assert f"{__file__}, line " in found[0]
-    assert found[1] is None
-    torch.compiler.reset()
-
-
-@pytest.mark.slow
-def test_the_nodes_of_compiled_backward_are_known():
-    x = torch.ones(2, requires_grad=True)
-    y = torch.compile(lambda x: x.sin(), backend="aot_eager")(x)
-    assert compiler.is_compiled_node(y.grad_fn)
-    assert not compiler.is_compiled_node(x.sin().grad_fn)
-    assert not compiler.is_compiled_node(None)
-    torch.compiler.reset()
-
-
-@pytest.mark.slow
-def test_a_restart_of_tracing_is_told_from_other_errors():
-    assert issubclass(torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.RestartAnalysis)
-    assert compiler.restarts_tracing(torch._dynamo.exc.TensorifyScalarRestartAnalysis())
-    assert not compiler.restarts_tracing(RuntimeError())
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])])
-def test_the_choice_of_cudnn_is_that_of_eager_training(device):
-    x, vectors = torch.randn(2, 3, 4, 5, device=device), [torch.ones(3, device=device) for _ in range(4)]
-    called = []
-
-    class Log(dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-            called.append(operation)
-            return operation(*args, **(kwargs or {}))
-
-    weight, bias, *running = vectors
-    for vectors, training in (
-        ((weight, bias, *running), True),
-        ((weight, bias, *running), False),
-        ((weight, bias, None, None), True),
-        ((None, None, *running), True),
-    ):
-        called.clear()
-        with Log():
-            nn.functional.batch_norm(x, *vectors[2:], *vectors[:2], training)
-        chosen = compiler.chooses_cudnn(x, *vectors, training, 1e-5)
-        assert chosen is (torch.ops.aten.cudnn_batch_norm.default in called)
-        assert chosen is (device == "cuda" and vectors[0] is not None)
-        if chosen:
-            reserve = torch.ops.aten.cudnn_batch_norm(x, *vectors, training, 0.1, 1e-5)[3]
-            assert compiler.cudnn_reserve_bytes(x, training) == reserve.numel()

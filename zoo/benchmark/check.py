@@ -123,7 +123,7 @@ def check(
     not taken for a fault of the variant. The network, the generators and the inputs are unchanged afterwards::
 
         zoo.check(model, images)
-        zoo.check(model, images, variant=functools.partial(zoo.lean, capture=True))
+        zoo.check(model, images, variant=functools.partial(zoo.lean, budget=0.4))
         zoo.check(model, loss=lambda outputs: outputs.loss, **batch)
 
     Args:

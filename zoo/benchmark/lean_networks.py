@@ -25,7 +25,7 @@ from zoo.remat import inductor_options
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import measure_memory
 
-PLAIN, LEAN, CAPTURED, INDUCTOR = "plain", "lean", "lean captured", "Inductor, lean rule"
+PLAIN, LEAN, INDUCTOR = "plain", "lean", "Inductor, lean rule"
 SEED = 0
 
 
@@ -35,7 +35,6 @@ def measure_lean_network(
     *,
     rounds: int,
     max_bytes: int | None = None,
-    capture: bool = False,
     compiled_budgets: Sequence[float] = (),
 ) -> None:
     """Add held memory, peak memory and step time of a network, lean and plain.
@@ -47,9 +46,8 @@ def measure_lean_network(
     Args:
     - `setup`: the network; networks of this package use standard batch norm.
     - `rounds`: timed steps; 0 measures memory only.
-    - `capture`: also measure captured lean training, and Inductor with the same rule.
-    - `compiled_budgets`: also measure Inductor with torch's partitioner and these activation memory budgets, and with
-      the lean rule and the budgets that are below 1.
+    - `compiled_budgets`: also measure Inductor with these activation memory budgets, both with torch's partitioner and
+      with the lean rule. A budget of 1 recomputes no convolutions and matrix products.
     - `max_bytes`: networks whose plain training is predicted to need more are noted and skipped. A network that
       cannot run on the meta device is measured.
     """
@@ -66,14 +64,11 @@ def measure_lean_network(
         return
     case = replace(setup.case, shape=tuple(images.shape))
     models: dict[str, Any] = {PLAIN: plain, LEAN: lean(copy.deepcopy(plain))}
-    if capture:
-        models[CAPTURED] = lean(copy.deepcopy(plain), capture=True)
-        models[INDUCTOR] = torch.compile(copy.deepcopy(plain), options=inductor_options())
     for share in compiled_budgets:
         models[f"Inductor, budget {share:g}"] = compile_with_budget(copy.deepcopy(plain), share)
-        if share < 1:
-            options = inductor_options(share)
-            models[f"{INDUCTOR}, budget {share:g}"] = torch.compile(copy.deepcopy(plain), options=options)
+        name_of_rule = INDUCTOR if share == 1 else f"{INDUCTOR}, budget {share:g}"
+        options = inductor_options(float(share))
+        models[name_of_rule] = torch.compile(copy.deepcopy(plain), options=options)
     with room_for_compilations():
         _measure(results, case, models, images, rounds)
 
@@ -84,7 +79,7 @@ def _measure(results: Results, case: Case, models: dict[str, Any], images: Tenso
     for provider in [*models][1:]:
         try:
             begin = time.process_time()
-            is_exact = provider in (LEAN, CAPTURED)  # the kernels of Inductor are others
+            is_exact = provider == LEAN  # the kernels of Inductor are others
             if is_exact:
                 variant = partial(_replace, models[provider])
                 with _deterministic(images.device):

@@ -193,10 +193,9 @@ class BenchmarkLean(Benchmark):
     """Image size, for networks that accept any size."""
     max_memory: str | None = option(metavar="SIZE")
     """Skip networks whose plain training is predicted to need more, such as 4GiB."""
-    capture: bool = False
-    """Also measure captured lean training, and Inductor with the same rule. Compiling takes a minute per network."""
     compiled_budgets: Budgets = option(default=(), nargs="*")
-    """Also measure Inductor with these activation memory budgets, from 0 to 1, of torch and of the lean rule."""
+    """Also measure Inductor with these activation memory budgets, from 0 to 1, of torch and of the lean rule. Each
+    compilation takes up to a minute."""
     rounds: WholeNumber = 7
     """Interleaved timings of each step; 0 measures memory only."""
 
@@ -217,8 +216,7 @@ class BenchmarkLean(Benchmark):
             print(f"{name} ({index + 1} of {len(names)})", file=sys.stderr, flush=True)
             setup = Setup(NetworkSpec(arch=name), self.batch, self.size, device=results.device)
             measure_lean_network(
-                results, setup, rounds=self.rounds, max_bytes=max_bytes, capture=self.capture,
-                compiled_budgets=self.compiled_budgets,
+                results, setup, rounds=self.rounds, max_bytes=max_bytes, compiled_budgets=self.compiled_budgets,
             )  # fmt: skip
             results.write(self.stem)  # keep what was measured if the next network fails
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from zoo.engine.process import Process
-from zoo.remat.graph.capture import inductor_options
+from zoo.remat.inductor.partition import inductor_options
 from zoo.remat.lean import is_lean, lean
 from zoo.torch_internals.compiler import uncompiled
 from zoo.torch_internals.data import ALL_GATHER

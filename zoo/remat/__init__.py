@@ -4,15 +4,12 @@ During forward, a dispatch mode records how the outputs of cheap deterministic o
 would save such an output for backward, its recipe (operation and inputs) is saved instead, if the inputs stay alive
 anyway or are smaller. Backward recomputes it with the same kernels, so that gradients are bit-identical.
 
-Two wings share rules and recipes:
-
+- ``lean``: `zoo.lean`, which runs the calls of a module in a rematerializer.
 - ``eager/``: ``rematerializer`` is the dispatch mode, with the hooks through which autograd saves recipes. ``tracking``
   knows the contents of the tensors of a forward pass, ``recording`` how outputs were computed, and ``deciding`` whether
   autograd saves a tensor or its recipe. ``frozen`` saves less for layers whose weights are frozen.
-- ``graph/``: ``capture`` compiles graphs of torch.compile, without a dispatch mode. ``cut`` chooses what a forward
-  graph saves, and ``joint_graph`` rewrites backward. ``nodes``, ``layouts``, ``autocast`` and ``cudnn_norm`` describe
-  the graph, and ``double_backward`` computes gradients of its gradients.
-- ``lean``: `zoo.lean`, which applies either to a module.
+- ``inductor/``: the same choice for `torch.compile`. ``cut`` chooses what a forward graph saves, ``partition`` rewrites
+  backward, and ``nodes`` describes the graph.
 - ``rules``: which operations may be recomputed, and how each is recomputed exactly.
 - ``recipes``: tracked tensors, recipes, and their evaluation in backward.
 - ``budget``: how much recomputation of convolutions and matrix products is allowed. ``planning`` finds the budget with
@@ -23,6 +20,6 @@ Apart from zoo's errors, tables and internals of torch, and the kernels of ``zoo
 """
 
 from zoo.remat.eager.rematerializer import Rematerializer
-from zoo.remat.graph.capture import inductor_options
+from zoo.remat.inductor.partition import inductor_options
 
 __all__ = ["Rematerializer", "inductor_options"]

@@ -77,15 +77,12 @@ class Planned:
     - `sizes`: prices in FLOP per byte -> bytes of the outputs that are recomputed at this price.
     - `steps`: prices up to which operations were recomputed -> the step.
     - `keeps_outputs`: whether the outputs were alive in backward.
-
-    ``captured_extra`` is what a captured step takes beyond the same step of eager training.
     """
 
     def __init__(self, input_bytes: int, sizes: dict[float, int], least: Step, keeps_outputs: bool) -> None:
         self.input_bytes, self.sizes, self.keeps_outputs = input_bytes, sizes, keeps_outputs
         self.prices = [0.0, *sorted(sizes)]
         self.steps = {self.prices[-1]: least}
-        self.captured_extra = 0
         self._is_bound = True
 
     def add(self, price: float, step: Step) -> None:
@@ -163,7 +160,7 @@ class Budget:
             raise ConfigError(
                 "a limit on the peak memory is met by measuring steps of a module",
                 place,
-                'use zoo.lean(model, "8GB"), with capture=True for captured training, or pass a fraction',
+                'use zoo.lean(model, "8GB"), or pass a fraction',
             )
 
     def held_limit(self, plain_bytes: int) -> float:

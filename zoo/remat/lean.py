@@ -11,22 +11,20 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
-from zoo.remat.graph.capture import CapturedForward
-from zoo.remat.planning import plan, plan_captured, watch_optimizers
-from zoo.torch_internals.compiler import has_compiled_part, is_compiled, run_while_compiling
-from zoo.torch_internals.data import has_hooks
+from zoo.remat.planning import plan, watch_optimizers
+from zoo.torch_internals.compiler import has_compiled_part, run_while_compiling
 from zoo.torch_internals.dispatch import are_transforms_active, top_saved_tensors_hooks
 
 Module = TypeVar("Module", bound=nn.Module)
 
-_SETTINGS = "_zoo_lean"  # key in the __dict__ of a lean module
+_BUDGET = "_zoo_lean"  # key in the __dict__ of a lean module
 # Methods that compute features of a network, beside `forward`. Others may generate or train.
 _METHODS = re.compile(r"forward_\w+|(en|de)code(_\w+)?|extract_\w+|get_(intermediate_layers|\w+_features)")
 
@@ -35,7 +33,6 @@ def lean(
     module: Module,
     budget: float | int | str | None = None,
     *,
-    capture: bool = False,
     enabled: bool = True,
 ) -> Module:
     """Make a module train in about half the activation memory, bit for bit, and return it.
@@ -62,9 +59,6 @@ def lean(
       with a larger batch. 0.4 or "40%": the bytes held between forward and backward, as a fraction of plain training;
       it is met after a few forward passes. "40 FLOP/B": recompute those that cost up to 40 FLOP per byte
       of output.
-    - `capture`: True captures forward and backward as graphs with torch.compile, and runs them with the kernels of
-      eager training, without a dispatch mode. The first step takes some seconds. A module whose forward is not one
-      graph runs in eager lean training, with a `NotCaptured` warning. See `zoo.remat.graph.capture`.
     - `enabled`: False undoes it.
 
     Raises ConfigError for an invalid budget, and TypeError for anything but a module. The first call raises ConfigError
@@ -76,37 +70,30 @@ def lean(
             f"zoo.lean takes a torch.nn.Module, not {type(module).__name__} {module!r:.80}; build the network first, "
             f"as zoo.get({name!r}) does"
         )
-    settings = _Settings(Budget.parse(budget), CapturedForward() if capture else None)
+    parsed = Budget.parse(budget)
     if not enabled:
-        module.__dict__.pop(_SETTINGS, None)
+        module.__dict__.pop(_BUDGET, None)
         if _is_lean_class(type(module)):
             module.__class__ = type(module).__bases__[1]
         return module
     watch_optimizers()  # a limit in bytes that is set later counts their state
-    return _make_lean(module, settings)
+    return _make_lean(module, parsed)
 
 
 def is_lean(module: nn.Module) -> bool:
     """Return whether `lean` was called for this module itself."""
-    return isinstance(module, _Lean) and _SETTINGS in module.__dict__
+    return isinstance(module, _Lean) and _BUDGET in module.__dict__
 
 
 @contextmanager
 def plain(module: nn.Module) -> Iterator[None]:
     """Return a context in which a module and its parts train as if `lean` had not been called for them."""
-    lean_parts = [(each, vars(each).pop(_SETTINGS)) for each in module.modules() if is_lean(each)]
+    lean_parts = [(each, vars(each).pop(_BUDGET)) for each in module.modules() if is_lean(each)]
     try:
         yield
     finally:
-        for each, settings in lean_parts:
-            _make_lean(each, settings)
-
-
-class _Settings(NamedTuple):
-    """The arguments of `lean`; ``captured`` are the graphs, if it captures any."""
-
-    budget: Budget
-    captured: CapturedForward | None
+        for each, budget in lean_parts:
+            _make_lean(each, budget)
 
 
 class _Lean:
@@ -122,32 +109,7 @@ class _Lean:
             if not torch.compiler.is_exporting():
                 _warn_that_it_steps_aside()
             return call(*args, **kwargs)
-        settings: _Settings | None = self.__dict__.get(_SETTINGS)
-        if settings is not None and settings.captured is not None and self._is_captured(settings.captured):
-            return self._call_captured(settings.captured, settings.budget, call, args, kwargs)
         with _rematerializer_of(self, call, args, kwargs):
-            return call(*args, **kwargs)
-
-    def _is_captured(self: Any, captured: CapturedForward) -> bool:
-        return not captured.is_given_up and _applies() and not is_compiled(self)
-
-    def _call_captured(self: Any, captured: CapturedForward, budget: Budget, call: Any, args: Any, kwargs: Any) -> Any:
-        """Run the module: its hooks as they are, its forward as a captured graph or in eager lean training."""
-        own = self.forward
-
-        def eager(*args: Any, **kwargs: Any) -> Any:
-            with _rematerializer_of(self, own, args, kwargs):
-                return own(*args, **kwargs)
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if budget.peak_bytes is not None and not has_compiled_part(self):
-                rematerializer = functools.partial(Rematerializer, parameters=[*self.parameters(), *self.buffers()])
-                plan_captured(budget, self, rematerializer, own, captured, args, kwargs)
-            return eager(*args, **kwargs) if captured.is_given_up else captured(own, args, kwargs, budget, eager)
-
-        if not has_hooks(self):
-            return forward(*args, **kwargs)
-        with forward_replaced(self, forward):
             return call(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -156,16 +118,16 @@ class _Lean:
             other = memo[id(self)] = type(self).__new__(type(self))
             other.__dict__ = copy.deepcopy(self.__dict__, memo)
             return other
-        settings = copy.deepcopy(self.__dict__.get(_SETTINGS), memo)
+        budget = copy.deepcopy(self.__dict__.get(_BUDGET), memo)
         with _as_original(self):
             other = copy.deepcopy(self, memo)
-        return other if settings is None else _make_lean(other, settings)
+        return other if budget is None else _make_lean(other, budget)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return how to unpickle a module of the original class and make it lean."""
         with _as_original(self):
             function, arguments, *rest = self.__reduce_ex__(protocol)
-        return _restore, (function, arguments, self.__dict__.get(_SETTINGS)), *rest
+        return _restore, (function, arguments, self.__dict__.get(_BUDGET)), *rest
 
     def recompile(self) -> Any:
         """Recompile a `torch.fx.GraphModule`, which sets methods of its class."""
@@ -201,8 +163,7 @@ def _lean_method(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _context_of_method(module: Any, method: Callable[..., Any], args: Any, kwargs: Any) -> AbstractContextManager[Any]:
     if torch.compiler.is_compiling():
-        settings: _Settings | None = module.__dict__.get(_SETTINGS)
-        if settings is not None and settings.captured is None and not torch.compiler.is_exporting():
+        if _BUDGET in module.__dict__ and not torch.compiler.is_exporting():
             _warn_that_it_steps_aside()
         return nullcontext()
     return _rematerializer_of(module, functools.partial(method, module), args, kwargs)
@@ -219,45 +180,32 @@ def _as_original(module: Any) -> Iterator[None]:
         module.__class__ = cls
 
 
-def _make_lean(module: Any, settings: _Settings) -> Any:
-    module.__dict__[_SETTINGS] = settings
+def _make_lean(module: Any, budget: Budget) -> Any:
+    module.__dict__[_BUDGET] = budget
     original: Any = type(module)
     if not isinstance(module, _Lean):
         module.__class__ = _lean_class(original)
     return module
 
 
-@contextmanager
-def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Return a context in which calls of a module run another function in place of its method."""
-    own = module.__dict__.get("forward")  # of the instance alone, as some libraries set it
-    module.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        del module.__dict__["forward"]
-        if own is not None:
-            module.__dict__["forward"] = own
-
-
-def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], settings: _Settings | None) -> Any:
+def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], budget: Budget | None) -> Any:
     """Return a new lean module, whose state the unpickler sets; a plain one for an object that `lean` never got."""
     module = function(*arguments)
-    return module if settings is None else _make_lean(module, settings)
+    return module if budget is None else _make_lean(module, budget)
 
 
 def _rematerializer_of(module: Any, call: Any, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
-    settings: _Settings | None = module.__dict__.get(_SETTINGS)
-    if settings is None or not _applies():
+    budget: Budget | None = module.__dict__.get(_BUDGET)
+    if budget is None or not _applies():
         return nullcontext()
     if has_compiled_part(module):  # inside a dispatch mode such a part would run uncompiled
         _warn_that_it_steps_aside()
         return nullcontext()
     own = chain(module.parameters(), module.buffers())  # not iterated over unless that is necessary
     rematerializer = functools.partial(Rematerializer, parameters=own)
-    if settings.budget.peak_bytes is not None:
-        plan(settings.budget, module, rematerializer, call, args, kwargs)
-    return rematerializer(settings.budget)
+    if budget.peak_bytes is not None:
+        plan(budget, module, rematerializer, call, args, kwargs)
+    return rematerializer(budget)
 
 
 def _applies() -> bool:
@@ -283,9 +231,8 @@ def _warn_that_it_steps_aside() -> None:
     if not _has_warned:
         _has_warned = True
         warnings.warn(
-            "zoo.lean has no effect in or around modules compiled by torch.compile; call zoo.lean(model, capture=True) "
-            'instead of torch.compile, or compile the plain network with backend="zoo_lean" or '
-            "options=zoo.remat.inductor_options()",
+            "zoo.lean has no effect in or around modules compiled by torch.compile; compile the plain network with "
+            "torch.compile(model, options=zoo.remat.inductor_options()), which saves as little",
             StepsAside,
             stacklevel=2,
         )

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo.errors import ConfigError, join_names, truncate
 from zoo.remat import Rematerializer
 from zoo.remat.budget import RECOMPUTED, Budget, Decision
-from zoo.remat.lean import forward_replaced, plain
+from zoo.remat.lean import plain
 from zoo.remat.memory_plot import Timeline, draw
 from zoo.remat.memory_use import StorageLog
 from zoo.remat.meta_attention import kernel_device, meta_attention
@@ -350,8 +350,21 @@ def _checkpointed(model: nn.Module, blocks: list[nn.Module]) -> Iterator[None]:
     """Return a context of plain training in which each block is checkpointed."""
     with plain(model), ExitStack() as stack:
         for block in blocks:
-            stack.enter_context(forward_replaced(block, partial(_checkpoint, block.forward)))
+            stack.enter_context(_forward_replaced(block, partial(_checkpoint, block.forward)))
         yield
+
+
+@contextmanager
+def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Return a context in which calls of a module run another function in place of its method."""
+    own = module.__dict__.get("forward")  # of the instance alone, as some libraries set it
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]
+        if own is not None:
+            module.__dict__["forward"] = own
 
 
 def _checkpoint(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

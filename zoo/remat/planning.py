@@ -10,9 +10,9 @@ import gc
 import random
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -31,13 +31,9 @@ from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize, watched
 from zoo.torch_internals.data import storage_id, tensors_of, tree_leaves, tree_map
 from zoo.torch_internals.dispatch import is_profiling
 
-if TYPE_CHECKING:
-    from zoo.remat.graph.capture import CapturedForward
-
 MARGIN = 0.02  # of the limit, for what a real step takes beyond a measured one
 CLOSE = 0.05  # of the limit: a peak that is so close below it is not improved
 MAX_STEPS = 4  # measured after the first one, so that planning takes no more than ten steps' time
-MAX_CAPTURES = 3  # compiling takes long
 
 
 class NoGradientsError(Exception):
@@ -87,16 +83,11 @@ def plan(
     accumulates = _accumulates(module)
     planned = budget.planned
     if planned is not None and input_bytes <= planned.input_bytes:
-        room -= planned.captured_extra
         if budget.flops_per_byte in planned.prices:
             bound = planned.bytes_at(budget.flops_per_byte, accumulates=accumulates)
             if bound <= room:
                 return existing + bound
         price = planned.lowest_price(room, accumulates=accumulates)
-        highest = planned.prices[-1]
-        lowest = planned.bytes_at(highest, accumulates=accumulates)
-        if price is None and budget.flops_per_byte < highest and lowest <= room + planned.captured_extra:
-            price = highest  # whose captured step may take less
     else:
         planned = price = None
 
@@ -107,7 +98,6 @@ def plan(
 
     if price is None:
         keeps_outputs = planned is None or planned.keeps_outputs
-        captured_extra = 0 if planned is None else planned.captured_extra
         try:
             with _planning():
                 planned, price = _find_price(measure, input_bytes, room, accumulates, keeps_outputs)
@@ -123,7 +113,6 @@ def plan(
                 "budget of zoo.lean",
                 "raise the limit, or train with smaller batches",
             )
-        planned.captured_extra = captured_extra
         if not planned.keeps_outputs:
             warnings.warn(
                 f"the limit of {bytes_text(budget.peak_bytes)} is met only if the outputs of the network are freed "
@@ -140,71 +129,6 @@ def _skip(budget: Budget) -> int:
     """Let a call recompute all it can, and the next one be planned; return 0."""
     budget.flops_per_byte, budget.planned = float("inf"), Planned(-1, {}, Step(0, 0), keeps_outputs=True)
     return 0
-
-
-def plan_captured(
-    budget: Budget,
-    module: nn.Module,
-    rematerializer: Callable[..., Rematerializer],
-    forward: Callable[..., Any],
-    captured: CapturedForward,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    """Set ``budget.flops_per_byte`` as `plan` does, and capture graphs whose steps were measured to meet the limit.
-
-    If forward cannot be captured, or only eager training meets the limit, the price is the price of eager training.
-
-    Args:
-    - `forward`: computes the outputs of the module in eager mode.
-    - `captured`: the graphs of the module. They are discarded when the price changes.
-    """
-    assert budget.peak_bytes is not None
-
-    def eager(*args: Any, **kwargs: Any) -> Any:
-        with rematerializer(budget):
-            return forward(*args, **kwargs)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return captured(forward, args, kwargs, budget, eager)
-
-    before, price = budget.planned, budget.flops_per_byte
-    expected = plan(budget, module, rematerializer, forward, args, kwargs)
-    if before is budget.planned and price == budget.flops_per_byte:
-        return
-    captured.discard()
-    planned, room, accumulates = budget.planned, (1 - MARGIN) * budget.peak_bytes, _accumulates(module)
-    assert planned is not None
-    if expected == 0:  # not planned
-        return
-    peaks = []
-    highest = planned.prices[-1]
-    for attempt in range(MAX_CAPTURES):
-        with _planning():
-            for _ in range(2):  # the first compiles
-                step = _measure(module, nullcontext(), call, args, kwargs, keeps_outputs=planned.keeps_outputs)
-                if captured.is_given_up:
-                    return
-        existing = _existing_bytes(module, tensors_of((args, kwargs)))
-        peak = existing + (step.accumulating if accumulates else step.peak)
-        if peak <= room:
-            planned.captured_extra = max(0, peak - expected)
-            return
-        peaks.append(peak)
-        captured.discard()
-        if budget.flops_per_byte == highest:
-            break
-        planned.captured_extra = peak - expected
-        least = existing + planned.bytes_at(highest, accumulates=accumulates)
-        if attempt < MAX_CAPTURES - 2 and least + planned.captured_extra < room:
-            expected = plan(budget, module, rematerializer, forward, args, kwargs)
-        else:
-            budget.flops_per_byte, expected = highest, least
-    needed, limit = bytes_text(min(peaks) / (1 - MARGIN)), bytes_text(budget.peak_bytes)
-    reason = f"its graph takes at least {needed}, more than the limit of {limit}"
-    captured.give_up(forward, f"{reason}; raise the limit to train with the graph")
-    planned.captured_extra, budget.flops_per_byte = 0, float("inf")
-    plan(budget, module, rematerializer, forward, args, kwargs)
 
 
 def _find_price(

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 
 from zoo.ops.abn.backend import name_for
-from zoo.remat.norm_order import normalize, order_of
-from zoo.torch_internals.compiler import BATCH_NORM
 from zoo.torch_internals.dispatch import DisableTorchDispatch, has_kernel, schema_of
 
 aten = torch.ops.aten
@@ -143,19 +141,10 @@ def _can_sum_side_by_side(x: Tensor, *args: Any) -> bool:
     )
 
 
-def functional_batch_norm(
-    x: Tensor, weight: Any, bias: Any, running_mean: Tensor, running_var: Tensor, *rest: Any
-) -> tuple[Tensor, ...]:
-    """Return the outputs of `batch_norm`, and new running statistics."""
-    tracked = running_mean.clone(), running_var.clone()
-    return *batch_norm(x, weight, bias, *tracked, *rest), *tracked
-
-
 #: Operations -> functions with the same bits that take less time, in forward too.
 FASTER = {
     aten.max_pool2d_with_indices.default: max_pool,
     aten.native_batch_norm.default: batch_norm,
-    BATCH_NORM: functional_batch_norm,
 }
 #: Rules by the operations as a `TorchDispatchMode` sees them.
 RULES = _rules() | {aten.max_pool2d_with_indices.default: Rule(max_pool, is_view=False, overwrites=False)}
@@ -292,11 +281,6 @@ def reads_only_shape(operation: Operation, args: tuple[Any, ...]) -> bool:
     return operation in POOL_BACKWARDS
 
 
-def reads_only_signs(operation: Operation, args: tuple[Any, ...]) -> bool:
-    """Return whether a backward operation belongs to a ReLU, which reads only the signs of its output ``args[1]``."""
-    return operation is aten.threshold_backward.default and args[2] == 0
-
-
 def signs_of(rectified: Tensor) -> Tensor:
     """Return which elements of the output of a ReLU are not 0, as bits."""
     return bits_of(~(rectified <= 0))  # NaN counts as positive in backward
@@ -338,7 +322,6 @@ def mask_of(bits: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
-CUDNN_NORM = aten.cudnn_batch_norm.default
 
 
 def recipe_of_batch_norm(
@@ -349,8 +332,8 @@ def recipe_of_batch_norm(
     The arguments come in two parts: those that the norm had, and small ones that nothing else changes. Running
     statistics are not updated, and not read if the norm used batch statistics. In training, torch's own norms are
     recomputed from their saved mean and inverse standard deviation, in one pass over x: on the CPU as a scale and
-    shift, on CUDA by the second of the norm's kernels. cuDNN's norms take their statistics again, unless `order_of`
-    knows how they round.
+    shift, on CUDA by the second of the norm's kernels. cuDNN's norms take their statistics again, because it is unknown
+    how they round.
     """
     x, weight, bias, _, _, is_training = args[:6]
     if not is_training:
@@ -360,8 +343,6 @@ def recipe_of_batch_norm(
             return apply_line, (x,), (*line_of(weight, bias, outputs[1], outputs[2]), None, False)
         if x.is_cuda:
             return aten.batch_norm_elemt.default, (x, weight, bias), (outputs[1], outputs[2], args[7])
-    elif operation is CUDNN_NORM and _is_dense(x) and (order := order_of(x)) is not None:
-        return normalize, (x, weight, bias), (outputs[1], outputs[2], order, None, False)
     return first_output, (operation, x, weight, bias, None, None, True, *args[6:]), ()
 
 
@@ -406,10 +387,6 @@ def apply_line(
     if shortcut is not None:
         out.add_(shortcut)
     return out.relu_() if is_rectified else out
-
-
-#: Recompute a norm, a sum and a ReLU; their last two arguments are the shortcut and whether there is a ReLU.
-FUSED_NORMS = (apply_line, normalize)
 
 
 @cache

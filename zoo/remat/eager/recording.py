@@ -22,13 +22,13 @@ from zoo.remat.rules import (
     COPIES,
     ENLARGES,
     FASTER,
-    FUSED_NORMS,
     MASKS,
     PRICED,
     RELU,
     RULES,
     Operation,
     Rule,
+    apply_line,
     bits_of,
     call_with_keywords,
     mask_of,
@@ -235,14 +235,14 @@ def _recipe_of(rule: Rule, values: Sequence[Any], kwargs: Any, args: Sequence[An
     operation = rule.repeat
     if operation is RELU:
         norm = values[0].recipe
-        if norm is not None and norm.operation in FUSED_NORMS and values[0].readers == 0:
+        if norm is not None and norm.operation is apply_line and values[0].readers == 0:
             return Recipe(norm.operation, (*norm.args[:-1], True), {}, is_view=False)
     elif operation is ADD and not kwargs and isinstance(args[1], Tensor):
         a, b = args
         if a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride():
             for value, other in (values, reversed(values)):
                 norm = value.recipe
-                if norm is not None and norm.operation in FUSED_NORMS and value.readers == 0:
+                if norm is not None and norm.operation is apply_line and value.readers == 0:
                     *inputs, shortcut, is_rectified = norm.args
                     if shortcut is None and not is_rectified:
                         return Recipe(norm.operation, (*inputs, other, False), {}, is_view=False)

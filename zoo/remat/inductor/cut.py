@@ -1,6 +1,6 @@
 """Chooses the nodes of a joint graph that forward saves, by rules, bytes and prices.
 
-Tested by tests/remat/test_capture_graphs.py.
+Tested by tests/remat/inductor/test_partition.py.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import operator
 import sys
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from zoo.remat.budget import Budget
-from zoo.remat.graph.cudnn_norm import CUDNN_BATCH_NORM
-from zoo.remat.graph.nodes import (
+from zoo.remat.inductor.nodes import (
     Node,
     base_of,
     bytes_of,
@@ -23,17 +22,10 @@ from zoo.remat.graph.nodes import (
     is_symbol,
     is_tensor,
     is_view,
-    norm_of,
     prices_of,
 )
-from zoo.remat.rules import RULES, is_low_rank, mask_of, rectified_of, signs_of
-from zoo.torch_internals.compiler import (
-    BATCH_NORM,
-    BATCH_NORM_OF_BATCH,
-    BATCH_NORM_OF_EVALUATION,
-    OperatorOverload,
-    is_random,
-)
+from zoo.remat.rules import RULES, is_low_rank
+from zoo.torch_internals.compiler import OperatorOverload, is_random
 from zoo.torch_internals.dispatch import schema_of
 
 aten = torch.ops.aten
@@ -46,7 +38,6 @@ CHEAP_IN_GRAPHS = {
     aten.full.default, aten.full_like.default, aten.zeros.default, aten.zeros_like.default, aten.ones.default,
     aten.ones_like.default, aten.scalar_tensor.default, aten.arange.default, aten.arange.start,
     aten.arange.start_step, aten.as_strided.default, aten.index.Tensor,
-    BATCH_NORM_OF_EVALUATION,
 }  # fmt: skip
 #: Draws numbers from a saved seed. On CUDA, the kernels of forward and backward may draw different ones.
 INDUCTOR_RANDOM = "prims::inductor_random"
@@ -56,7 +47,6 @@ CHEAP_IN_INDUCTOR = {
     "prims::inductor_lookup_seed", "prims::_low_memory_max_pool_with_offsets",
     "prims::_low_memory_max_pool_offsets_to_indices",
 }  # fmt: skip
-NORMS = {BATCH_NORM, BATCH_NORM_OF_BATCH, CUDNN_BATCH_NORM}
 
 
 class Cut:
@@ -67,7 +57,6 @@ class Cut:
     - `needed`: those that backward reads.
     - `returned`: those that are outputs, so that they stay alive anyway.
     - `written`: inputs that forward overwrites at its end, so that backward must not read them.
-    - `unpacked`: masks -> the nodes that unpack them from their bits, which backward reads in their place.
     - `budget`: the limit on recomputing convolutions and matrix products.
 
     ``saved`` are the chosen nodes, and ``prices`` what convolutions, matrix products and attention cost.
@@ -79,11 +68,10 @@ class Cut:
         needed: set[Node],
         returned: set[Node],
         written: set[Node],
-        unpacked: Mapping[Node, Node],
         budget: Budget,
     ) -> None:
         self._forward, self._is_forward, self._needed = forward, set(forward), needed
-        self._returned, self._written, self._unpacked = returned, written, unpacked
+        self._returned, self._written = returned, written
         self.prices = prices_of(forward)
         plain_bytes = sum(map(bytes_of, filter(is_computed, {base_of(node) for node in needed})))
         limit = budget.held_limit(plain_bytes)
@@ -130,20 +118,14 @@ class Cut:
 
     def _sources(self, node: Node) -> list[Node]:
         """Return the forward nodes that a node is recomputed from."""
-        if node.op != "call_function":
-            return []
-        norm = norm_of(node)
-        # A norm is recomputed without its running statistics, which it has updated.
-        nodes = node.all_input_nodes if norm is None else [arg for arg in norm.args[:3] if is_node(arg)]
-        return [self._unpacked.get(each, each) for each in nodes if each in self._is_forward and not is_symbol(each)]
+        nodes = node.all_input_nodes if is_computed(node) else []
+        return [each for each in nodes if each in self._is_forward and not is_symbol(each)]
 
     def is_cheap(self, node: Node) -> bool:
         """Return whether a node may be recomputed: it is cheap, deterministic and has no side effects."""
         operation = node.target
         if operation is operator.getitem:
             return self.is_cheap(node.args[0])
-        if operation in (mask_of, signs_of, rectified_of):
-            return True
         if not isinstance(operation, OperatorOverload) or schema_of(operation).is_mutable:
             return False
         if schema_of(operation).name in CHEAP_IN_INDUCTOR:
@@ -154,9 +136,7 @@ class Cut:
             return is_low_rank(operation, [each.meta["val"] if is_node(each) else each for each in node.args])
         if is_random(operation):
             return False
-        if operation in RULES or operation in CHEAP_IN_GRAPHS or operation in NORMS:
-            return True
-        return torch.Tag.pointwise in operation.tags
+        return operation in RULES or operation in CHEAP_IN_GRAPHS or torch.Tag.pointwise in operation.tags
 
     def _limit_depth(self) -> None:
         """Save nodes so that no chain of recomputed nodes is longer than `MAX_DEPTH`."""
@@ -168,7 +148,7 @@ class Cut:
             sources = [source for source in self._sources(node) if source in depths and source not in self.saved]
             depth = max((depths[source] + (source in bases) for source in sources), default=0)
             if depth > MAX_DEPTH and node in bases:
-                self.saved.add(node.args[0] if node.target is rectified_of else node)
+                self.saved.add(node)
             else:
                 depths[node] = depth
 
@@ -178,6 +158,6 @@ def _is_small(node: Node) -> bool:
     if not is_tensor(node) or is_view(node):
         return False
     inputs = node.args[0].all_input_nodes if node.target is operator.getitem else node.all_input_nodes
-    if not inputs or node.target in (mask_of, signs_of):
+    if not inputs:
         return False
     return bytes_of(node) < MIN_BYTES or MIN_RATIO * bytes_of(node) < max(map(bytes_of, inputs))

@@ -1,8 +1,8 @@
-"""What the nodes of a graph are that AOTAutograd traces: tensors, views, symbolic sizes, batch norms.
+"""What the nodes of a graph are that AOTAutograd traces: tensors, views, symbolic sizes.
 
 ``meta["val"]`` of a node is an example of its value.
 
-Tested by tests/remat/test_capture_graphs.py.
+Tested by tests/remat/inductor/test_partition.py.
 """
 
 from __future__ import annotations
@@ -15,18 +15,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from zoo.remat.graph.cudnn_norm import CUDNN_BATCH_NORM
-from zoo.remat.norm_order import order_of
-from zoo.remat.rules import (
-    PRICED,
-    RULES,
-    break_tie,
-    first_tensor,
-    flops_of,
-    has_exact_line,
-    own,
-)
-from zoo.torch_internals.compiler import BACKWARD_TAG, BATCH_NORM, BATCH_NORM_OF_BATCH, size_hint
+from zoo.remat.rules import PRICED, RULES, break_tie, first_tensor, flops_of
+from zoo.torch_internals.compiler import size_hint
 
 aten = torch.ops.aten
 Node = Any  # torch.fx.Node, whose type stubs differ between versions of torch
@@ -67,7 +57,7 @@ def is_view(node: Node) -> bool:
     if node.target is operator.getitem:
         return is_computed(node.args[0]) and is_view(node.args[0])
     rule = RULES.get(node.target)
-    return (rule is not None and rule.is_view) or node.target in (aten.as_strided.default, own)
+    return (rule is not None and rule.is_view) or node.target is aten.as_strided.default
 
 
 def base_of(node: Node) -> Node:
@@ -97,37 +87,3 @@ def _price(node: Node) -> float:
     args = map_arg(node.args, lambda each: each.meta["val"])
     flops = flops_of(node.target, args, node.meta["val"])
     return float("inf") if flops is None else size_hint(flops) / max(1, _bytes_of_value(first_tensor(node.meta["val"])))
-
-
-def norm_of(node: Any) -> Node | None:
-    """Return the training-mode batch norm whose first output a node is."""
-    if not is_node(node) or node.target is not operator.getitem or node.args[1] != 0:
-        return None
-    norm = node.args[0]
-    if norm.target in (BATCH_NORM, CUDNN_BATCH_NORM):
-        is_training = norm.args[5]
-    else:
-        is_training = norm.target is BATCH_NORM_OF_BATCH and norm.args[3]
-    return norm if is_training else None
-
-
-def outputs_of(node: Node) -> dict[int, Node]:
-    """Return the outputs of an operation with several outputs, by position; those that nothing reads are missing."""
-    return {user.args[1]: user for user in node.users if user.target is operator.getitem}
-
-
-def norm_is_fusible(norm: Node) -> bool:
-    """Return whether `apply_line` or `normalize` recomputes a norm bit for bit from the statistics in the graph."""
-    if not {1, 2} <= outputs_of(norm).keys():
-        return False
-    x, weight, bias = map_arg(norm.args[:3], lambda node: node.meta["val"])
-    if norm.target is CUDNN_BATCH_NORM:
-        return order_of(x) is not None
-    return has_exact_line(x, weight, bias, norm.meta["val"][1])
-
-
-def insert_in_backward(graph: Any, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
-    """Insert an operation of backward, whose value is like the example, and return its node."""
-    node = graph.call_function(target, args, kwargs)
-    node.meta = {**BACKWARD_TAG, "val": value}
-    return node

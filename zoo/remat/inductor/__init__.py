@@ -1,0 +1,1 @@
+"""The lean rule for Inductor: chooses what compiled forward graphs save, and rewrites backward graphs."""
