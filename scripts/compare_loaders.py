@@ -41,7 +41,6 @@ from torchvision.io import ImageReadMode, decode_image, read_file
 from torchvision.transforms import v2
 
 from zoo.benchmark.results import Case, Results, describe_error
-from zoo.benchmark.timing import ratios
 from zoo.config import Input, parse_experiment
 from zoo.data.folder import Source, open_source
 from zoo.data.loader import LoaderOptions, build_train_loader
@@ -52,6 +51,7 @@ from zoo.data.shards import shard_files
 from zoo.data.source import FolderSource
 from zoo.data.transforms import AREAS, CROP_TRIES, RATIOS, random_box
 from zoo.errors import ConfigError, DataError, ZooError
+from zoo.remat.timing import ratios
 
 BASELINE = "zoo"
 WARMUP = 2  # epochs before the first turn

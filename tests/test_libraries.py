@@ -36,7 +36,7 @@ def need(*packages: str) -> None:
 def test_a_network_of_another_package_trains_with_the_same_bits_and_holds_less(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zoo.benchmark.check.ROUNDS", 1)  # the time is not compared
+    monkeypatch.setattr("zoo.remat.report.check.ROUNDS", 1)  # the time is not compared
     packages, build = EXAMPLES[name]
     need(*packages)
     torch.manual_seed(0)

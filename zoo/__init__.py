@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zoo import convert, layers, remat, weights
-    from zoo.benchmark.check import check
     from zoo.errors import (
         CheckpointError,
         ConfigError,
@@ -26,8 +25,9 @@ if TYPE_CHECKING:
     from zoo.preprocessing import transforms
     from zoo.registry import create_model, get, load_weights
     from zoo.remat.lean import lean
-    from zoo.remat.memory_report import memory_report
     from zoo.remat.memory_use import count_memory, measure_memory
+    from zoo.remat.report.check import check
+    from zoo.remat.report.memory_report import memory_report
     from zoo.run.scoring import load_network, score
     from zoo.run.segmenting import segment
     from zoo.run.training import train
@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "check": "zoo.benchmark.check",
+    "check": "zoo.remat.report.check",
     "count_memory": "zoo.remat.memory_use",
     "create_model": "zoo.registry",
     "get": "zoo.registry",
@@ -78,7 +78,7 @@ _HOMES = {
     "load_network": "zoo.run.scoring",
     "load_weights": "zoo.registry",
     "measure_memory": "zoo.remat.memory_use",
-    "memory_report": "zoo.remat.memory_report",
+    "memory_report": "zoo.remat.report.memory_report",
     "score": "zoo.run.scoring",
     "segment": "zoo.run.segmenting",
     "train": "zoo.run.training",

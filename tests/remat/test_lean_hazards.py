@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Shard
 
 from tests.remat.programs import are_equal, assert_same_step, gradients, held, images
 from zoo.remat.lean import lean
-from zoo.remat.memory_report import memory_report
+from zoo.remat.report.memory_report import memory_report
 from zoo.torch_internals.dispatch import TorchDispatchMode
 
 SIZE_PX = 96  # 8 channels of 96 x 96 px take more than 64 KiB, up to which tensors are kept

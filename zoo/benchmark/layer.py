@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from zoo.benchmark.network_setup import LAYOUTS, room_for_compilations
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import compile_with_budget
-from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
 from zoo.engine.precision import DTYPES
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN
 from zoo.ops.abn import backend
 from zoo.remat.memory_use import clear_gradients, measure_memory
+from zoo.remat.timing import Clock, Step, ratios, time_interleaved
 
 BASELINE = "std-BN"
 SHAPES = (

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.benchmark.check import compare
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup, loss_of_any, room_for_compilations
@@ -24,6 +23,7 @@ from zoo.models.external import iter_tensors
 from zoo.remat import inductor_options
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import measure_memory
+from zoo.remat.report.check import compare
 
 PLAIN, LEAN, INDUCTOR = "plain", "lean", "Inductor, lean rule"
 SEED = 0

@@ -14,9 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.benchmark.block_checkpointing import checkpoint_blocks
 from zoo.benchmark.results import Case
-from zoo.benchmark.timing import Step
 from zoo.config import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
 from zoo.errors import ConfigError, join_names
@@ -25,6 +23,8 @@ from zoo.models.build import initialize
 from zoo.models.external import build_external, image_shape, iter_tensors
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import clear_gradients
+from zoo.remat.report.block_checkpointing import checkpoint_blocks
+from zoo.remat.timing import Step, training_step
 from zoo.spec.architectures import REVERSIBLE_TWINS, architecture
 from zoo.spec.network import NetworkSpec
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
@@ -161,20 +161,6 @@ class Setup:
 def loss_of_any(outputs: Sequence[Tensor]) -> Tensor:
     """Return a scalar that depends on all elements of the outputs."""
     return torch.stack([output.float().square().mean() for output in outputs]).sum()
-
-
-def training_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:
-    """Return a timed step: forward and backward, after which the gradients are freed.
-
-    The optimizer step is excluded, because it takes the same time for all strategies.
-    """
-
-    def run(times: int) -> None:
-        for _ in range(times):
-            forward().backward()
-            clear_gradients(model.parameters())
-
-    return Step(run)
 
 
 def graph_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.benchmark.block_checkpointing import checkpoint_blocks_selectively
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results, describe_error
 from zoo.errors import ConfigError
 from zoo.remat.lean import lean
+from zoo.remat.report.block_checkpointing import checkpoint_blocks_selectively
 from zoo.torch_internals.compiler import activation_memory_budget, lookup_backend
 
 BASELINE = "std-BN"

@@ -14,7 +14,8 @@ anyway or are smaller. Backward recomputes it with the same kernels, so that gra
 - ``recipes``: tracked tensors, recipes, and their evaluation in backward.
 - ``budget``: how much recomputation of convolutions and matrix products is allowed. ``planning`` finds the budget with
   which the peak of a training step stays within a limit.
-- ``memory_report``, ``memory_use``, ``meta_attention``: what a network holds between forward and backward.
+- ``report/``: `zoo.check` and `zoo.memory_report`. ``trial`` is a training step that leaves nothing behind, and
+  ``memory_use``, ``meta_attention`` and ``timing`` measure it.
 
 Apart from zoo's errors, tables and internals of torch, and the kernels of ``zoo.ops``, it needs torch alone.
 """

@@ -7,37 +7,30 @@ the expensive ones saved, as many as fit. No step that is likely to exceed the l
 from __future__ import annotations
 
 import gc
-import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from weakref import WeakSet
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zoo.errors import ConfigError
-from zoo.ops.context import restored_buffers
 from zoo.remat.budget import Budget, Decision, Planned, Step, bytes_text
 from zoo.remat.eager.rematerializer import Rematerializer
 from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize, watched
-from zoo.torch_internals.data import storage_id, tensors_of, tree_leaves, tree_map
+from zoo.remat.trial import NoGradientsError, as_leaf, clone, default_loss, device_of, unchanged
+from zoo.torch_internals.data import storage_id, tensors_of, tree_map
 from zoo.torch_internals.dispatch import is_profiling
 
 MARGIN = 0.02  # of the limit, for what a real step takes beyond a measured one
 CLOSE = 0.05  # of the limit: a peak that is so close below it is not improved
 MAX_STEPS = 4  # measured after the first one, so that planning takes no more than ten steps' time
-
-
-class NoGradientsError(Exception):
-    """No output of a call requires gradients."""
 
 
 _optimizers: WeakSet[Optimizer] = WeakSet()
@@ -211,7 +204,7 @@ def _measure(
     with unchanged(module), log:
         with context:
             outputs = [call(*args, **kwargs)]
-        loss = _loss(outputs[0])
+        loss = default_loss(outputs[0])
         if not keeps_outputs:
             outputs.clear()
         with watched(parameters):
@@ -252,50 +245,6 @@ def _accumulates(module: nn.Module) -> bool:
     return any(each.grad is not None for each in module.parameters())
 
 
-def _loss(output: Any) -> Tensor:
-    """Return the sum of the scalar outputs, which are losses, or if there are none the cross-entropy of the outputs."""
-    outputs = trained_outputs(output)
-    if not outputs and tensors_of(output):
-        raise NoGradientsError
-    if not outputs:
-        raise ConfigError(
-            f"no output of type {type(output).__name__} requires gradients, so that no training step can be measured",
-            "budget of zoo.lean",
-            "return tensors, or lists, tuples and dicts of them, or pass a fraction as budget",
-        )
-    scalars = [each for each in outputs if each.ndim == 0]
-    losses = [each.real.float() for each in scalars] or [_cross_entropy(each) for each in outputs]
-    return torch.stack(losses).sum()
-
-
-def trained_outputs(output: Any) -> list[Tensor]:
-    """Return the outputs from which a training step can start."""
-    return [each for each in tensors_of(output) if each.requires_grad and each.numel() > 0]
-
-
-def _cross_entropy(output: Tensor) -> Tensor:
-    """Return the cross-entropy over the last dimension, with the first class as the target."""
-    if output.is_nested:
-        return torch.stack([_cross_entropy(each) for each in output.unbind()]).sum()
-    scores = (output.abs() if output.is_complex() else output.float()).reshape(-1, output.shape[-1])
-    return F.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long, device=scores.device))
-
-
-def as_leaf(value: Any) -> Any:
-    """Return a tensor without its history; other values unchanged."""
-    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
-
-
-def clone(value: Any) -> Any:
-    """Return a copy of a tensor; other values unchanged."""
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def device_of(module: nn.Module) -> torch.device:
-    """Return the device of the first parameter; the CPU without parameters."""
-    return next((each.device for each in module.parameters()), torch.device("cpu"))
-
-
 def _existing_bytes(module: nn.Module, inputs: list[Tensor]) -> int:
     """Return the bytes that exist before a step, the inputs included."""
     device = device_of(module)
@@ -316,40 +265,3 @@ def _optimizer_states(module: nn.Module) -> list[Tensor]:
 def watch_optimizers() -> None:
     """Remember all optimizers from their next step on."""
     register_optimizer_step_post_hook(lambda optimizer, *_: _optimizers.add(optimizer))
-
-
-@contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Return a context that restores buffers and random number generators at its end.
-
-    The generators are the global ones of torch, numpy and Python's `random`, and all that are attributes of submodules.
-    """
-    devices = {each.device for each in module.parameters() if each.device.type == "cuda"}
-    buffers = [(owner, name, each) for owner in module.modules() for name, each in owner.named_buffers(recurse=False)]
-    values = (leaf for owner in module.modules() for leaf in tree_leaves(vars(owner)))
-    rewinds = [rewind for each in values if (rewind := _rewind_of(each)) is not None]
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=list(devices)), restored_buffers(module):
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-            for rewind in rewinds:
-                rewind()
-            for owner, name, buffer in buffers:
-                if getattr(owner, name, None) is not buffer:  # replaced by another tensor
-                    setattr(owner, name, buffer)
-
-
-def _rewind_of(value: Any) -> Callable[[], object] | None:
-    """Return a function that restores the present state of a random number generator; None for another value."""
-    if isinstance(value, torch.Generator):
-        return partial(value.set_state, value.get_state())
-    if isinstance(value, np.random.RandomState):
-        return partial(value.set_state, value.get_state())
-    if isinstance(value, random.Random):
-        return partial(value.setstate, value.getstate())
-    if isinstance(value, np.random.Generator):
-        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-    return None

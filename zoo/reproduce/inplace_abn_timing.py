@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.benchmark.results import median_and_spread
-from zoo.benchmark.timing import Clock, Step, keep_heap, ratios, time_interleaved
 from zoo.benchmark.variants import Block
 from zoo.models.resnext import GROUPS
 from zoo.remat.memory_use import clear_gradients
+from zoo.remat.timing import Clock, Step, keep_heap, ratios, time_interleaved
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published

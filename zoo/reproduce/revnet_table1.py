@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
-from zoo.benchmark.network_setup import training_step
 from zoo.benchmark.results import median_and_spread
-from zoo.benchmark.timing import Clock, ratios, time_interleaved
 from zoo.layers import init_weights, norm_act
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.remat.memory_use import measure_memory
+from zoo.remat.timing import Clock, ratios, time_interleaved, training_step
 from zoo.reproduce.comparison import Section
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_for_training, forward_of

@@ -21,10 +21,11 @@ from zoo.errors import ConfigError, join_names, truncate
 from zoo.remat import Rematerializer
 from zoo.remat.budget import RECOMPUTED, Budget, Decision
 from zoo.remat.lean import plain
-from zoo.remat.memory_plot import Timeline, draw
 from zoo.remat.memory_use import StorageLog
 from zoo.remat.meta_attention import kernel_device, meta_attention
-from zoo.remat.planning import as_leaf, clone, count_peak, plan, trained_outputs, unchanged
+from zoo.remat.planning import count_peak, plan
+from zoo.remat.report.memory_plot import Timeline, draw
+from zoo.remat.trial import as_leaf, clone, trained_outputs, unchanged
 from zoo.tables import Cell, markdown_table
 from zoo.torch_internals.data import observer, tensors_of, tree_map
 

@@ -1,6 +1,6 @@
 """`zoo.check`: whether a variant of a network trains with the bits of plain training, and what it saves.
 
-Tested by tests/benchmark/test_check.py.
+Tested by tests/remat/report/test_check.py.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
-from zoo.benchmark.network_setup import loss_of_any, training_step
-from zoo.benchmark.timing import Clock, time_interleaved
 from zoo.errors import ConfigError
-from zoo.models.external import iter_tensors
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import Memory, measure_memory
-from zoo.remat.planning import as_leaf, clone, device_of, unchanged
+from zoo.remat.timing import Clock, time_interleaved, training_step
+from zoo.remat.trial import as_leaf, clone, default_loss, device_of, unchanged
 from zoo.torch_internals.data import tensors_of, tree_map
 
 LEARNING_RATE = 0.01
@@ -131,7 +129,7 @@ def check(
     - `inputs`, `keywords`: arguments of the network.
     - `variant`: returns a variant of a network. It may change its argument, which is a copy.
     - `loss`: computes a scalar of the output of the network. By default it is the sum of the scalars of the output,
-      or if there are none the mean square of its floating-point tensors.
+      or if there are none the cross-entropy of its tensors over the last dimension.
     - `steps`: number of training steps.
 
     Raises ConfigError if nothing requires gradients, or if the variant has other parameters or buffers, and TypeError
@@ -141,7 +139,7 @@ def check(
         kind = type(variant).__name__
         raise TypeError(f"variant is a function from a module to a module, not {kind} {variant!r}; pass zoo.lean")
     with unchanged(model):
-        run = _Run(inputs, keywords, loss or _default_loss, steps)
+        run = _Run(inputs, keywords, loss or default_loss, steps)
         result = run.compared(model, variant)
         if result.difference is not None:
             place = run.place_of(result.difference, model, variant if result.same is False else _itself)
@@ -161,7 +159,7 @@ def check(
 def compare(model: nn.Module, images: Tensor, variant: Variant) -> Check:
     """Return the result of `check` for one step, without the place of a difference, bytes and times."""
     with unchanged(model):
-        return _Run((images,), {}, _default_loss, steps=1).compared(model, variant)
+        return _Run((images,), {}, default_loss, steps=1).compared(model, variant)
 
 
 @dataclass
@@ -228,7 +226,8 @@ class _Run:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, output: Any, loss: Tensor, inputs: Any
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the names and values of a step in the order in which training computes them."""
-        for index, each in enumerate(iter_tensors(output)):
+        floats = [each for each in tensors_of(output) if each.is_floating_point()]
+        for index, each in enumerate(floats):
             yield f"output {index}", each.detach()
         yield "loss", loss.detach()
         parameters = [(WRAPPERS.sub("", name), each) for name, each in model.named_parameters()]
@@ -396,16 +395,6 @@ def _names_of(model: nn.Module) -> set[str]:
 
 def _itself(model: nn.Module) -> nn.Module:
     return model
-
-
-def _default_loss(output: Any) -> Tensor:
-    outputs = [each for each in iter_tensors(output) if each.requires_grad]
-    if not outputs:
-        raise ConfigError(
-            f"no output of type {type(output).__name__} requires gradients", "zoo.check", "train some of the parameters"
-        )
-    scalars = [each.float() for each in outputs if each.ndim == 0]
-    return torch.stack(scalars).sum() if scalars else loss_of_any(outputs)
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:

@@ -1,6 +1,6 @@
 """Draws the memory of a training step over time, plain and lean.
 
-Tested by tests/remat/test_memory_plot.py.
+Tested by tests/remat/report/test_memory_plot.py.
 """
 
 from __future__ import annotations

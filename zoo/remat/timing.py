@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
+
+from zoo.remat.memory_use import clear_gradients
 
 MIN_SAMPLE_S = 0.01  # shorter steps run several times per sample
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from malloc.h
@@ -76,6 +79,20 @@ def _sample(step: Step, clock: Callable[[], float], calls: int) -> float:
     start = clock()
     step.run(calls)
     return clock() - start
+
+
+def training_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:
+    """Return a timed step: forward and backward, after which the gradients are freed.
+
+    The optimizer step is excluded, because it takes the same time for all strategies.
+    """
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            forward().backward()
+            clear_gradients(model.parameters())
+
+    return Step(run)
 
 
 def keep_heap() -> str:
