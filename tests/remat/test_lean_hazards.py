@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DeviceMesh, DTensor
 from torch.distributed.tensor.placement_types import Shard
+from torch.utils.checkpoint import checkpoint
 
 from tests.remat.programs import are_equal, assert_same_step, gradients, held, images
 from zoo.remat.lean import lean
@@ -72,6 +73,100 @@ def test_running_statistics_that_move_between_forward_and_backward(is_training: 
         model(5 + images(SIZE_PX))
         loss.backward()
     assert are_equal(*(gradients(model.out) for model in models))
+
+
+class SetsData(Network):
+    """A network whose middle sets the `data` of a tensor, which changes no version."""
+
+    def __init__(self, middle: Callable[[SetsData, Tensor], Tensor]) -> None:
+        super().__init__(lambda h: middle(self, h))
+        self.scale, self.codes = nn.Parameter(torch.randn(8, 1, 1)), nn.Parameter(torch.randn(2, 8 * SIZE_PX**2))
+
+
+def sets_an_activation(_: SetsData, h: Tensor) -> Tensor:
+    h = F.hardtanh(h)
+    h.data = h.data.sign()
+    return h * 2 + h.sigmoid()
+
+
+def sets_an_activation_twice(_: SetsData, h: Tensor) -> Tensor:
+    h = h.tanh()
+    h.data = h.data.sign()
+    h.data = h.data * 0.5  # at the address of the first storage, perhaps
+    return (h.sigmoid() * h).relu()
+
+
+def sets_a_parameter(net: SetsData, h: Tensor) -> Tensor:
+    h = (h * net.scale).sigmoid()
+    net.scale.data = net.scale.data.clamp(-1, 1) * 1.5
+    return h.tanh() * net.scale
+
+
+def sets_a_codebook(net: SetsData, h: Tensor) -> Tensor:
+    codes = F.embedding(torch.arange(2), net.codes).view_as(h)
+    h = (h * codes).sigmoid()
+    net.codes.data = net.codes.data + 1
+    return h * codes.relu()
+
+
+@pytest.mark.parametrize("middle", [sets_an_activation, sets_an_activation_twice, sets_a_parameter, sets_a_codebook])
+def test_data_may_be_set_within_forward(middle: Callable[[SetsData, Tensor], Tensor]) -> None:
+    expected, found = train(SetsData(middle), images(SIZE_PX)), train(lean(SetsData(middle)), images(SIZE_PX))
+    assert are_equal(expected, found)
+
+
+class FrozenStem(nn.Module):
+    """A frozen convolution and a ReLU in place, whose output a test saves in its own way."""
+
+    def __init__(self, save: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.stem.weight.requires_grad_(False)
+        self.body = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16))
+        self.save = save
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.save(self.body, F.relu_(self.stem(x) * 1.0)).mean((2, 3))
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * dy
+
+
+def saves_on_cpu(body: nn.Module, x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return body(x)
+
+
+def saves_a_relu_elsewhere(body: nn.Module, x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each):
+        x = F.relu(x - 0.1)
+    return body(Square.apply(x))
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda body, x: checkpoint(body, x, use_reentrant=False),
+        lambda body, x: checkpoint(body, x, use_reentrant=True),
+        lambda body, x: body(Square.apply(x)),
+        lambda body, x: body(Square.apply(Square.apply(x).relu())),
+        saves_on_cpu,
+        saves_a_relu_elsewhere,
+    ],
+)
+def test_what_is_saved_of_a_relu_behind_a_frozen_layer_has_its_elements(save: Callable[..., Tensor]) -> None:
+    x = torch.randn(8, 3, 32, 32)
+    assert are_equal(train(FrozenStem(save), x), train(lean(FrozenStem(save)), x))
 
 
 def test_distributed_tensors_train_as_they_are() -> None:

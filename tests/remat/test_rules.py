@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.remat.programs import assert_same, gradients_of, runs
+from tests.remat.programs import are_equal, assert_same, gradients_of, runs
 from zoo.ops.abn import backend, native
 from zoo.ops.abn.backend import kernels_for
-from zoo.remat import recipes
+from zoo.remat import Rematerializer, recipes
 from zoo.remat.lean import lean
 from zoo.remat.recipes import TrackedTensor
 from zoo.remat.rules import (
@@ -284,3 +285,32 @@ def test_without_compiled_kernels_lean_training_of_other_norms_warns_of_nothing(
     with backend.forced("auto"):
         norm(torch.randn(2, 16, 4, 4)).sum().backward()
     assert backend._warn_of_reference.cache_info().currsize == 0
+
+
+POOLED = {
+    "to one position": (4, 8, 2, 2),
+    "one image": (1, 8, 4, 4),
+    "one row": (2, 16, 2, 6),
+    "one column": (2, 16, 6, 2),
+}
+
+
+@pytest.mark.parametrize("shape", POOLED.values(), ids=POOLED)
+def test_max_pools_have_the_strides_of_torch(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    for found, expected in zip(max_pool(x, [2, 2], [2, 2]), torch.ops.aten.max_pool2d_with_indices(x, [2, 2], [2, 2])):
+        assert torch.equal(found, expected)
+        assert found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}], ids=str)
+def test_batch_norms_under_autocast_have_the_kernel_of_forward(options: dict[str, bool]) -> None:
+    results = []
+    for context in (nullcontext(), Rematerializer(smallest_bytes=0)):
+        torch.manual_seed(0)
+        conv, norm = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16, **options)
+        with context, torch.autocast("cpu", torch.bfloat16):
+            y = norm(conv(torch.randn(8, 3, 32, 32))).sigmoid()
+        y.float().square().sum().backward()
+        results.append([conv.weight.grad, *norm.buffers()])
+    assert are_equal(*results)

@@ -33,7 +33,7 @@ class TrackedTensor:
     Args:
     - `recipe`: recomputes it; None if it cannot be recomputed, or is saved.
     - `index`: its position among the outputs of the recipe.
-    - `tensor`: the tensor that has these contents now, held by a weak reference.
+    - `tensor`: the tensor that has these contents now, held by a weak reference; ``memory`` is one to its storage.
     - `version`: that tensor's version counter.
     - `store`: caches it in backward, between its first and its last use.
     - `clock`: the rematerializer's count of in-place writes at the time.
@@ -47,6 +47,7 @@ class TrackedTensor:
         self.recipe, self.index, self.version, self.store, self.clock = recipe, index, version, store, clock
         self.is_copied = False
         self.live: Callable[[], Tensor | None] = weakref.ref(tensor)
+        self.memory = weakref.ref(tensor.untyped_storage())
         self.stride, self.dtype = tensor.stride(), tensor.dtype
         self.kept: Tensor | None = None
         self.readers = 0  # number of handles that autograd holds

@@ -108,7 +108,8 @@ def max_pool(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         first: tuple[Tensor, Tensor] = aten.max_pool2d_with_indices(x, *args, **kwargs)
         return first
     out, indices = aten.max_pool2d_with_indices(x.contiguous(memory_format=torch.channels_last), *args, **kwargs)
-    return out.contiguous(), indices.contiguous()
+    # `contiguous` would keep the strides of sizes of 1.
+    return out.clone(memory_format=torch.contiguous_format), indices.clone(memory_format=torch.contiguous_format)
 
 
 def batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -330,7 +331,7 @@ def recipe_of_batch_norm(
     """Return a function that recomputes the first output of a batch norm exactly, and its arguments.
 
     The arguments come in two parts: those that the norm had, and small ones that nothing else changes. Running
-    statistics are not updated, and not read if the norm used batch statistics. In training, torch's own norms are
+    statistics are not updated, and not read if the norm used batch statistics; their dtype chooses the kernel. In training, torch's own norms are
     recomputed from their saved mean and inverse standard deviation, in one pass over x: on the CPU as a scale and
     shift, on CUDA by the second of the norm's kernels. cuDNN's norms take their statistics again, because it is unknown
     how they round.
@@ -343,7 +344,22 @@ def recipe_of_batch_norm(
             return apply_line, (x,), (*line_of(weight, bias, outputs[1], outputs[2]), None, False)
         if x.is_cuda:
             return aten.batch_norm_elemt.default, (x, weight, bias), (outputs[1], outputs[2], args[7])
-    return first_output, (operation, x, weight, bias, None, None, True, *args[6:]), ()
+    dtype = None if args[3] is None else args[3].dtype
+    return repeat_batch_norm, (operation, dtype, x, weight, bias, *args[6:]), ()
+
+
+def repeat_batch_norm(
+    operation: Operation,
+    dtype: torch.dtype | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *settings: float,
+) -> Tensor:
+    """Return the first output of a training-mode batch norm that had running statistics of this dtype, if any."""
+    scratch = (None, None) if dtype is None else x.new_zeros(2, x.shape[1], dtype=dtype)
+    out: Tensor = operation(x, weight, bias, *scratch, True, *settings)[0]
+    return out
 
 
 def has_exact_line(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor) -> bool:

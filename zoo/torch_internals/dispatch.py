@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from torch import Tensor
 from torch.utils import _python_dispatch
 
 _C: Any = torch._C  # the type stubs of torch versions declare different names
@@ -139,15 +138,6 @@ def fake_tensor_mode() -> AbstractContextManager[Any]:
 top_saved_tensors_hooks: Callable[[bool], tuple[Callable[..., Any], Callable[..., Any]] | None] = (
     _C._autograd._top_saved_tensors_default_hooks
 )
-
-
-def saves_its_output(tensor: Tensor) -> bool:
-    """Return whether the hook for saved tensors that is called with a tensor is called by the operation that made it.
-
-    Its node is then the last one of this thread. An operation that saves an input has a later node itself.
-    """
-    node: Any = tensor.grad_fn
-    return node is not None and node._sequence_nr() + 1 == _C._autograd._get_sequence_nr()
 
 
 def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]]) -> None:

@@ -1,13 +1,15 @@
 """Layers whose weights are frozen keep nothing: what autograd saves for them, although backward reads little of it.
 
 Autograd saves the input of a frozen convolution, of which backward reads only the shape, and the output of a ReLU, of
-which it reads only the signs. A ReLU is decided for once nothing else can save its output any more.
+which it reads only the signs. A ReLU is decided for once nothing else can save its output any more. Whatever else saves
+either tensor, such as a checkpoint or a custom function, reads its elements.
 
 Tested by tests/remat/test_lean_training.py.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,9 +22,8 @@ from zoo.remat.eager.deciding import Decider, DecisionLog
 from zoo.remat.eager.tracking import Tracker, is_plain
 from zoo.remat.recipes import SavedHandle, TrackedTensor, detached, unmodified, unpack
 from zoo.remat.rules import rectified_of, signs_of
-from zoo.torch_internals.dispatch import DisableTorchDispatch, saves_its_output, skip_autograd_and_autocast
-
-RELU_NODE = "ReluBackward0"  # autograd's name
+from zoo.torch_internals.data import is_alias_of
+from zoo.torch_internals.dispatch import DisableTorchDispatch, skip_autograd_and_autocast
 
 
 class FrozenLayers:
@@ -37,6 +38,7 @@ class FrozenLayers:
     def __init__(self, tracker: Tracker, decider: Decider, log: DecisionLog | None) -> None:
         self._tracker, self._decider, self._log = tracker, decider, log
         self.is_seen = False
+        self._of_relu: Any = None  # a weak reference to the output that the ReLU which has just run saves next
         self.deferred: list[DeferredHandle] = []  # of tensors that the next operation saves
         self._rectified: list[tuple[DeferredHandle, TrackedTensor]] = []  # of outputs of ReLUs
         # contents of which nothing is saved -> the decision
@@ -44,17 +46,22 @@ class FrozenLayers:
 
     def pack(self, tensor: Tensor) -> Any:
         """Return what autograd holds in place of a saved tensor until it is decided; None if it can be decided now."""
+        is_of_relu = self._of_relu is not None and self._of_relu() is tensor
+        self._of_relu = None  # a ReLU saves its output once; whatever saves it next reads its elements
         if not (is_plain(tensor) and tensor.requires_grad and self._tracker.is_large(tensor)):
             return None
         value = self._tracker.find(tensor) or self._tracker.note(tensor, None, 0, tensor._version)
         if value.readers > 0 or value.kept is not None:
             return None
         self._settle_rectified()
-        if not saves_its_output(tensor):
-            self.deferred.append(DeferredHandle(tensor))
-            return self.deferred[-1]
-        node: Any = tensor.grad_fn
-        return self._pack_rectified(value, tensor) if node.name() == RELU_NODE else None
+        if is_of_relu:
+            return self._pack_rectified(value, tensor)
+        self.deferred.append(DeferredHandle(tensor))
+        return self.deferred[-1]
+
+    def note_relu(self, out: Tensor | None) -> None:
+        """Record the output of the ReLU that has just run, which autograd saves before anything else runs; or None."""
+        self._of_relu = None if out is None else weakref.ref(out)
 
     def settle(self, unread: Tensor | None = None) -> None:
         """Decide on the tensors that the operation which comes next has saved; it does not read ``unread``."""
@@ -64,7 +71,9 @@ class FrozenLayers:
         for index, handle in enumerate(deferred):
             tensor = handle.tensor
             assert tensor is not None, "a handle is settled once"
-            if index == last:
+            if handle.has_moved:
+                handle.settle()
+            elif index == last:
                 value = self._tracker.find(tensor)
                 if value is not None:
                     self._note_unread(value, tensor, "backward reads only its shape")
@@ -126,15 +135,24 @@ class DeferredHandle:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | None = tensor
+        self._saved: Tensor | None = detached(tensor)  # keeps its memory if `tensor.data` is set
         self.version = tensor._version
 
-    def settle(self, read: Callable[[], Tensor]) -> None:
-        """Hold a function that returns what backward reads in place of the tensor."""
-        self.tensor, self._read = None, read
+    @property
+    def has_moved(self) -> bool:
+        """Whether the tensor has other memory since."""
+        return self.tensor is not None and self._saved is not None and not is_alias_of(self.tensor, self._saved)
+
+    def settle(self, read: Callable[[], Tensor] | None = None) -> None:
+        """Hold a function that returns what backward reads in place of the tensor; None for the tensor itself."""
+        if read is None:
+            assert self._saved is not None, "a handle is settled once"
+            read = partial(unmodified, self._saved, self.version)
+        self.tensor, self._saved, self._read = None, None, read
 
     def unpack(self) -> Tensor:
         """Return the tensor, or what stands for it; RecipeError if it was overwritten or cannot be recomputed."""
-        return self._read() if self.tensor is None else unmodified(self.tensor, self.version)
+        return self._read() if self._saved is None else unmodified(self._saved, self.version)
 
 
 def _layout_of(tensor: Tensor) -> dict[str, Any]:

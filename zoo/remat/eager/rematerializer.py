@@ -22,6 +22,7 @@ from zoo.remat.recipes import unpack
 from zoo.remat.rules import (
     CONVOLUTION,
     LINEAR,
+    RELU,
     Operation,
     break_tie,
     first_tensor,
@@ -119,13 +120,13 @@ class Rematerializer(EagerDispatchMode):
     ) -> Any:
         """Run an operation and record how to recompute its outputs."""
         kwargs = kwargs or {}
-        if self._frozen.deferred:
-            saves = torch.is_grad_enabled() and _innermost() is self
-            with count_writes():  # what is saved shares the version counter of the tensor
-                self._frozen.settle(unread_input(operation, args) if saves else None)
+        traits, recorder, frozen = traits_of(operation), self._recorder, self._frozen
         if operation is CONVOLUTION and not args[1].requires_grad:
-            self._frozen.is_seen = True
-        traits, recorder = traits_of(operation), self._recorder
+            frozen.is_seen = True
+        saves = frozen.is_seen and torch.is_grad_enabled() and _innermost() is self
+        if frozen.deferred:
+            with count_writes():  # what is saved shares the version counter of the tensor
+                frozen.settle(unread_input(operation, args) if saves else None)
         # Transforms of torch.func run operations on wrapped tensors.
         is_recorded = torch.is_grad_enabled() and not are_transforms_active()
         if traits.rule.overwrites and is_recorded:
@@ -147,6 +148,8 @@ class Rematerializer(EagerDispatchMode):
                 value = None if price is None else self._tracker.find(first_tensor(out))
                 if value is not None:
                     self._decisions.note_product(value, first_tensor(out))
+        if frozen.is_seen:
+            frozen.note_relu(out if saves and traits.rule.repeat is RELU else None)
         return out
 
     @never_compile

@@ -18,6 +18,8 @@ from zoo.remat.recipes import Recipe, Store, TrackedTensor
 from zoo.torch_internals.data import is_wrapper, memory_id
 from zoo.torch_internals.dispatch import DisableTorchDispatch
 
+Memory = Callable[[], torch.UntypedStorage | None]
+
 SWEEP_INTERVAL = 32  # tensors noted between two searches for those that were freed
 # Smaller tensors are saved, as recomputing them costs more time than the memory is worth: smaller than the largest
 # output so far by `SMALL_RATIO`, within these limits.
@@ -73,8 +75,8 @@ class Tracker:
         self._kept = kept
         self._is_relative = smallest_bytes is None
         self.smallest_bytes = MIN_BYTES if smallest_bytes is None else smallest_bytes
-        # id of a tensor -> (weak reference to it, its version, its contents)
-        self.known: dict[int, tuple[Callable[[], Tensor | None], int, TrackedTensor]] = {}
+        # id of a tensor -> (weak reference to it, its version, a weak reference to its storage, its contents)
+        self.known: dict[int, tuple[Callable[[], Tensor | None], int, Memory, TrackedTensor]] = {}
         self._next_sweep = SWEEP_INTERVAL
         # address of a storage -> the value of the clock at the last write into it
         self._writes: dict[int, int] = {}
@@ -102,12 +104,12 @@ class Tracker:
             self.known = {key: entry for key, entry in self.known.items() if entry[0]() is not None}
             self._next_sweep = len(self.known) + SWEEP_INTERVAL
         value = TrackedTensor(recipe, index, tensor, version, self._store, self.clock)
-        self.known[id(tensor)] = value.live, version, value
+        self.known[id(tensor)] = value.live, version, value.memory, value
         return value
 
     def note_copy(self, copy: Tensor, value: TrackedTensor) -> None:
         """Record that a copy of a tensor has the same contents."""
-        self.known[id(copy)] = weakref.ref(copy), copy._version, value
+        self.known[id(copy)] = weakref.ref(copy), copy._version, weakref.ref(copy.untyped_storage()), value
 
     def note_writes(self, addresses: Sequence[int]) -> None:
         """Record a write into the memory at these addresses."""
@@ -120,8 +122,13 @@ class Tracker:
         known = self.known.get(id(tensor))
         if known is None:
             return None
-        live, version, value = known
-        if live() is not tensor or version != tensor._version or self.was_written(tensor, value):
+        live, version, memory, value = known
+        if (
+            live() is not tensor
+            or version != tensor._version
+            or self.was_written(tensor, value)
+            or memory() is not tensor.untyped_storage()  # `tensor.data = other` changes no version
+        ):
             return None
         return value
 
@@ -136,8 +143,9 @@ class Tracker:
         return memory_id(tensor) in self._writes
 
     def is_modified(self, tensor: Tensor, value: TrackedTensor) -> bool:
-        """Return whether a tensor has other contents by now, by its version or a write into its memory."""
-        return tensor._version != value.version or self.was_written(tensor, value)
+        """Return whether a tensor has other contents by now, by its version, a write into its memory or other memory."""
+        has_moved = value.kept is None and value.memory() is not tensor.untyped_storage()
+        return has_moved or tensor._version != value.version or self.was_written(tensor, value)
 
     def values_of(self, args: Sequence[Any]) -> list[Any] | None:
         """Return arguments with tracked tensors in place of tensors, also in lists; None if a tensor is not plain."""
