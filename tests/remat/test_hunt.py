@@ -22,7 +22,7 @@ from tests.remat.hunt import (
 )
 from zoo.remat.eager import recording
 from zoo.remat.inductor import partition
-from zoo.remat.rules import RULES
+from zoo.remat.rules import RULES, rule_of
 
 #: Programs that failed, by what they exercise.
 FOUND: dict[str, Program] = {
@@ -181,7 +181,7 @@ def test_a_wrong_recomputation_by_inductor_is_found(monkeypatch: pytest.MonkeyPa
 def test_a_wrong_rule_is_found_and_its_program_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     silu = torch.ops.aten.silu.default
     monkeypatch.setattr(recording, "_traits", {})
-    monkeypatch.setitem(RULES, silu, RULES[silu]._replace(repeat=torch.ops.aten.sigmoid.default))
+    monkeypatch.setitem(RULES, silu, rule_of(silu)._replace(repeat=torch.ops.aten.sigmoid.default))
     wrong = next(each for each, verdict in programs(2000, seed=0) if verdict.verdict == WRONG)
     smallest = shrink(wrong)
     assert judge(smallest).verdict == WRONG

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import ZooError
-from zoo.remat.rules import IN_PLACE, Operation
+from zoo.remat.rules import Operation, in_place_of
 from zoo.torch_internals.compiler import never_compile
 from zoo.torch_internals.data import detach, is_alias_of
 from zoo.torch_internals.dispatch import call_with_flags, kernel_flags, skip_autograd_and_autocast
@@ -250,15 +250,16 @@ def compute(target: TrackedTensor) -> Tensor:
         assert recipe is not None, "tensors without a recipe are saved"
         args = [_filled(arg, tensors) for arg in recipe.args]
         operation = recipe.operation
-        first = recipe.args[0] if operation in IN_PLACE else None
+        first = recipe.args[0] if recipe.args else None
         if (
             type(first) is TrackedTensor
             and first in fresh
             and uses[first] == 1
             and args[0].dtype == value.dtype
+            and (in_place := in_place_of(operation)) is not None
             and _are_alike(args)
         ):
-            operation = IN_PLACE[operation]
+            operation = in_place
             del tensors[first]  # overwritten
         outputs = operation(*args, **recipe.kwargs)
         if isinstance(outputs, Tensor):

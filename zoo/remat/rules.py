@@ -15,27 +15,17 @@ import torch
 from torch import Tensor
 
 from zoo.ops.abn.backend import name_for
-from zoo.torch_internals.dispatch import DisableTorchDispatch, has_kernel, schema_of
+from zoo.torch_internals.dispatch import DisableTorchDispatch, OperatorOverload, has_kernel, schema_of
 
 aten = torch.ops.aten
 Operation = Any  # torch._ops.OpOverload, or a function of this package
 
-# Elementwise operations whose output has the dtype of the first input.
-SAME_DTYPE = (
-    "relu", "silu", "gelu", "hardswish", "hardsigmoid", "sigmoid", "leaky_relu", "elu", "celu", "mish", "tanh",
-    "hardtanh", "softplus", "threshold", "neg", "abs", "sqrt", "rsqrt", "exp", "reciprocal", "clamp", "clamp_min",
-    "clamp_max",
-)  # fmt: skip
-# Elementwise operations with type promotion.
-PROMOTED = (
-    "add", "sub", "rsub", "mul", "div", "pow", "addcmul", "addcdiv", "lerp", "maximum", "minimum", "where", "eq", "ne",
-    "gt", "ge", "lt", "le", "masked_fill", "logical_not", "bitwise_not", "_prelu_kernel",
-)  # fmt: skip
+# Beside these, the pointwise operations that torch tags as such.
 OTHERS = (
     "roll", "flip", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "avg_pool2d", "avg_pool3d",
     "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_softmax", "_log_softmax", "_safe_softmax", "glu", "mean", "sum",
     "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm", "native_layer_norm", "native_group_norm",
-    "max_pool2d_with_indices", "max_pool3d_with_indices", "log_sigmoid_forward",
+    "max_pool2d_with_indices", "max_pool3d_with_indices", "log_sigmoid_forward", "hardswish", "_prelu_kernel",
 )  # fmt: skip
 # Operations whose output may be larger than their inputs.
 ENLARGING = (
@@ -73,17 +63,53 @@ def _overloads(name: str) -> Iterator[Operation]:
 
 def _rules() -> dict[Operation, Rule]:
     rules = {}
-    for name in (*SAME_DTYPE, *PROMOTED, *OTHERS, *ENLARGING, *VIEWS):
+    for name in (*OTHERS, *ENLARGING, *VIEWS):
         is_view = name in VIEWS
         for operation in _overloads(name):
             if not schema_of(operation).is_mutable:
                 rules[operation] = Rule(operation, is_view, overwrites=False)
         for operation in () if is_view else _overloads(f"{name}_"):
-            # Match overloads by their arguments, as names differ: pow_.Scalar is pow.Tensor_Scalar.
-            for repeat in _overloads(name):
-                if not schema_of(repeat).is_mutable and _signature(repeat) == _signature(operation):
-                    rules[operation] = Rule(repeat, is_view=False, overwrites=True)
+            if (repeat := _functional(operation)) is not None:
+                rules[operation] = Rule(repeat, is_view=False, overwrites=True)
     return rules
+
+
+def rule_of(operation: Operation) -> Rule | None:
+    """Return the rule of an operation; None if it is not recomputed."""
+    if operation not in RULES and is_pointwise(operation):
+        repeat = _functional(operation) if schema_of(operation).is_mutable else operation
+        if repeat is not None:
+            RULES[operation] = Rule(repeat, is_view=False, overwrites=repeat is not operation)
+    return RULES.get(operation)
+
+
+def is_pointwise(operation: Operation) -> bool:
+    """Return whether an operation of torch is elementwise and draws no random numbers, by torch's tags."""
+    if not isinstance(operation, OperatorOverload) or operation.namespace != "aten":
+        return False
+    is_deterministic = torch.Tag.nondeterministic_seeded not in operation.tags
+    returns_tensors = all(str(each.type) == "Tensor" for each in schema_of(operation).returns)  # `equal` does not
+    return torch.Tag.pointwise in operation.tags and is_deterministic and returns_tensors
+
+
+@cache
+def in_place_of(operation: Operation) -> Operation | None:
+    """Return the in-place variant of a pointwise operation; None for other operations."""
+    if operation is not HARDSWISH and not is_pointwise(operation):
+        return None
+    return _with_signature(f"{schema_of(operation).name.removeprefix('aten::')}_", operation)
+
+
+def _functional(operation: Operation) -> Operation | None:
+    """Return the functional variant of an in-place operation; None if there is none, or for one with ``out``."""
+    name = schema_of(operation).name.removeprefix("aten::")
+    found = _with_signature(name.removesuffix("_"), operation) if name.endswith("_") else None
+    return None if found is None or schema_of(found).is_mutable else found
+
+
+def _with_signature(name: str, operation: Operation) -> Operation | None:
+    """Return the overload of a name with the arguments of an operation: pow.Tensor_Scalar for pow_.Scalar."""
+    return next((each for each in _overloads(name) if _signature(each) == _signature(operation)), None)
 
 
 def _signature(operation: Operation) -> list[tuple[str, str]]:
@@ -147,21 +173,13 @@ FASTER = {
     aten.max_pool2d_with_indices.default: max_pool,
     aten.native_batch_norm.default: batch_norm,
 }
-#: Rules by the operations as a `TorchDispatchMode` sees them.
+#: Rules by the operations as a `TorchDispatchMode` sees them; `rule_of` adds those of pointwise operations.
 RULES = _rules() | {aten.max_pool2d_with_indices.default: Rule(max_pool, is_view=False, overwrites=False)}
-
-#: Functional operations that preserve the dtype and shape of their first input -> their in-place variants.
-IN_PLACE = {
-    rule.repeat: operation
-    for operation, rule in RULES.items()
-    if rule.overwrites
-    and schema_of(rule.repeat).name.removeprefix("aten::") in (*SAME_DTYPE, "add", "sub", "mul", "div")
-}
 
 ENLARGES = {operation for name in ENLARGING for operation in _overloads(name)}
 TIE_BREAK = 1e-6  # relative difference in price that orders operations of equal price
 CONCATENATE = aten.cat.default
-ADD, RELU = aten.add.Tensor, aten.relu.default
+ADD, RELU, HARDSWISH = aten.add.Tensor, aten.relu.default, aten.hardswish.default
 CONVOLUTION = aten.convolution.default
 #: Matrix products -> the position of the operand whose last dimension is contracted.
 PRODUCTS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten.linear.default: 0}
@@ -177,6 +195,10 @@ ATTENTIONS = {
 
 LINEAR = {aten.addmm.default, aten.mm.default}  #: products of low rank are recomputed without a budget
 LOW_RANK, LOW_RANK_RATIO = 16, 8  # at most this many inner features, and this many times as many outer ones
+
+#: Operations whose kernels call matrix products, which autocast casts.
+CASTS_INSIDE = {aten._trilinear.default, aten.affine_grid_generator.default}
+CASTS_INSIDE.update(_overloads("linalg_polar"))  # torch 2.13 and newer
 
 #: Operations that `flops_of` counts.
 PRICED = {CONVOLUTION, *PRODUCTS, *ATTENTIONS}
@@ -331,10 +353,10 @@ def recipe_of_batch_norm(
     """Return a function that recomputes the first output of a batch norm exactly, and its arguments.
 
     The arguments come in two parts: those that the norm had, and small ones that nothing else changes. Running
-    statistics are not updated, and not read if the norm used batch statistics; their dtype chooses the kernel. In training, torch's own norms are
-    recomputed from their saved mean and inverse standard deviation, in one pass over x: on the CPU as a scale and
-    shift, on CUDA by the second of the norm's kernels. cuDNN's norms take their statistics again, because it is unknown
-    how they round.
+    statistics are not updated, and not read if the norm used batch statistics; only their dtype, which chooses the
+    kernel, matters. In training, torch's own norms are recomputed from their saved mean and inverse standard deviation,
+    in one pass over x: on the CPU as a scale and shift, on CUDA by the second of the norm's kernels. cuDNN's norms take
+    their statistics again, because it is unknown how they round.
     """
     x, weight, bias, _, _, is_training = args[:6]
     if not is_training:

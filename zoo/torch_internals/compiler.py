@@ -104,9 +104,6 @@ def recompile_limit(limit: int, accumulated: int) -> AbstractContextManager[Any]
     return config.patch(recompile_limit=limit, accumulated_recompile_limit=accumulated)
 
 
-#: The class of operators such as `torch.ops.aten.add.Tensor`.
-OperatorOverload: Any = torch._ops.OpOverload
-
 #: The entries of a node's ``meta`` by which torch's partitioners and compilers recognize a node of backward.
 BACKWARD_TAG = {"partitioner_tag": "is_backward", "autograd_backward": True}
 

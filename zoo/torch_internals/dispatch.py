@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -68,8 +68,27 @@ def resolve_views() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def autocast_of_caller() -> Iterator[None]:
+    """Return a context, for use within `__torch_dispatch__`, in which autocast is active if it is for the caller.
+
+    Without it, autocast does not cast the arguments of operations that a kernel calls.
+    """
+    with _C._RestorePythonTLSSnapshot():
+        keys = [key for device, key in AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device)]
+    with ExitStack() as contexts:
+        for key in keys:
+            contexts.enter_context(_C._SetExcludeDispatchKeyGuard(key, False))
+        yield
+
+
+#: The keys of autocast, by the type of device.
+AUTOCAST_KEYS = {"cpu": _C.DispatchKey.AutocastCPU, "cuda": _C.DispatchKey.AutocastCUDA}
+
 #: Returns a context with a `torch.library.Library` whose registrations end with the context.
 scoped_library: Callable[[str, str], AbstractContextManager[Any]] = torch.library._scoped_library
+
+OperatorOverload: Any = torch._ops.OpOverload  #: the class of an operator such as `torch.ops.aten.add.Tensor`
 
 #: Returns the schema of an operator overload: its name, `is_mutable`, and arguments with name, type and alias_info.
 schema_of: Callable[[Any], Any] = operator.attrgetter("_schema")

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from zoo.remat.budget import INPUT, INTERMEDIATE, RECOMPUTED, Decision
 from zoo.remat.eager.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_plain
 from zoo.remat.recipes import Recipe, SavedHandle, TrackedTensor, detached
-from zoo.remat.rules import CONCATENATE, RULES, Operation
+from zoo.remat.rules import CONCATENATE, Operation, rule_of
 from zoo.torch_internals.data import memory_id, storage_id
 
 NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save a tensor
@@ -83,7 +83,7 @@ class DecisionLog:
         for each in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(each, Tensor):
                 maker, price_of_base = str(operation).rpartition(".")[0], price
-                rule = RULES.get(operation)
+                rule = rule_of(operation)
                 if rule is not None and rule.is_view:  # costs what its base costs
                     maker, price_of_base = self._maker_of(args[0])
                 reference = weakref.ref(each)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,13 +20,13 @@ from zoo.remat.recipes import Recipe
 from zoo.remat.rules import (
     ADD,
     BATCH_NORMS,
+    CASTS_INSIDE,
     COPIES,
     ENLARGES,
     FASTER,
     MASKS,
     PRICED,
     RELU,
-    RULES,
     Operation,
     Rule,
     apply_line,
@@ -33,11 +34,12 @@ from zoo.remat.rules import (
     call_with_keywords,
     mask_of,
     recipe_of_batch_norm,
+    rule_of,
     writes_inside,
     written_arguments,
 )
 from zoo.torch_internals.data import may_overlap, memory_id
-from zoo.torch_internals.dispatch import DisableTorchDispatch, count_writes, resolve_views
+from zoo.torch_internals.dispatch import DisableTorchDispatch, autocast_of_caller, count_writes, resolve_views
 
 
 class Recorder:
@@ -175,7 +177,7 @@ def traits_of(operation: Operation) -> Traits:
     if id(operation) in _traits:
         return _traits[id(operation)]
     record: Callable[..., None] | None = None
-    rule = RULES.get(operation)
+    rule = rule_of(operation)
     if rule is not None:
         record = None if rule.overwrites else Recorder.record
     elif operation in MASKS:
@@ -187,7 +189,7 @@ def traits_of(operation: Operation) -> Traits:
     written, inside = written_arguments(operation), writes_inside(operation)
     traits = Traits(
         operation,
-        FASTER.get(operation, operation) if is_listed else partial(_call_resolving_views, operation),
+        FASTER.get(operation, operation) if is_listed else partial(_call_as_without_mode, operation),
         rule,
         record,
         bool(written) or inside,
@@ -198,12 +200,17 @@ def traits_of(operation: Operation) -> Traits:
     return traits
 
 
-def _call_resolving_views(operation: Operation, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of an operation, whose kernel may read conjugated views of complex arguments."""
-    if any(isinstance(arg, Tensor) and arg.is_complex() for arg in args):
-        with resolve_views():
-            return operation(*args, **kwargs)
-    return operation(*args, **kwargs)
+def _call_as_without_mode(operation: Operation, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of an operation, whose kernel may call others.
+
+    It may read conjugated views of complex arguments, and autocast may cast what it passes to them.
+    """
+    with ExitStack() as contexts:
+        if any(isinstance(arg, Tensor) and arg.is_complex() for arg in args):
+            contexts.enter_context(resolve_views())
+        if operation in CASTS_INSIDE:
+            contexts.enter_context(autocast_of_caller())
+        return operation(*args, **kwargs)
 
 
 def _without_keywords(

@@ -143,7 +143,7 @@ class Tracker:
         return memory_id(tensor) in self._writes
 
     def is_modified(self, tensor: Tensor, value: TrackedTensor) -> bool:
-        """Return whether a tensor has other contents by now, by its version, a write into its memory or other memory."""
+        """Return whether a tensor has other contents by now: another version or memory, or its memory was written."""
         has_moved = value.kept is None and value.memory() is not tensor.untyped_storage()
         return has_moved or tensor._version != value.version or self.was_written(tensor, value)
 

@@ -24,9 +24,9 @@ from zoo.remat.inductor.nodes import (
     is_view,
     prices_of,
 )
-from zoo.remat.rules import RULES, is_low_rank
-from zoo.torch_internals.compiler import OperatorOverload, is_random
-from zoo.torch_internals.dispatch import schema_of
+from zoo.remat.rules import is_low_rank, rule_of
+from zoo.torch_internals.compiler import is_random
+from zoo.torch_internals.dispatch import OperatorOverload, schema_of
 
 aten = torch.ops.aten
 MAX_DEPTH = 4  # recomputed nodes that backward reads in a chain: bounds the peak memory of one recomputation
@@ -136,7 +136,7 @@ class Cut:
             return is_low_rank(operation, [each.meta["val"] if is_node(each) else each for each in node.args])
         if is_random(operation):
             return False
-        return operation in RULES or operation in CHEAP_IN_GRAPHS or torch.Tag.pointwise in operation.tags
+        return rule_of(operation) is not None or operation in CHEAP_IN_GRAPHS or torch.Tag.pointwise in operation.tags
 
     def _limit_depth(self) -> None:
         """Save nodes so that no chain of recomputed nodes is longer than `MAX_DEPTH`."""

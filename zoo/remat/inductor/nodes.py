@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from zoo.remat.rules import PRICED, RULES, break_tie, first_tensor, flops_of
+from zoo.remat.rules import PRICED, break_tie, first_tensor, flops_of, rule_of
 from zoo.torch_internals.compiler import size_hint
 
 aten = torch.ops.aten
@@ -56,7 +56,7 @@ def is_view(node: Node) -> bool:
     """Return whether a node is its first input or a view of it, or one of several views, as an output of unbind."""
     if node.target is operator.getitem:
         return is_computed(node.args[0]) and is_view(node.args[0])
-    rule = RULES.get(node.target)
+    rule = rule_of(node.target)
     return (rule is not None and rule.is_view) or node.target is aten.as_strided.default
 
 
