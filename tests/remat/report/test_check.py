@@ -149,14 +149,18 @@ def test_keywords_and_a_loss_of_the_network_itself() -> None:
 
     found = zoo.check(WithLoss(8, 4), features=torch.randn(3, 8), labels=torch.tensor([0, 1, 3]), steps=3)
     assert found.same is True
-    assert found.values == 3 * (2 + 1 + 2 + 1 + 2)  # outputs, loss, gradients, random numbers, parameters
+    assert found.fixed == ()
+    # outputs with strides, loss, gradients of parameters and inputs, inputs, random numbers and mode; parameters
+    assert found.values == 4 * (5 + 1 + 4 + 3 + 4) + (1 + 5) + 3 * 2 + (5 + 3 + 4)
 
 
 def test_what_cannot_train_is_refused() -> None:
     with pytest.raises(ConfigError, match="no parameter requires gradients"):
         zoo.check(nn.Linear(2, 2).requires_grad_(False), torch.randn(2, 2))
-    with pytest.raises(ConfigError, match="other parameters"):
+    with pytest.raises(ConfigError, match="other parameters or buffers than the network: 1 instead of 2"):
         zoo.check(nn.Linear(2, 2), torch.randn(2, 2), variant=lambda _: nn.Linear(2, 2, bias=False))
+    with pytest.raises(ConfigError, match=r"bias of shape \(3,\) instead of bias of shape \(2,\)"):
+        zoo.check(nn.Linear(2, 2), torch.randn(2, 2), variant=lambda _: nn.Linear(2, 3))
 
 
 def test_a_variant_that_is_no_function_to_a_module_is_refused() -> None:
