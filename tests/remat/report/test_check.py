@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 import random
+import types
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -169,3 +174,327 @@ def test_a_variant_that_is_no_function_to_a_module_is_refused() -> None:
         zoo.check(model, x, variant="lean")
     with pytest.raises(TypeError, match="variant has to return a module, and returned NoneType"):
         zoo.check(model, x, variant=lambda network: None)
+
+
+class Wrapped(nn.Module):
+    """A variant that runs a changed forward pass around a network, whose parameters get other names."""
+
+    def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.run = model, run
+        self.calls, self.kept = 0, None
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        self.calls += 1
+        return self.run(self, *args, **keywords)
+
+
+def around(run: Callable[..., Any]) -> Callable[[nn.Module], nn.Module]:
+    return functools.partial(Wrapped, run=run)
+
+
+@dataclasses.dataclass
+class Boxes:
+    scores: Tensor
+    labels: Tensor
+    count: int
+
+
+class Detector(nn.Module):
+    """A network whose outputs are of many kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm = nn.Linear(8, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        scores = self.norm(self.layer(x))
+        return {
+            "boxes": [Boxes(scores, scores.argmax(1), 3)],
+            "mask": scores > 0,
+            "spectrum": torch.fft.rfft(scores),
+            "features": scores + 1,
+            "scale": 0.5,
+            "name": "detector",
+        }
+
+
+def loss_of_scores(outputs: Any) -> Tensor:
+    return outputs["boxes"][0].scores.square().mean()
+
+
+def change(key: str, value: Callable[[Any], Any]) -> Callable[..., Any]:
+    def run(wrapped: Wrapped, x: Tensor) -> Any:
+        outputs = wrapped.module(x)
+        return {**outputs, key: value(outputs[key])}
+
+    return run
+
+
+def change_boxes(value: Callable[[Boxes], Any]) -> Callable[..., Any]:
+    return change("boxes", lambda boxes: [value(boxes[0])])
+
+
+def add_key(wrapped: Wrapped, x: Tensor) -> Any:
+    return {**wrapped.module(x), "more": 1}
+
+
+def swap_keys(wrapped: Wrapped, x: Tensor) -> Any:
+    outputs = wrapped.module(x)
+    return {**outputs, "mask": outputs["spectrum"], "spectrum": outputs["mask"]}
+
+
+@pytest.mark.parametrize(
+    ("run", "value", "says"),
+    [
+        (change_boxes(lambda b: dataclasses.replace(b, labels=b.labels + 1)), "['boxes'][0].labels", "at most by 1"),
+        (change_boxes(lambda b: dataclasses.replace(b, labels=b.labels.int())), "['boxes'][0].labels", "int32 tensor"),
+        (change_boxes(lambda b: dataclasses.replace(b, count=4)), "['boxes'][0].count", "4 instead of 3"),
+        (change_boxes(lambda b: dict(vars(b))), "['boxes'][0]", "dict of ['count'], ['labels'], ['scores'] instead"),
+        (change("boxes", tuple), "['boxes']", "tuple of [0] instead of list of [0]"),
+        (change("mask", torch.logical_not), "['mask']", "16 of 16 elements differ, at most by 1"),
+        (change("spectrum", lambda s: s + 1j), "['spectrum']", "12 of 12 elements differ, at most by 1"),
+        (change("features", Tensor.detach), "['features']", "float32 tensor of shape (4, 4) instead of float32 tensor"),
+        (change("features", lambda f: f[:3]), "['features']", "float32 tensor of shape (3, 4) that requires gradients"),
+        (change("features", lambda f: -f), "['features']", "16 of 16 elements"),
+        (change("scale", lambda _: 0.25), "['scale']", "0.25 instead of 0.5"),
+        (change("scale", lambda _: None), "['scale']", "None instead of 0.5"),
+        (change("name", lambda _: True), "['name']", "True instead of 'detector'"),
+        (add_key, "", "dict of ['boxes'], ['features'], ['mask'], ['more'], ['name'], ['scale'], ['spectrum'] instead"),
+        (swap_keys, "['mask']", "complex64 tensor of shape (4, 3) that requires gradients instead of bool tensor"),
+    ],
+)
+def test_each_output_is_compared_by_name_and_kind(run: Callable[..., Any], value: str, says: str) -> None:
+    found = zoo.check(Detector(), torch.randn(4, 8), loss=loss_of_scores, variant=around(run), steps=1)
+    assert found.same is False
+    assert (found.difference.step, found.difference.value) == (1, f"output{value}")
+    assert says in str(found.difference)
+    assert len(str(found).splitlines()) <= 10
+
+
+def overwrite_batch(wrapped: Wrapped, x: Tensor) -> Tensor:
+    output = wrapped.module(x)
+    x.add_(1)
+    return output
+
+
+def keep_first_batch(wrapped: Wrapped, x: Tensor) -> Tensor:
+    wrapped.kept = x if wrapped.kept is None else wrapped.kept
+    return wrapped.module(wrapped.kept)
+
+
+def keep_first_features(wrapped: Wrapped, x: Tensor) -> Tensor:
+    wrapped.kept = wrapped.module[0](x).detach() if wrapped.kept is None else wrapped.kept
+    return wrapped.module[1:](wrapped.kept)
+
+
+def clear_gradients(wrapped: Wrapped, x: Tensor) -> Tensor:
+    wrapped.zero_grad()
+    return wrapped.module(x)
+
+
+def draw_from_numpy(wrapped: Wrapped, x: Tensor) -> Tensor:
+    np.random.rand()
+    return wrapped.module(x)
+
+
+def draw_from_python(wrapped: Wrapped, x: Tensor) -> Tensor:
+    random.gauss()
+    return wrapped.module(x)
+
+
+def scale_when(condition: Callable[[Wrapped, Tensor], bool]) -> Callable[..., Any]:
+    return lambda wrapped, x: wrapped.module(x) * (2 if condition(wrapped, x) else 1)
+
+
+@pytest.mark.parametrize(
+    ("run", "step", "value"),
+    [
+        (overwrite_batch, 1, "input[0]"),
+        (keep_first_batch, 2, "output"),
+        (keep_first_features, 2, "output"),
+        (clear_gradients, 2, "gradient of 2.bias"),
+        (draw_from_numpy, 1, "state of the random numbers of numpy"),
+        (draw_from_python, 1, "state of the random numbers of Python"),
+        (scale_when(lambda wrapped, x: not wrapped.training), 0, "output"),
+        (scale_when(lambda wrapped, x: len(x) != 4), 3, "output"),
+        (scale_when(lambda wrapped, x: wrapped.training and wrapped.calls > 3), 3, "output"),
+    ],
+)
+def test_what_only_some_steps_show_is_found(run: Callable[..., Any], step: int, value: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Dropout(), nn.Linear(8, 3))
+    found = zoo.check(model, torch.randn(4, 8), variant=around(run))
+    assert found.same is False
+    assert (found.difference.step, found.difference.value) == (step, value)
+    assert str(found.difference).startswith(f"step {step}, " if step else "evaluation, ")
+
+
+def test_labels_and_masks_remain_valid_in_other_batches() -> None:
+    class WithLoss(nn.Embedding):
+        def forward(self, tokens: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+            rows = F.binary_cross_entropy(super().forward(tokens).sigmoid().mean((1, 2)), target, reduction="none")
+            return (rows * weights.log1p()).sum()
+
+    batch = torch.tensor([[0, 9], [3, 4], [9, 9]]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, 1e9])
+    found = zoo.check(WithLoss(10, 4), *batch, steps=5)
+    assert (found.same, found.fixed) == (True, ())
+
+
+def test_what_the_network_takes_in_one_form_only_is_not_varied() -> None:
+    class Fixed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training or len(x) != 4 or not torch.equal(x, torch.ones(4, 8)):
+                raise NotImplementedError
+            return super().forward(x)
+
+    found = zoo.check(Fixed(8, 4), torch.ones(4, 8))
+    assert (found.same, found.fixed) == (True, ("batch", "batch size", "evaluation mode"))
+    assert "\nnot varied: batch, batch size, evaluation mode\n" in str(found)
+
+
+def test_a_loss_over_labels_of_its_own_keeps_the_batch_size() -> None:
+    labels = torch.tensor([0, 1, 2, 0])
+    found = zoo.check(nn.Linear(8, 3), torch.randn(4, 8), loss=lambda output: F.cross_entropy(output, labels))
+    assert (found.same, found.fixed) == (True, ("batch size",))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_nan_equals_nan(sign: int) -> None:
+    model = nn.Linear(8, 2)
+    with torch.no_grad():
+        model.weight[0, 0] = float("nan")
+    found = zoo.check(model, torch.randn(4, 8), variant=around(lambda wrapped, x: sign * wrapped.module(x)))
+    assert found.same is (sign == 1)
+    if sign == -1:
+        assert "4 of 8 elements differ" in str(found.difference)
+
+
+def test_only_the_sign_of_nan_is_no_difference() -> None:
+    class Constant(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), torch.full((2,), float("nan")).copysign(self.weight.detach()[0, :2] * 0 + 1)
+
+    def negate(wrapped: Wrapped, x: Tensor) -> Any:
+        output, constant = wrapped.module(x)
+        return output, -constant
+
+    assert zoo.check(Constant(8, 2), torch.randn(4, 8), variant=around(negate)).same is True
+
+
+def test_a_zero_of_the_other_sign_is_a_difference() -> None:
+    model = nn.Sequential(nn.Linear(8, 2), nn.Threshold(100, 0))
+    found = zoo.check(model, torch.randn(4, 8), variant=around(lambda wrapped, x: -wrapped.module(x)))
+    assert str(found.difference) == "step 1, output: 8 of 8 elements differ, at most by 0"
+
+
+@dataclasses.dataclass
+class Batch:
+    images: Tensor
+
+
+@pytest.mark.parametrize("kind", [Batch, lambda images: collections.UserDict(images=images), types.SimpleNamespace])
+def test_inputs_in_objects_that_forward_overwrites_are_copied_for_each_run(kind: Callable[..., Any]) -> None:
+    class Overwriting(nn.Linear):
+        def forward(self, batch: Any) -> Tensor:
+            images = batch["images"] if isinstance(batch, collections.UserDict) else batch.images
+            return super().forward(images.mul_(2))
+
+    x = torch.ones(4, 8)
+    batch = kind(images=x)
+    assert zoo.check(Overwriting(8, 2), batch).same is True
+    assert torch.equal(x, torch.ones(4, 8))
+
+
+def test_outputs_in_objects_need_no_loss_of_their_own() -> None:
+    class Boxed(nn.Linear):
+        def forward(self, x: Tensor) -> Boxes:
+            return Boxes(scores := super().forward(x), scores.argmax(1), len(x))
+
+    assert zoo.check(Boxed(8, 2), torch.randn(4, 8)).same is True
+
+
+class Keeping(nn.Linear):
+    """A layer that keeps its last output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = super().forward(x)
+        return self.last
+
+
+def kept() -> nn.Module:
+    model = nn.Sequential(Keeping(8, 2))
+    model(torch.randn(4, 8))
+    return model
+
+
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(8, 2)))
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "says"),
+    [
+        (lambda: nn.Linear(8, 2, device="meta"), ConfigError, "on the meta device; move"),
+        (lambda: nn.LazyLinear(2), ConfigError, "lazy parameters without a shape; run one forward pass first"),
+        (kept, ConfigError, "cannot be copied: it keeps the results of operations in 0.last; detach them"),
+        (old_weight_norm, ConfigError, "in 0.weight; .*parametrizations for weight norm"),
+        (lambda: nn.Linear, TypeError, "model is a module, not the class Linear; pass an instance"),
+        (lambda: torch.relu, TypeError, "model is a module, not builtin_function_or_method"),
+    ],
+)
+def test_networks_that_cannot_be_checked_are_refused(
+    build: Callable[[], Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        zoo.check(build(), torch.randn(4, 8))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"steps": 0}, ConfigError, "zoo.check: steps=0 compares nothing; use at least 1"),
+        ({"loss": nn.CrossEntropyLoss()}, TypeError, "not CrossEntropyLoss: missing a required argument: 'target'"),
+        ({"loss": F.cross_entropy}, TypeError, "not cross_entropy: missing a required argument: 'target'"),
+        ({"loss": lambda output: output.sum().item()}, TypeError, "returned float; leave out .item()"),
+        ({"loss": lambda output: output.sum(1)}, ConfigError, r"loss returned a tensor of shape \(4,\); end it"),
+        ({"loss": lambda output: output.detach().sum()}, ConfigError, "the loss does not require gradients"),
+        ({"loss": 3}, TypeError, "loss is a function of the output, not int"),
+    ],
+)
+def test_losses_and_steps_that_compare_nothing_are_refused(options: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        zoo.check(nn.Linear(8, 2), torch.randn(4, 8), **options)
+
+
+def test_an_output_without_tensors_needs_a_loss() -> None:
+    class Words(nn.Linear):
+        def forward(self, x: Tensor) -> str:
+            return "words"
+
+    with pytest.raises(
+        ConfigError, match="the output of type str has no tensors; pass loss=, a function of the output"
+    ):
+        zoo.check(Words(8, 2), torch.randn(4, 8))
+
+
+def checkpoint_module(wrapped: Wrapped, x: Tensor) -> Tensor:
+    return checkpoint(wrapped.module, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        around(lambda wrapped, x: wrapped.module(x)),
+        nn.DataParallel,
+        lambda model: nn.Sequential(nn.Identity(), *model),
+        lambda model: nn.Sequential(around(checkpoint_module)(model[0]), *model[1:]),
+    ],
+)
+def test_wrappers_may_rename_parameters(variant: Callable[[nn.Module], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Dropout())
+    assert zoo.check(model, torch.randn(4, 8), variant=variant).same is True
