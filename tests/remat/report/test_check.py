@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -498,3 +499,301 @@ def test_wrappers_may_rename_parameters(variant: Callable[[nn.Module], nn.Module
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Dropout())
     assert zoo.check(model, torch.randn(4, 8), variant=variant).same is True
+
+
+class Small(nn.Module):
+    """A network with what variants get wrong: norms, dropout, a tied weight, a frozen layer, a layer without a use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv2d(3, 8, 3, padding=1).requires_grad_(False)
+        self.first, self.second = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.second.running_var.fill_(2)
+        self.middle = nn.Conv2d(8, 8, 3, padding=1)
+        self.drop = nn.Dropout(0.5)
+        self.encode = nn.Linear(8, 8, bias=False)
+        self.decode = nn.Linear(8, 8, bias=False)
+        self.decode.weight = self.encode.weight
+        self.unused = nn.Linear(8, 8)
+        self.first.register_forward_hook(lambda module, args, output: output * 1.5)
+
+    def forward(self, images: Tensor) -> Any:
+        x = self.middle(self.first(self.stem(images)).relu())
+        maps = self.second(x).relu()
+        return self.decode(self.encode(self.drop(maps.mean((2, 3))))), maps, images * 1
+
+
+def on_call(number: int, fault: Callable[[Small], object]) -> Callable[[nn.Module], nn.Module]:
+    """Return a variant with a fault that happens before the call of this number."""
+
+    def run(wrapped: Wrapped, x: Tensor) -> Any:
+        if wrapped.calls == number:
+            fault(wrapped.module)
+        return wrapped.module(x)
+
+    return around(run)
+
+
+def when_built(fault: Callable[[Small], object]) -> Callable[[nn.Module], nn.Module]:
+    def variant(model: nn.Module) -> nn.Module:
+        fault(model)
+        return model
+
+    return variant
+
+
+def after(fault: Callable[[Wrapped, Any, Tensor], Any]) -> Callable[[nn.Module], nn.Module]:
+    """Return a variant that changes outputs, or has a fault after a call."""
+    return around(lambda wrapped, x: fault(wrapped, wrapped.module(x), x))
+
+
+def swap_statistics(model: Small) -> None:
+    model.first.running_var, model.second.running_var = model.second.running_var, model.first.running_var
+
+
+def untie(model: Small) -> None:
+    model.decode.weight = nn.Parameter(model.decode.weight.detach().clone())
+
+
+def reseed(model: Small) -> None:
+    torch.manual_seed(5)
+
+
+def scale_one_gradient(model: Small) -> None:
+    model.middle.bias.register_hook(lambda gradient: gradient * 2)
+
+
+def cast_middle(model: Small) -> None:
+    layer = model.middle
+    layer.forward = lambda x: F.conv2d(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16(), padding=1).float()
+
+
+@torch.no_grad()
+def nudge_frozen(model: Small) -> None:
+    model.stem.weight[0, 0, 0, 0] += 2**-20
+
+
+def drop_hook(model: Small) -> None:
+    model.first._forward_hooks.clear()
+
+
+def forget_count(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    wrapped.module.first.num_batches_tracked -= 1
+    return outputs
+
+
+def replace_parameter(model: Small) -> None:
+    model.middle.weight = nn.Parameter(model.middle.weight.detach().clone())
+
+
+def zero_gradients(model: Small) -> None:
+    model.unused.weight.grad = torch.zeros_like(model.unused.weight)
+
+
+def reuse_buffer(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    wrapped.kept = outputs[1].detach().clone() if wrapped.kept is None else wrapped.kept
+    if wrapped.kept.shape == outputs[1].shape:
+        wrapped.kept.copy_(outputs[1].detach())
+        outputs[1].data = wrapped.kept
+    return outputs
+
+
+def reorder(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    return outputs[0], outputs[1].to(memory_format=torch.channels_last), outputs[2]
+
+
+def flip_mode(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    wrapped.eval()
+    return outputs
+
+
+def draw_in_evaluation(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    if not wrapped.training:
+        torch.rand(1)
+    return outputs
+
+
+def update_in_evaluation(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    if not wrapped.training:
+        wrapped.module.second.running_mean.mul_(0.5)
+    return outputs
+
+
+def count_twice_for_small_batches(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    wrapped.module.first.num_batches_tracked += len(x) < 4
+    return outputs
+
+
+def lose_gradient_of_maps(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    return outputs[0], outputs[1].detach().requires_grad_(), outputs[2]
+
+
+def clamp_gradient(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    if wrapped.training:
+        outputs[0].register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return outputs
+
+
+def keep_graph_of_input(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    x.requires_grad_()
+    return outputs
+
+
+def resize_batch(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    x.data = x.data[:1]
+    return outputs
+
+
+def evaluate_norms(model: Small) -> None:
+    model.second.train = lambda mode=True: model.second  # type: ignore[method-assign]
+    model.second.training = False
+
+
+FAULTS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "seed of dropout in step 2": on_call(2, reseed),
+    "running variances swapped": when_built(swap_statistics),
+    "running variances swapped before the evaluation": on_call(5, swap_statistics),
+    "gradient of one bias doubled": when_built(scale_one_gradient),
+    "one layer in bfloat16": when_built(cast_middle),
+    "frozen parameter changed by one bit in the last step": on_call(4, nudge_frozen),
+    "hook lost": when_built(drop_hook),
+    "eps changed": when_built(lambda model: setattr(model.second, "eps", 2e-5)),
+    "momentum of the running mean changed": when_built(lambda model: setattr(model.second, "momentum", 0.11)),
+    "norm in evaluation mode while training": when_built(evaluate_norms),
+    "norm in training mode while evaluating": when_built(lambda model: setattr(model.second, "track_running_stats", 0)),
+    "mode changed by a call": after(flip_mode),
+    "batches not counted": after(forget_count),
+    "small batches counted twice": after(count_twice_for_small_batches),
+    "tuple becomes a list": after(lambda wrapped, outputs, x: list(outputs)),
+    "memory format of an output": after(reorder),
+    "frozen parameter trained": when_built(lambda model: model.stem.requires_grad_(True)),
+    "parameter frozen": when_built(lambda model: model.second.bias.requires_grad_(False)),
+    "unused parameter frozen": when_built(lambda model: model.unused.requires_grad_(False)),
+    "gradient of zeros instead of none": on_call(1, zero_gradients),
+    "random number drawn in evaluation": after(draw_in_evaluation),
+    "statistics updated in evaluation": after(update_in_evaluation),
+    "parameter replaced, which the optimizer does not see": on_call(2, replace_parameter),
+    "output in memory that the next call overwrites": after(reuse_buffer),
+    "output without its history, but with requires_grad": after(lose_gradient_of_maps),
+    "gradient clipped": after(clamp_gradient),
+    "input gets a gradient": after(keep_graph_of_input),
+    "input cut in place": after(resize_batch),
+    "dropout left out after the third batch": on_call(4, lambda model: setattr(model.drop, "p", 0.0)),
+    "gradient of a layer lost between two batches": on_call(
+        3, lambda model: setattr(model.middle.weight, "grad", None)
+    ),
+    "half of an output": after(lambda wrapped, outputs, x: (outputs[0], outputs[1].half().float(), outputs[2])),
+    "output in the memory of the input": after(lambda wrapped, outputs, x: (*outputs[:2], x)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_variant_is_found(fault: str) -> None:
+    x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    found = zoo.check(Small(), x, variant=FAULTS[fault])
+    assert found.same is False
+    assert len(str(found).splitlines()) <= 10
+
+
+def test_an_untied_weight_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"other parameters .*: 14 instead of 13, decode.weight only in the variant"):
+        zoo.check(Small(), torch.randn(4, 3, 6, 6), variant=when_built(untie))
+
+
+def convolutions() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    return blocks(Norm, nn.ReLU, nn.Dropout), (images().requires_grad_(),), {}
+
+
+def resnet() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    torch.manual_seed(0)
+    return torchvision.models.resnet18(num_classes=10), (torch.randn(4, 3, 32, 32),), {}
+
+
+class LanguageModel(nn.Module):
+    """A transformer with a dict of outputs and a loss of its own, and a tied embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.head = nn.Linear(16, 20)
+        self.head.weight = self.embed.weight
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Any]:
+        hidden = self.layer(self.embed(input_ids))
+        logits = self.head(hidden)
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits, "hidden": (hidden,)}
+
+
+def language_model() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    tokens = torch.randint(20, (4, 6), generator=torch.Generator().manual_seed(0))
+    return LanguageModel(), (), {"input_ids": tokens, "labels": tokens.roll(-1, 1)}
+
+
+class Recurrent(nn.Module):
+    """A recurrent network with random numbers of numpy and Python, and packed inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.head = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Any]:
+        x = x * random.random() + np.random.rand()
+        packed, last = self.layer(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))
+        return self.head(last[0]).tanh(), packed
+
+
+def recurrent() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    return Recurrent(), (torch.randn(4, 5, 8), torch.tensor([5, 4, 2, 1])), {}
+
+
+def small() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    return Small(), (torch.randn(4, 3, 6, 6),), {}
+
+
+def on_cpu(wrapped: Wrapped, *args: Any, **keywords: Any) -> Any:
+    with torch.autograd.graph.save_on_cpu():
+        return wrapped.module(*args, **keywords)
+
+
+def checkpoint_each_layer(model: nn.Module) -> nn.Module:
+    """Return the network with checkpoints of layers that have no buffers and do not overwrite their input."""
+    for each in model.modules():
+        if isinstance(each, nn.Conv2d | nn.Linear | nn.Dropout | nn.TransformerEncoderLayer):
+            each.forward = functools.partial(checkpoint, each.forward, use_reentrant=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "build",
+    [convolutions, pytest.param(resnet, marks=pytest.mark.slow), language_model, recurrent, small],
+)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        zoo.lean,
+        functools.partial(zoo.lean, budget=0.4),
+        functools.partial(zoo.lean, budget="1GB"),
+        checkpoint_each_layer,
+        around(on_cpu),
+    ],
+    ids=["lean", "a fraction", "a limit", "checkpoints", "save_on_cpu"],
+)
+def test_right_variants_have_the_same_bits(build: Callable[[], Any], variant: Callable[[nn.Module], nn.Module]) -> None:
+    model, inputs, keywords = build()
+    found = zoo.check(model, *inputs, variant=variant, **keywords)
+    assert found.difference is None
+    assert found.same is True
+    assert found.fixed == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [small, language_model])
+def test_a_compiled_network_without_other_kernels_has_the_same_bits(build: Callable[[], Any]) -> None:
+    model, inputs, keywords = build()
+    variant = functools.partial(torch.compile, backend="aot_eager")
+    found = zoo.check(model, *inputs, variant=variant, **keywords)
+    assert (found.same, found.difference) == (True, None)

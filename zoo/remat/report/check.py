@@ -38,7 +38,7 @@ from zoo.remat.report.values import (
 )
 from zoo.remat.timing import Clock, time_interleaved, training_step
 from zoo.remat.trial import default_loss, device_of, unchanged
-from zoo.torch_internals.data import tensors_of
+from zoo.torch_internals.data import is_wrapper, tensors_of
 
 LEARNING_RATE = 0.01
 ROUNDS = 5  # of timed steps
@@ -300,11 +300,14 @@ class _Run:
         """Yield the values of the output, and add the output to ``outputs``."""
         if trace is not None:
             trace.clear()
+        known = (*_inputs(batch), *self._parameters(model).items(), *self._buffers(model).items())
+        owners = {each.data_ptr(): name for name, each in known if _has_memory(each)}
         outputs.append(model(*batch[0], **batch[1]))
         for name, each in named("output", outputs[-1]):
             yield name, each
-            if isinstance(each, Tensor) and each.layout is torch.strided and not each.is_nested:
-                yield f"strides of {name}", str(each.stride())
+            if _has_memory(each):  # what a view of the output, or a write into it, depends on
+                owner = owners.setdefault(each.data_ptr(), name)
+                yield f"layout of {name}", f"strides {each.stride()}" + (f" in {owner}" if owner != name else "")
 
     def _parameters(self, model: nn.Module) -> dict[str, Tensor]:
         return _matched(dict(self.model.named_parameters()), dict(model.named_parameters()))
@@ -422,6 +425,16 @@ def _digest(tensor: Tensor) -> int:
 
 def _inputs(batch: Batch) -> Iterator[tuple[str, Any]]:
     return named("input", dict(enumerate(batch[0])) | batch[1])
+
+
+def _has_memory(value: Any) -> bool:
+    """Return whether a value is a tensor with elements, strides and an address."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not (value.is_nested or is_wrapper(value))
+        and value.numel() > 0
+    )
 
 
 def _others(batch: Batch, number: int, part: int) -> Iterator[Batch]:
