@@ -697,7 +697,7 @@ def test_a_fault_of_a_variant_is_found(fault: str) -> None:
 
 
 def test_an_untied_weight_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"other parameters .*: 14 instead of 13, decode.weight only in the variant"):
+    with pytest.raises(ConfigError, match=r"other parameters .*: 12 instead of 11, decode.weight only in the variant"):
         zoo.check(Small(), torch.randn(4, 3, 6, 6), variant=when_built(untie))
 
 
