@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import random
+import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -430,6 +431,12 @@ def kept() -> nn.Module:
     return model
 
 
+def locked() -> nn.Module:
+    model = nn.Linear(8, 2)
+    model.lock = threading.Lock()
+    return model
+
+
 def old_weight_norm() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -441,9 +448,14 @@ def old_weight_norm() -> nn.Module:
     [
         (lambda: nn.Linear(8, 2, device="meta"), ConfigError, "on the meta device; move"),
         (lambda: nn.LazyLinear(2), ConfigError, "lazy parameters without a shape; run one forward pass first"),
-        (kept, ConfigError, "cannot be copied: it keeps the results of operations in 0.last; detach them"),
+        (kept, ConfigError, "cannot be copied, as it keeps the results of operations in 0.last; detach them"),
         (old_weight_norm, ConfigError, "in 0.weight; .*parametrizations for weight norm"),
         (lambda: nn.Linear, TypeError, "model is a module, not the class Linear; pass an instance"),
+        (
+            locked,
+            ConfigError,
+            "the network cannot be copied: cannot pickle '_thread.lock' object; support copy.deepcopy",
+        ),
         (lambda: torch.relu, TypeError, "model is a module, not builtin_function_or_method"),
     ],
 )
@@ -461,7 +473,8 @@ def test_networks_that_cannot_be_checked_are_refused(
         ({"loss": nn.CrossEntropyLoss()}, TypeError, "not CrossEntropyLoss: missing a required argument: 'target'"),
         ({"loss": F.cross_entropy}, TypeError, "not cross_entropy: missing a required argument: 'target'"),
         ({"loss": lambda output: output.sum().item()}, TypeError, "returned float; leave out .item()"),
-        ({"loss": lambda output: output.sum(1)}, ConfigError, r"loss returned a tensor of shape \(4,\); end it"),
+        ({"loss": lambda output: output.sum(1)}, ConfigError, r"a tensor of torch.float32 and of shape \(4,\); ret"),
+        ({"loss": lambda output: output.cfloat().sum()}, ConfigError, "a tensor of torch.complex64"),
         ({"loss": lambda output: output.detach().sum()}, ConfigError, "the loss does not require gradients"),
         ({"loss": 3}, TypeError, "loss is a function of the output, not int"),
     ],
@@ -471,7 +484,11 @@ def test_losses_and_steps_that_compare_nothing_are_refused(options: Any, error: 
         zoo.check(nn.Linear(8, 2), torch.randn(4, 8), **options)
 
 
-def test_an_output_without_tensors_needs_a_loss() -> None:
+def test_an_output_from_which_no_step_can_start_needs_a_loss() -> None:
+    class Frozen(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.detach()
+
     class Words(nn.Linear):
         def forward(self, x: Tensor) -> str:
             return "words"

@@ -37,7 +37,7 @@ from zoo.remat.report.values import (
     value_of,
 )
 from zoo.remat.timing import Clock, time_interleaved, training_step
-from zoo.remat.trial import default_loss, device_of, unchanged
+from zoo.remat.trial import default_loss, device_of, trained_outputs, unchanged
 from zoo.torch_internals.data import is_wrapper, tensors_of
 
 LEARNING_RATE = 0.01
@@ -412,7 +412,7 @@ def _random_states(model: nn.Module) -> dict[str, Tensor]:
     for device in {each.device for each in model.parameters() if each.device.type == "cuda"}:
         states[str(device)] = torch.cuda.get_rng_state(device)
     _, words, *rest = np.random.get_state()
-    states["numpy"] = torch.tensor([*words.tolist(), *rest], dtype=torch.float64)  # type: ignore[union-attr]
+    states["numpy"] = torch.tensor([*np.asarray(words).tolist(), *rest], dtype=torch.float64)
     _, words, gauss = random.getstate()
     states["Python"] = torch.tensor([*words, gauss or 0.0], dtype=torch.float64)
     return states
@@ -485,7 +485,7 @@ def _matched(named: dict[str, Tensor], others: dict[str, Tensor]) -> dict[str, T
 
 
 def _check_trainable(model: nn.Module, *inputs: Any) -> None:
-    """Raise ConfigError if a network is not on a device, not initialized, frozen, or cannot be copied."""
+    """Raise ConfigError if a network has no values or is frozen, or if it or an input cannot be copied."""
     tensors = [*model.parameters(), *model.buffers()]
     if any(nn.parameter.is_lazy(each) for each in tensors):
         raise ConfigError("the network has lazy parameters without a shape", WHERE, "run one forward pass first")
@@ -493,20 +493,20 @@ def _check_trainable(model: nn.Module, *inputs: Any) -> None:
         raise ConfigError("the network or an input is on the meta device", WHERE, "move both to a CPU or GPU")
     if not _trained(model):
         raise ConfigError("no parameter requires gradients", WHERE, "train some of the parameters")
-    try:
-        copy.deepcopy(model)
-    except Exception as error:  # classes may raise anything
-        results = [
-            f"{name}.{key}".lstrip(".")
-            for name, module in model.named_modules()
-            for key, value in vars(module).items()
-            if any(each.grad_fn is not None for each in tensors_in(value))
-        ]
-        cause = f"it keeps the results of operations in {join_names(results)}" if results else truncate(error)
-        remedy = (
-            "detach them, and use torch.nn.utils.parametrizations for weight norm" if results else "mend its copies"
-        )
-        raise ConfigError(f"the network cannot be copied: {cause}", WHERE, remedy) from error
+    results = [
+        f"{name}.{key}".lstrip(".")
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if any(each.grad_fn is not None for each in tensors_of(value))
+    ]
+    if results:  # autograd has no copies of them
+        what = f"the network cannot be copied, as it keeps the results of operations in {join_names(results)}"
+        raise ConfigError(what, WHERE, "detach them, and use torch.nn.utils.parametrizations for weight norm")
+    for title, make_copy in (("the network", lambda: copy.deepcopy(model)), ("an input", lambda: copied(inputs))):
+        try:
+            make_copy()
+        except Exception as error:  # classes may raise anything
+            raise ConfigError(f"{title} cannot be copied: {truncate(error)}", WHERE, "support copy.deepcopy") from error
 
 
 def _default_loss(output: Any) -> Tensor:
@@ -514,6 +514,8 @@ def _default_loss(output: Any) -> Tensor:
     if not tensors:
         kind = type(output).__name__
         raise ConfigError(f"the output of type {kind} has no tensors", WHERE, "pass loss=, a function of the output")
+    if not trained_outputs(tensors):
+        raise ConfigError("no output requires gradients", WHERE, "train some of the parameters, outside of no_grad")
     return default_loss(tensors)
 
 
@@ -529,8 +531,9 @@ def _scalar(loss: Callable[[Any], Any], output: Any) -> Tensor:
     found = loss(output)
     if not isinstance(found, Tensor):
         raise TypeError(f"loss has to return a tensor, and returned {type(found).__name__}; leave out .item()")
-    if found.numel() != 1:
-        raise ConfigError(f"loss returned a tensor of shape {tuple(found.shape)}", WHERE, "end it with .mean()")
+    if found.numel() != 1 or not found.is_floating_point():
+        what = f"loss returned a tensor of {found.dtype} and of shape {tuple(found.shape)}"
+        raise ConfigError(what, WHERE, "return one real number, such as a mean")
     return found
 
 

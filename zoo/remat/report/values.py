@@ -99,15 +99,18 @@ def value_of(step: int, name: str, value: Any) -> Value:
     return Value(step, name, type(value).__qualname__ + (f" of {keys}" if keys else ""), None)
 
 
-def named(name: str, value: Any, outer: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+def named(name: str, value: Any, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
     """Yield a value and all that it contains, with names such as "output['logits']" and "output[0].boxes".
 
-    ``outer`` are the ids of what contains the value, so that a cycle ends.
+    Containers and objects whose ids are in ``seen`` are not taken apart again, so that cycles end.
     """
     yield name, value
-    for key, each in _items(value):
-        if id(each) not in outer:
-            yield from named(f"{name}{key}", each, (*outer, id(value)))
+    seen = set() if seen is None else seen
+    if id(value) not in seen:
+        items = _items(value)
+        seen.update([id(value)] if items else [])
+        for key, each in items:
+            yield from named(f"{name}{key}", each, seen)
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:
