@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 import random
+import threading
+import types
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -149,14 +156,18 @@ def test_keywords_and_a_loss_of_the_network_itself() -> None:
 
     found = zoo.check(WithLoss(8, 4), features=torch.randn(3, 8), labels=torch.tensor([0, 1, 3]), steps=3)
     assert found.same is True
-    assert found.values == 3 * (2 + 1 + 2 + 1 + 2)  # outputs, loss, gradients, random numbers, parameters
+    assert found.fixed == ()
+    # outputs with strides, loss, gradients of parameters and inputs, inputs, random numbers and mode; parameters
+    assert found.values == 4 * (5 + 1 + 4 + 3 + 4) + (1 + 5) + 3 * 2 + (5 + 3 + 4)
 
 
 def test_what_cannot_train_is_refused() -> None:
     with pytest.raises(ConfigError, match="no parameter requires gradients"):
         zoo.check(nn.Linear(2, 2).requires_grad_(False), torch.randn(2, 2))
-    with pytest.raises(ConfigError, match="other parameters"):
+    with pytest.raises(ConfigError, match="other parameters or buffers than the network: 1 instead of 2"):
         zoo.check(nn.Linear(2, 2), torch.randn(2, 2), variant=lambda _: nn.Linear(2, 2, bias=False))
+    with pytest.raises(ConfigError, match=r"bias of shape \(3,\) instead of bias of shape \(2,\)"):
+        zoo.check(nn.Linear(2, 2), torch.randn(2, 2), variant=lambda _: nn.Linear(2, 3))
 
 
 def test_a_variant_that_is_no_function_to_a_module_is_refused() -> None:
@@ -165,3 +176,641 @@ def test_a_variant_that_is_no_function_to_a_module_is_refused() -> None:
         zoo.check(model, x, variant="lean")
     with pytest.raises(TypeError, match="variant has to return a module, and returned NoneType"):
         zoo.check(model, x, variant=lambda network: None)
+
+
+class Wrapped(nn.Module):
+    """A variant that runs a changed forward pass around a network, whose parameters get other names."""
+
+    def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.run = model, run
+        self.calls, self.kept = 0, None
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        self.calls += 1
+        return self.run(self, *args, **keywords)
+
+
+def around(run: Callable[..., Any]) -> Callable[[nn.Module], nn.Module]:
+    return functools.partial(Wrapped, run=run)
+
+
+@dataclasses.dataclass
+class Boxes:
+    scores: Tensor
+    labels: Tensor
+    count: int
+
+
+class Detector(nn.Module):
+    """A network whose outputs are of many kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm = nn.Linear(8, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        scores = self.norm(self.layer(x))
+        return {
+            "boxes": [Boxes(scores, scores.argmax(1), 3)],
+            "mask": scores > 0,
+            "spectrum": torch.fft.rfft(scores),
+            "features": scores + 1,
+            "scale": 0.5,
+            "name": "detector",
+        }
+
+
+def loss_of_scores(outputs: Any) -> Tensor:
+    return outputs["boxes"][0].scores.square().mean()
+
+
+def change(key: str, value: Callable[[Any], Any]) -> Callable[..., Any]:
+    def run(wrapped: Wrapped, x: Tensor) -> Any:
+        outputs = wrapped.module(x)
+        return {**outputs, key: value(outputs[key])}
+
+    return run
+
+
+def change_boxes(value: Callable[[Boxes], Any]) -> Callable[..., Any]:
+    return change("boxes", lambda boxes: [value(boxes[0])])
+
+
+def add_key(wrapped: Wrapped, x: Tensor) -> Any:
+    return {**wrapped.module(x), "more": 1}
+
+
+def swap_keys(wrapped: Wrapped, x: Tensor) -> Any:
+    outputs = wrapped.module(x)
+    return {**outputs, "mask": outputs["spectrum"], "spectrum": outputs["mask"]}
+
+
+@pytest.mark.parametrize(
+    ("run", "value", "says"),
+    [
+        (change_boxes(lambda b: dataclasses.replace(b, labels=b.labels + 1)), "['boxes'][0].labels", "at most by 1"),
+        (change_boxes(lambda b: dataclasses.replace(b, labels=b.labels.int())), "['boxes'][0].labels", "int32 tensor"),
+        (change_boxes(lambda b: dataclasses.replace(b, count=4)), "['boxes'][0].count", "4 instead of 3"),
+        (change_boxes(lambda b: dict(vars(b))), "['boxes'][0]", "dict of ['count'], ['labels'], ['scores'] instead"),
+        (change("boxes", tuple), "['boxes']", "tuple of [0] instead of list of [0]"),
+        (change("mask", torch.logical_not), "['mask']", "16 of 16 elements differ, at most by 1"),
+        (change("spectrum", lambda s: s + 1j), "['spectrum']", "12 of 12 elements differ, at most by 1"),
+        (change("features", Tensor.detach), "['features']", "float32 tensor of shape (4, 4) instead of float32 tensor"),
+        (change("features", lambda f: f[:3]), "['features']", "float32 tensor of shape (3, 4) that requires gradients"),
+        (change("features", lambda f: -f), "['features']", "16 of 16 elements"),
+        (change("scale", lambda _: 0.25), "['scale']", "0.25 instead of 0.5"),
+        (change("scale", lambda _: None), "['scale']", "None instead of 0.5"),
+        (change("name", lambda _: True), "['name']", "True instead of 'detector'"),
+        (add_key, "", "dict of ['boxes'], ['features'], ['mask'], ['more'], ['name'], ['scale'], ['spectrum'] instead"),
+        (swap_keys, "['mask']", "complex64 tensor of shape (4, 3) that requires gradients instead of bool tensor"),
+    ],
+)
+def test_each_output_is_compared_by_name_and_kind(run: Callable[..., Any], value: str, says: str) -> None:
+    found = zoo.check(Detector(), torch.randn(4, 8), loss=loss_of_scores, variant=around(run), steps=1)
+    assert found.same is False
+    assert (found.difference.step, found.difference.value) == (1, f"output{value}")
+    assert says in str(found.difference)
+    assert len(str(found).splitlines()) <= 10
+
+
+def overwrite_batch(wrapped: Wrapped, x: Tensor) -> Tensor:
+    output = wrapped.module(x)
+    x.add_(1)
+    return output
+
+
+def keep_first_batch(wrapped: Wrapped, x: Tensor) -> Tensor:
+    wrapped.kept = x if wrapped.kept is None else wrapped.kept
+    return wrapped.module(wrapped.kept)
+
+
+def keep_first_features(wrapped: Wrapped, x: Tensor) -> Tensor:
+    wrapped.kept = wrapped.module[0](x).detach() if wrapped.kept is None else wrapped.kept
+    return wrapped.module[1:](wrapped.kept)
+
+
+def clear_gradients(wrapped: Wrapped, x: Tensor) -> Tensor:
+    wrapped.zero_grad()
+    return wrapped.module(x)
+
+
+def draw_from_numpy(wrapped: Wrapped, x: Tensor) -> Tensor:
+    np.random.rand()
+    return wrapped.module(x)
+
+
+def draw_from_python(wrapped: Wrapped, x: Tensor) -> Tensor:
+    random.gauss()
+    return wrapped.module(x)
+
+
+def scale_when(condition: Callable[[Wrapped, Tensor], bool]) -> Callable[..., Any]:
+    return lambda wrapped, x: wrapped.module(x) * (2 if condition(wrapped, x) else 1)
+
+
+@pytest.mark.parametrize(
+    ("run", "step", "value"),
+    [
+        (overwrite_batch, 1, "input[0]"),
+        (keep_first_batch, 2, "output"),
+        (keep_first_features, 2, "output"),
+        (clear_gradients, 2, "gradient of 2.bias"),
+        (draw_from_numpy, 1, "state of the random numbers of numpy"),
+        (draw_from_python, 1, "state of the random numbers of Python"),
+        (scale_when(lambda wrapped, x: not wrapped.training), 0, "output"),
+        (scale_when(lambda wrapped, x: len(x) != 4), 3, "output"),
+        (scale_when(lambda wrapped, x: wrapped.training and wrapped.calls > 3), 3, "output"),
+    ],
+)
+def test_what_only_some_steps_show_is_found(run: Callable[..., Any], step: int, value: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Dropout(), nn.Linear(8, 3))
+    found = zoo.check(model, torch.randn(4, 8), variant=around(run))
+    assert found.same is False
+    assert (found.difference.step, found.difference.value) == (step, value)
+    assert str(found.difference).startswith(f"step {step}, " if step else "evaluation, ")
+
+
+def test_labels_and_masks_remain_valid_in_other_batches() -> None:
+    class WithLoss(nn.Embedding):
+        def forward(self, tokens: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+            rows = F.binary_cross_entropy(super().forward(tokens).sigmoid().mean((1, 2)), target, reduction="none")
+            return (rows * weights.log1p()).sum()
+
+    batch = torch.tensor([[0, 9], [3, 4], [9, 9]]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, 1e9])
+    found = zoo.check(WithLoss(10, 4), *batch, steps=5)
+    assert (found.same, found.fixed) == (True, ())
+
+
+def test_what_the_network_takes_in_one_form_only_is_not_varied() -> None:
+    class Fixed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training or len(x) != 4 or not torch.equal(x, torch.ones(4, 8)):
+                raise NotImplementedError
+            return super().forward(x)
+
+    found = zoo.check(Fixed(8, 4), torch.ones(4, 8))
+    assert (found.same, found.fixed) == (True, ("batch", "batch size", "evaluation mode"))
+    assert "\nnot varied: batch, batch size, evaluation mode\n" in str(found)
+
+
+def test_a_loss_over_labels_of_its_own_keeps_the_batch_size() -> None:
+    labels = torch.tensor([0, 1, 2, 0])
+    found = zoo.check(nn.Linear(8, 3), torch.randn(4, 8), loss=lambda output: F.cross_entropy(output, labels))
+    assert (found.same, found.fixed) == (True, ("batch size",))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_nan_equals_nan(sign: int) -> None:
+    model = nn.Linear(8, 2)
+    with torch.no_grad():
+        model.weight[0, 0] = float("nan")
+    found = zoo.check(model, torch.randn(4, 8), variant=around(lambda wrapped, x: sign * wrapped.module(x)))
+    assert found.same is (sign == 1)
+    if sign == -1:
+        assert "4 of 8 elements differ" in str(found.difference)
+
+
+def test_only_the_sign_of_nan_is_no_difference() -> None:
+    class Constant(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), torch.full((2,), float("nan")).copysign(self.weight.detach()[0, :2] * 0 + 1)
+
+    def negate(wrapped: Wrapped, x: Tensor) -> Any:
+        output, constant = wrapped.module(x)
+        return output, -constant
+
+    assert zoo.check(Constant(8, 2), torch.randn(4, 8), variant=around(negate)).same is True
+
+
+def test_a_zero_of_the_other_sign_is_a_difference() -> None:
+    model = nn.Sequential(nn.Linear(8, 2), nn.Threshold(100, 0))
+    found = zoo.check(model, torch.randn(4, 8), variant=around(lambda wrapped, x: -wrapped.module(x)))
+    assert str(found.difference) == "step 1, output: 8 of 8 elements differ, at most by 0"
+
+
+@dataclasses.dataclass
+class Batch:
+    images: Tensor
+
+
+@pytest.mark.parametrize("kind", [Batch, lambda images: collections.UserDict(images=images), types.SimpleNamespace])
+def test_inputs_in_objects_that_forward_overwrites_are_copied_for_each_run(kind: Callable[..., Any]) -> None:
+    class Overwriting(nn.Linear):
+        def forward(self, batch: Any) -> Tensor:
+            images = batch["images"] if isinstance(batch, collections.UserDict) else batch.images
+            return super().forward(images.mul_(2))
+
+    x = torch.ones(4, 8)
+    batch = kind(images=x)
+    assert zoo.check(Overwriting(8, 2), batch).same is True
+    assert torch.equal(x, torch.ones(4, 8))
+
+
+def test_outputs_in_objects_need_no_loss_of_their_own() -> None:
+    class Boxed(nn.Linear):
+        def forward(self, x: Tensor) -> Boxes:
+            return Boxes(scores := super().forward(x), scores.argmax(1), len(x))
+
+    assert zoo.check(Boxed(8, 2), torch.randn(4, 8)).same is True
+
+
+class Keeping(nn.Linear):
+    """A layer that keeps its last output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = super().forward(x)
+        return self.last
+
+
+def kept() -> nn.Module:
+    model = nn.Sequential(Keeping(8, 2))
+    model(torch.randn(4, 8))
+    return model
+
+
+def locked() -> nn.Module:
+    model = nn.Linear(8, 2)
+    model.lock = threading.Lock()
+    return model
+
+
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(8, 2)))
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "says"),
+    [
+        (lambda: nn.Linear(8, 2, device="meta"), ConfigError, "on the meta device; move"),
+        (lambda: nn.LazyLinear(2), ConfigError, "lazy parameters without a shape; run one forward pass first"),
+        (kept, ConfigError, "cannot be copied, as it keeps the results of operations in 0.last; detach them"),
+        (old_weight_norm, ConfigError, "in 0.weight; .*parametrizations for weight norm"),
+        (lambda: nn.Linear, TypeError, "model is a module, not the class Linear; pass an instance"),
+        (
+            locked,
+            ConfigError,
+            "the network cannot be copied: cannot pickle '_thread.lock' object; support copy.deepcopy",
+        ),
+        (lambda: torch.relu, TypeError, "model is a module, not builtin_function_or_method"),
+    ],
+)
+def test_networks_that_cannot_be_checked_are_refused(
+    build: Callable[[], Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        zoo.check(build(), torch.randn(4, 8))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"steps": 0}, ConfigError, "zoo.check: steps=0 compares nothing; use at least 1"),
+        ({"loss": nn.CrossEntropyLoss()}, TypeError, "not CrossEntropyLoss: missing a required argument: 'target'"),
+        ({"loss": F.cross_entropy}, TypeError, "not cross_entropy: missing a required argument: 'target'"),
+        ({"loss": lambda output: output.sum().item()}, TypeError, "returned float; leave out .item()"),
+        ({"loss": lambda output: output.sum(1)}, ConfigError, r"a tensor of torch.float32 and of shape \(4,\); ret"),
+        ({"loss": lambda output: output.cfloat().sum()}, ConfigError, "a tensor of torch.complex64"),
+        ({"loss": lambda output: output.detach().sum()}, ConfigError, "the loss does not require gradients"),
+        ({"loss": 3}, TypeError, "loss is a function of the output, not int"),
+    ],
+)
+def test_losses_and_steps_that_compare_nothing_are_refused(options: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        zoo.check(nn.Linear(8, 2), torch.randn(4, 8), **options)
+
+
+def test_an_output_from_which_no_step_can_start_needs_a_loss() -> None:
+    class Frozen(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.detach()
+
+    class Words(nn.Linear):
+        def forward(self, x: Tensor) -> str:
+            return "words"
+
+    with pytest.raises(
+        ConfigError, match="the output of type str has no tensors; pass loss=, a function of the output"
+    ):
+        zoo.check(Words(8, 2), torch.randn(4, 8))
+
+
+def checkpoint_module(wrapped: Wrapped, x: Tensor) -> Tensor:
+    return checkpoint(wrapped.module, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        around(lambda wrapped, x: wrapped.module(x)),
+        nn.DataParallel,
+        lambda model: nn.Sequential(nn.Identity(), *model),
+        lambda model: nn.Sequential(around(checkpoint_module)(model[0]), *model[1:]),
+    ],
+)
+def test_wrappers_may_rename_parameters(variant: Callable[[nn.Module], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Dropout())
+    assert zoo.check(model, torch.randn(4, 8), variant=variant).same is True
+
+
+class Small(nn.Module):
+    """A network with what variants get wrong: norms, dropout, a tied weight, a frozen layer, a layer without a use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv2d(3, 8, 3, padding=1).requires_grad_(False)
+        self.first, self.second = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.second.running_var.fill_(2)
+        self.middle = nn.Conv2d(8, 8, 3, padding=1)
+        self.drop = nn.Dropout(0.5)
+        self.encode = nn.Linear(8, 8, bias=False)
+        self.decode = nn.Linear(8, 8, bias=False)
+        self.decode.weight = self.encode.weight
+        self.unused = nn.Linear(8, 8)
+        self.first.register_forward_hook(lambda module, args, output: output * 1.5)
+
+    def forward(self, images: Tensor) -> Any:
+        x = self.middle(self.first(self.stem(images)).relu())
+        maps = self.second(x).relu()
+        return self.decode(self.encode(self.drop(maps.mean((2, 3))))), maps, images * 1
+
+
+def on_call(number: int, fault: Callable[[Small], object]) -> Callable[[nn.Module], nn.Module]:
+    """Return a variant with a fault that happens before the call of this number."""
+
+    def run(wrapped: Wrapped, x: Tensor) -> Any:
+        if wrapped.calls == number:
+            fault(wrapped.module)
+        return wrapped.module(x)
+
+    return around(run)
+
+
+def when_built(fault: Callable[[Small], object]) -> Callable[[nn.Module], nn.Module]:
+    def variant(model: nn.Module) -> nn.Module:
+        fault(model)
+        return model
+
+    return variant
+
+
+def after(fault: Callable[[Wrapped, Any, Tensor], Any]) -> Callable[[nn.Module], nn.Module]:
+    """Return a variant that changes outputs, or has a fault after a call."""
+    return around(lambda wrapped, x: fault(wrapped, wrapped.module(x), x))
+
+
+def swap_statistics(model: Small) -> None:
+    model.first.running_var, model.second.running_var = model.second.running_var, model.first.running_var
+
+
+def untie(model: Small) -> None:
+    model.decode.weight = nn.Parameter(model.decode.weight.detach().clone())
+
+
+def reseed(model: Small) -> None:
+    torch.manual_seed(5)
+
+
+def scale_one_gradient(model: Small) -> None:
+    model.middle.bias.register_hook(lambda gradient: gradient * 2)
+
+
+def cast_middle(model: Small) -> None:
+    layer = model.middle
+    layer.forward = lambda x: F.conv2d(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16(), padding=1).float()
+
+
+@torch.no_grad()
+def nudge_frozen(model: Small) -> None:
+    model.stem.weight[0, 0, 0, 0] += 2**-20
+
+
+def drop_hook(model: Small) -> None:
+    model.first._forward_hooks.clear()
+
+
+def forget_count(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    wrapped.module.first.num_batches_tracked -= 1
+    return outputs
+
+
+def replace_parameter(model: Small) -> None:
+    model.middle.weight = nn.Parameter(model.middle.weight.detach().clone())
+
+
+def zero_gradients(model: Small) -> None:
+    model.unused.weight.grad = torch.zeros_like(model.unused.weight)
+
+
+def reuse_buffer(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    wrapped.kept = outputs[1].detach().clone() if wrapped.kept is None else wrapped.kept
+    if wrapped.kept.shape == outputs[1].shape:
+        wrapped.kept.copy_(outputs[1].detach())
+        outputs[1].data = wrapped.kept
+    return outputs
+
+
+def reorder(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    return outputs[0], outputs[1].to(memory_format=torch.channels_last), outputs[2]
+
+
+def flip_mode(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    wrapped.eval()
+    return outputs
+
+
+def draw_in_evaluation(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    if not wrapped.training:
+        torch.rand(1)
+    return outputs
+
+
+def update_in_evaluation(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    if not wrapped.training:
+        wrapped.module.second.running_mean.mul_(0.5)
+    return outputs
+
+
+def count_twice_for_small_batches(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    wrapped.module.first.num_batches_tracked += len(x) < 4
+    return outputs
+
+
+def lose_gradient_of_maps(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    return outputs[0], outputs[1].detach().requires_grad_(), outputs[2]
+
+
+def clamp_gradient(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    if wrapped.training:
+        outputs[0].register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return outputs
+
+
+def keep_graph_of_input(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    x.requires_grad_()
+    return outputs
+
+
+def resize_batch(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+    x.data = x.data[:1]
+    return outputs
+
+
+def evaluate_norms(model: Small) -> None:
+    model.second.train = lambda mode=True: model.second  # type: ignore[method-assign]
+    model.second.training = False
+
+
+FAULTS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "seed of dropout in step 2": on_call(2, reseed),
+    "running variances swapped": when_built(swap_statistics),
+    "running variances swapped before the evaluation": on_call(5, swap_statistics),
+    "gradient of one bias doubled": when_built(scale_one_gradient),
+    "one layer in bfloat16": when_built(cast_middle),
+    "frozen parameter changed by one bit in the last step": on_call(4, nudge_frozen),
+    "hook lost": when_built(drop_hook),
+    "eps changed": when_built(lambda model: setattr(model.second, "eps", 2e-5)),
+    "momentum of the running mean changed": when_built(lambda model: setattr(model.second, "momentum", 0.11)),
+    "norm in evaluation mode while training": when_built(evaluate_norms),
+    "norm in training mode while evaluating": when_built(lambda model: setattr(model.second, "track_running_stats", 0)),
+    "mode changed by a call": after(flip_mode),
+    "batches not counted": after(forget_count),
+    "small batches counted twice": after(count_twice_for_small_batches),
+    "tuple becomes a list": after(lambda wrapped, outputs, x: list(outputs)),
+    "memory format of an output": after(reorder),
+    "frozen parameter trained": when_built(lambda model: model.stem.requires_grad_(True)),
+    "parameter frozen": when_built(lambda model: model.second.bias.requires_grad_(False)),
+    "unused parameter frozen": when_built(lambda model: model.unused.requires_grad_(False)),
+    "gradient of zeros instead of none": on_call(1, zero_gradients),
+    "random number drawn in evaluation": after(draw_in_evaluation),
+    "statistics updated in evaluation": after(update_in_evaluation),
+    "parameter replaced, which the optimizer does not see": on_call(2, replace_parameter),
+    "output in memory that the next call overwrites": after(reuse_buffer),
+    "output without its history, but with requires_grad": after(lose_gradient_of_maps),
+    "gradient clipped": after(clamp_gradient),
+    "input gets a gradient": after(keep_graph_of_input),
+    "input cut in place": after(resize_batch),
+    "dropout left out after the third batch": on_call(4, lambda model: setattr(model.drop, "p", 0.0)),
+    "gradient of a layer lost between two batches": on_call(
+        3, lambda model: setattr(model.middle.weight, "grad", None)
+    ),
+    "half of an output": after(lambda wrapped, outputs, x: (outputs[0], outputs[1].half().float(), outputs[2])),
+    "output in the memory of the input": after(lambda wrapped, outputs, x: (*outputs[:2], x)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_variant_is_found(fault: str) -> None:
+    x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    found = zoo.check(Small(), x, variant=FAULTS[fault])
+    assert found.same is False
+    assert len(str(found).splitlines()) <= 10
+
+
+def test_an_untied_weight_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"other parameters .*: 12 instead of 11, decode.weight only in the variant"):
+        zoo.check(Small(), torch.randn(4, 3, 6, 6), variant=when_built(untie))
+
+
+def convolutions() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    return blocks(Norm, nn.ReLU, nn.Dropout), (images().requires_grad_(),), {}
+
+
+def resnet() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    torch.manual_seed(0)
+    return torchvision.models.resnet18(num_classes=10), (torch.randn(4, 3, 32, 32),), {}
+
+
+class LanguageModel(nn.Module):
+    """A transformer with a dict of outputs and a loss of its own, and a tied embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.head = nn.Linear(16, 20)
+        self.head.weight = self.embed.weight
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Any]:
+        hidden = self.layer(self.embed(input_ids))
+        logits = self.head(hidden)
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits, "hidden": (hidden,)}
+
+
+def language_model() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    tokens = torch.randint(20, (4, 6), generator=torch.Generator().manual_seed(0))
+    return LanguageModel(), (), {"input_ids": tokens, "labels": tokens.roll(-1, 1)}
+
+
+class Recurrent(nn.Module):
+    """A recurrent network with random numbers of numpy and Python, and packed inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.head = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Any]:
+        x = x * random.random() + np.random.rand()
+        packed, last = self.layer(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))
+        return self.head(last[0]).tanh(), packed
+
+
+def recurrent() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    return Recurrent(), (torch.randn(4, 5, 8), torch.tensor([5, 4, 2, 1])), {}
+
+
+def small() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    return Small(), (torch.randn(4, 3, 6, 6),), {}
+
+
+def on_cpu(wrapped: Wrapped, *args: Any, **keywords: Any) -> Any:
+    with torch.autograd.graph.save_on_cpu():
+        return wrapped.module(*args, **keywords)
+
+
+def checkpoint_each_layer(model: nn.Module) -> nn.Module:
+    """Return the network with checkpoints of layers that have no buffers and do not overwrite their input."""
+    for each in model.modules():
+        if isinstance(each, nn.Conv2d | nn.Linear | nn.Dropout | nn.TransformerEncoderLayer):
+            each.forward = functools.partial(checkpoint, each.forward, use_reentrant=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "build",
+    [convolutions, pytest.param(resnet, marks=pytest.mark.slow), language_model, recurrent, small],
+)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        zoo.lean,
+        functools.partial(zoo.lean, budget=0.4),
+        functools.partial(zoo.lean, budget="1GB"),
+        checkpoint_each_layer,
+        around(on_cpu),
+    ],
+    ids=["lean", "a fraction", "a limit", "checkpoints", "save_on_cpu"],
+)
+def test_right_variants_have_the_same_bits(build: Callable[[], Any], variant: Callable[[nn.Module], nn.Module]) -> None:
+    model, inputs, keywords = build()
+    found = zoo.check(model, *inputs, variant=variant, **keywords)
+    assert found.difference is None
+    assert found.same is True
+    assert found.fixed == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [small, language_model])
+def test_a_compiled_network_without_other_kernels_has_the_same_bits(build: Callable[[], Any]) -> None:
+    model, inputs, keywords = build()
+    variant = functools.partial(torch.compile, backend="aot_eager")
+    found = zoo.check(model, *inputs, variant=variant, **keywords)
+    assert (found.same, found.difference) == (True, None)

@@ -1,0 +1,157 @@
+"""The values that `zoo.check` compares: named tensors and plain values, as what contains them is taken apart.
+
+Tested by tests/remat/report/test_check.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from zoo.errors import truncate
+from zoo.remat.trial import as_leaf, clone
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
+
+
+class Value(NamedTuple):
+    """A value of training.
+
+    Args:
+    - `step`, `name`: as in `Difference`.
+    - `kind`: what it is: the value itself, the names of what a container holds, or type and shape of a tensor.
+    - `elements`: a contiguous copy of the elements of a tensor; None for other values.
+    """
+
+    step: int
+    name: str
+    kind: str
+    elements: Tensor | None
+
+
+class Difference(NamedTuple):
+    """The first value that differs from plain training.
+
+    Args:
+    - `step`: counts from 1; 0 is the evaluation pass after the last step.
+    - `value`: such as "gradient of layer1.0.conv1.weight" or "output['logits']".
+    - `place`: the first module and operation whose values differ, such as "layer1.0.bn1 (BatchNorm2d), in backward:
+      NativeBatchNormBackward0"; "" if the variant runs other operations than plain training, as a compiled network.
+    - `differing`, `size`: elements that differ, and elements in all.
+    - `largest`: the largest absolute difference; NaN if there is none, as between NaN and a number.
+    - `kinds`: the two values if they are not tensors of the same kind, such as "False instead of True"; otherwise "".
+    """
+
+    step: int
+    value: str
+    place: str
+    differing: int
+    size: int
+    largest: float
+    kinds: str = ""
+
+    def __str__(self) -> str:
+        when = f"step {self.step}" if self.step else "evaluation"
+        where = f"\n  first in {self.place}" if self.place else ""
+        elements = f"{self.differing:,} of {self.size:,} elements differ, at most by {self.largest:.2g}"
+        return f"{when}, {self.value}: {self.kinds or elements}{where}"
+
+
+def difference(plain: Value, other: Value) -> Difference | None:
+    """Return how two values of the same name differ, without the place; None if they have the same bits."""
+    a, b = plain.elements, other.elements
+    if plain.kind != other.kind or a is None or b is None:
+        size = next((each.numel() for each in (b, a) if each is not None), 1)
+        kinds = f"{truncate(other.kind)} instead of {truncate(plain.kind)}"
+        unequal = Difference(plain.step, plain.name, "", size, size, float("nan"), kinds)
+        return unequal if plain.kind != other.kind else None
+    if torch.equal(bits(a), bits(b)):
+        return None
+    differ = bits(a).ne(bits(b)).any(dim=1)
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    largest = (a.view(-1)[differ].to(wide) - b.view(-1)[differ].to(wide)).abs().max().item()
+    return Difference(plain.step, plain.name, "", int(differ.sum()), a.numel(), largest)
+
+
+def value_of(step: int, name: str, value: Any) -> Value:
+    """Return a tensor, an array, a plain value or a container, without its contents, as it is compared."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        value = torch.tensor(value)
+    if isinstance(value, Tensor) and not value.is_nested:
+        words = (
+            "" if value.layout is torch.strided else f"{value.layout}".removeprefix("torch."),
+            f"{value.dtype}".removeprefix("torch."),
+            "tensor" if type(value) in (Tensor, nn.Parameter) else type(value).__name__,
+            f"of shape {tuple(value.shape)}",
+            "" if value.device.type == "cpu" else f"on {value.device}",
+            "that requires gradients" if value.requires_grad else "",
+        )
+        return Value(step, name, " ".join(filter(None, words)), elements_of(value))
+    if isinstance(value, PLAIN):
+        return Value(step, name, repr(value), None)
+    keys = ", ".join(key for key, _ in _items(value))
+    return Value(step, name, type(value).__qualname__ + (f" of {keys}" if keys else ""), None)
+
+
+def named(name: str, value: Any, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield a value and all that it contains, with names such as "output['logits']" and "output[0].boxes".
+
+    Containers and objects whose ids are in ``seen`` are not taken apart again, so that cycles end.
+    """
+    yield name, value
+    seen = set() if seen is None else seen
+    if id(value) not in seen:
+        items = _items(value)
+        seen.update([id(value)] if items else [])
+        for key, each in items:
+            yield from named(f"{name}{key}", each, seen)
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    """Return what a container or an object contains, with the names of keys, positions or attributes."""
+    if isinstance(value, (*PLAIN, type, nn.Module)):
+        return []
+    if isinstance(value, Tensor):
+        return [(f"[{index}]", each) for index, each in enumerate(value.unbind())] if value.is_nested else []
+    if isinstance(value, Mapping):
+        return sorted(((f"[{key!r}]", each) for key, each in value.items()), key=itemgetter(0))
+    if isinstance(value, (set, frozenset)):
+        return [(f"{{{each!r}}}", each) for each in sorted(value, key=repr)]
+    fields = getattr(value, "_fields", ())  # of a named tuple
+    if isinstance(value, Sequence) and not fields:
+        return [(f"[{index}]", each) for index, each in enumerate(value)]
+    names = {*fields, *getattr(value, "__dataclass_fields__", ()), *getattr(value, "__dict__", ())}
+    return [(f".{each}", getattr(value, each)) for each in sorted(names) if hasattr(value, each)]
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in a value: unlike `tensors_of`, also in attributes of objects, as of dataclasses."""
+    return [each for _, each in named("", value) if isinstance(each, Tensor)]
+
+
+def copied(value: Any, change: Callable[[Tensor], Tensor] = clone) -> Any:
+    """Return a deep copy with a function applied to each tensor, whose result becomes a leaf of autograd."""
+    return copy.deepcopy(value, {id(each): as_leaf(change(each)) for each in tensors_in(value)})
+
+
+def elements_of(tensor: Tensor) -> Tensor:
+    """Return a contiguous copy of a tensor, in which all NaN have the same bits."""
+    dense = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
+    if dense.is_floating_point() and dense.itemsize == 1:
+        dense = dense.float()  # few operations take float8
+    dense = dense.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    real = torch.view_as_real(dense) if dense.is_complex() else dense
+    if real.is_floating_point():
+        real.masked_fill_(real.isnan(), float("nan"))
+    return dense
+
+
+def bits(elements: Tensor) -> Tensor:
+    """Return the bytes of contiguous elements, in a row per element."""
+    return elements.view(-1, 1).view(torch.uint8)
