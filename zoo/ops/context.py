@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import set_device_states
 
+from zoo.torch_internals.data import is_same_view
 from zoo.torch_internals.dispatch import (
     SELECTIVE_CHECKPOINT_MODES,
     are_transforms_active,
@@ -132,11 +134,21 @@ class RandomState(NamedTuple):
 
 @contextmanager
 def restored_buffers(module: nn.Module) -> Iterator[None]:
-    """Context that restores the buffers of ``module`` on exit, so that a recomputed forward updates no statistics."""
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    """Context that restores the buffers of ``module`` on exit, so that a recomputed forward updates no statistics.
+
+    A name gets its tensor back, and a tensor its memory, size and dtype, which `Tensor.resize_`, `Tensor.set_` and
+    ``.data`` change.
+    """
+    names = [(owner._buffers, dict(owner._buffers)) for owner in module.modules()]
+    before = [(buffer, buffer.detach(), buffer.clone()) for buffer in module.buffers() if not is_lazy(buffer)]
     try:
         yield
     finally:  # torch ends a checkpoint's recomputation early by an exception
         with torch.no_grad():
-            for buffer, value in before:
+            for buffer, memory, value in before:
+                if not is_same_view(buffer, memory):
+                    buffer.data = memory
                 buffer.copy_(value)
+        for current, original in names:
+            current.clear()
+            current.update(original)

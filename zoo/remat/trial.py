@@ -1,6 +1,6 @@
 """A training step that leaves nothing behind: what `zoo.check`, the report and planning run before training.
 
-Tested by tests/remat/test_planning.py and tests/remat/report/test_check.py.
+Tested by tests/remat/test_trial.py and tests/remat/test_planning.py.
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     The generators are the global ones of torch, numpy and Python's `random`, and all that are attributes of submodules.
     """
     devices = {each.device for each in module.parameters() if each.device.type == "cuda"}
-    buffers = [(owner, name, each) for owner in module.modules() for name, each in owner.named_buffers(recurse=False)]
     values = (leaf for owner in module.modules() for leaf in tree_leaves(vars(owner)))
     rewinds = [rewind for each in values if (rewind := _rewind_of(each)) is not None]
     states = random.getstate(), np.random.get_state()
@@ -92,9 +91,6 @@ def unchanged(module: nn.Module) -> Iterator[None]:
             np.random.set_state(states[1])
             for rewind in rewinds:
                 rewind()
-            for owner, name, buffer in buffers:
-                if getattr(owner, name, None) is not buffer:  # replaced by another tensor
-                    setattr(owner, name, buffer)
 
 
 def _rewind_of(value: Any) -> Callable[[], object] | None:

@@ -49,6 +49,15 @@ def set_versions(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
 is_alias_of: Callable[[Tensor, Tensor], bool] = _C._is_alias_of
 
 
+def is_same_view(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors have the same elements of the same memory."""
+    if (a.dtype, a.shape, a.layout, a.device) != (b.dtype, b.shape, b.layout, b.device):
+        return False
+    if a.layout is not torch.strided or is_wrapper(a):
+        return True
+    return is_alias_of(a, b) and (a.stride(), a.storage_offset()) == (b.stride(), b.storage_offset())
+
+
 def may_overlap(tensor: Tensor) -> bool:
     """Return whether elements of a tensor may overlap in memory; also True for some non-overlapping strided views."""
     return bool(torch._debug_has_internal_overlap(tensor) != 0)
