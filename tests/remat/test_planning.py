@@ -200,7 +200,7 @@ def test_a_forward_that_overwrites_parameters_is_told() -> None:
                 self.weight.mul_(0.9)
             return super().forward(x)
 
-    with pytest.raises(ConfigError, match="forward overwrites parameters"):
+    with pytest.raises(ConfigError, match="forward overwrites weight, so that"):
         lean(Overwriting(2, 2), "1GB")(torch.randn(1, 2))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -20,9 +20,10 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, join_names
 from zoo.remat.budget import Budget, Decision, Planned, Step, bytes_text
 from zoo.remat.eager.rematerializer import Rematerializer
+from zoo.remat.effects import collected
 from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize, watched
 from zoo.remat.trial import NoGradientsError, as_leaf, clone, default_loss, device_of, unchanged
 from zoo.torch_internals.data import storage_id, tensors_of, tree_map
@@ -32,6 +33,7 @@ MARGIN = 0.02  # of the limit, for what a real step takes beyond a measured one
 CLOSE = 0.05  # of the limit: a peak that is so close below it is not improved
 MAX_STEPS = 4  # measured after the first one, so that planning takes no more than ten steps' time
 
+PLACE = "budget of zoo.lean"  # in messages
 
 _optimizers: WeakSet[Optimizer] = WeakSet()
 
@@ -92,7 +94,7 @@ def plan(
     if price is None:
         keeps_outputs = planned is None or planned.keeps_outputs
         try:
-            with _planning():
+            with collected(PLACE):
                 planned, price = _find_price(measure, input_bytes, room, accumulates, keeps_outputs)
         except NoGradientsError:
             return _skip(budget)
@@ -103,7 +105,7 @@ def plan(
             raise ConfigError(
                 f"{when}a training step takes at least {bytes_text(least)}, "
                 f"more than the limit of {bytes_text(budget.peak_bytes)}",
-                "budget of zoo.lean",
+                PLACE,
                 "raise the limit, or train with smaller batches",
             )
         if not planned.keeps_outputs:
@@ -195,7 +197,8 @@ def _measure(
     args, kwargs = tree_map(clone, inputs)  # forward may overwrite its inputs
     parameters = [each for each in module.parameters() if each.requires_grad]
     sources = [*parameters, *(each for each in tensors_of(inputs) if each.requires_grad)]
-    versions = [each._version for each in module.parameters()]
+    written = dict(_writable(module))
+    versions = {name: each._version for name, each in written.items()}
     device = device_of(module)
     # A profiler of the user's is left alone: tensors are counted then, without the scratch memory of operations.
     counts_tensors = device.type == "meta" or (device.type != "cuda" and is_profiling())
@@ -204,17 +207,18 @@ def _measure(
     with unchanged(module), log:
         with context:
             outputs = [call(*args, **kwargs)]
+        overwritten = [name for name, each in written.items() if each._version != versions[name]]
+        if overwritten:
+            raise ConfigError(
+                f"forward overwrites {join_names(overwritten)}, so that steps cannot be measured before training",
+                PLACE,
+                "start again with a cost limit such as 40 FLOP/B",
+            )
         loss = default_loss(outputs[0])
         if not keeps_outputs:
             outputs.clear()
         with watched(parameters):
             gradients = torch.autograd.grad(loss, sources, allow_unused=True)
-    if versions != [each._version for each in module.parameters()]:
-        raise ConfigError(
-            "forward overwrites parameters, so that steps cannot be measured before training",
-            "budget of zoo.lean",
-            "start again with a fraction or a cost limit such as 40 FLOP/B",
-        )
     dense = [each for each in gradients[: len(parameters)] if each is not None and each.layout is torch.strided]
     addresses = log.addresses(each.untyped_storage() for each in dense)
     memory = summarize(log.changes, len(log.changes), addresses)
@@ -222,23 +226,12 @@ def _measure(
     return Step(memory.peak, memory.peak_without_gradients + largest)
 
 
-@contextmanager
-def _planning() -> Iterator[None]:
-    """Return a context for measuring steps that leaves nothing behind.
-
-    Collections of garbage in it look at newer objects alone. Otherwise they would take longer than the steps of a small
-    network.
-    """
-    is_frozen = gc.get_freeze_count() > 0  # by the user; the rest could not be told apart afterwards
-    if not is_frozen:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        torch.clear_autocast_cache()  # it holds casts from graphs that are gone
-        gc.collect()
-        if not is_frozen:
-            gc.unfreeze()
+def _writable(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and their gradients, whose values are not restored, by name."""
+    for name, parameter in module.named_parameters():
+        yield name, parameter
+        if parameter.grad is not None:
+            yield f"gradient of {name}", parameter.grad
 
 
 def _accumulates(module: nn.Module) -> bool:

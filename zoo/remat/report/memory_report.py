@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo.errors import ConfigError, join_names, truncate
 from zoo.remat import Rematerializer
 from zoo.remat.budget import RECOMPUTED, Budget, Decision
+from zoo.remat.effects import collected
 from zoo.remat.lean import plain
 from zoo.remat.memory_use import StorageLog
 from zoo.remat.meta_attention import kernel_device, meta_attention
@@ -253,7 +254,7 @@ def memory_report(
     args, kwargs = tree_map(clone, leaves)  # forward may overwrite its inputs
     is_meta = _is_on_meta(model, args, kwargs)
     try:
-        with unchanged(model), torch.enable_grad(), meta_attention():
+        with collected("zoo.memory_report"), unchanged(model), torch.enable_grad(), meta_attention():
             return _measured(model, args, kwargs, limit, is_meta, suggests=budget is None)
     except Exception as error:
         if len(args) == 1 and not kwargs and isinstance(args[0], Mapping) and args[0].keys() <= names.keys():
