@@ -1,15 +1,18 @@
-"""Finds what to recompute so that the peak of a training step stays within a limit in bytes.
+"""Finds what to recompute so that a training step stays within a limit, before the first step.
 
-Steps are measured before the first real one: at first with all convolutions and matrix products recomputed, then with
-the expensive ones saved, as many as fit. No step that is likely to exceed the limit runs.
+For a limit on the peak, steps are measured: at first with all convolutions and matrix products recomputed, then with
+the expensive ones saved, as many as fit. No step that is likely to exceed the limit runs. For a fraction of the bytes
+that plain training holds, forward passes are recorded: at first with all products saved, then with the cheapest ones
+recomputed, until the bytes are within the limit.
 """
 
 from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -50,30 +53,37 @@ def plan(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> int:
-    """Set ``budget.flops_per_byte`` so that a training step stays within ``budget.peak_bytes``; return its peak.
+    """Set ``budget.flops_per_byte`` so that a training step stays within the limit; return its peak if that is limited.
+
+    A fraction is met, or missed by as little as possible, by forward passes alone. For a limit on the peak, forward
+    and backward run several times. Both happen unless they did for inputs of this size: then the price is looked up.
+    Buffers, gradients, attributes and random states are afterwards as before (`zoo.remat.trial.unchanged`).
 
     The peak counts all memory: parameters, buffers, gradients, the state of optimizers that have made a step,
     inputs, and everything from the start of forward to the end of backward. On CUDA, all that the process had
-    allocated before counts too. Forward and backward run several times, unless they did for inputs of this size: then
-    the price is looked up. The random state, buffers and gradients are afterwards as before.
+    allocated before counts too.
 
-    A call without a backward pass, and the first call of lazy modules, recompute all they can, and the peak is 0. The
-    next call is planned.
+    A call that holds nothing for backward, and the first call of lazy modules, recompute all they can, and the peak is
+    0. The next call is planned.
 
     Args:
     - `module`: the network.
     - `rematerializer`: returns a `Rematerializer` for a budget and a ``log`` of decisions.
     - `call`: computes the outputs of the module from ``args`` and ``kwargs``.
 
-    Raises ConfigError if the limit is impossible, or if forward overwrites parameters.
+    Raises ConfigError if the limit on the peak is impossible, or if forward overwrites parameters.
     """
-    assert budget.peak_bytes is not None
     watch_optimizers()
     inputs = tensors_of((args, kwargs))
     own = [*module.parameters(), *module.buffers()]
     if any(map(is_lazy, own)) or not any(each.requires_grad for each in (*own, *inputs)):
         return _skip(budget)
-    existing, input_bytes = _existing_bytes(module, inputs), sum(each.nbytes for each in inputs)
+    input_bytes = sum(each.nbytes for each in inputs)
+    if budget.peak_bytes is None:
+        if budget.planned is None or input_bytes > budget.planned.input_bytes:
+            _meet_share(budget, module, rematerializer, call, args, kwargs)
+        return 0
+    existing = _existing_bytes(module, inputs)
     room = (1 - MARGIN) * budget.peak_bytes - existing
     accumulates = _accumulates(module)
     planned = budget.planned
@@ -118,6 +128,59 @@ def plan(
     assert planned is not None
     budget.planned, budget.flops_per_byte = planned, price
     return existing + planned.bytes_at(price, accumulates=accumulates)
+
+
+def _meet_share(
+    budget: Budget,
+    module: nn.Module,
+    rematerializer: Callable[..., Rematerializer],
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Raise the price until a recorded forward pass holds no more than the share of plain training, if possible.
+
+    One pass would not do: the bytes fall by less than the recomputed outputs take, as recipes hold their inputs.
+    """
+
+    def decisions_at(price: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        copied_args, copied_kwargs = tree_map(lambda each: clone(as_leaf(each)), (args, kwargs))
+        with unchanged(module), _parameters_kept(module), rematerializer(Budget(price), log=decisions):
+            call(*copied_args, **copied_kwargs)
+        return decisions
+
+    price, higher = -1.0, 0.0
+    with collected(PLACE):
+        while higher > price:
+            price, decisions = higher, decisions_at(higher)
+            higher = _raised_price(price, decisions, budget)
+    if any(each.plain_bytes for each in decisions):
+        input_bytes = sum(each.nbytes for each in tensors_of((args, kwargs)))
+        budget.flops_per_byte, budget.planned = price, Planned(input_bytes, {}, Step(0, 0), keeps_outputs=True)
+    else:
+        _skip(budget)
+
+
+def _raised_price(price: float, decisions: Iterable[Decision], budget: Budget) -> float:
+    """Return the lowest price at which a forward pass that decided so at ``price`` would hold no more than the limit.
+
+    If there is none, it is the highest price; at least it is ``price``.
+    """
+    held = plain = 0
+    candidates: Counter[float] = Counter()
+    for decision in decisions:
+        held += decision.lean_bytes
+        plain += decision.plain_bytes
+        if decision.is_kept and decision.flops_per_byte is not None and decision.flops_per_byte > price:
+            candidates[decision.flops_per_byte] += decision.bytes
+    limit = budget.held_limit(plain)
+    for candidate in sorted(candidates):
+        if held <= limit:
+            break
+        held -= candidates[candidate]
+        price = candidate
+    return price
 
 
 def _skip(budget: Budget) -> int:
@@ -197,23 +260,14 @@ def _measure(
     args, kwargs = tree_map(clone, inputs)  # forward may overwrite its inputs
     parameters = [each for each in module.parameters() if each.requires_grad]
     sources = [*parameters, *(each for each in tensors_of(inputs) if each.requires_grad)]
-    written = dict(_writable(module))
-    versions = {name: each._version for name, each in written.items()}
     device = device_of(module)
     # A profiler of the user's is left alone: tensors are counted then, without the scratch memory of operations.
     counts_tensors = device.type == "meta" or (device.type != "cuda" and is_profiling())
     log = log or (StorageLog() if counts_tensors else AllocatorLog(device))
     gc.collect()
     with unchanged(module), log:
-        with context:
+        with _parameters_kept(module), context:
             outputs = [call(*args, **kwargs)]
-        overwritten = [name for name, each in written.items() if each._version != versions[name]]
-        if overwritten:
-            raise ConfigError(
-                f"forward overwrites {join_names(overwritten)}, so that steps cannot be measured before training",
-                PLACE,
-                "start again with a cost limit such as 40 FLOP/B",
-            )
         loss = default_loss(outputs[0])
         if not keeps_outputs:
             outputs.clear()
@@ -226,12 +280,20 @@ def _measure(
     return Step(memory.peak, memory.peak_without_gradients + largest)
 
 
-def _writable(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and their gradients, whose values are not restored, by name."""
-    for name, parameter in module.named_parameters():
-        yield name, parameter
-        if parameter.grad is not None:
-            yield f"gradient of {name}", parameter.grad
+@contextmanager
+def _parameters_kept(module: nn.Module) -> Iterator[None]:
+    """Return a context of a forward pass, which raises ConfigError if it overwrites parameters or their gradients."""
+    written = dict(module.named_parameters())
+    gradients = {f"the gradient of {name}": each.grad for name, each in written.items() if each.grad is not None}
+    versions = [(name, each, each._version) for name, each in {**written, **gradients}.items()]
+    yield
+    overwritten = [name for name, each, version in versions if each._version != version]
+    if overwritten:
+        raise ConfigError(
+            f"forward overwrites {join_names(overwritten)}, so that it cannot run before training",
+            PLACE,
+            "start again with a cost limit such as 40 FLOP/B",
+        )
 
 
 def _accumulates(module: nn.Module) -> bool:

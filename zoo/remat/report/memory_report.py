@@ -272,14 +272,11 @@ def _measured(
     own = [*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))]
     rematerializer = partial(Rematerializer, parameters=own)
     has_limit = limit.peak_bytes is not None
-    peak: float | None = plan(limit, model, rematerializer, model, args, kwargs) if has_limit else None
-    while True:  # a fraction is raised after each pass that exceeds it, up to the costliest product
-        flops_per_byte = limit.flops_per_byte
-        decisions: list[Decision] = []
-        with _named(model, rematerializer(limit, log=decisions)):
-            can_train = len(trained_outputs(model(*args, **kwargs))) > 0
-        if limit.flops_per_byte == flops_per_byte:
-            break
+    planned_peak = plan(limit, model, rematerializer, model, args, kwargs) if limit.has_limit else 0
+    peak: float | None = planned_peak if has_limit else None
+    decisions: list[Decision] = []
+    with _named(model, rematerializer(limit, log=decisions)):
+        can_train = len(trained_outputs(model(*args, **kwargs))) > 0
 
     timelines: dict[str, Timeline] = {}
 
