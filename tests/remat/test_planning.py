@@ -9,7 +9,8 @@ import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, groupby
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,10 @@ from tests.remat.programs import are_equal, images, network, peak
 from tests.step import step
 from zoo.errors import ConfigError
 from zoo.remat import Rematerializer, inductor_options, planning
-from zoo.remat.lean import lean
+from zoo.remat.budget import Decision
+from zoo.remat.lean import lean, plain
 from zoo.remat.memory_use import measure_memory
+from zoo.torch_internals.data import observer
 
 SIZE_PX = 64
 
@@ -200,14 +203,79 @@ def test_a_forward_that_overwrites_parameters_is_told() -> None:
                 self.weight.mul_(0.9)
             return super().forward(x)
 
-    with pytest.raises(ConfigError, match="forward overwrites parameters"):
+    with pytest.raises(ConfigError, match="forward overwrites weight, so that it cannot run before training"):
         lean(Overwriting(2, 2), "1GB")(torch.randn(1, 2))
 
 
-@pytest.mark.parametrize("use", [Rematerializer, inductor_options])
-def test_a_limit_in_bytes_needs_a_module(use: Callable[[str], object]) -> None:
+@pytest.mark.parametrize(
+    ("use", "budget"),
+    [(Rematerializer, "8GB"), (Rematerializer, 0.4), (Rematerializer, "40%"), (inductor_options, "8GB")],
+)
+def test_a_limit_needs_a_module(use: Callable[[float | str], object], budget: float | str) -> None:
     with pytest.raises(ConfigError, match=r"use zoo\.lean"):
-        use("8GB")
+        use(budget)
+
+
+def share_of(model: nn.Module, x: Tensor) -> float:
+    """Return the share of the bytes of plain training that a planned lean network holds."""
+    log: list[Decision] = []
+    budget = vars(model)["_zoo_lean"]
+    with plain(model), Rematerializer(budget, log=log, parameters=[*model.parameters(), *model.buffers()]):
+        model(x)
+    return sum(each.lean_bytes for each in log) / sum(each.plain_bytes for each in log)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.3, 0.2])
+@pytest.mark.parametrize(
+    "name", ["resnet18", *(pytest.param(name, marks=pytest.mark.slow) for name in ("convnext_tiny", "swin_t"))]
+)
+def test_a_fraction_is_met_from_the_first_step_on(name: str, share: float) -> None:
+    model, x = getattr(torchvision.models, name)().to("meta"), torch.randn(4, 3, 96, 96, device="meta")
+    found = []
+    handle = model.register_forward_hook(lambda *_: found.append(vars(model)["_zoo_lean"].flops_per_byte))
+    lean(model, share)(x)
+    handle.remove()
+    assert len(found) == 1  # other passes leave nothing in the lists of hooks
+    least = share_of(lean(copy.deepcopy(model), "1e9 FLOP/B"), x)
+    assert share_of(model, x) <= max(share, 1.01 * least)
+
+
+def test_a_fraction_is_planned_before_the_first_step_and_for_larger_batches_alone() -> None:
+    plain_model, model = products(), lean(products(), 0.4)
+    calls: list[int] = []
+    printed: Callable[[int], None] = calls.append
+    model[0].register_forward_pre_hook(observer(lambda _, args: printed(len(args[0]))))
+    for size in (512, 512, 256, 768):
+        torch.manual_seed(1)
+        x = torch.randn(size, 128)
+        assert are_equal(step(plain_model, x), step(model, x))
+    assert [(size, len(list(group))) for size, group in groupby(calls)] == [(512, 1 + 2), (256, 1), (768, 1 + 1)]
+    assert share_of(model, x) <= 0.4
+
+
+def test_a_fraction_needs_no_outputs_that_are_trees_of_tensors() -> None:
+    class Hiding(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return SimpleNamespace(scores=super().forward(x).exp().sin())
+
+    x = torch.randn(256, 128)
+    results = []
+    for budget in (None, 0.3):
+        torch.manual_seed(0)
+        model = Hiding(128, 128)
+        (lean(model, budget)(x) if budget else model(x)).scores.sum().backward()
+        results.append([each.grad for each in model.parameters()])
+    assert are_equal(*results)
+
+
+@pytest.mark.parametrize("kind", ["frozen", "nothing saved", "lazy"])
+def test_a_call_that_holds_nothing_is_not_planned_for_a_fraction(kind: str) -> None:
+    build = {"frozen": network, "nothing saved": nn.Identity, "lazy": lambda: nn.LazyLinear(8)}[kind]
+    model, x = lean(build(), 0.4), images(SIZE_PX)
+    if kind == "frozen":
+        model.requires_grad_(False)
+    model(x)
+    assert vars(model)["_zoo_lean"].planned.input_bytes == -1
 
 
 @pytest.mark.slow

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import set_device_states
 
+from zoo.torch_internals.data import is_same_view, version_of
 from zoo.torch_internals.dispatch import (
     SELECTIVE_CHECKPOINT_MODES,
     are_transforms_active,
@@ -132,11 +134,24 @@ class RandomState(NamedTuple):
 
 @contextmanager
 def restored_buffers(module: nn.Module) -> Iterator[None]:
-    """Context that restores the buffers of ``module`` on exit, so that a recomputed forward updates no statistics."""
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    """Context that restores the buffers of ``module`` on exit, so that a recomputed forward updates no statistics.
+
+    A name gets its tensor back, and a tensor its memory, size and dtype, which `Tensor.resize_`, `Tensor.set_` and
+    ``.data`` change. A buffer that is as before is not written, as a graph may have saved it.
+    """
+    names = [(owner._buffers, dict(owner._buffers)) for owner in module.modules()]
+    buffers = [buffer for buffer in module.buffers() if not is_lazy(buffer)]
+    before = [(buffer, buffer.detach(), buffer.clone(), version_of(buffer)) for buffer in buffers]
     try:
         yield
     finally:  # torch ends a checkpoint's recomputation early by an exception
         with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+            for buffer, memory, value, version in before:
+                if not is_same_view(buffer, memory):
+                    buffer.data = memory
+                    buffer.copy_(value)
+                elif version_of(buffer) != version or not (buffer.is_meta or torch.equal(buffer, value)):
+                    buffer.copy_(value)  # a write to ``.data`` does not count as a version
+        for current, original in names:
+            current.clear()
+            current.update(original)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.torch_internals.data import has_hooks, is_alias_of, is_wrapper
+from zoo.torch_internals.data import has_hooks, is_alias_of, is_wrapper, version_of
 
 #: The buffers of norms. The recomputation pauses their updates (`zoo.layers.checkpointing.paused_statistics`) and, in
 #: training, does not read them.
@@ -57,7 +57,7 @@ class ModuleState:
         Raises RuntimeError if it has overwritten a tensor that is an attribute or a frozen parameter but no buffer.
         """
         for names in self._names:
-            written = [p for p, version in names.parameters.items() if _version(p) != version]
+            written = [p for p, version in names.parameters.items() if version_of(p) != version]
             for p in written:
                 if not p.requires_grad:
                     raise _overwritten(names.module, "a frozen parameter", p)
@@ -65,7 +65,7 @@ class ModuleState:
                 continue  # the first call has initialized the parameters, and must not again
             for name in names.before.keys() | names.current.keys():
                 value, new = names.before.get(name, _ABSENT), names.current.get(name, _ABSENT)
-                overwritten = name in names.versions and _version(value) != names.versions[name]
+                overwritten = name in names.versions and version_of(value) != names.versions[name]
                 if overwritten and name not in names.copies:
                     raise _overwritten(names.module, f"its attribute {name!r}", value)
                 copy = names.copies.get(name)
@@ -85,7 +85,7 @@ class ModuleState:
         RuntimeError if a buffer that the run has not changed has been changed since.
         """
         for module, name, value, version in self._unchanged:
-            if module._buffers.get(name) is not value or _version(value) != version:
+            if module._buffers.get(name) is not value or version_of(value) != version:
                 raise RuntimeError(
                     f"the buffer {name!r} of {type(module).__name__} was modified between forward and backward, which "
                     "runs the module again; modify it after backward, or store activations"
@@ -109,13 +109,13 @@ class Parameters:
 
     def __init__(self, parameters: Iterable[Any]) -> None:
         kept = [p for p in dict.fromkeys(parameters) if isinstance(p, Tensor) and not is_wrapper(p)]
-        self._kept = [(p, p.detach(), _version(p)) for p in kept]
+        self._kept = [(p, p.detach(), version_of(p)) for p in kept]
 
     def check(self) -> None:
         """Raise RuntimeError if a parameter has got other memory (`p.data = new`) or has been modified in place."""
         for p, kept, version in self._kept:
             # Offloading swaps in empty tensors. Hooks of the module load the values again.
-            if p.numel() and kept.numel() and (not is_alias_of(p, kept) or _version(p) != version):
+            if p.numel() and kept.numel() and (not is_alias_of(p, kept) or version_of(p) != version):
                 raise RuntimeError(
                     f"a parameter of shape {tuple(p.shape)} was modified between forward and backward, which runs its "
                     "module again; modify parameters after backward, or store activations"
@@ -131,9 +131,9 @@ def has_no_state(module: nn.Module) -> bool:
 
 def _names(module: nn.Module, current: dict[str, Any], copies: dict[int, Tensor] | None) -> _Names:
     tensors = {name: value for name, value in current.items() if isinstance(value, Tensor)}
-    versions = {name: _version(tensor) for name, tensor in tensors.items()}
+    versions = {name: version_of(tensor) for name, tensor in tensors.items()}
     copied = {} if copies is None else {name: _copy(tensor, copies) for name, tensor in tensors.items()}
-    parameters = {p: _version(p) for p in module.parameters(recurse=False)}
+    parameters = {p: version_of(p) for p in module.parameters(recurse=False)}
     return _Names(module, current, dict(current), versions, copied, parameters)
 
 
@@ -148,10 +148,6 @@ def _copy(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
     if id(tensor) not in copies:
         copies[id(tensor)] = tensor.detach().clone()
     return copies[id(tensor)]
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _assign(names: dict[str, Any], name: str, value: Any) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -115,8 +113,8 @@ class Budget:
     """The limit up to which convolutions and matrix products are recomputed.
 
     Args:
-    - `flops_per_byte`: recompute operations up to this many FLOP per byte of output; set by `observe` and by
-      `zoo.remat.planning`.
+    - `flops_per_byte`: recompute operations up to this many FLOP per byte of output; set by `zoo.remat.planning` if
+      there is a limit.
     - `peak_bytes`: limit on the bytes that exist at any time of a training step; None for no limit.
     - `held_share`: limit on the bytes held between forward and backward, as a fraction of the bytes of plain training.
     """
@@ -124,7 +122,7 @@ class Budget:
     def __init__(
         self, flops_per_byte: float = 0.0, peak_bytes: int | None = None, held_share: float | None = None
     ) -> None:
-        self.flops_per_byte, self.peak_bytes, self._held_share = flops_per_byte, peak_bytes, held_share
+        self.flops_per_byte, self.peak_bytes, self.held_share = flops_per_byte, peak_bytes, held_share
         self.planned: Planned | None = None
 
     @classmethod
@@ -154,40 +152,23 @@ class Budget:
             '"40 FLOP/B", or None to recompute no convolutions'
         )
 
+    @property
+    def has_limit(self) -> bool:
+        """Whether `zoo.remat.planning` has to find ``flops_per_byte`` before the first step."""
+        return self.peak_bytes is not None or self.held_share is not None
+
     def check_planned(self, place: str) -> None:
-        """Raise ConfigError if this is a limit in bytes for which no step was measured."""
-        if self.peak_bytes is not None and self.planned is None:
+        """Raise ConfigError if this is a limit for which no step was planned."""
+        if self.has_limit and self.planned is None:
             raise ConfigError(
-                "a limit on the peak memory is met by measuring steps of a module",
+                "a limit on memory is met by running a module before training",
                 place,
-                'use zoo.lean(model, "8GB"), or pass a fraction',
+                'use zoo.lean(model, "8GB") or zoo.lean(model, 0.4), or pass a cost limit such as "40 FLOP/B"',
             )
 
     def held_limit(self, plain_bytes: int) -> float:
         """Return the limit on the bytes held, if plain training holds ``plain_bytes``; infinity without one."""
-        return float("inf") if self._held_share is None else self._held_share * plain_bytes
-
-    @property
-    def is_observed(self) -> bool:
-        """Whether forward passes have to be observed to meet the limit."""
-        return self._held_share is not None
-
-    def observe(self, decisions: Iterable[Decision]) -> None:
-        """Raise ``flops_per_byte`` if the forward pass with these decisions held more than the limit."""
-        held = plain = 0
-        candidates: Counter[float] = Counter()
-        for decision in decisions:
-            held += decision.lean_bytes
-            plain += decision.plain_bytes
-            price = decision.flops_per_byte
-            if decision.is_kept and price is not None and price > self.flops_per_byte:  # others are kept all the same
-                candidates[price] += decision.bytes
-        limit = self.held_limit(plain)
-        for flops_per_byte in sorted(candidates):
-            if held <= limit:
-                return
-            held -= candidates[flops_per_byte]
-            self.flops_per_byte = max(self.flops_per_byte, flops_per_byte)
+        return float("inf") if self.held_share is None else self.held_share * plain_bytes
 
 
 def parse_bytes(text: str) -> int:

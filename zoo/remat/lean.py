@@ -55,10 +55,9 @@ def lean(
     - `module`: a network or a part of one, changed in place. A second call replaces the budget.
     - `budget`: limit on recomputing convolutions and matrix products. None: never recompute them. "8GB" or an int:
       the peak memory of a training step, in bytes, with parameters, gradients and the state of the optimizer (see
-      `zoo.remat.planning`). Forward and backward then run a few times before the first step, and again before a step
-      with a larger batch. 0.4 or "40%": the bytes held between forward and backward, as a fraction of plain training;
-      it is met after a few forward passes. "40 FLOP/B": recompute those that cost up to 40 FLOP per byte
-      of output.
+      `zoo.remat.planning`). 0.4 or "40%": the bytes held between forward and backward, as a fraction of plain training.
+      Both are met from the first step on: forward, and for bytes backward, run a few times before the first step, and
+      again before a step with a larger batch. "40 FLOP/B": recompute those that cost up to 40 FLOP per byte of output.
     - `enabled`: False undoes it.
 
     Raises ConfigError for an invalid budget, and TypeError for anything but a module. The first call raises ConfigError
@@ -201,9 +200,12 @@ def _rematerializer_of(module: Any, call: Any, args: Any, kwargs: Any) -> Abstra
     if has_compiled_part(module):  # inside a dispatch mode such a part would run uncompiled
         _warn_that_it_steps_aside()
         return nullcontext()
-    own = chain(module.parameters(), module.buffers())  # not iterated over unless that is necessary
-    rematerializer = functools.partial(Rematerializer, parameters=own)
-    if budget.peak_bytes is not None:
+
+    def rematerializer(budget: Budget, **options: Any) -> Rematerializer:
+        own = chain(module.parameters(), module.buffers())  # not iterated over unless that is necessary
+        return Rematerializer(budget, parameters=own, **options)
+
+    if budget.has_limit:
         plan(budget, module, rematerializer, call, args, kwargs)
     return rematerializer(budget)
 

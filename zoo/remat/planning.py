@@ -1,14 +1,17 @@
-"""Finds what to recompute so that the peak of a training step stays within a limit in bytes.
+"""Finds what to recompute so that a training step stays within a limit, before the first step.
 
-Steps are measured before the first real one: at first with all convolutions and matrix products recomputed, then with
-the expensive ones saved, as many as fit. No step that is likely to exceed the limit runs.
+For a limit on the peak, steps are measured: at first with all convolutions and matrix products recomputed, then with
+the expensive ones saved, as many as fit. No step that is likely to exceed the limit runs. For a fraction of the bytes
+that plain training holds, forward passes are recorded: at first with all products saved, then with the cheapest ones
+recomputed, until the bytes are within the limit.
 """
 
 from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
@@ -20,9 +23,10 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, join_names
 from zoo.remat.budget import Budget, Decision, Planned, Step, bytes_text
 from zoo.remat.eager.rematerializer import Rematerializer
+from zoo.remat.effects import collected
 from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize, watched
 from zoo.remat.trial import NoGradientsError, as_leaf, clone, default_loss, device_of, unchanged
 from zoo.torch_internals.data import storage_id, tensors_of, tree_map
@@ -32,6 +36,7 @@ MARGIN = 0.02  # of the limit, for what a real step takes beyond a measured one
 CLOSE = 0.05  # of the limit: a peak that is so close below it is not improved
 MAX_STEPS = 4  # measured after the first one, so that planning takes no more than ten steps' time
 
+PLACE = "budget of zoo.lean"  # in messages
 
 _optimizers: WeakSet[Optimizer] = WeakSet()
 
@@ -48,30 +53,37 @@ def plan(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> int:
-    """Set ``budget.flops_per_byte`` so that a training step stays within ``budget.peak_bytes``; return its peak.
+    """Set ``budget.flops_per_byte`` so that a training step stays within the limit; return its peak if that is limited.
+
+    A fraction is met, or missed by as little as possible, by forward passes alone. For a limit on the peak, forward
+    and backward run several times. Both happen unless they did for inputs of this size: then the price is looked up.
+    Buffers, gradients, attributes and random states are afterwards as before (`zoo.remat.trial.unchanged`).
 
     The peak counts all memory: parameters, buffers, gradients, the state of optimizers that have made a step,
     inputs, and everything from the start of forward to the end of backward. On CUDA, all that the process had
-    allocated before counts too. Forward and backward run several times, unless they did for inputs of this size: then
-    the price is looked up. The random state, buffers and gradients are afterwards as before.
+    allocated before counts too.
 
-    A call without a backward pass, and the first call of lazy modules, recompute all they can, and the peak is 0. The
-    next call is planned.
+    A call that holds nothing for backward, and the first call of lazy modules, recompute all they can, and the peak is
+    0. The next call is planned.
 
     Args:
     - `module`: the network.
     - `rematerializer`: returns a `Rematerializer` for a budget and a ``log`` of decisions.
     - `call`: computes the outputs of the module from ``args`` and ``kwargs``.
 
-    Raises ConfigError if the limit is impossible, or if forward overwrites parameters.
+    Raises ConfigError if the limit on the peak is impossible, or if forward overwrites parameters.
     """
-    assert budget.peak_bytes is not None
     watch_optimizers()
     inputs = tensors_of((args, kwargs))
     own = [*module.parameters(), *module.buffers()]
     if any(map(is_lazy, own)) or not any(each.requires_grad for each in (*own, *inputs)):
         return _skip(budget)
-    existing, input_bytes = _existing_bytes(module, inputs), sum(each.nbytes for each in inputs)
+    input_bytes = sum(each.nbytes for each in inputs)
+    if budget.peak_bytes is None:
+        if budget.planned is None or input_bytes > budget.planned.input_bytes:
+            _meet_share(budget, module, rematerializer, call, args, kwargs)
+        return 0
+    existing = _existing_bytes(module, inputs)
     room = (1 - MARGIN) * budget.peak_bytes - existing
     accumulates = _accumulates(module)
     planned = budget.planned
@@ -92,7 +104,7 @@ def plan(
     if price is None:
         keeps_outputs = planned is None or planned.keeps_outputs
         try:
-            with _planning():
+            with collected(PLACE):
                 planned, price = _find_price(measure, input_bytes, room, accumulates, keeps_outputs)
         except NoGradientsError:
             return _skip(budget)
@@ -103,7 +115,7 @@ def plan(
             raise ConfigError(
                 f"{when}a training step takes at least {bytes_text(least)}, "
                 f"more than the limit of {bytes_text(budget.peak_bytes)}",
-                "budget of zoo.lean",
+                PLACE,
                 "raise the limit, or train with smaller batches",
             )
         if not planned.keeps_outputs:
@@ -116,6 +128,59 @@ def plan(
     assert planned is not None
     budget.planned, budget.flops_per_byte = planned, price
     return existing + planned.bytes_at(price, accumulates=accumulates)
+
+
+def _meet_share(
+    budget: Budget,
+    module: nn.Module,
+    rematerializer: Callable[..., Rematerializer],
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Raise the price until a recorded forward pass holds no more than the share of plain training, if possible.
+
+    One pass would not do: the bytes fall by less than the recomputed outputs take, as recipes hold their inputs.
+    """
+
+    def decisions_at(price: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        copied_args, copied_kwargs = tree_map(lambda each: clone(as_leaf(each)), (args, kwargs))
+        with unchanged(module), _parameters_kept(module), rematerializer(Budget(price), log=decisions):
+            call(*copied_args, **copied_kwargs)
+        return decisions
+
+    price, higher = -1.0, 0.0
+    with collected(PLACE):
+        while higher > price:
+            price, decisions = higher, decisions_at(higher)
+            higher = _raised_price(price, decisions, budget)
+    if any(each.plain_bytes for each in decisions):
+        input_bytes = sum(each.nbytes for each in tensors_of((args, kwargs)))
+        budget.flops_per_byte, budget.planned = price, Planned(input_bytes, {}, Step(0, 0), keeps_outputs=True)
+    else:
+        _skip(budget)
+
+
+def _raised_price(price: float, decisions: Iterable[Decision], budget: Budget) -> float:
+    """Return the lowest price at which a forward pass that decided so at ``price`` would hold no more than the limit.
+
+    If there is none, it is the highest price; at least it is ``price``.
+    """
+    held = plain = 0
+    candidates: Counter[float] = Counter()
+    for decision in decisions:
+        held += decision.lean_bytes
+        plain += decision.plain_bytes
+        if decision.is_kept and decision.flops_per_byte is not None and decision.flops_per_byte > price:
+            candidates[decision.flops_per_byte] += decision.bytes
+    limit = budget.held_limit(plain)
+    for candidate in sorted(candidates):
+        if held <= limit:
+            break
+        held -= candidates[candidate]
+        price = candidate
+    return price
 
 
 def _skip(budget: Budget) -> int:
@@ -195,26 +260,19 @@ def _measure(
     args, kwargs = tree_map(clone, inputs)  # forward may overwrite its inputs
     parameters = [each for each in module.parameters() if each.requires_grad]
     sources = [*parameters, *(each for each in tensors_of(inputs) if each.requires_grad)]
-    versions = [each._version for each in module.parameters()]
     device = device_of(module)
     # A profiler of the user's is left alone: tensors are counted then, without the scratch memory of operations.
     counts_tensors = device.type == "meta" or (device.type != "cuda" and is_profiling())
     log = log or (StorageLog() if counts_tensors else AllocatorLog(device))
     gc.collect()
     with unchanged(module), log:
-        with context:
+        with _parameters_kept(module), context:
             outputs = [call(*args, **kwargs)]
         loss = default_loss(outputs[0])
         if not keeps_outputs:
             outputs.clear()
         with watched(parameters):
             gradients = torch.autograd.grad(loss, sources, allow_unused=True)
-    if versions != [each._version for each in module.parameters()]:
-        raise ConfigError(
-            "forward overwrites parameters, so that steps cannot be measured before training",
-            "budget of zoo.lean",
-            "start again with a fraction or a cost limit such as 40 FLOP/B",
-        )
     dense = [each for each in gradients[: len(parameters)] if each is not None and each.layout is torch.strided]
     addresses = log.addresses(each.untyped_storage() for each in dense)
     memory = summarize(log.changes, len(log.changes), addresses)
@@ -223,22 +281,19 @@ def _measure(
 
 
 @contextmanager
-def _planning() -> Iterator[None]:
-    """Return a context for measuring steps that leaves nothing behind.
-
-    Collections of garbage in it look at newer objects alone. Otherwise they would take longer than the steps of a small
-    network.
-    """
-    is_frozen = gc.get_freeze_count() > 0  # by the user; the rest could not be told apart afterwards
-    if not is_frozen:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        torch.clear_autocast_cache()  # it holds casts from graphs that are gone
-        gc.collect()
-        if not is_frozen:
-            gc.unfreeze()
+def _parameters_kept(module: nn.Module) -> Iterator[None]:
+    """Return a context of a forward pass, which raises ConfigError if it overwrites parameters or their gradients."""
+    written = dict(module.named_parameters())
+    gradients = {f"the gradient of {name}": each.grad for name, each in written.items() if each.grad is not None}
+    versions = [(name, each, each._version) for name, each in {**written, **gradients}.items()]
+    yield
+    overwritten = [name for name, each, version in versions if each._version != version]
+    if overwritten:
+        raise ConfigError(
+            f"forward overwrites {join_names(overwritten)}, so that it cannot run before training",
+            PLACE,
+            "start again with a cost limit such as 40 FLOP/B",
+        )
 
 
 def _accumulates(module: nn.Module) -> bool:

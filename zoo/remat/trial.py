@@ -1,24 +1,25 @@
 """A training step that leaves nothing behind: what `zoo.check`, the report and planning run before training.
 
-Tested by tests/remat/test_planning.py and tests/remat/report/test_check.py.
+Tested by tests/remat/test_trial.py and tests/remat/test_planning.py.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from zoo.errors import ConfigError
 from zoo.ops.context import restored_buffers
-from zoo.torch_internals.data import tensors_of, tree_leaves
+from zoo.remat.effects import PythonState
+from zoo.torch_internals.data import is_same_view, tensors_of
 
 
 class NoGradientsError(ConfigError):
@@ -75,36 +76,25 @@ def device_of(module: nn.Module) -> torch.device:
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Return a context that restores buffers and random number generators at its end.
+    """Return a context that restores at its end what forward and backward may change, apart from values of parameters.
 
-    The generators are the global ones of torch, numpy and Python's `random`, and all that are attributes of submodules.
+    These are buffers, the memory and the gradients of parameters, random number generators, and what `PythonState`
+    finds in attributes and hooks. The generators are the global ones of torch, numpy and Python's `random`, and all
+    that are found in attributes. The first call of lazy modules creates parameters, and no attribute is restored.
     """
+    parameters = [(each, each.detach(), each.grad) for each in module.parameters() if not is_lazy(each)]
     devices = {each.device for each in module.parameters() if each.device.type == "cuda"}
-    buffers = [(owner, name, each) for owner in module.modules() for name, each in owner.named_buffers(recurse=False)]
-    values = (leaf for owner in module.modules() for leaf in tree_leaves(vars(owner)))
-    rewinds = [rewind for each in values if (rewind := _rewind_of(each)) is not None]
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=list(devices)), restored_buffers(module):
+        state = None if any(map(is_lazy, (*module.parameters(), *module.buffers()))) else PythonState(module)
         try:
             yield
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
-            for rewind in rewinds:
-                rewind()
-            for owner, name, buffer in buffers:
-                if getattr(owner, name, None) is not buffer:  # replaced by another tensor
-                    setattr(owner, name, buffer)
-
-
-def _rewind_of(value: Any) -> Callable[[], object] | None:
-    """Return a function that restores the present state of a random number generator; None for another value."""
-    if isinstance(value, torch.Generator):
-        return partial(value.set_state, value.get_state())
-    if isinstance(value, np.random.RandomState):
-        return partial(value.set_state, value.get_state())
-    if isinstance(value, random.Random):
-        return partial(value.setstate, value.getstate())
-    if isinstance(value, np.random.Generator):
-        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-    return None
+            if state is not None:
+                state.restore()
+            for parameter, memory, gradient in parameters:
+                parameter.grad = gradient
+                if not is_same_view(parameter, memory):
+                    parameter.data = memory

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.nn.modules import batchnorm, dropout
 from torch.nn.modules import module as module_hooks
 from torch.nn.modules import utils as module_utils
+from torch.nn.utils import parametrize
 from torch.utils import _python_dispatch, _pytree
 from torch.utils.data._utils import signal_handling
 
 _C: Any = torch._C  # the type stubs of torch versions declare different names
 _module_hooks: Any = module_hooks
+_parametrize: Any = parametrize
 _workers: Any = signal_handling
 _cuda_memory: Any = torch.cuda.memory
 
@@ -45,8 +47,22 @@ def set_versions(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
     _C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was modified in place; 0 for an inference tensor, which has no version."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 #: Returns whether two tensors share a storage, even without overlap.
 is_alias_of: Callable[[Tensor, Tensor], bool] = _C._is_alias_of
+
+
+def is_same_view(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors have the same elements of the same memory."""
+    if (a.dtype, a.shape, a.layout, a.device) != (b.dtype, b.shape, b.layout, b.device):
+        return False
+    if a.layout is not torch.strided or is_wrapper(a):
+        return True
+    return is_alias_of(a, b) and (a.stride(), a.storage_offset()) == (b.stride(), b.storage_offset())
 
 
 def may_overlap(tensor: Tensor) -> bool:
@@ -147,6 +163,13 @@ DropoutBase = dropout._DropoutNd
 
 #: Returns a pair: a number twice, or the two items of a sequence.
 pair: Callable[[Any], tuple[Any, Any]] = module_utils._pair
+
+
+def parametrization_cache() -> dict[Any, Any]:
+    """Return the parametrized tensors that are computed once within `torch.nn.utils.parametrize.cached`."""
+    cache: dict[Any, Any] = _parametrize._cache
+    return cache
+
 
 #: Returns the leaves of nested lists, tuples and dicts.
 tree_leaves: Callable[[Any], list[Any]] = _pytree.tree_leaves

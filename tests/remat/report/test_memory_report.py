@@ -59,13 +59,21 @@ class Cumulative(nn.Identity):
         return x.logcumsumexp(1)
 
 
+class Part(nn.Module):
+    """A block of a network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.convolution = nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convolution(F.relu(self.norm(x)))
+
+
 def test_the_printed_report_is_short_and_names_what_holds_most() -> None:
-    parts: dict[str, nn.Module] = {"stem": nn.Conv2d(3, 16, 3, padding=1)}
-    for index in range(30):
-        part = nn.Sequential(nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
-        parts[f"a_part_of_the_network_with_quite_a_long_name_{index}"] = part
-    parts["cumulative"] = Cumulative()
-    report = zoo.memory_report(nn.Sequential(OrderedDict(parts)), images(64))
+    parts = {f"a_part_of_the_network_with_quite_a_long_name_{index}": Part() for index in range(30)}
+    layers = {"stem": nn.Conv2d(3, 16, 3, padding=1), "parts": nn.Sequential(OrderedDict(parts)), "last": Cumulative()}
+    report = zoo.memory_report(nn.Sequential(OrderedDict(layers)), images(64))
     lines = str(report).splitlines()
     assert repr(report) == str(report)
     assert len(lines) <= 15
@@ -106,9 +114,11 @@ def test_a_fraction_is_met_in_the_report() -> None:
 
 def test_the_peaks_are_those_of_training_steps() -> None:
     x = images(64)
-    blocks = nn.Sequential(*network(blocks=6, channels=16).children())
+    stem, *body, pool, flatten, head = network(blocks=6, channels=16).children()
+    assert all(isinstance(each, Block) for each in body)
+    blocks = nn.Sequential(stem, nn.Sequential(*body), pool, flatten, head)
     report = zoo.memory_report(blocks, x)
-    checkpointed = nn.Sequential(*(Checkpointed(each) if isinstance(each, Block) else each for each in blocks))
+    checkpointed = nn.Sequential(stem, *map(Checkpointed, body), pool, flatten, head)
     assert report.plain_peak == pytest.approx(peak(blocks, x), rel=0.15)  # which has scratch memory, too
     assert report.with_checkpoints == pytest.approx(peak(checkpointed, x), rel=0.15)
     assert report.peak == pytest.approx(peak(lean(blocks), x), rel=0.15)

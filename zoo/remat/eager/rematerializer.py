@@ -51,8 +51,8 @@ class Rematerializer(EagerDispatchMode):
     Backward raises RecipeError if an input of a recipe was overwritten since forward.
 
     Args:
-    - `budget`: the limit on recomputing convolutions and matrix products, as `Budget.parse` takes it, but not a limit
-      in bytes. A fraction observes the decisions of each forward pass.
+    - `budget`: the limit on recomputing convolutions and matrix products, as `Budget.parse` takes it, but neither bytes
+      nor a fraction, which `zoo.lean` plans.
     - `depth`: recomputed saved tensors in a chain. A larger depth saves less and has a higher peak in backward.
     - `smallest_bytes`: smaller tensors are saved. None: from 16 to 64 KiB, by the largest output so far.
     - `parameters`: parameters and buffers. They stay alive anyway, and so are free inputs of recipes. An iterator is
@@ -86,7 +86,7 @@ class Rematerializer(EagerDispatchMode):
         self._kept = KeptMemory(self._parameters)
         self._tracker = Tracker(self._kept, self._smallest_bytes)
         self._decisions = None
-        if self._log is not None or self._budget.is_observed:
+        if self._log is not None:
             self._decisions = DecisionLog(lambda: self.place)
             self._kept.add_all_permanent()
         self._has_prices = self._budget.flops_per_byte > 0 or self._decisions is not None
@@ -108,8 +108,6 @@ class Rematerializer(EagerDispatchMode):
         self._contexts.__exit__(*error)
         if self._log is not None and self._decisions is not None:
             self._log += self._decisions.decisions
-        if self._budget.is_observed and self._decisions is not None and error[0] is None:
-            self._budget.observe(self._decisions.decisions)
         # Some of these refer to self: break the cycles.
         del self._contexts, self._hooks
         del self._kept, self._tracker, self._decisions, self._decider, self._recorder, self._frozen

@@ -50,7 +50,7 @@ class Timeline:
         with ExitStack() as hooks:
             for name, child in model.named_children():
                 hooks.callback(child.register_forward_pre_hook(observer(partial(start, name))).remove)
-            hooks.callback(model.register_forward_hook(lambda *_: log.mark_end_of_forward()).remove)
+            hooks.callback(model.register_forward_hook(observer(lambda *_: log.mark_end_of_forward())).remove)
             yield
 
     def fill(self, log: StorageLog, peak: int) -> None:

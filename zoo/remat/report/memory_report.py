@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,22 +15,22 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from zoo.errors import ConfigError, join_names, truncate
 from zoo.remat import Rematerializer
 from zoo.remat.budget import RECOMPUTED, Budget, Decision
+from zoo.remat.effects import collected
 from zoo.remat.lean import plain
 from zoo.remat.memory_use import StorageLog
 from zoo.remat.meta_attention import kernel_device, meta_attention
 from zoo.remat.planning import count_peak, plan
+from zoo.remat.report.block_checkpointing import blocks_checkpointed, blocks_of
 from zoo.remat.report.memory_plot import Timeline, draw
 from zoo.remat.trial import as_leaf, clone, trained_outputs, unchanged
 from zoo.tables import Cell, markdown_table
 from zoo.torch_internals.data import observer, tensors_of, tree_map
 
 MEGA = 1e6
-CONTAINERS = (nn.Sequential, nn.ModuleList)
 NUM_MODULES = 5  # rows of the printed report
 SHOWN_BYTES = 5000  # 0.01 MB, rounded
 MAX_NAME_CHARS, MAX_KIND_CHARS = 32, 18
@@ -99,8 +99,8 @@ class MemoryReport:
     - `peak`: peak of lean training. Peaks are not measured if no output requires gradients.
     - `with_budget`: a budget that lets `zoo.lean` recompute half of what convolutions and matrix products still hold;
       None if the report was made with a budget or if none helps.
-    - `with_checkpoints`: peak of plain training with a checkpoint of each block. Blocks are the items of
-      `nn.Sequential` and `nn.ModuleList` that have submodules; None without such blocks, or if a checkpoint fails.
+    - `with_checkpoints`: peak of plain training with a checkpoint of each block; None if `blocks_of` finds no blocks,
+      or if a checkpoint fails.
     - `counted_for`: on the meta device, "CUDA" or "the CPU", whose attention kernels were counted; otherwise "".
     - `timelines`: the bytes over a training step by "plain training" and "lean training", as far as they were measured.
     """
@@ -253,7 +253,7 @@ def memory_report(
     args, kwargs = tree_map(clone, leaves)  # forward may overwrite its inputs
     is_meta = _is_on_meta(model, args, kwargs)
     try:
-        with unchanged(model), torch.enable_grad(), meta_attention():
+        with collected("zoo.memory_report"), unchanged(model), torch.enable_grad(), meta_attention():
             return _measured(model, args, kwargs, limit, is_meta, suggests=budget is None)
     except Exception as error:
         if len(args) == 1 and not kwargs and isinstance(args[0], Mapping) and args[0].keys() <= names.keys():
@@ -271,14 +271,11 @@ def _measured(
     own = [*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))]
     rematerializer = partial(Rematerializer, parameters=own)
     has_limit = limit.peak_bytes is not None
-    peak: float | None = plan(limit, model, rematerializer, model, args, kwargs) if has_limit else None
-    while True:  # a fraction is raised after each pass that exceeds it, up to the costliest product
-        flops_per_byte = limit.flops_per_byte
-        decisions: list[Decision] = []
-        with _named(model, rematerializer(limit, log=decisions)):
-            can_train = len(trained_outputs(model(*args, **kwargs))) > 0
-        if limit.flops_per_byte == flops_per_byte:
-            break
+    planned_peak = plan(limit, model, rematerializer, model, args, kwargs) if limit.has_limit else 0
+    peak: float | None = planned_peak if has_limit else None
+    decisions: list[Decision] = []
+    with _named(model, rematerializer(limit, log=decisions)):
+        can_train = len(trained_outputs(model(*args, **kwargs))) > 0
 
     timelines: dict[str, Timeline] = {}
 
@@ -299,10 +296,9 @@ def _measured(
     plain_peak = with_budget = with_checkpoints = None
     if not has_limit or is_meta:
         plain_peak = peak_with(plain(model), "plain training")
-        blocks = list(_blocks(model))
-        if blocks:
-            with suppress(RuntimeError, ConfigError):  # not every block can be recomputed
-                with_checkpoints = peak_with(_checkpointed(model, blocks))
+        if blocks_of(model):
+            with suppress(RuntimeError, ConfigError), plain(model):  # not every block can be recomputed
+                with_checkpoints = peak_with(blocks_checkpointed(model))
     if not has_limit:
         peak = peak_with(rematerializer(limit), "lean training")
     suggested = _suggested_budget(decisions) if suggests else None
@@ -344,51 +340,6 @@ def _is_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         remedy = "leave autocast or the meta device"
         raise ConfigError("autocast has no effect on the meta device", "memory_report", remedy)
     return is_meta
-
-
-@contextmanager
-def _checkpointed(model: nn.Module, blocks: list[nn.Module]) -> Iterator[None]:
-    """Return a context of plain training in which each block is checkpointed."""
-    with plain(model), ExitStack() as stack:
-        for block in blocks:
-            stack.enter_context(_forward_replaced(block, partial(_checkpoint, block.forward)))
-        yield
-
-
-@contextmanager
-def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Return a context in which calls of a module run another function in place of its method."""
-    own = module.__dict__.get("forward")  # of the instance alone, as some libraries set it
-    module.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        del module.__dict__["forward"]
-        if own is not None:
-            module.__dict__["forward"] = own
-
-
-def _checkpoint(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # whose names are not names of checkpoint's options
-        return forward(*args, **kwargs)
-
-    return checkpoint(run, args, kwargs, use_reentrant=False)
-
-
-def _blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the blocks: the innermost items of nested containers that have submodules."""
-    inside: set[nn.Module] = set()  # of blocks
-    for module in model.modules():
-        if isinstance(module, CONTAINERS) and module not in inside:
-            for child in module.children():
-                has_blocks = isinstance(child, CONTAINERS) and any(map(_has_children, child.children()))
-                if _has_children(child) and not has_blocks:
-                    inside.update(child.modules())
-                    yield child
-
-
-def _has_children(module: nn.Module) -> bool:
-    return next(module.children(), None) is not None
 
 
 def _suggested_budget(decisions: list[Decision]) -> str | None:
