@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 import time
 import warnings
@@ -339,10 +340,10 @@ def _gradient_inside(at: At, *, has_graph: bool) -> Tensor:
 
 
 def _inner_steps(at: At, *, is_second_order: bool) -> Tensor:
-    """Adapt a weight by gradient descent before it is used."""
-    weight = at.net.w3
+    """Return a convolution with a weight that was adapted by gradient descent."""
+    weight, data = at.net.w3, _float(at.a) if is_second_order else _float(at.a).detach()
     for _ in range(at.k + 1):
-        loss = (F.silu(F.conv2d(_float(at.a), weight, padding=1)) - at.b).square().mean()
+        loss = (F.silu(F.conv2d(data, weight, padding=1)) - at.b.detach()).square().mean()
         (gradient,) = torch.autograd.grad(loss, weight, create_graph=is_second_order)
         weight = weight - 0.1 * gradient
     return F.conv2d(at.a, weight, padding=1)
@@ -1181,7 +1182,8 @@ def _is_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 def _told(result: Result) -> str:
-    return f"{type(result.error).__name__} in {result.stage}: {str(result.error).splitlines()[0][:160]}"
+    line = re.sub(r" object at 0x\w+", "", str(result.error).splitlines()[0])
+    return f"{type(result.error).__name__} in {result.stage}: {line[:160]}"
 
 
 def _may_raise(program: Program) -> bool:
