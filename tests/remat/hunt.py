@@ -648,6 +648,7 @@ KINDS: dict[str, Operations] = {
         "max_pool_1": lambda at: F.max_pool2d(at.a, at.a.shape[-2:]),
         "avg_pool_1": lambda at: F.avg_pool2d(at.a, at.a.shape[-2:]),
         "first_channels_last": lambda at: at.a[:1].contiguous(memory_format=torch.channels_last),
+        "pooled_rows": lambda at: F.adaptive_avg_pool2d(F.max_pool2d(_wide(at), at.a.shape[-2:]), 4).view(2, -1),
         "one_channel": lambda at: at.a[:, :1].contiguous(), "one_row": lambda at: at.a[:, :, :1],
         "other_strides": lambda at: at.a[:1].as_strided((1, *at.a.shape[1:]), (7, *at.a.stride()[1:])),
     },
