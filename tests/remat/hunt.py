@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 import time
 import warnings
@@ -149,6 +150,10 @@ class Shows(torch.autograd.Function):
         return dy * (1 + x.sign())
 
 
+class Tagged(torch.Tensor):
+    """A subclass that survives operations, without a tensor inside of it."""
+
+
 @torch.library.custom_op("hunt::half_square", mutates_args=())
 def half_square(x: Tensor) -> Tensor:
     return x * x / 2
@@ -188,10 +193,27 @@ class Network(nn.Module):
             self.register_buffer(name, tensor.clone())
         self.body: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
         self.arrays: list[Any] = []  # numpy's, whose memory is that of u and f
+        self.regions: list[AbstractContextManager[Any]] = []  # that steps have entered, the innermost last
+        self.hooks: Any = nullcontext()  # the hooks for saved tensors that the truth needs
+
+    def enter(self, region: AbstractContextManager[Any]) -> None:
+        """Run the steps that follow in a context, until `leave` or the end of the forward pass."""
+        region.__enter__()
+        self.regions.append(region)
+
+    def leave(self) -> None:
+        """Leave the innermost context."""
+        if not self.regions:
+            raise RuntimeError("no region")
+        self.regions.pop().__exit__(None, None, None)
 
     def forward(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return what the program returns, of its inputs."""
-        return self.body(tensors)
+        try:
+            return self.body(tensors)
+        finally:
+            while self.regions:
+                self.leave()
 
 
 class At(NamedTuple):
@@ -230,9 +252,36 @@ def _inference(at: At) -> Tensor:
         return at.a.detach() * 0.5
 
 
-def _gradient_inside(at: At) -> Tensor:
+@contextmanager
+def _without_hooks(net: Network) -> Iterator[None]:
+    """Return a context without the hooks of the truth, which torch.func refuses."""
+    if net.regions:
+        raise RuntimeError("hooks of a region may be the innermost")
+    net.hooks.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        net.hooks.__enter__()
+
+
+def _func_grad(at: At) -> Tensor:
     weight = at.net.w1[:, :, 0, 0]
-    return torch.func.grad(lambda x: (x @ weight).tanh().sum())(_float(at.a))
+    with _without_hooks(at.net):
+        return torch.func.grad(lambda x: (x @ weight).tanh().sum())(_float(at.a))
+
+
+def _func_vjp(at: At) -> Tensor:
+    with _without_hooks(at.net):
+        out, pull = torch.func.vjp(lambda x: F.silu(x) * x, _float(at.a))
+        return pull(out)[0]
+
+
+def _vmap(at: At) -> Tensor:
+    return torch.vmap(lambda x: F.silu(x) * x.sum())(_float(at.a))
+
+
+def _jvp(at: At) -> Tensor:
+    return torch.func.jvp(lambda x: x.tanh() * x, (_float(at.a),), (torch.ones_like(at.a),))[1]
 
 
 def _nested(at: At) -> Tensor:
@@ -243,6 +292,141 @@ def _nested(at: At) -> Tensor:
 def _autocast(at: At) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return F.silu(F.conv2d(at.a, at.net.w3, at.net.b3, padding=1))
+
+
+def _cast(enabled: bool = True) -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16, enabled=enabled)
+
+
+def _islands(at: At) -> Tensor:
+    """Norm, softmax and product in float32 inside of convolutions in bfloat16, as mixed precision training does."""
+    with _cast():
+        y = F.silu(F.conv2d(at.a, at.net.w3, at.net.b3, padding=1))
+        with _cast(enabled=False):
+            y = F.layer_norm(y.float(), (4,), at.net.gamma, at.net.beta).softmax(-1) * at.a
+        return F.gelu(F.conv2d(y, at.net.w1))
+
+
+def _spatial_transformer(at: At) -> Tensor:
+    with _cast():
+        y = F.conv2d(at.a, at.net.w1)
+        theta = at.net.w1.view(-1)[:6].view(1, 2, 3).expand(len(y), 2, 3)
+        return F.grid_sample(y, F.affine_grid(theta, list(y.shape), align_corners=False), align_corners=False)
+
+
+def _norm_cast(at: At, is_tracked: bool, *, has_conv: bool = True) -> Tensor:
+    """Return a norm without weights, as `BatchNorm2d(affine=False)`."""
+    statistics = (at.net.mean1, at.net.var1) if is_tracked else (None, None)
+    with _cast():
+        x = F.conv2d(at.a, at.net.w3, padding=1) if has_conv else at.a.bfloat16()
+        return F.silu(F.batch_norm(x, *statistics, training=True))
+
+
+def _wide(at: At) -> Tensor:
+    """Return eight channels, from which the kernels that replace those of torch run."""
+    return torch.cat([at.a, at.b], 1)
+
+
+def _statistics(at: At) -> tuple[Tensor, Tensor]:
+    return at.net.mean1.repeat(2), at.net.var1.repeat(2)
+
+
+def _gradient_inside(at: At, *, has_graph: bool) -> Tensor:
+    """Return the gradient of an energy, as force fields and samplers compute it."""
+    x = _float(at.a) if has_graph else _float(at.a).detach().requires_grad_()
+    energy = F.silu(F.conv2d(x, at.net.w3, at.net.b3, padding=1)).square().sum()
+    (gradient,) = torch.autograd.grad(energy, x, create_graph=has_graph)
+    return 0.1 * gradient
+
+
+def _inner_steps(at: At, *, is_second_order: bool) -> Tensor:
+    """Return a convolution with a weight that was adapted by gradient descent."""
+    weight, data = at.net.w3, _float(at.a) if is_second_order else _float(at.a).detach()
+    for _ in range(at.k + 1):
+        loss = (F.silu(F.conv2d(data, weight, padding=1)) - at.b.detach()).square().mean()
+        (gradient,) = torch.autograd.grad(loss, weight, create_graph=is_second_order)
+        weight = weight - 0.1 * gradient
+    return F.conv2d(at.a, weight, padding=1)
+
+
+def _langevin(at: At) -> Tensor:
+    x = _float(at.a).detach()
+    for _ in range(at.k + 1):
+        x.requires_grad_()
+        energy = F.conv2d(x, at.net.w1).tanh().sum()
+        x = (x - 0.1 * torch.autograd.grad(energy, x)[0]).detach() + 0.01 * torch.randn_like(x)
+    return x * at.a
+
+
+def _integrate(at: At) -> Tensor:
+    """Return the mean output of leaky integrators."""
+    h, outputs = _float(at.a), []
+    for _ in range((12, 50, 200)[at.k]):
+        h = 0.9 * h + at.b
+        outputs.append(h.tanh())
+    return torch.stack(outputs).mean(0)
+
+
+def _spike(at: At) -> Tensor:
+    """Return how much a chain of gates passes, which reset what they pass."""
+    v, total = _float(at.a), torch.zeros(())
+    for _ in range((12, 50, 200)[at.k]):
+        v = 0.8 * v + 0.3 * at.b
+        gate = (4 * v - 2).sigmoid()
+        v = v * (1 - gate)
+        total = total + gate
+    return total
+
+
+def _frozen_relu(at: At, has_norm: bool = False) -> Tensor:
+    """Return what a frozen layer and a ReLU in place give."""
+    y = F.conv2d(at.a * 1.0, at.net.w3.detach(), padding=1)
+    if has_norm:
+        y = F.batch_norm(y, at.net.mean1, at.net.var1, at.net.gamma.detach(), at.net.beta.detach())
+    return F.relu_(y)
+
+
+def _head(at: At) -> Callable[[Tensor], Tensor]:
+    return lambda y: F.silu(F.conv2d(y, at.net.w1)) * y
+
+
+def _on_cpu(at: At, x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return _head(at)(x)
+
+
+def _replaced(at: At, function: Callable[[Tensor], Tensor]) -> None:
+    at.a.data = function(at.a.data)
+
+
+def _binary(at: At) -> Tensor:
+    """Return a convolution with the signs of a weight, which then has its own numbers again."""
+    weight = at.net.w3
+    before = weight.data
+    weight.data = before.sign()
+    out = F.conv2d(at.a, weight, padding=1)
+    weight.data = before
+    return out
+
+
+def _codebook(at: At) -> Tensor:
+    """Return entries of a codebook, which then moves."""
+    big = at.net.big
+    out = at.a * big.sigmoid()
+    big.data = 0.9 * big.data + 0.1 * _float(at.a).data.float()
+    return out
+
+
+def _cond(at: At) -> Tensor:
+    return torch.ops.higher_order.cond(
+        at.a.sum() > 0, lambda x: (x.sin(),), lambda x: (F.silu(x),), (_float(at.a).clone(),)
+    )[0]
+
+
+def _while_loop(at: At) -> Tensor:
+    start = _float(at.a).detach().clone(), torch.tensor(0)
+    end = torch.ops.higher_order.while_loop(lambda x, i: i < 3, lambda x, i: (0.9 * x, i + 1), start, ())
+    return end[0] * at.a
 
 
 def _norm(net: Any, x: Tensor, which: str, training: bool = True) -> Tensor:
@@ -422,7 +606,7 @@ KINDS: dict[str, Operations] = {
         "vector_mul_": _without(lambda at: at.net.gamma.mul_(0.9)),
     },
     "parameter behind autograd": {
-        "parameter_data_": lambda at: at.net.p.data.mul_(0.9), "parameter_swap_": _swap,
+        "parameter_data_": lambda at: at.net.p.data.mul_(0.9),
         "scale_data_": lambda at: at.net.scale.data.mul_(0.9),
     },
     "function": {
@@ -450,16 +634,76 @@ KINDS: dict[str, Operations] = {
         "nested": _nested, "autocast": _autocast,
         "no_grad_mean": torch.no_grad()(lambda at: at.a.sigmoid() * at.a.mean()),
     },
-    "transform": {"func_grad": _gradient_inside},
+    "transform": {"func_grad": _func_grad, "func_vjp": _func_vjp, "vmap": _vmap, "jvp": _jvp},
+    "layout": {
+        "rows": lambda at: at.a.view(at.a.size(0), -1), "flat": lambda at: at.a.view(-1),
+        "by_stride": lambda at: at.a * (1 + sum(stride % 7 for stride in at.a.stride())),
+        "by_layout": lambda at: at.a * (2 if at.a.is_contiguous(memory_format=torch.channels_last) else 1),
+        "wide": _wide, "wide_max_pool": lambda at: F.max_pool2d(_wide(at), 2, ceil_mode=at.k == 1),
+        "wide_max_pool_1": lambda at: F.max_pool2d(_wide(at), at.a.shape[-2:]),
+        "wide_norm": lambda at: F.batch_norm(_wide(at), None, None, training=True),
+        "wide_norm_tracked": lambda at: F.batch_norm(_wide(at), *_statistics(at), training=True),
+        "adaptive_max_pool": lambda at: F.adaptive_max_pool2d(at.a, at.k + 1),
+        "adaptive_avg_pool": lambda at: F.adaptive_avg_pool2d(at.a, at.k + 2),
+        "max_pool_1": lambda at: F.max_pool2d(at.a, at.a.shape[-2:]),
+        "avg_pool_1": lambda at: F.avg_pool2d(at.a, at.a.shape[-2:]),
+        "first_channels_last": lambda at: at.a[:1].contiguous(memory_format=torch.channels_last),
+        "pooled_rows": lambda at: F.adaptive_avg_pool2d(F.max_pool2d(_wide(at), at.a.shape[-2:]), 4).view(2, -1),
+        "one_channel": lambda at: at.a[:, :1].contiguous(), "one_row": lambda at: at.a[:, :, :1],
+        "other_strides": lambda at: at.a[:1].as_strided((1, *at.a.shape[1:]), (7, *at.a.stride()[1:])),
+    },
+    "replaced data": {
+        "binarized_": lambda at: _replaced(at, torch.sign), "halved_": lambda at: _replaced(at, lambda x: 0.5 * x),
+        "replaced_by_": lambda at: setattr(at.a, "data", at.b.data.clone()), "binary_conv": _binary,
+        "scale_replaced_": lambda at: setattr(at.net.scale, "data", at.net.scale * 0.9), "codebook": _codebook,
+        "parameter_swap_": _swap,
+    },
+    "cast": {
+        "islands": _islands, "spatial_transformer": _spatial_transformer,
+        "norm_cast": lambda at: _norm_cast(at, False), "norm_cast_tracked": lambda at: _norm_cast(at, True),
+        "norm_of_bfloat16": lambda at: _norm_cast(at, True, has_conv=False),
+    },
+    "region": {
+        "autocast_on_": lambda at: at.net.enter(_cast()), "autocast_off_": lambda at: at.net.enter(_cast(False)),
+        "no_grad_on_": lambda at: at.net.enter(torch.no_grad()), "leave_": lambda at: at.net.leave(),
+        "save_on_cpu_": lambda at: at.net.enter(torch.autograd.graph.save_on_cpu()),
+    },
+    "gradient inside": {
+        "gradient": lambda at: _gradient_inside(at, has_graph=False),
+        "force": lambda at: _gradient_inside(at, has_graph=True), "langevin": _langevin,
+        "maml": lambda at: _inner_steps(at, is_second_order=True),
+        "maml1": lambda at: _inner_steps(at, is_second_order=False),
+    },
+    "chain": {"integrate": _integrate, "spike": _spike},
+    "subclass": {
+        "tag": lambda at: at.a.as_subclass(Tagged), "untag": lambda at: at.a.as_subclass(Tensor),
+        "tagged_silu": lambda at: F.silu(F.conv2d(at.a.as_subclass(Tagged), at.net.w1)) * at.b,
+    },
+    "higher order": {"cond": _cond, "while_loop": _while_loop},
+    "frozen": {
+        "frozen_relu": _frozen_relu, "frozen_norm_relu": lambda at: _frozen_relu(at, True),
+        "frozen_checkpoint": lambda at: checkpoint(_head(at), _frozen_relu(at, at.k == 1), use_reentrant=False),
+        "frozen_on_cpu": lambda at: _on_cpu(at, _frozen_relu(at, at.k == 1)),
+        "frozen_saves": lambda at: Saves.apply(_frozen_relu(at, at.k == 1)),
+        "frozen_middle": lambda at: Middle.apply(_frozen_relu(at, at.k == 1)),
+        "frozen_shows": lambda at: Shows.apply(_frozen_relu(at, at.k == 1)),
+        "frozen_operator": lambda at: half_square(_frozen_relu(at, at.k == 1)), "on_cpu": lambda at: _on_cpu(at, at.a),
+    },
 }  # fmt: skip
 #: How often a kind is drawn.
 WEIGHTS: dict[str, float] = {
     "layer": 16, "norm": 10, "activation": 14, "elementwise": 22, "promotion": 4, "shape": 10, "view": 10,
     "several views": 9, "alias": 9, "in place": 10, "write": 6, "write into a view": 6, "write through an alias": 3,
     "write behind autograd": 0.2, "refill": 0.3, "buffer": 6, "parameter": 4, "parameter behind autograd": 0.2,
-    "function": 4, "inference": 1, "random": 4, "operator": 1.5, "context": 2, "transform": 0.05,
+    "function": 4, "inference": 1, "random": 4, "operator": 1.5, "context": 2, "transform": 1,
+    "layout": 6, "replaced data": 1, "cast": 1.5, "region": 1.5, "gradient inside": 1, "chain": 1, "subclass": 0.8,
+    "higher order": 0.6, "frozen": 2,
 }  # fmt: skip
-ORDINARY = ("layer", "norm", "activation", "elementwise", "shape", "view", "several views", "alias")
+ORDINARY = (
+    "layer", "norm", "activation", "elementwise", "shape", "view", "several views", "alias", "layout", "cast", "frozen",
+)  # fmt: skip
+#: What torch.compile does not capture, or not as eager torch runs it.
+EAGER = {"layout", "replaced data", "cast", "region", "gradient inside", "chain", "subclass", "higher order", "frozen"}
 #: The same between forward and backward.
 BETWEEN: dict[str, float] = {
     "in place": 8, "write": 6, "write into a view": 5, "write through an alias": 4, "write behind autograd": 1,
@@ -471,7 +715,7 @@ KIND_OF = {name: kind for kind, operations in KINDS.items() for name in operatio
 #: What overwrites memory, where a RecipeError may be right.
 WRITES = {
     "in place", "write", "write into a view", "write through an alias", "write behind autograd", "buffer", "parameter",
-    "function", "operator", "norm", "random", "refill", "parameter behind autograd",
+    "function", "operator", "norm", "random", "refill", "parameter behind autograd", "replaced data",
 }  # fmt: skip
 
 
@@ -512,7 +756,8 @@ class Program:
     - `later`: steps between two backward passes.
     - `returns`: the names of what forward returns.
     - `loss`: of them, those that the loss is made of.
-    - `backward`: "once", "retained" (twice), "double" (of a gradient) or "parts" (one for each output).
+    - `backward`: "once", "retained" (twice), "double" (of a gradient), "penalty" (of a gradient, with the loss) or
+      "parts" (one for each output).
     - `is_early`: whether the loss is computed before the steps between.
     - `forwards`: passes before the first backward.
     - `is_module`: whether the network itself is made lean, and not what is inside of a `Rematerializer`.
@@ -676,9 +921,9 @@ class Runner:
             execute(step, net, tensors)
 
     def run(self) -> Result:
-        is_truth = self.way == "truth"
+        self.hooks = clones_of_saved() if self.way == "truth" else nullcontext()
         try:
-            with warnings.catch_warnings(), clones_of_saved() if is_truth else nullcontext():
+            with warnings.catch_warnings(), self.hooks:
                 warnings.simplefilter("ignore")
                 self._run()
         except Exception as error:
@@ -692,6 +937,7 @@ class Runner:
         inputs, weights, buffers = TEMPLATES[seed % len(TEMPLATES)]
         torch.default_generator.manual_seed(seed)  # manual_seed() notes a traceback for each kind of device
         net = Network(weights, buffers)
+        net.hooks = self.hooks
         given = {name: tensor.clone() for name, tensor in inputs.items()}
         for name in "xye":
             given[name].requires_grad_()
@@ -758,6 +1004,13 @@ class Runner:
             elif how == "parts":
                 for loss in losses:
                     loss.backward(retain_graph=True)
+            elif how == "penalty":
+                of = [given[name] for name in "xy"]
+                gradients = torch.autograd.grad(losses, of, create_graph=True, allow_unused=True)
+                penalties = [
+                    (each.square().sum((1, 2, 3)) - 1).square().sum() for each in gradients if each is not None
+                ]
+                torch.autograd.backward([*losses, *(each for each in penalties if each.requires_grad)])
             else:
                 gradients = torch.autograd.grad(
                     losses, [leaf for _, leaf in leaves], create_graph=True, allow_unused=True
@@ -930,7 +1183,8 @@ def _is_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 def _told(result: Result) -> str:
-    return f"{type(result.error).__name__} in {result.stage}: {str(result.error).splitlines()[0][:160]}"
+    line = re.sub(r" object at 0x\w+", "", str(result.error).splitlines()[0])
+    return f"{type(result.error).__name__} in {result.stage}: {line[:160]}"
 
 
 def _may_raise(program: Program) -> bool:
@@ -951,7 +1205,7 @@ class Writer(Runner):
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         r = self.random
-        backward = r.choices(["once", "retained", "parts", "double"], [12, 3, 3, 2])[0]
+        backward = r.choices(["once", "retained", "parts", "double", "penalty"], [12, 3, 3, 2, 2])[0]
         is_module = r.random() < 0.25
         program = Program(
             (), "", "", backward=backward, is_early=r.random() < 0.6, forwards=2 if r.random() < 0.12 else 1,
@@ -1054,8 +1308,10 @@ def compiled_programs(count: int, seed: int) -> Iterator[tuple[Program, Verdict]
         program, truth = write(seed * 10**9 + index)
         # Dynamo does not know that an array shares its memory with a tensor.
         writes_array = any(KIND_OF[step.name] == "refill" for step in program.forward)
-        if truth.error is None and not writes_array and not {KIND_OF[step.name] for step in program.steps} & HIDES:
-            program = replace(program, backward="once" if program.backward == "double" else program.backward)
+        kinds = {KIND_OF[step.name] for step in program.steps}
+        if truth.error is None and not writes_array and not kinds & (HIDES | EAGER):
+            is_double = program.backward in ("double", "penalty")
+            program = replace(program, backward="once" if is_double else program.backward)
             yield program, judge_compiled(program)
 
 

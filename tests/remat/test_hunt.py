@@ -129,6 +129,48 @@ FOUND: dict[str, Program] = {
         h = unfold(a)
         l = tanh_(h)
     """, returns="a", budget="40 FLOP/B"),
+    "A checkpoint saves what a frozen convolution and a ReLU in place have computed.": program("""
+        a = frozen_checkpoint(x)
+    """, returns="a"),
+    "A norm without weights chooses its kernel by its running statistics, under autocast.": program("""
+        a = norm_cast_tracked(x)
+    """, returns="a"),
+    "A norm of bfloat16 without weights chooses its kernel by its running statistics.": program("""
+        a = norm_of_bfloat16(x)
+    """, returns="a"),
+    "A max pool to one element is enlarged, and then viewed.": program("""
+        a = wide_max_pool_1(x, y)
+        b = adaptive_avg_pool(a, 2)
+        c = rows(b)
+    """, returns="c"),
+    "A max pool to one element has other strides.": program("""
+        a = wide_max_pool_1(x, y)
+        b = adaptive_avg_pool(a, 1)
+        c = by_stride(b)
+    """, returns="c"),
+    "A norm of one image with a stride that nothing reads has other strides.": program("""
+        a = wide(x, y)
+        a = row(a)
+        a = other_strides(a)
+        b = norm_plain(a)
+        b = by_stride(b)
+    """, returns="b"),
+    "An operator under autocast calls a matrix product in its kernel.": program("""
+        a = spatial_transformer(x)
+    """, returns="a"),
+    "The data of an activation is replaced after its use.": program("""
+        a = conv(x)
+        b = silu(a)
+        b = binarized_(a)
+        c = silu(a)
+        d = conv(c)
+    """, returns="d"),
+    "A condition of tensors chooses a branch.": program("""
+        a = cond(x)
+    """, returns="a"),
+    "A loop runs while tensors say so.": program("""
+        a = while_loop(x)
+    """, returns="a"),
     "Backward runs inside of the recording.": program("""
         g = channels_last(x)
         d = shift(e)
