@@ -27,6 +27,21 @@ class RecipeError(ZooError, RuntimeError):
     """An input of a recipe was overwritten or freed between forward and backward."""
 
 
+class SavedTensor:
+    """A tensor that is saved itself, held by autograd and by all recipes that start from it; None once it is not."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        # Without its graph, which may hold what is saved: that would be a reference cycle. Another object than the
+        # tensor in any case, so that it dies with what holds it.
+        self.tensor: Tensor | None = detach(tensor)
+        self.version = tensor._version
+
+    def unpack(self) -> Tensor:
+        """Return the tensor; RecipeError if it was overwritten."""
+        assert self.tensor is not None, "what autograd holds is saved"
+        return unmodified(self.tensor, self.version)
+
+
 class TrackedTensor:
     """The contents of a tensor between two in-place writes.
 
@@ -49,20 +64,36 @@ class TrackedTensor:
         self.live: Callable[[], Tensor | None] = weakref.ref(tensor)
         self.memory = weakref.ref(tensor.untyped_storage())
         self.stride, self.dtype = tensor.stride(), tensor.dtype
-        self.kept: Tensor | None = None
+        self._saved: Callable[[], SavedTensor | None] = _nothing
         self.readers = 0  # number of handles that autograd holds
         self.waiting = 0  # number of handles that this backward pass has not unpacked yet
         self.depth = 0  # length of the longest chain of recomputed saved tensors that it depends on
         self.through: Sequence[TrackedTensor] = ()  # unsaved intermediates that its recipe recomputes
+        self.starts: tuple[Any, ...] = ()  # what its recipe starts from: saved tensors, and ``starts`` of others
         self.recipes = 0  # number of recipes that have it as an unsaved intermediate
 
-    def keep(self, tensor: Tensor) -> None:
-        """Save the tensor itself in place of its recipe."""
-        self.kept, self.version, self.recipe = detached(tensor), tensor._version, None
+    @property
+    def saved(self) -> SavedTensor | None:
+        """What is held of the tensor if it is saved itself."""
+        return self._saved()
 
-    def adopt(self, depth: int, through: Sequence[TrackedTensor]) -> None:
+    @property
+    def kept(self) -> Tensor | None:
+        """The tensor, if it is saved itself."""
+        saved = self._saved()
+        return None if saved is None else saved.tensor
+
+    def keep(self, tensor: Tensor) -> SavedTensor:
+        """Save the tensor itself, as long as what is returned lives, in place of its recipe."""
+        saved = SavedTensor(tensor)
+        self._saved, self.version = weakref.ref(saved), saved.version
+        if self.recipes == 0:  # other recipes run through it
+            self.recipe = None
+        return saved
+
+    def adopt(self, depth: int, through: Sequence[TrackedTensor], starts: tuple[Any, ...]) -> None:
         """Save the recipe, which recomputes the intermediates ``through``, in place of the tensor."""
-        self.depth, self.through = depth, through
+        self.depth, self.through, self.starts = depth, through, starts
         for value in (self, *through):
             assert value.recipe is not None, "an intermediate of a recipe has a recipe"
             value.recipe.parts = ()
@@ -74,7 +105,7 @@ class TrackedTensor:
         for value in self.through:
             value.recipes -= 1
             value.drop_if_unused()
-        self.through = ()
+        self.through = self.starts = ()
         self.drop_if_unused()
 
     def drop_if_unused(self) -> None:
@@ -85,7 +116,8 @@ class TrackedTensor:
     @property
     def is_external(self) -> bool:
         """Whether its memory belongs to numpy, another process or the like, which may write at any time."""
-        tensor = self.live() if self.kept is None else self.kept
+        kept = self.kept
+        tensor = self.live() if kept is None else kept
         return tensor is not None and not tensor.untyped_storage().resizable()
 
     @property
@@ -95,7 +127,12 @@ class TrackedTensor:
 
     def available(self) -> Tensor | None:
         """Return the tensor if it is saved or stored, else None; RecipeError if it was overwritten."""
-        return self.store.get(self) if self.kept is None else unmodified(self.kept, self.version)
+        kept = self.kept
+        return self.store.get(self) if kept is None else unmodified(kept, self.version)
+
+
+def _nothing() -> None:
+    return None
 
 
 def detached(tensor: Tensor) -> Tensor:
@@ -179,6 +216,7 @@ class SavedHandle:
 
     def __init__(self, value: TrackedTensor) -> None:
         self.value = value
+        self._saved = value.saved  # holds it
         value.readers += 1
         value.waiting += 1
 

@@ -159,6 +159,7 @@ def _can_sum_side_by_side(x: Tensor, *args: Any) -> bool:
         and type(x) is Tensor
         and x.dtype is torch.float32
         and x.is_contiguous()
+        and (1 not in x.shape or x.stride() == _contiguous_strides(x))  # torch's output has these
         and x.ndim > 2
         and x.shape[1] % VECTOR == 0
         and x.numel() > x.shape[0] * x.shape[1]  # torch sums single positions in another order
@@ -166,6 +167,10 @@ def _can_sum_side_by_side(x: Tensor, *args: Any) -> bool:
         and all(each is None or (each.dtype is torch.float32 and each.is_contiguous()) for each in vectors)
         and batch_norm_is_exact()
     )
+
+
+def _contiguous_strides(x: Tensor) -> tuple[int, ...]:
+    return tuple(prod(x.shape[dim + 1 :]) for dim in range(x.ndim))
 
 
 #: Operations -> functions with the same bits that take less time, in forward too.

@@ -25,6 +25,9 @@ class EagerDispatchMode(TorchDispatchMode):
     torch.compile compiles nothing while the mode is active; `never_compile` hides `__torch_dispatch__` itself.
     """
 
+    #: Higher-order operators, such as `torch.cond`, call `__torch_dispatch__` too.
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
@@ -87,6 +90,9 @@ AUTOCAST_KEYS = {"cpu": _C.DispatchKey.AutocastCPU, "cuda": _C.DispatchKey.Autoc
 
 #: Returns a context with a `torch.library.Library` whose registrations end with the context.
 scoped_library: Callable[[str, str], AbstractContextManager[Any]] = torch.library._scoped_library
+
+#: The class of operators that call functions, such as `torch.cond`. They have no schema.
+HigherOrderOperator: Any = torch._ops.HigherOrderOperator
 
 OperatorOverload: Any = torch._ops.OpOverload  #: the class of an operator such as `torch.ops.aten.add.Tensor`
 

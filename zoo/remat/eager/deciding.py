@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from zoo.remat.budget import INPUT, INTERMEDIATE, RECOMPUTED, Decision
 from zoo.remat.eager.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_plain
-from zoo.remat.recipes import Recipe, SavedHandle, TrackedTensor, detached
+from zoo.remat.recipes import Recipe, SavedHandle, SavedTensor, TrackedTensor, detached
 from zoo.remat.rules import CONCATENATE, Operation, rule_of
 from zoo.torch_internals.data import memory_id, storage_id
 
@@ -23,6 +23,8 @@ WITH_BUDGET = "recomputed only if the budget allows it"  # another
 SMALL = "small"  # another
 NOT_SMALLER = "the inputs of its recipe are not smaller"  # another
 FREED = "an input of its recipe was freed"  # another
+TOO_LONG = "its recipe would be too long"  # another
+MAX_THROUGH = 16  # unsaved intermediates of a recipe: bounds the search, and the work of backward
 
 
 class Inputs(NamedTuple):
@@ -31,11 +33,13 @@ class Inputs(NamedTuple):
     Args:
     - `through`: intermediates that it recomputes.
     - `starts`: its inputs, which are saved with it.
+    - `recomputed`: its inputs whose own recipes are saved.
     - `depth`: length of the longest chain of recomputed saved tensors that it depends on.
     """
 
     through: list[TrackedTensor]
     starts: list[tuple[TrackedTensor, Tensor]]
+    recomputed: list[TrackedTensor]
     depth: int
 
 
@@ -43,13 +47,13 @@ class Tie(NamedTuple):
     """A tensor that is saved because the inputs of its recipe are not smaller.
 
     Args:
-    - `value`: the tensor, whose recipe it no longer refers to.
+    - `value`: a weak reference to the tensor, which no longer refers to its recipe.
     - `recipe`: that recipe.
     - `version`: the version that the tensor had.
     - `position`: index of the decision in the log, if there is one.
     """
 
-    value: TrackedTensor
+    value: weakref.ref[TrackedTensor]
     recipe: Recipe
     version: int
     position: int
@@ -132,12 +136,12 @@ class Decider:
         # address of the storage of such an input -> addresses of the saved tensors
         self._awaiting: dict[int, list[int]] = {}
         # address of a storage -> inputs of recipes in it, which autograd's own version check does not cover
-        self._started_from: dict[int, set[TrackedTensor]] = {}
+        self._started_from: dict[int, weakref.WeakSet[TrackedTensor]] = {}
 
     def pack(self, tensor: Tensor) -> Any:
         """Return what autograd holds in place of a tensor, of which backward reads the elements.
 
-        It is a `SavedHandle`, or a tensor and its version.
+        It is a `SavedHandle`, a `SavedTensor`, or a tensor and its version.
         """
         if self._log is None:  # the most frequent cases, which the rest would decide in the same way
             if type(tensor) is Parameter:
@@ -152,7 +156,8 @@ class Decider:
                 self.decide(tensor, NOT_RECOMPUTABLE, is_kept=True)
                 return tensor, tensor._version
             value = self._tracker.note(tensor, None, 0, tensor._version)
-        if value.readers == 0 and value.kept is None:
+        saved = value.saved
+        if value.readers == 0 and saved is None:
             reason = self.reason_to_keep(value, tensor)
             if reason is None:
                 self.decide(tensor, RECOMPUTED)
@@ -160,14 +165,15 @@ class Decider:
                 price = self._log.price_of_freed(value) if reason is FREED and self._log is not None else None
                 self.decide(tensor, reason, is_kept=True, price_of_freed=price)
                 tie = self._tie_of(value, tensor) if reason is NOT_SMALLER else None
-                value.keep(tensor)
+                saved = value.keep(tensor)
                 if tie is not None:
                     self._ties[memory_id(tensor)] = tie
                 value.is_copied = tensor.nbytes < self._tracker.smallest_bytes and not is_parameter(tensor)
                 if value.recipes > 0:  # it was an intermediate of theirs and is an input now
                     self._start_from(value, tensor)
-        is_final = value.kept is not None and memory_id(tensor) not in self._ties
-        return (value.kept, value.version) if is_final else SavedHandle(value)
+        # A copy of the tensor has the same contents in other memory.
+        is_final = saved is not None and saved.tensor is not None and memory_id(saved.tensor) not in self._ties
+        return saved if is_final else SavedHandle(value)
 
     def decide(self, tensor: Tensor, reason: str, is_kept: bool = False, price_of_freed: float | None = None) -> None:
         """Record the decision to save the memory of a tensor, or not to."""
@@ -178,7 +184,7 @@ class Decider:
             self._log.decisions.append(self._log.decision(tensor, new_bytes, is_kept, reason, price_of_freed))
         if is_kept:
             address = memory_id(tensor)
-            self._kept.add(address)
+            self._kept.keep(tensor)
             self._ties.pop(address, None)  # its memory is saved for another reason too
             for tied in self._awaiting.pop(address, ()):
                 self._decide_again(tied)
@@ -197,7 +203,7 @@ class Decider:
         if storage_id(storage) in self._kept:
             return "shares memory that is saved anyway"
         found = self._search(value, own_bytes, set())
-        if isinstance(found, str):
+        if isinstance(found, str) and found is not TOO_LONG:
             stops = self._cheapest_starts(value)
             if stops:
                 found = self._search(value, own_bytes, stops)
@@ -212,9 +218,10 @@ class Decider:
         The write is legal: in plain training nothing would need the old contents.
         """
         for value in self._started_from.pop(address, ()):
-            if value.kept is not None:
-                self._kept.release(value.kept)
-                value.keep(copy_of(value.kept))
+            saved = value.saved
+            if saved is not None and saved.tensor is not None:
+                saved.tensor = copy_of(saved.tensor)
+                saved.version = value.version = saved.tensor._version
                 value.is_copied = False
                 value.clock = self._tracker.clock
 
@@ -225,18 +232,22 @@ class Decider:
         for source in _starts_of(value):
             if (start := source.live()) is not None:
                 self._awaiting.setdefault(memory_id(start), []).append(memory_id(tensor))
-        return Tie(value, value.recipe, value.version, 0 if self._log is None else len(self._log.decisions) - 1)
+        return Tie(
+            weakref.ref(value), value.recipe, value.version, 0 if self._log is None else len(self._log.decisions) - 1
+        )
 
     def _decide_again(self, address: int) -> None:
         """Save the recipe of a tensor in place of the tensor, if its inputs are smaller now."""
         tie = self._ties.pop(address, None)
-        if tie is None or tie.value.kept is None or tie.value.readers == 0:
+        value = None if tie is None else tie.value()
+        saved = None if value is None else value.saved
+        if tie is None or value is None or saved is None or saved.tensor is None or value.readers == 0:
             return
-        value, kept, version = tie.value, tie.value.kept, tie.value.version
-        value.kept, value.version, value.recipe = None, tie.version, tie.recipe
+        kept, version = saved.tensor, value.version
+        saved.tensor, value.version, value.recipe = None, tie.version, tie.recipe
         found = self._search(value, kept.untyped_storage().nbytes(), set())
         if isinstance(found, str) or kept._version != version or value in self._started_from.get(address, ()):
-            value.kept, value.version, value.recipe = kept, version, None
+            saved.tensor, value.version, value.recipe = kept, version, None
             if found is NOT_SMALLER:
                 self._ties[address] = tie
             return
@@ -248,11 +259,10 @@ class Decider:
 
     def _adopt(self, value: TrackedTensor, inputs: Inputs) -> None:
         """Save the recipe of a tensor, and the inputs of the recipe."""
-        value.adopt(inputs.depth, inputs.through)
         if self._log is not None:
             self._log.note_intermediates(inputs.through)
-        for source, start in inputs.starts:
-            self._start_from(source, start)
+        starts = [self._start_from(source, start) for source, start in inputs.starts]
+        value.adopt(inputs.depth, inputs.through, (*starts, *(each.starts for each in inputs.recomputed)))
 
     def _search(self, value: TrackedTensor, own_bytes: int, stops: set[TrackedTensor]) -> Inputs | str:
         """Return what a recipe needs if its inputs take fewer than ``own_bytes``, and otherwise why it is not saved.
@@ -260,8 +270,11 @@ class Decider:
         Intermediates in ``stops`` are inputs.
         """
         assert value.recipe is not None, "only recipes have inputs"
+        # Prefer the parts of a concatenation to the whole: they are often parts of the next one too (DenseNet).
+        limit = own_bytes if value.recipe.operation is CONCATENATE else own_bytes - 1
         through: list[TrackedTensor] = []
         starts: list[tuple[TrackedTensor, Tensor]] = []
+        recomputed: list[TrackedTensor] = []
         costs: dict[int, int] = {}
         seen, pending, depth = {value}, [value.recipe], 0
         while pending:
@@ -269,13 +282,17 @@ class Decider:
                 if source in seen:
                     continue
                 seen.add(source)
-                if source.kept is None and source.readers > 0:  # its own recipe is saved, so that its inputs are
+                kept = source.kept
+                if kept is None and source.readers > 0:  # its own recipe is saved, so that its inputs are
                     depth = max(depth, source.depth + 1)
-                elif source.kept is None and source.recipe is not None and source not in stops:
+                    recomputed.append(source)
+                elif kept is None and source.recipe is not None and source not in stops:
+                    if len(through) == MAX_THROUGH:
+                        return TOO_LONG
                     through.append(source)
                     pending.append(source.recipe)
                 else:
-                    start = source.live() if source.kept is None else source.kept
+                    start = source.live() if kept is None else kept
                     if start is None:
                         return FREED
                     if source.is_external and not source.is_copied and not self._kept.is_permanent(start):
@@ -287,17 +304,15 @@ class Decider:
                     starts.append((source, start))
                     if source.is_copied:
                         costs[id(start)] = start.nbytes
-                    elif source.kept is None:
+                    elif kept is None:
                         memory = start.untyped_storage()
                         if storage_id(memory) not in self._kept:
                             costs[storage_id(memory)] = memory.nbytes()
-        # Prefer the parts of a concatenation to the whole: they are often parts of the next one too (DenseNet).
-        limit = own_bytes if value.recipe.operation is CONCATENATE else own_bytes - 1
         if sum(costs.values()) > limit:
             return NOT_SMALLER
         if depth > self._depth:
             return f"it would be the end of a chain of {depth} recipes"
-        return Inputs(through, starts, depth)
+        return Inputs(through, starts, recomputed, depth)
 
     def _cheapest_starts(self, target: TrackedTensor) -> set[TrackedTensor]:
         """Return the intermediates of a recipe that are alive and cost less than what they would be recomputed from."""
@@ -328,18 +343,17 @@ class Decider:
         memory = tensor.untyped_storage()
         return 0 if storage_id(memory) in self._kept else memory.nbytes()
 
-    def _start_from(self, value: TrackedTensor, tensor: Tensor) -> None:
-        """Save an input of recipes, or a copy of it that no in-place write can reach."""
+    def _start_from(self, value: TrackedTensor, tensor: Tensor) -> SavedTensor:
+        """Save an input of recipes, or a copy of it that no in-place write can reach, as long as the result lives."""
+        saved = value.saved
         if value.is_copied:
-            if value.kept is not None:
-                self._kept.release(value.kept)
             tensor = copy_of(tensor)
-            value.is_copied = False
-            value.clock, value.kept = self._tracker.clock, None
-        if value.kept is None:
+            value.is_copied, value.clock, saved = False, self._tracker.clock, None
+        if saved is None or saved.tensor is None:
             self.decide(tensor, INPUT, is_kept=True)
-            value.keep(tensor)
-        self._started_from.setdefault(memory_id(tensor), set()).add(value)
+            saved = value.keep(tensor)
+        self._started_from.setdefault(memory_id(tensor), weakref.WeakSet()).add(value)
+        return saved
 
 
 def _starts_of(value: TrackedTensor) -> Iterator[TrackedTensor]:
@@ -350,6 +364,8 @@ def _starts_of(value: TrackedTensor) -> Iterator[TrackedTensor]:
         for source in pending.pop().sources():
             if source in seen or source.kept is not None or source.readers > 0:
                 continue
+            if len(seen) > 2 * MAX_THROUGH:
+                return
             seen.add(source)
             if source.recipe is not None:
                 pending.append(source.recipe)

@@ -39,7 +39,13 @@ from zoo.remat.rules import (
     written_arguments,
 )
 from zoo.torch_internals.data import may_overlap, memory_id
-from zoo.torch_internals.dispatch import DisableTorchDispatch, autocast_of_caller, count_writes, resolve_views
+from zoo.torch_internals.dispatch import (
+    DisableTorchDispatch,
+    HigherOrderOperator,
+    autocast_of_caller,
+    count_writes,
+    resolve_views,
+)
 
 
 class Recorder:
@@ -177,6 +183,10 @@ def traits_of(operation: Operation) -> Traits:
     if id(operation) in _traits:
         return _traits[id(operation)]
     record: Callable[..., None] | None = None
+    if isinstance(operation, HigherOrderOperator):  # its outputs are saved, and it writes into none of its inputs
+        traits = Traits(operation, operation, Rule(operation, False, False), None, False, (), False)
+        _traits[id(operation)] = traits
+        return traits
     rule = rule_of(operation)
     if rule is not None:
         record = None if rule.overwrites else Recorder.record

@@ -108,6 +108,8 @@ class Rematerializer(EagerDispatchMode):
         self._contexts.__exit__(*error)
         if self._log is not None and self._decisions is not None:
             self._log += self._decisions.decisions
+        self._kept.close()
+        self._tracker.close()
         # Some of these refer to self: break the cycles.
         del self._contexts, self._hooks
         del self._kept, self._tracker, self._decisions, self._decider, self._recorder, self._frozen

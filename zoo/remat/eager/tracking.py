@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from zoo.torch_internals.dispatch import DisableTorchDispatch
 
 Memory = Callable[[], torch.UntypedStorage | None]
 
-SWEEP_INTERVAL = 32  # tensors noted between two searches for those that were freed
 # Smaller tensors are saved, as recomputing them costs more time than the memory is worth: smaller than the largest
 # output so far by `SMALL_RATIO`, within these limits.
 MIN_BYTES, MAX_BYTES, SMALL_RATIO = 2**14, 2**16, 64
@@ -39,6 +39,23 @@ class KeptMemory(set[int]):
         # address -> storage of parameters and buffers, as far as they were needed
         self._permanent: dict[int, torch.UntypedStorage] = {}
         self._has_all_permanent = False
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def keep(self, tensor: Tensor) -> None:
+        """Record that the memory of a tensor is saved. It is forgotten when it is freed."""
+        address = memory_id(tensor)
+        if address not in self:
+            self._alive[address] = weakref.ref(tensor.untyped_storage(), lambda _: self._forget(address))
+            self.add(address)
+
+    def close(self) -> None:
+        """Forget all memory: nothing asks for it any more."""
+        self._alive.clear()
+        self.clear()
+
+    def _forget(self, address: int) -> None:
+        self.discard(address)
+        self._alive.pop(address, None)
 
     def add_permanent(self, tensor: Tensor) -> None:
         """Record that the memory of a tensor stays alive anyway."""
@@ -58,11 +75,6 @@ class KeptMemory(set[int]):
         self.add_all_permanent()
         return memory_id(tensor) in self._permanent
 
-    def release(self, tensor: Tensor) -> None:
-        """Forget that the memory of a tensor is saved: a copy replaces it, so that its address may be reused."""
-        if not self.is_permanent(tensor):
-            self.discard(memory_id(tensor))
-
 
 class Tracker:
     """The contents of the tensors of a forward pass, and the writes into them, which ``clock`` counts.
@@ -77,11 +89,18 @@ class Tracker:
         self.smallest_bytes = MIN_BYTES if smallest_bytes is None else smallest_bytes
         # id of a tensor -> (weak reference to it, its version, a weak reference to its storage, its contents)
         self.known: dict[int, tuple[Callable[[], Tensor | None], int, Memory, TrackedTensor]] = {}
-        self._next_sweep = SWEEP_INTERVAL
+        # id of a storage -> its contents by their layout and version. Only once a subclass of Tensor was seen, whose
+        # operations wrap their outputs in new objects
+        self._by_memory: dict[int, dict[tuple[Any, ...], tuple[Memory, TrackedTensor]]] | None = None
         # address of a storage -> the value of the clock at the last write into it
         self._writes: dict[int, int] = {}
         self.clock = 0
         self._store = Store()
+
+    def close(self) -> None:
+        """Forget all tensors, and break the cycles of the weak references to them."""
+        self.known.clear()
+        self._by_memory = None
 
     def is_large(self, out: Any) -> bool:
         """Return whether an output is strided and large enough to recompute. Others are saved and serve as inputs.
@@ -100,16 +119,21 @@ class Tracker:
 
     def note(self, tensor: Tensor, recipe: Recipe | None, index: int, version: int) -> TrackedTensor:
         """Return the new contents of a tensor, which output ``index`` of a recipe recomputes."""
-        if len(self.known) > self._next_sweep:  # forget tensors that were freed, with the parts of their recipes
-            self.known = {key: entry for key, entry in self.known.items() if entry[0]() is not None}
-            self._next_sweep = len(self.known) + SWEEP_INTERVAL
         value = TrackedTensor(recipe, index, tensor, version, self._store, self.clock)
-        self.known[id(tensor)] = value.live, version, value.memory, value
+        self._know(tensor, version, value)
         return value
+
+    def _know(self, tensor: Tensor, version: int, value: TrackedTensor) -> None:
+        """Record the contents of a tensor until it is freed."""
+        key, memory = id(tensor), weakref.ref(tensor.untyped_storage())
+        live = weakref.ref(tensor, partial(self.known.pop, key))
+        self.known[key] = live, version, memory, value
+        if self._by_memory is not None:
+            self._note_memory(tensor, version, value)
 
     def note_copy(self, copy: Tensor, value: TrackedTensor) -> None:
         """Record that a copy of a tensor has the same contents."""
-        self.known[id(copy)] = weakref.ref(copy), copy._version, weakref.ref(copy.untyped_storage()), value
+        self._know(copy, copy._version, value)
 
     def note_writes(self, addresses: Sequence[int]) -> None:
         """Record a write into the memory at these addresses."""
@@ -121,7 +145,8 @@ class Tracker:
         """Return the current contents of a tensor; None if they were not recorded."""
         known = self.known.get(id(tensor))
         if known is None:
-            return None
+            is_exact = type(tensor) is Tensor or type(tensor) is Parameter
+            return None if is_exact else self._find_by_memory(tensor)
         live, version, memory, value = known
         if (
             live() is not tensor
@@ -130,6 +155,33 @@ class Tracker:
             or memory() is not tensor.untyped_storage()  # `tensor.data = other` changes no version
         ):
             return None
+        return value
+
+    def _note_memory(self, tensor: Tensor, version: int, value: TrackedTensor) -> None:
+        assert self._by_memory is not None
+        address = memory_id(tensor)
+        forget = partial(self._by_memory.pop, address)
+        contents = self._by_memory.setdefault(address, {})
+        contents[(version, *_layout_of(tensor))] = weakref.ref(tensor.untyped_storage(), forget), value
+
+    def _find_by_memory(self, tensor: Tensor) -> TrackedTensor | None:
+        """Return the current contents of a tensor that is another object for the same elements; else None."""
+        if not is_plain(tensor):
+            return None
+        if self._by_memory is None:
+            self._by_memory = {}
+            for live, version, _, value in self.known.values():
+                if (each := live()) is not None:
+                    self._note_memory(each, version, value)
+        found = self._by_memory.get(memory_id(tensor), {}).get((tensor._version, *_layout_of(tensor)))
+        if found is None:
+            return None
+        memory, value = found
+        if memory() is not tensor.untyped_storage() or self.was_written(tensor, value):
+            return None
+        if value.live() is None:
+            value.live = weakref.ref(tensor)
+        self._know(tensor, tensor._version, value)
         return value
 
     def was_written(self, tensor: Tensor, value: TrackedTensor) -> bool:
@@ -182,6 +234,10 @@ class Tracker:
         if is_small:
             value.live = lambda: tensor  # a parameter that may be created for this call alone
         return value
+
+
+def _layout_of(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
 
 
 def is_plain(tensor: Tensor) -> bool:
