@@ -696,7 +696,7 @@ WEIGHTS: dict[str, float] = {
     "several views": 9, "alias": 9, "in place": 10, "write": 6, "write into a view": 6, "write through an alias": 3,
     "write behind autograd": 0.2, "refill": 0.3, "buffer": 6, "parameter": 4, "parameter behind autograd": 0.2,
     "function": 4, "inference": 1, "random": 4, "operator": 1.5, "context": 2, "transform": 1,
-    "layout": 6, "replaced data": 1, "cast": 1.5, "region": 1.5, "gradient inside": 1, "chain": 1, "subclass": 0.8,
+    "layout": 6, "replaced data": 1, "cast": 1.5, "region": 3, "gradient inside": 1, "chain": 1, "subclass": 0.8,
     "higher order": 0.6, "frozen": 2,
 }  # fmt: skip
 ORDINARY = (

@@ -165,6 +165,9 @@ FOUND: dict[str, Program] = {
         c = silu(a)
         d = conv(c)
     """, returns="d"),
+    "The data of a buffer is replaced after its use.": program("""
+        c = codebook(x)
+    """, returns="c", is_module=True),
     "A condition of tensors chooses a branch.": program("""
         a = cond(x)
     """, returns="a"),
