@@ -212,8 +212,13 @@ class Detector(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Any]:
         scores = self.norm(self.layer(x))
+        sizes = types.SimpleNamespace(smallest=np.float32(8))
+        sizes.itself = sizes  # a cycle
         return {
+            "anchors": np.array([1.0, float("nan")]),
             "boxes": [Boxes(scores, scores.argmax(1), 3)],
+            "kinds": {"cat", "dog"},
+            "sizes": sizes,
             "mask": scores > 0,
             "spectrum": torch.fft.rfft(scores),
             "features": scores + 1,
@@ -236,6 +241,11 @@ def change(key: str, value: Callable[[Any], Any]) -> Callable[..., Any]:
 
 def change_boxes(value: Callable[[Boxes], Any]) -> Callable[..., Any]:
     return change("boxes", lambda boxes: [value(boxes[0])])
+
+
+def shrink(sizes: Any) -> Any:
+    sizes.smallest = sizes.smallest / 2
+    return sizes
 
 
 def add_key(wrapped: Wrapped, x: Tensor) -> Any:
@@ -263,7 +273,18 @@ def swap_keys(wrapped: Wrapped, x: Tensor) -> Any:
         (change("scale", lambda _: 0.25), "['scale']", "0.25 instead of 0.5"),
         (change("scale", lambda _: None), "['scale']", "None instead of 0.5"),
         (change("name", lambda _: True), "['name']", "True instead of 'detector'"),
-        (add_key, "", "dict of ['boxes'], ['features'], ['mask'], ['more'], ['name'], ['scale'], ['spectrum'] instead"),
+        (change("anchors", lambda a: a + 1), "['anchors']", "1 of 2 elements differ, at most by 1"),
+        (
+            change("kinds", lambda _: {"cat", "cow"}),
+            "['kinds']",
+            "set of {'cat'}, {'cow'} instead of set of {'cat'}, {'d",
+        ),
+        (change("sizes", shrink), "['sizes'].smallest", "np.float32(4.0) instead of np.float32(8.0)"),
+        (
+            add_key,
+            "",
+            "['mask'], ['more'], ['name'], ['scale'], ['sizes'], ['spectrum'] instead of dict of ['anchors']",
+        ),
         (swap_keys, "['mask']", "complex64 tensor of shape (4, 3) that requires gradients instead of bool tensor"),
     ],
 )
