@@ -35,8 +35,8 @@ def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) ->
     assert main([*command, "--rounds", "1", "--reports", "--threads", "1", "--out", str(tmp_path / "lean")]) == 0
     found = records(tmp_path / "lean.json")
     for name in names:
-        assert 0.9 < found[name, "plain", "reported peak ratio"] < 1.1
-        assert 0.9 < found[name, "lean", "reported peak ratio"] < 1.1
+        assert 0.7 < found[name, "plain", "reported peak ratio"] < 1.1  # without scratch memory
+        assert 0.7 < found[name, "lean", "reported peak ratio"] < 1.1  # without scratch memory
         assert (found[name, "lean", "trains"], found[name, "lean", "same bits"]) == (1, 1)
         assert found[name, "plain", "held ratio"] == 1
         assert found[name, "lean", "step"] > 0

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
 from zoo.errors import ConfigError
-from zoo.remat.effects import collected
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import Memory, measure_memory
 from zoo.remat.timing import Clock, time_interleaved, training_step
@@ -139,14 +138,8 @@ def check(
     if not callable(variant):
         kind = type(variant).__name__
         raise TypeError(f"variant is a function from a module to a module, not {kind} {variant!r}; pass zoo.lean")
-    with collected("zoo.check"):
-        result = _checked(model, variant, _Run(inputs, keywords, loss or default_loss, steps))
-    print(result)
-    return result
-
-
-def _checked(model: nn.Module, variant: Variant, run: _Run) -> Check:
     with unchanged(model):
+        run = _Run(inputs, keywords, loss or default_loss, steps)
         result = run.compared(model, variant)
         if result.difference is not None:
             place = run.place_of(result.difference, model, variant if result.same is False else _itself)
@@ -159,6 +152,7 @@ def _checked(model: nn.Module, variant: Variant, run: _Run) -> Check:
         named = {"plain": training_step(forwards[0], plain), "variant": training_step(forwards[1], other)}
         times = time_interleaved(named, Clock(device_of(model)), rounds=ROUNDS)
         result.time_ratio = median(b / a for a, b in zip(times["plain"], times["variant"], strict=True))
+    print(result)
     return result
 
 
