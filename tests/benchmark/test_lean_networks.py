@@ -32,9 +32,11 @@ def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) ->
     names = ["resnet18", "torchvision:mobilenet_v3_small"]
     others = ["torchvision:r3d_18", "torchvision:vgg11"]  # one wants films, the other has many parameters
     command = ["benchmark", "lean", "--models", *names, *others, "--batch", "2", "--size", "64", "--max-memory", "1GB"]
-    assert main([*command, "--rounds", "1", "--threads", "1", "--out", str(tmp_path / "lean")]) == 0
+    assert main([*command, "--rounds", "1", "--reports", "--threads", "1", "--out", str(tmp_path / "lean")]) == 0
     found = records(tmp_path / "lean.json")
     for name in names:
+        assert 0.7 < found[name, "plain", "reported peak ratio"] < 1.1  # without scratch memory
+        assert 0.7 < found[name, "lean", "reported peak ratio"] < 1.1  # without scratch memory
         assert (found[name, "lean", "trains"], found[name, "lean", "same bits"]) == (1, 1)
         assert found[name, "plain", "held ratio"] == 1
         assert found[name, "lean", "step"] > 0

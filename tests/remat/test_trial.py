@@ -580,3 +580,13 @@ def test_a_report_inside_of_autocast_leaves_no_casts_behind(context: Callable[[]
         return [loss.detach(), *(each.grad for each in model.parameters())]
 
     assert are_equal(run(True), run(False))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+def test_what_a_compiler_keeps_is_no_history() -> None:
+    torch._dynamo.reset()
+    model = Counter()
+    model.layer = torch.compile(model.layer, backend="aot_eager")  # type: ignore[assignment]
+    model(batch())
+    zoo.memory_report(model, batch(1)[:32])
+    zoo.check(Detached(), batch(), variant=lambda module: torch.compile(module, backend="aot_eager"))

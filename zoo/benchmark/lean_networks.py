@@ -24,6 +24,8 @@ from zoo.remat import inductor_options
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import measure_memory
 from zoo.remat.report.check import compare
+from zoo.remat.report.memory_report import memory_report
+from zoo.remat.trial import default_loss
 
 PLAIN, LEAN, INDUCTOR = "plain", "lean", "Inductor, lean rule"
 SEED = 0
@@ -36,6 +38,7 @@ def measure_lean_network(
     rounds: int,
     max_bytes: int | None = None,
     compiled_budgets: Sequence[float] = (),
+    reports: bool = False,
 ) -> None:
     """Add held memory, peak memory and step time of a network, lean and plain.
 
@@ -48,6 +51,7 @@ def measure_lean_network(
     - `rounds`: timed steps; 0 measures memory only.
     - `compiled_budgets`: also measure Inductor with these activation memory budgets, both with torch's partitioner and
       with the lean rule. A budget of 1 recomputes no convolutions and matrix products.
+    - `reports`: also compare the peaks of `zoo.memory_report` with the allocator's.
     - `max_bytes`: networks whose plain training is predicted to need more are noted and skipped. A network that
       cannot run on the meta device is measured.
     """
@@ -70,10 +74,10 @@ def measure_lean_network(
         options = inductor_options(float(share))
         models[name_of_rule] = torch.compile(copy.deepcopy(plain), options=options)
     with room_for_compilations():
-        _measure(results, case, models, images, rounds)
+        _measure(results, case, models, images, rounds, reports)
 
 
-def _measure(results: Results, case: Case, models: dict[str, Any], images: Tensor, rounds: int) -> None:
+def _measure(results: Results, case: Case, models: dict[str, Any], images: Tensor, rounds: int, reports: bool) -> None:
     """Add bits, memory and time of a network."""
     name = case.subject
     for provider in [*models][1:]:
@@ -102,6 +106,8 @@ def _measure(results: Results, case: Case, models: dict[str, Any], images: Tenso
         return
     try:
         _add_costs(results, case, models, images, rounds)
+        if reports:
+            _add_reported_peaks(results, case, models, images)
     except Exception as error:
         results.note(f"{name}: bytes and times not measured ({describe_error(error)})")
 
@@ -129,6 +135,18 @@ def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], image
         add_times(results, case, forwards, models, PLAIN, rounds)
 
 
+def _add_reported_peaks(results: Results, case: Case, models: dict[str, nn.Module], images: Tensor) -> None:
+    """Add the peak of a step with all that existed before, and the peak of the report relative to it."""
+    report = memory_report(models[PLAIN], images)
+    for name, reported in ((PLAIN, report.plain_peak), (LEAN, report.peak)):
+        forward = _forward(models[name], images, default_loss)
+        existing = sum(each.nbytes for each in (*models[name].parameters(), *models[name].buffers(), images))
+        measured = existing + measure_memory(forward, models[name].parameters()).peak
+        results.add(case, name, "whole peak", "MB", [measured / 1e6])
+        if reported is not None:
+            results.add(case, name, "reported peak ratio", "1", [reported / measured])
+
+
 def _replace(twin: nn.Module, _: nn.Module) -> nn.Module:
     return twin
 
@@ -150,5 +168,6 @@ def _deterministic(device: torch.device) -> Iterator[None]:
         settings.fill_uninitialized_memory = fills
 
 
-def _forward(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:
-    return lambda: loss_of_any(list(iter_tensors(model(images))))
+def _forward(model: nn.Module, images: Tensor, loss: Callable[[Any], Tensor] | None = None) -> Callable[[], Tensor]:
+    loss = loss or (lambda output: loss_of_any(list(iter_tensors(output))))
+    return lambda: loss(model(images))

@@ -7,7 +7,6 @@ Tested by tests/reproduce/test_inplace_abn.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -17,6 +16,7 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.ops.abn import backend
 from zoo.remat.memory_use import count_memory
+from zoo.remat.report.fit import largest
 
 
 class MemoryPrediction:
@@ -53,32 +53,11 @@ class MemoryPrediction:
 
     def largest_batch(self, memory_bytes: int) -> int:
         """Return the largest batch whose training fits in ``memory_bytes``; 0 if not even 2 images fit."""
-        return _largest(self.bytes_for, memory_bytes, power=1)
+        return largest(self.bytes_for, memory_bytes)
 
     def largest_size(self, memory_bytes: int, multiple: int) -> int:
         """Return the largest image size whose training with the setup's batch fits in ``memory_bytes``.
 
         The size is a ``multiple`` of that many pixels, at least twice as many, or 0.
         """
-        return multiple * _largest(lambda n: self.bytes_for(self._setup.batch, n * multiple), memory_bytes, power=2)
-
-
-def _largest(bytes_for: Callable[[int], int], memory_bytes: int, power: int) -> int:
-    """Return the largest integer n whose ``bytes_for`` fit in ``memory_bytes``; 0 if not even 2 fits.
-
-    The bytes are piecewise linear in n ** ``power``, so the next guess is an interpolation of two values.
-    """
-    fits, taken = 2, bytes_for(2)
-    if taken > memory_bytes:
-        return 0
-    number, too_large = 4, None
-    while too_large is None or too_large - fits > 1:
-        tried = bytes_for(number)
-        slope = (tried - taken) / (number**power - fits**power)
-        if tried <= memory_bytes:
-            fits, taken = number, tried
-        else:
-            too_large = number
-        guess = int((fits**power + (memory_bytes - taken) / slope) ** (1 / power))
-        number = max(fits + 1, guess if too_large is None else min(guess, too_large - 1))
-    return fits
+        return multiple * largest(lambda n: self.bytes_for(self._setup.batch, n * multiple), memory_bytes, power=2)

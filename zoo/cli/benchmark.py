@@ -198,6 +198,8 @@ class BenchmarkLean(Benchmark):
     compilation takes up to a minute."""
     rounds: WholeNumber = 7
     """Interleaved timings of each step; 0 measures memory only."""
+    reports: bool = False
+    """Also compare the peaks of zoo.memory_report with the allocator's."""
 
     def measure(self, results: Results) -> None:
         from zoo.benchmark.lean_networks import measure_lean_network
@@ -217,6 +219,7 @@ class BenchmarkLean(Benchmark):
             setup = Setup(NetworkSpec(arch=name), self.batch, self.size, device=results.device)
             measure_lean_network(
                 results, setup, rounds=self.rounds, max_bytes=max_bytes, compiled_budgets=self.compiled_budgets,
+                reports=self.reports,
             )  # fmt: skip
             results.write(self.stem)  # keep what was measured if the next network fails
 

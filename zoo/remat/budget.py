@@ -179,6 +179,16 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
+def parse_limit(value: Any, place: str) -> int:
+    """Return an amount of memory in bytes, written as a limit on the peak (see `Budget.parse`); else ConfigError."""
+    with suppress(ConfigError):
+        limit = Budget.parse(value).peak_bytes
+        if limit is not None:
+            return limit
+    remedy = f'write it as "24GB" or "22 GiB", or as an int of at least {LEAST_BYTES} bytes'
+    raise ConfigError(f"{value!r} is not an amount of memory", place, remedy)
+
+
 def bytes_text(count: float) -> str:
     """Return a number of bytes as in "8.59 GB" or "312.40 MB"."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError
-from zoo.torch_internals.data import parametrization_cache
+from zoo.torch_internals.data import FakeTensor, parametrization_cache
 
 MAX_OBJECTS = 2  # of classes other than modules that are nested in each other: more may be a whole program
 MAX_HOLDERS = 100  # that are searched for a name
@@ -201,7 +201,8 @@ def collected(place: str) -> Iterator[None]:
 
 def _tensors_with_history() -> list[Tensor]:
     """Return the tensors with a history among the objects that the garbage collector has not frozen."""
-    return [each for each in gc.get_objects() if issubclass(type(each), Tensor) and each.grad_fn is not None]
+    found = (each for each in gc.get_objects() if issubclass(type(each), Tensor) and not isinstance(each, FakeTensor))
+    return [each for each in found if each.grad_fn is not None]
 
 
 def _holder_of(value: Any) -> str:

@@ -111,7 +111,7 @@ def plan(
         if price is None:
             missing = planned.bytes_at(planned.prices[-1], accumulates=accumulates) - room
             least = budget.peak_bytes + missing / (1 - MARGIN)
-            when = "" if _optimizer_states(module) else "without the state of the optimizer, "
+            when = "" if optimizer_states(module) else "without the state of the optimizer, "
             raise ConfigError(
                 f"{when}a training step takes at least {bytes_text(least)}, "
                 f"more than the limit of {bytes_text(budget.peak_bytes)}",
@@ -307,12 +307,13 @@ def _existing_bytes(module: nn.Module, inputs: list[Tensor]) -> int:
         return torch.cuda.memory_allocated(device)
     parameters = list(module.parameters())
     gradients = [each.grad for each in parameters if each.grad is not None]
-    tensors = (*parameters, *module.buffers(), *gradients, *_optimizer_states(module), *inputs)
+    tensors = (*parameters, *module.buffers(), *gradients, *optimizer_states(module), *inputs)
     storages = {storage_id(storage): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
     return sum(storages.values())
 
 
-def _optimizer_states(module: nn.Module) -> list[Tensor]:
+def optimizer_states(module: nn.Module) -> list[Tensor]:
+    """Return the state of optimizers that have made a step, for the parameters of a module."""
     return tensors_of([optimizer.state.get(each) for optimizer in _optimizers for each in module.parameters()])
 
 

@@ -28,6 +28,9 @@ _cuda_memory: Any = torch.cuda.memory
 #: Returns whether a tensor is of a subclass that wraps other tensors and has no memory of its own, such as DTensor.
 is_wrapper = _python_dispatch.is_traceable_wrapper_subclass
 
+#: The class of the tensors without memory that compilers compute shapes with, and keep.
+FakeTensor = torch._subclasses.FakeTensor
+
 #: The name of torch.distributed's all-gather into one tensor. torch 2.11 has only the second name, which 2.13 and 2.14
 #: have deprecated.
 ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"

@@ -62,6 +62,8 @@ class Recorder:
         )
         if not is_worthwhile:
             return
+        if rule.repeat in ENLARGES and self._is_made_of_small_tensors(args[0], out):
+            return  # copies of these would take as much memory
         if _has_tensors(kwargs):
             rule, args, kwargs = _without_keywords(rule, args, kwargs)
         values = tracker.values_of(args)
@@ -83,6 +85,13 @@ class Recorder:
                 if isinstance(each, Tensor)  # others are sizes
             ]
             recipe.outputs = [weakref.ref(value) for value in notes]
+
+    def _is_made_of_small_tensors(self, parts: Any, out: Tensor) -> bool:
+        """Return whether most of a concatenation are tensors too small to recompute."""
+        if not isinstance(parts, (list, tuple)):
+            return False
+        limit = self._tracker.smallest_bytes
+        return 2 * sum(size for each in parts if (size := each.nbytes) < limit) > out.nbytes
 
     def record_write(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation that overwrites its first argument, and record how to recompute the result."""

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
 from zoo.errors import ConfigError, join_names, truncate
-from zoo.remat.effects import collected
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import Memory, measure_memory
 from zoo.remat.report.values import (
@@ -144,7 +143,7 @@ def check(
     if steps < 1:
         raise ConfigError(f"steps={steps} compares nothing", WHERE, "use at least 1")
     _check_trainable(model, inputs, keywords)
-    with collected(WHERE), unchanged(model):
+    with unchanged(model):
         run = _Run.of(model, (inputs, keywords), loss, steps)
         result = run.compared(variant)
         # What a variant with a fault returns may be no output for the loss. The difference says more than an error.

@@ -18,13 +18,14 @@ from torch import nn
 
 from zoo.errors import ConfigError, join_names, truncate
 from zoo.remat import Rematerializer
-from zoo.remat.budget import RECOMPUTED, Budget, Decision
+from zoo.remat.budget import RECOMPUTED, Budget, Decision, parse_limit
 from zoo.remat.effects import collected
 from zoo.remat.lean import plain
 from zoo.remat.memory_use import StorageLog
 from zoo.remat.meta_attention import kernel_device, meta_attention
 from zoo.remat.planning import count_peak, plan
 from zoo.remat.report.block_checkpointing import blocks_checkpointed, blocks_of
+from zoo.remat.report.fit import Fit, Subject
 from zoo.remat.report.memory_plot import Timeline, draw
 from zoo.remat.trial import as_leaf, clone, trained_outputs, unchanged
 from zoo.tables import Cell, markdown_table
@@ -103,6 +104,7 @@ class MemoryReport:
       or if a checkpoint fails.
     - `counted_for`: on the meta device, "CUDA" or "the CPU", whose attention kernels were counted; otherwise "".
     - `timelines`: the bytes over a training step by "plain training" and "lean training", as far as they were measured.
+    - `subject`: the network and its inputs, for `largest_batch`.
     """
 
     modules: list[ModuleMemory]
@@ -112,6 +114,47 @@ class MemoryReport:
     with_checkpoints: float | None = None
     counted_for: str = ""
     timelines: dict[str, Timeline] = field(default_factory=dict)
+    subject: Subject | None = field(default=None, compare=False)
+
+    def fits(self, memory: int | str, *, plain: bool = False, optimizer_states: int = 0) -> Fit:
+        """Return whether a lean training step with these inputs fits into memory: true or false, with the margin.
+
+        >>> import torch, torchvision, zoo
+        >>> report = zoo.memory_report(torchvision.models.resnet18(), torch.randn(2, 3, 64, 64))
+        >>> if report.fits("24GB", optimizer_states=1):
+        ...     print("trains")
+        trains
+
+        Args:
+        - `memory`: bytes, as "24GB", "22 GiB" or an int. The scratch memory of operations is not counted: leave room.
+        - `plain`: whether plain training is asked for.
+        - `optimizer_states`: what the optimizer will keep, in copies of the trained parameters: 1 for SGD with
+          momentum, 2 for Adam. It is ignored if the optimizer has made a step, which the peak then includes.
+
+        Raises ConfigError if ``memory`` is not an amount of memory, or if the step was not measured.
+        """
+        limit = parse_limit(memory, "MemoryReport.fits")
+        peak = self.plain_peak if plain else self.peak
+        if peak is None or self.subject is None:
+            remedy = "make the report without a budget in bytes" if plain else "return outputs that require gradients"
+            raise ConfigError("no training step was measured", "MemoryReport.fits", remedy)
+        return Fit(peak + self.subject.missing_bytes(optimizer_states), limit)
+
+    def largest_batch(self, memory: int | str, *, plain: bool = False, optimizer_states: int = 0) -> int:
+        """Return the largest batch whose lean training step fits into memory; 0 if none does.
+
+        Steps are counted on the meta device, with a copy of the network. The batch is the first dimension of the first
+        input, and of each input that is as long. Within a budget in bytes, all products are recomputed.
+
+        Args:
+        - `memory`, `plain`, `optimizer_states`: as for `fits`.
+
+        Raises ConfigError if ``memory`` is not an amount of memory, if the network does not run on the meta device, if
+        the memory of a step does not depend on the batch, or if the report was made under autocast.
+        """
+        if self.subject is None:
+            raise ConfigError("the report has no network", "MemoryReport.largest_batch")
+        return self.subject.largest_batch(memory, is_plain=plain, copies=optimizer_states)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Write a PNG plot of the bytes of tensors over a training step, plain and lean, with both peaks.
@@ -321,6 +364,7 @@ def _measured(
         with_checkpoints,
         counted_for={"cuda": "CUDA", "cpu": "the CPU"}[kernel_device().type] if is_meta else "",
         timelines=timelines,
+        subject=Subject(model, args, kwargs, limit),
     )
 
 

@@ -1,0 +1,167 @@
+"""What fits into memory is told with the margin, and the largest batch is the largest that fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zoo
+from tests.remat import programs
+from zoo.errors import ConfigError
+from zoo.remat.lean import lean
+from zoo.remat.report.fit import Fit, largest
+
+SIZE_PX = 32
+
+
+def network() -> nn.Module:
+    return programs.network(blocks=2, channels=16)
+
+
+def report_of(batch: int, **options: Any) -> zoo.MemoryReport:
+    return zoo.memory_report(network().to("meta"), torch.randn(batch, 3, SIZE_PX, SIZE_PX, device="meta"), **options)
+
+
+def test_the_answer_is_printed_with_the_margin() -> None:
+    assert str(Fit(14.2e9, 24 * 10**9)) == "fits: 14.20 GB of 24.00 GB, 9.80 GB left"
+    assert str(Fit(30.1e9, 24 * 10**9)) == "does not fit: 30.10 GB of 24.00 GB, 6.10 GB too much"
+    assert str(Fit(float("inf"), 24 * 10**9)) == "does not fit: out of memory"
+    assert [bool(Fit(peak, 24)) for peak in (23, 24, 25, float("inf"))] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_lean_training_fits_where_plain_training_does_not(device: str) -> None:
+    report = zoo.memory_report(network().to(device), torch.randn(32, 3, SIZE_PX, SIZE_PX, device=device))
+    between = round((report.peak + report.plain_peak) / 2)
+    assert report.fits(between)
+    assert not report.fits(between, plain=True)
+    assert report.fits(f"{between} B").peak == report.peak
+
+
+def test_a_report_with_a_budget_is_about_training_within_it() -> None:
+    without, within = report_of(32), report_of(32, budget=0.2)
+    between = round((without.peak + within.peak) / 2)
+    assert within.fits(between)
+    assert not without.fits(between)
+
+
+def test_the_state_of_the_optimizer_counts_once() -> None:
+    model, x = lean(network()), torch.randn(4, 3, SIZE_PX, SIZE_PX)
+    before = zoo.memory_report(model, x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    after = zoo.memory_report(model, x)
+    parameters = sum(each.nbytes for each in model.parameters())
+    assert after.peak == before.peak + parameters
+    assert [report.fits("1GB", optimizer_states=1).peak for report in (before, after)] == [after.peak, after.peak]
+    assert before.fits("1GB", optimizer_states=2).peak == before.peak + 2 * parameters
+    limit = before.peak + 80 * parameters
+    assert before.largest_batch(limit, optimizer_states=1) == after.largest_batch(limit, optimizer_states=1)
+    assert before.largest_batch(limit, optimizer_states=80) == 4 < before.largest_batch(limit)
+
+
+@pytest.mark.parametrize("options", [{}, {"budget": 0.3}, {"budget": "100 FLOP/B"}, {"plain": True}], ids=str)
+def test_the_largest_batch_fits_and_the_next_does_not(options: dict[str, Any]) -> None:
+    budget = {key: value for key, value in options.items() if key == "budget"}
+    asked = {key: value for key, value in options.items() if key == "plain"}
+    found = report_of(4, **budget).largest_batch("50MB", **asked)
+    assert found > 16
+    assert report_of(found, **budget).fits("50MB", **asked)
+    assert not report_of(found + 1, **budget).fits("50MB", **asked)
+
+
+def test_within_a_budget_in_bytes_the_largest_batch_is_the_largest_that_can_train() -> None:
+    found = report_of(4, budget="40MB").largest_batch("24GB")
+    assert report_of(found, budget="40MB").fits("40MB")
+    with pytest.raises(ConfigError, match="at least"):
+        report_of(found + max(2, found // 20), budget="40MB")
+
+
+def test_the_network_is_counted_on_the_meta_device_wherever_it_is() -> None:
+    model = network()
+    before = [each.clone() for each in (*model.parameters(), *model.buffers())]
+    found = zoo.memory_report(model, torch.randn(2, 3, SIZE_PX, SIZE_PX)).largest_batch("50MB")
+    assert found == report_of(2).largest_batch("50MB")
+    assert all(map(torch.equal, before, (*model.parameters(), *model.buffers())))
+    assert not any(each.is_meta for each in model.parameters())
+
+
+def test_each_input_of_the_length_of_the_batch_grows_with_it() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.ones(1, 64)  # an attribute is copied to the meta device, too
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: Tensor, *, mask: Tensor, positions: Tensor) -> Tensor:
+            return (self.layer(x + self.table) * mask + positions).exp()
+
+    model, batch = Pair(), {"mask": torch.ones(3, 1), "positions": torch.ones(64)}
+    report = zoo.memory_report(model, torch.randn(3, 64), **batch)
+    found = report.largest_batch("10MB")
+    larger = [
+        zoo.memory_report(model, torch.randn(size, 64), mask=torch.ones(size, 1), positions=torch.ones(64))
+        for size in (found, found + 1)
+    ]
+    assert [bool(each.fits("10MB")) for each in larger] == [True, False]
+
+
+def test_one_sample_may_be_the_largest_batch() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GELU()).to("meta"), torch.randn(2, 3, 512, 512, device="meta")
+    one, two = (zoo.memory_report(model, x[:size]).peak for size in (1, 2))
+    assert zoo.memory_report(model, x).largest_batch(round((one + two) / 2)) == 1
+    assert zoo.memory_report(model, x).largest_batch("20KB") == 0
+
+
+@pytest.mark.parametrize("memory", ["24", 24, 0.5, "much", None, "40 FLOP/B", "50%"])
+def test_what_is_no_amount_of_memory_is_an_error(memory: Any) -> None:
+    report = zoo.memory_report(nn.Linear(8, 8), torch.randn(2, 8))
+    for ask in (report.fits, report.largest_batch):
+        with pytest.raises(ConfigError, match=r'is not an amount of memory; write it as "24GB"'):
+            ask(memory)
+
+
+def test_a_step_that_was_not_measured_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no training step was measured; make the report without a budget in bytes"):
+        zoo.memory_report(nn.Linear(8, 8), torch.randn(2, 8), budget="1GB").fits("1GB", plain=True)
+
+
+class Reading(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if x.sum() > 0 else 1)
+
+
+def test_a_network_that_reads_values_of_tensors_has_no_largest_batch() -> None:
+    report = zoo.memory_report(Reading(8, 8), torch.randn(2, 8))
+    with pytest.raises(ConfigError, match=r"where Reading does not run: .*; make a report of each batch, and ask its"):
+        report.largest_batch("1GB")
+
+
+def test_without_a_batch_there_is_no_largest_batch() -> None:
+    class Constant(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.zeros(2, 8, device=self.weight.device)).exp()
+
+    with pytest.raises(ConfigError, match="takes the same memory for 2 and 4 samples"):
+        zoo.memory_report(Constant(8, 8), torch.ones(2, 0)).largest_batch("1GB")
+    with pytest.raises(ConfigError, match="has no batch dimension"):
+        zoo.memory_report(Constant(8, 8), torch.tensor(1.0)).largest_batch("1GB")
+    with torch.autocast("cpu", torch.bfloat16):
+        report = zoo.memory_report(nn.Linear(8, 8), torch.randn(2, 8))
+    with pytest.raises(ConfigError, match="autocast has no effect"):
+        report.largest_batch("1GB")
+
+
+@pytest.mark.parametrize("memory", [1, 9, 10, 1000, 12345])
+@pytest.mark.parametrize("power", [1, 2])
+def test_the_largest_number_is_found_by_interpolation(memory: int, power: int) -> None:
+    def bytes_for(number: int) -> int:
+        return max(9, 3 * number**power - 40)
+
+    expected = max((number for number in range(2, 5000) if bytes_for(number) <= memory), default=0)
+    assert largest(bytes_for, memory, power) == expected

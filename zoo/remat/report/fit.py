@@ -1,0 +1,188 @@
+"""Whether a training step fits into memory, and the largest batch whose step does.
+
+Other batches are counted on the meta device, which takes no memory.
+
+Tested by tests/remat/report/test_fit.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from zoo.errors import ConfigError
+from zoo.remat import Rematerializer
+from zoo.remat.budget import Budget, bytes_text, parse_limit
+from zoo.remat.effects import collected
+from zoo.remat.lean import plain
+from zoo.remat.memory_use import StorageLog
+from zoo.remat.meta_attention import meta_attention
+from zoo.remat.planning import MARGIN, count_peak, optimizer_states, plan
+from zoo.torch_internals.data import tensors_of, tree_map
+
+PLACE = "MemoryReport.largest_batch"
+
+
+@dataclass(frozen=True, repr=False)
+class Fit:
+    """Whether a training step fits: true or false, and printed, the answer with what is left or missing.
+
+    Args:
+    - `peak`: bytes of the step at its peak; infinite if they could not be allocated.
+    - `limit`: bytes of the memory.
+    """
+
+    peak: float
+    limit: int
+
+    def __bool__(self) -> bool:
+        """Return whether the step fits."""
+        return self.peak <= self.limit
+
+    def __repr__(self) -> str:
+        """Return the answer, such as "fits: 14.20 GB of 24.00 GB, 9.80 GB left"."""
+        if self.peak == math.inf:
+            return "does not fit: out of memory"
+        taken, margin = f"{bytes_text(self.peak)} of {bytes_text(self.limit)}", bytes_text(abs(self.limit - self.peak))
+        return f"fits: {taken}, {margin} left" if self else f"does not fit: {taken}, {margin} too much"
+
+
+class Subject:
+    """A network and inputs, whose training steps with other batches are counted.
+
+    The inputs are kept on the meta device, the network as it is.
+
+    Args:
+    - `budget`: the budget of lean training.
+    """
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], budget: Budget) -> None:
+        self._model, self._budget = model, budget
+        self._inputs = tree_map(lambda each: each.to("meta") if isinstance(each, Tensor) else each, (args, kwargs))
+        self._has_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        self._state_bytes = sum(each.nbytes for each in optimizer_states(model))
+
+    def state_bytes(self, copies: int) -> int:
+        """Return what the optimizer has or will have: copies of the trained parameters unless it has made a step."""
+        trained = sum(each.nbytes for each in self._model.parameters() if each.requires_grad)
+        return self._state_bytes or copies * trained
+
+    def missing_bytes(self, copies: int) -> int:
+        """Return the part of `state_bytes` that the optimizer has not allocated yet."""
+        return self.state_bytes(copies) - self._state_bytes
+
+    def largest_batch(self, memory: int | str, *, is_plain: bool, copies: int) -> int:
+        """Return the largest batch whose training step fits (see `MemoryReport.largest_batch`)."""
+        limit = parse_limit(memory, PLACE)
+        if self._budget.peak_bytes is not None and not is_plain:
+            limit = min(limit, int((1 - MARGIN) * self._budget.peak_bytes))
+        if self._has_autocast:
+            remedy = "convert the network to bfloat16, or make a report of each batch"
+            raise ConfigError("batches are counted on the meta device, where autocast has no effect", PLACE, remedy)
+        sizes = {len(each) for each in tensors_of(self._inputs)[:1] if each.ndim > 0}
+        if not sizes:
+            raise ConfigError("the first input has no batch dimension", PLACE, "pass a batch to zoo.memory_report")
+        try:
+            model = _meta_copy(self._model)
+            with collected(PLACE), torch.enable_grad(), meta_attention():
+                bytes_for = cache(partial(self._peak, model, sizes.pop(), is_plain))
+                return _largest_batch(lambda batch: bytes_for(batch) + self.state_bytes(copies), limit)
+        except ConfigError:
+            raise
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"batches are counted on the meta device, where {type(self._model).__name__} does not run: {reason}",
+                PLACE,
+                "make a report of each batch, and ask its fits()",
+            ) from error
+
+    def _peak(self, model: nn.Module, given: int, is_plain: bool, batch: int) -> int:
+        """Return the bytes of a step without the state of the optimizer."""
+
+        def scaled(value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != given:
+                return value
+            return value.new_empty((batch, *value.shape[1:])).requires_grad_(value.requires_grad)
+
+        args, kwargs = tree_map(scaled, self._inputs)
+        if is_plain:
+            return count_peak(model, plain(model), args, kwargs, StorageLog())
+        own = [*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))]
+        rematerializer = partial(Rematerializer, parameters=own)
+        budget = Budget(self._budget.flops_per_byte, held_share=self._budget.held_share)
+        if self._budget.peak_bytes is not None:
+            budget = Budget(math.inf)
+        elif budget.has_limit:
+            plan(budget, model, rematerializer, model, args, kwargs)
+        return count_peak(model, rematerializer(budget), args, kwargs, StorageLog())
+
+
+def _largest_batch(bytes_for: Callable[[int], int], limit: int) -> int:
+    if bytes_for(2) == bytes_for(4):
+        raise ConfigError(
+            "a step takes the same memory for 2 and 4 samples",
+            PLACE,
+            "make the report of a batch, whose inputs have the batch as their first dimension",
+        )
+    found = largest(bytes_for, limit)
+    if found == 0:
+        try:
+            return int(bytes_for(1) <= limit)
+        except ValueError:  # a batch norm may need more than one value
+            return 0
+    return found
+
+
+def largest(bytes_for: Callable[[int], int], memory_bytes: int, power: int = 1) -> int:
+    """Return the largest integer n whose ``bytes_for`` fit in ``memory_bytes``; 0 if not even 2 fits.
+
+    The bytes are piecewise linear in n ** ``power``, so the next guess is an interpolation of two values.
+    """
+    fits, taken = 2, bytes_for(2)
+    if taken > memory_bytes:
+        return 0
+    number, too_large = 4, None
+    while too_large is None or too_large - fits > 1:
+        tried = bytes_for(number)
+        slope = (tried - taken) / (number**power - fits**power)
+        if tried <= memory_bytes:
+            fits, taken = number, tried
+        else:
+            too_large = number
+        guess = int((fits**power + (memory_bytes - taken) / slope) ** (1 / power)) if slope > 0 else 2 * number
+        number = max(fits + 1, guess if too_large is None else min(guess, too_large - 1))
+    return fits
+
+
+class _ToMeta(TorchFunctionMode):
+    """A context in which copies of tensors are on the meta device."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.clone:  # by nn.Parameter.__deepcopy__
+            return torch.empty_like(args[0], device="meta")
+        if func is Tensor.__deepcopy__:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                copied = torch.empty_like(tensor.detach(), device="meta").requires_grad_(tensor.requires_grad)
+                memo[id(tensor)] = copied
+            return memo[id(tensor)]
+        return func(*args, **kwargs or {})
+
+
+def _meta_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of a network on the meta device, or the network itself if it is there."""
+    if all(each.is_meta for each in (*model.parameters(), *model.buffers())):
+        return model
+    with _ToMeta():
+        return copy.deepcopy(model)
