@@ -19,6 +19,8 @@ UNITS = {
     **{f"{unit}IB": 2 ** (10 * power) for power, unit in enumerate("KMGT", 1)},
 }  # fmt: skip
 NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?"
+NUM_SKIPPED = 100  # calls that run plainly after one that had no large tensor
+MAX_SIGNATURES = 32  # of such calls
 LEAST_BYTES = 10**4  # a smaller int is no limit in bytes: it may mean GB
 RECOMPUTED = "recomputed in backward"  # the reason to save a recipe
 INPUT = "input of a recipe"  # the reason to save a tensor that autograd itself does not need
@@ -124,6 +126,26 @@ class Budget:
     ) -> None:
         self.flops_per_byte, self.peak_bytes, self.held_share = flops_per_byte, peak_bytes, held_share
         self.planned: Planned | None = None
+        self._small: dict[Any, int] = {}  # signatures of calls -> how many more of them are skipped
+
+    def note_small(self, signature: Any) -> None:
+        """Record that a call computed no tensor that is large enough for a recipe."""
+        if not self.has_limit and len(self._small) < MAX_SIGNATURES:
+            self._small[signature] = NUM_SKIPPED
+
+    def skips(self, signature: Any) -> bool:
+        """Return whether a call runs as in plain training: the last one like it had no tensor to recompute.
+
+        From time to time one is recorded all the same, as the network may have grown.
+        """
+        left = self._small.get(signature) if self._small else None
+        if left is None:
+            return False
+        if left == 0:
+            del self._small[signature]
+            return False
+        self._small[signature] = left - 1
+        return True
 
     @classmethod
     def parse(cls, value: Any) -> Budget:

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
@@ -197,17 +197,26 @@ def _rematerializer_of(module: Any, call: Any, args: Any, kwargs: Any) -> Abstra
     budget: Budget | None = module.__dict__.get(_BUDGET)
     if budget is None or not _applies():
         return nullcontext()
+    signature = _signature_of(module, args, kwargs)
+    if budget.skips(signature):
+        return nullcontext()
     if has_compiled_part(module):  # inside a dispatch mode such a part would run uncompiled
         _warn_that_it_steps_aside()
         return nullcontext()
 
     def rematerializer(budget: Budget, **options: Any) -> Rematerializer:
         own = chain(module.parameters(), module.buffers())  # not iterated over unless that is necessary
-        return Rematerializer(budget, parameters=own, **options)
+        return Rematerializer(budget, parameters=own, signature=signature, **options)
 
     if budget.has_limit:
         plan(budget, module, rematerializer, call, args, kwargs)
     return rematerializer(budget)
+
+
+def _signature_of(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Return what distinguishes calls that compute tensors of other sizes: the mode and the shapes of the inputs."""
+    shapes = [each.shape if isinstance(each, Tensor) else type(each) for each in (*args, *kwargs.values())]
+    return module.training, *shapes
 
 
 def _applies() -> bool:

@@ -56,6 +56,11 @@ class TrackedTensor:
     If ``is_copied`` is True, recipes use a copy as their input.
     """
 
+    __slots__ = (
+        "__weakref__", "_saved", "clock", "depth", "dtype", "index", "is_copied", "live", "memory", "readers", "recipe",
+        "recipes", "starts", "store", "stride", "through", "version", "waiting",
+    )  # fmt: skip
+
     def __init__(
         self, recipe: Recipe | None, index: int, tensor: Tensor, version: int, store: Store, clock: int
     ) -> None:

@@ -127,10 +127,13 @@ class Decider:
     Args:
     - `depth`: recomputed saved tensors in a chain.
     - `log`: receives the decisions; None to record none.
+
+    ``has_large`` tells whether autograd saved a tensor that is large enough to recompute.
     """
 
     def __init__(self, tracker: Tracker, kept: KeptMemory, depth: int, log: DecisionLog | None) -> None:
         self._tracker, self._kept, self._depth, self._log = tracker, kept, depth, log
+        self.has_large = False
         # address of the storage of a saved tensor -> its recipe, which is decided again if an input is saved anyway
         self._ties: dict[int, Tie] = {}
         # address of the storage of such an input -> addresses of the saved tensors
@@ -158,6 +161,8 @@ class Decider:
             value = self._tracker.note(tensor, None, 0, tensor._version)
         saved = value.saved
         if value.readers == 0 and saved is None:
+            if not self.has_large:
+                self.has_large = tensor.nbytes >= self._tracker.smallest_bytes and memory_id(tensor) not in self._kept
             reason = self.reason_to_keep(value, tensor)
             if reason is None:
                 self.decide(tensor, RECOMPUTED)

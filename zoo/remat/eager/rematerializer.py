@@ -58,6 +58,7 @@ class Rematerializer(EagerDispatchMode):
     - `parameters`: parameters and buffers. They stay alive anyway, and so are free inputs of recipes. An iterator is
       consumed only if that is necessary; every `nn.Parameter` is a free input even without it.
     - `log`: receives all decisions; None to record none.
+    - `signature`: the budget learns under this key that a forward pass has no large tensor; None for none.
 
     While the context is active, ``place`` may be set to the name of the running module; decisions carry it.
     """
@@ -70,13 +71,14 @@ class Rematerializer(EagerDispatchMode):
         smallest_bytes: int | None = None,
         parameters: Iterable[Tensor] = (),
         log: list[Decision] | None = None,
+        signature: Any = None,
     ) -> None:
         super().__init__()
         self._budget = Budget.parse(budget)
         self._budget.check_planned("Rematerializer")
         self._depth, self._smallest_bytes = depth, smallest_bytes
         self._parameters = cache(lambda: [each for each in parameters if is_plain(each)])
-        self._log = log
+        self._log, self._signature = log, signature
         self.place = ""
 
     @never_compile
@@ -106,6 +108,8 @@ class Rematerializer(EagerDispatchMode):
         """Stop recording. What backward needs stays alive."""
         self._frozen.finish()
         self._contexts.__exit__(*error)
+        if self._signature is not None and not (self._decider.has_large or self._frozen.is_seen):
+            self._budget.note_small(self._signature)
         if self._log is not None and self._decisions is not None:
             self._log += self._decisions.decisions
         self._kept.close()

@@ -125,7 +125,9 @@ class Tracker:
 
     def _know(self, tensor: Tensor, version: int, value: TrackedTensor) -> None:
         """Record the contents of a tensor until it is freed."""
-        key, memory = id(tensor), weakref.ref(tensor.untyped_storage())
+        key, memory = id(tensor), value.memory
+        if value.live() is not tensor:  # a copy
+            memory = weakref.ref(tensor.untyped_storage())
         live = weakref.ref(tensor, partial(self.known.pop, key))
         self.known[key] = live, version, memory, value
         if self._by_memory is not None:
