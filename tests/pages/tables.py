@@ -396,6 +396,19 @@ def lean_beside() -> str:
     return table(["", "bytes held", "peak bytes", "time of a step"], rows)
 
 
+def report_error() -> str:
+    """The peaks that `zoo.memory_report` states, relative to the allocator's, over networks of timm and torchvision."""
+    rows = []
+    for provider in ("plain", "lean"):
+        ratios = sorted(
+            record["median"] for record in records("report_error", "reported peak ratio", provider=provider)
+        )
+        decile = statistics.quantiles(ratios, n=10, method="inclusive")[0]
+        shown = (statistics.median(ratios), decile, ratios[0], ratios[-1])
+        rows.append([f"{provider} training", str(len(ratios)), *(f"{ratio:.2f}" for ratio in shown)])
+    return table(["", "networks", "median", "10th percentile", "lowest", "highest"], rows)
+
+
 def _with_spread(record: dict[str, Any]) -> str:
     return f"{record['median']:.2f}" + (f" ({record['spread']:.2f})" if record["n"] > 1 else "")
 
@@ -688,6 +701,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "lean_summary": lean_summary,
     "lean_networks": lean_networks,
     "lean_beside": lean_beside,
+    "report_error": report_error,
     "loaders": loaders,
     "experiments": experiments,
     "settings": settings,
