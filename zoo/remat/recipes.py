@@ -73,9 +73,9 @@ class TrackedTensor:
         self.readers = 0  # number of handles that autograd holds
         self.waiting = 0  # number of handles that this backward pass has not unpacked yet
         self.depth = 0  # length of the longest chain of recomputed saved tensors that it depends on
-        self.through: Sequence[TrackedTensor] = ()  # unsaved intermediates that its recipe recomputes
-        self.starts: tuple[Any, ...] = ()  # what its recipe starts from: saved tensors, and ``starts`` of others
-        self.recipes = 0  # number of recipes that have it as an unsaved intermediate
+        self.through: Sequence[TrackedTensor] = ()  # intermediates that its recipe recomputes
+        self.starts: Sequence[SavedTensor] = ()  # what its recipe starts from, held here
+        self.recipes = 0  # number of recipes that have it as an intermediate
 
     @property
     def saved(self) -> SavedTensor | None:
@@ -96,8 +96,8 @@ class TrackedTensor:
             self.recipe = None
         return saved
 
-    def adopt(self, depth: int, through: Sequence[TrackedTensor], starts: tuple[Any, ...]) -> None:
-        """Save the recipe, which recomputes the intermediates ``through``, in place of the tensor."""
+    def adopt(self, depth: int, through: Sequence[TrackedTensor], starts: Sequence[SavedTensor]) -> None:
+        """Save the recipe, which recomputes the intermediates ``through`` from ``starts``, in place of the tensor."""
         self.depth, self.through, self.starts = depth, through, starts
         for value in (self, *through):
             assert value.recipe is not None, "an intermediate of a recipe has a recipe"
@@ -106,17 +106,15 @@ class TrackedTensor:
             value.recipes += 1
 
     def release(self) -> None:
-        """Release the recipe, and evict what the store holds for it alone."""
-        for value in self.through:
-            value.recipes -= 1
-            value.drop_if_unused()
-        self.through = self.starts = ()
-        self.drop_if_unused()
-
-    def drop_if_unused(self) -> None:
-        """Evict the tensor from the store if neither autograd nor a recipe needs it any more."""
-        if self.readers == 0 and self.recipes == 0:
-            self.store.drop(self)
+        """Release the recipe if neither autograd nor another recipe needs it, and what the store holds for it."""
+        unused = [self]
+        for value in unused:
+            if value.readers == 0 and value.recipes == 0:
+                for each in value.through:
+                    each.recipes -= 1
+                unused += value.through
+                value.through = value.starts = ()
+                value.store.drop(value)
 
     @property
     def is_external(self) -> bool:

@@ -170,7 +170,7 @@ class Decider:
                 price = self._log.price_of_freed(value) if reason is FREED and self._log is not None else None
                 self.decide(tensor, reason, is_kept=True, price_of_freed=price)
                 tie = self._tie_of(value, tensor) if reason is NOT_SMALLER else None
-                saved = value.keep(tensor)
+                saved = value.saved or value.keep(tensor)  # deciding on others may have saved it
                 if tie is not None:
                     self._ties[memory_id(tensor)] = tie
                 value.is_copied = tensor.nbytes < self._tracker.smallest_bytes and not is_parameter(tensor)
@@ -252,7 +252,8 @@ class Decider:
         saved.tensor, value.version, value.recipe = None, tie.version, tie.recipe
         found = self._search(value, kept.untyped_storage().nbytes(), set())
         if isinstance(found, str) or kept._version != version or value in self._started_from.get(address, ()):
-            saved.tensor, value.version, value.recipe = kept, version, None
+            saved.tensor, value.version = kept, version
+            value.recipe = tie.recipe if value.recipes > 0 else None
             if found is NOT_SMALLER:
                 self._ties[address] = tie
             return
@@ -267,7 +268,7 @@ class Decider:
         if self._log is not None:
             self._log.note_intermediates(inputs.through)
         starts = [self._start_from(source, start) for source, start in inputs.starts]
-        value.adopt(inputs.depth, inputs.through, (*starts, *(each.starts for each in inputs.recomputed)))
+        value.adopt(inputs.depth, [*inputs.through, *inputs.recomputed], starts)
 
     def _search(self, value: TrackedTensor, own_bytes: int, stops: set[TrackedTensor]) -> Inputs | str:
         """Return what a recipe needs if its inputs take fewer than ``own_bytes``, and otherwise why it is not saved.

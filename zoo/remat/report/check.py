@@ -208,13 +208,15 @@ class _Run:
         return run
 
     def _accepts(self, batch: Batch, training: bool = True) -> bool:
-        model = copy.deepcopy(self.model)
-        args, keywords = copied(batch)
+        """Return whether the network takes a batch between two given ones, of which it may remember something."""
+        model, given = copy.deepcopy(self.model), self.steps[0][0]
         with unchanged(self.model), torch.set_grad_enabled(training):
             try:
                 if training:
-                    self.loss(model(*args, **keywords))
+                    for args, keywords in map(copied, (given, batch, given)):
+                        self.loss(model(*args, **keywords))
                 else:
+                    args, keywords = copied(batch)
                     model.eval()(*args, **keywords)
             except Exception:  # what a network raises for a batch that does not fit
                 return False
@@ -244,7 +246,8 @@ class _Run:
         if not isinstance(twin, nn.Module):
             kind = type(twin).__name__
             raise TypeError(f"variant has to return a module, and returned {kind}; end it with return model")
-        self._parameters(twin), self._buffers(twin)  # an error names what does not match
+        self._parameters(twin)  # an error names what does not match
+        _matched(dict(self.model.named_buffers()), dict(twin.named_buffers()))
         return twin
 
     def forward_of(self, model: nn.Module) -> Callable[[], Tensor]:
@@ -313,7 +316,10 @@ class _Run:
         return _matched(dict(self.model.named_parameters()), dict(model.named_parameters()))
 
     def _buffers(self, model: nn.Module) -> dict[str, Tensor]:
-        return _matched(dict(self.model.named_buffers()), dict(model.named_buffers()))
+        """Return the buffers of a trained variant. Forward may have added some or resized them."""
+        named, others = dict(self.model.named_buffers()), dict(model.named_buffers())
+        is_wrapped = len(named) == len(others) and named.keys() != others.keys()
+        return dict(zip(named, others.values(), strict=True)) if is_wrapped else others
 
     def _state(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, Any]]:
         """Yield what forward may overwrite: inputs, buffers, the states of random number generators, and the mode."""
