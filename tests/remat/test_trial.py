@@ -556,15 +556,45 @@ def test_a_history_that_cannot_be_restored_is_an_error_that_names_its_place(
         lean(build(), "3GB")(batch()) if use == "lean" else zoo.memory_report(build(), batch())
 
 
-def test_an_overwritten_parameter_is_named() -> None:
-    class Clamped(Stateful):
-        def turn(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                self.out.weight.clamp_(-0.1, 0.1)
-            return x
+def _clamps(weight: nn.Parameter) -> None:
+    with torch.no_grad():
+        weight.clamp_(-0.1, 0.1)
 
-    with pytest.raises(ConfigError, match=r"forward overwrites out\.weight, "):
-        lean(Clamped(), "3GB")(batch())
+
+def _clamps_data(weight: nn.Parameter) -> None:
+    weight.data.clamp_(-0.1, 0.1)
+
+
+def _renormalizes(weight: nn.Parameter) -> None:
+    F.embedding(torch.arange(2), weight, max_norm=0.1)
+
+
+def _halves_its_gradient(weight: nn.Parameter) -> None:
+    if weight.grad is not None:
+        weight.grad.mul_(0.5)
+
+
+@pytest.mark.parametrize("budget", ["3GB", 0.3])
+@pytest.mark.parametrize("write", [_clamps, _clamps_data, _renormalizes, _halves_its_gradient])
+def test_a_parameter_that_forward_overwrites_has_the_bits_of_plain_training(
+    write: Callable[[nn.Parameter], None], budget: float | str
+) -> None:
+    class Overwriting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            write(self.weight)
+            return super().forward(x).sigmoid()
+
+    results = []
+    for train_lean in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 64), Overwriting(64, 64), nn.Linear(64, 4))
+        model[1].weight.grad = torch.ones(64, 64)
+        if train_lean:
+            lean(model, budget)
+        for _ in range(2):
+            model(torch.randn(512, 16)).square().mean().backward()
+        results.append([*(each.grad for each in model.parameters()), *(each.detach() for each in model.parameters())])
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("context", [nullcontext, lambda: torch.autocast("cpu", torch.bfloat16)])

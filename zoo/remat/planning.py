@@ -11,8 +11,8 @@ from __future__ import annotations
 import gc
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -23,14 +23,17 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from zoo.errors import ConfigError, join_names
+from zoo.errors import ConfigError
 from zoo.remat.budget import Budget, Decision, Planned, Step, bytes_text
+from zoo.remat.eager.recording import traits_of
 from zoo.remat.eager.rematerializer import Rematerializer
+from zoo.remat.eager.tracking import copy_of, is_plain
 from zoo.remat.effects import collected
 from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize, watched
+from zoo.remat.rules import Operation
 from zoo.remat.trial import NoGradientsError, as_leaf, clone, default_loss, device_of, unchanged
-from zoo.torch_internals.data import storage_id, tensors_of, tree_map
-from zoo.torch_internals.dispatch import is_profiling
+from zoo.torch_internals.data import memory_id, set_versions, storage_id, tensors_of, tree_map
+from zoo.torch_internals.dispatch import EagerDispatchMode, is_profiling
 
 MARGIN = 0.02  # of the limit, for what a real step takes beyond a measured one
 CLOSE = 0.05  # of the limit: a peak that is so close below it is not improved
@@ -71,7 +74,7 @@ def plan(
     - `rematerializer`: returns a `Rematerializer` for a budget and a ``log`` of decisions.
     - `call`: computes the outputs of the module from ``args`` and ``kwargs``.
 
-    Raises ConfigError if the limit on the peak is impossible, or if forward overwrites parameters.
+    Raises ConfigError if the limit on the peak is impossible.
     """
     watch_optimizers()
     inputs = tensors_of((args, kwargs))
@@ -146,7 +149,7 @@ def _meet_share(
     def decisions_at(price: float) -> list[Decision]:
         decisions: list[Decision] = []
         copied_args, copied_kwargs = tree_map(lambda each: clone(as_leaf(each)), (args, kwargs))
-        with unchanged(module), _parameters_kept(module), rematerializer(Budget(price), log=decisions):
+        with unchanged(module), _RestoredParameters(module), rematerializer(Budget(price), log=decisions):
             call(*copied_args, **copied_kwargs)
         return decisions
 
@@ -265,8 +268,8 @@ def _measure(
     counts_tensors = device.type == "meta" or (device.type != "cuda" and is_profiling())
     log = log or (StorageLog() if counts_tensors else AllocatorLog(device))
     gc.collect()
-    with unchanged(module), log:
-        with _parameters_kept(module), context:
+    with unchanged(module), log, _RestoredParameters(module):
+        with context:
             outputs = [call(*args, **kwargs)]
         loss = default_loss(outputs[0])
         if not keeps_outputs:
@@ -280,20 +283,32 @@ def _measure(
     return Step(memory.peak, memory.peak_without_gradients + largest)
 
 
-@contextmanager
-def _parameters_kept(module: nn.Module) -> Iterator[None]:
-    """Return a context of a forward pass, which raises ConfigError if it overwrites parameters or their gradients."""
-    written = dict(module.named_parameters())
-    gradients = {f"the gradient of {name}": each.grad for name, each in written.items() if each.grad is not None}
-    versions = [(name, each, each._version) for name, each in {**written, **gradients}.items()]
-    yield
-    overwritten = [name for name, each, version in versions if each._version != version]
-    if overwritten:
-        raise ConfigError(
-            f"forward overwrites {join_names(overwritten)}, so that it cannot run before training",
-            PLACE,
-            "start again with a cost limit such as 40 FLOP/B",
-        )
+class _RestoredParameters(EagerDispatchMode):
+    """A context that restores the parameters, and their gradients, which forward overwrites. Only these are copied."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        parameters = list(module.parameters())
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        self._unwritten = {memory_id(each): each for each in (*parameters, *gradients) if is_plain(each)}
+        self._copies: list[tuple[Tensor, Tensor, int]] = []
+
+    def __torch_dispatch__(
+        self, operation: Operation, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for address in traits_of(operation).written_memory(args, kwargs or {}):
+            tensor = self._unwritten.pop(address, None)
+            if tensor is not None:
+                self._copies.append((tensor, copy_of(tensor), tensor._version))
+        return operation(*args, **kwargs or {})
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for tensor, before, version in self._copies:
+            with torch.no_grad():
+                tensor.copy_(before)
+            set_versions([tensor], [version])
+        self._unwritten.clear()
 
 
 def _accumulates(module: nn.Module) -> bool:
