@@ -110,6 +110,12 @@ ARGUMENTS: dict[str, Arguments] = {
     "_softmax.default": lambda x, y: (1, False), "_log_softmax.default": lambda x, y: (1, False),
     "_safe_softmax.default": lambda x, y: (3,), "glu.default": lambda x, y: (1,),
     "upsample_bicubic2d.default": lambda x, y: ([9, 7], False),
+    "elu_backward.default": lambda x, y: (1, 1, 1, False, y),
+    "hardswish_backward.default": second,
+    "hardtanh_backward.default": lambda x, y: (y, 0.5, 1), "leaky_relu_backward.default": lambda x, y: (y, 0.1, False),
+    "softplus_backward.default": lambda x, y: (y, 1, 20),
+    "_softmax_backward_data.default": lambda x, y: (y, 1, x.dtype),
+    "_log_softmax_backward_data.default": lambda x, y: (y, 1, x.dtype),
 }  # fmt: skip
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Where the first argument is not a tensor of that shape.

@@ -27,6 +27,8 @@ OTHERS = (
     "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_softmax", "_log_softmax", "_safe_softmax", "glu", "mean", "sum",
     "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm", "native_layer_norm", "native_group_norm",
     "max_pool2d_with_indices", "max_pool3d_with_indices", "log_sigmoid_forward", "hardswish", "_prelu_kernel",
+    "elu_backward", "hardswish_backward", "hardtanh_backward", "leaky_relu_backward", "softplus_backward",
+    "_softmax_backward_data", "_log_softmax_backward_data",
 )  # fmt: skip
 # Operations whose output may be larger than their inputs.
 ENLARGING = (

@@ -182,6 +182,17 @@ def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]
     torch.autograd.graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
 
 
+#: Returns the number of the backward pass that runs in this thread, or `NO_BACKWARD`.
+current_backward: Callable[[], int] = _C._current_graph_task_id
+NO_BACKWARD = -1
+
+#: Calls a function without arguments at the end of the backward pass that runs in this thread.
+call_after_backward: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+
+#: Pushes a dispatch mode, which whoever restores the state of the thread pops: the engine does after each node.
+push_mode: Callable[[TorchDispatchMode], None] = _python_dispatch._push_mode
+
+
 def is_profiling() -> bool:
     """Return whether a profiler is active in this thread."""
     return bool(_C._autograd._profiler_enabled())

@@ -5,6 +5,7 @@ Tested by tests/remat/test_rematerializer.py.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -18,12 +19,13 @@ from zoo.remat.eager.deciding import Decider, DecisionLog
 from zoo.remat.eager.frozen import FrozenLayers
 from zoo.remat.eager.recording import Recorder, traits_of
 from zoo.remat.eager.tracking import KeptMemory, Tracker, is_plain
-from zoo.remat.recipes import unpack
+from zoo.remat.recipes import Recipe, SavedHandle, unpack
 from zoo.remat.rules import (
     CONVOLUTION,
     LINEAR,
     RELU,
     Operation,
+    aten,
     break_tie,
     first_tensor,
     flops_of,
@@ -32,10 +34,14 @@ from zoo.remat.rules import (
 )
 from zoo.torch_internals.compiler import never_compile
 from zoo.torch_internals.dispatch import (
+    NO_BACKWARD,
     EagerDispatchMode,
     are_transforms_active,
     before_hooks_are_disabled,
+    call_after_backward,
     count_writes,
+    current_backward,
+    push_mode,
     top_saved_tensors_hooks,
 )
 
@@ -84,6 +90,16 @@ class Rematerializer(EagerDispatchMode):
     @never_compile
     def __enter__(self) -> Rematerializer:
         """Start recording."""
+        self._begin()
+        with ExitStack() as contexts:  # unwinds if an interrupt arrives between two entries
+            contexts.enter_context(self._hooks)
+            super().__enter__()
+            contexts.push(super().__exit__)
+            self._contexts = contexts.pop_all()
+        return self
+
+    def _begin(self) -> None:
+        """Create what recording needs."""
         self._num_priced = 0
         self._kept = KeptMemory(self._parameters)
         self._tracker = Tracker(self._kept, self._smallest_bytes)
@@ -95,19 +111,18 @@ class Rematerializer(EagerDispatchMode):
         self._decider = Decider(self._tracker, self._kept, self._depth, self._decisions)
         self._recorder = Recorder(self._tracker, self._decider)
         self._frozen = FrozenLayers(self._tracker, self._decider, self._decisions)
-        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, unpack)
-        with ExitStack() as contexts:  # unwinds if an interrupt arrives between two entries
-            contexts.enter_context(self._hooks)
-            super().__enter__()
-            contexts.push(super().__exit__)
-            self._contexts = contexts.pop_all()
-        return self
+        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
 
     @never_compile
     def __exit__(self, *error: Any) -> None:
         """Stop recording. What backward needs stays alive."""
         self._frozen.finish()
         self._contexts.__exit__(*error)
+        del self._contexts
+        self._end()
+
+    def _end(self) -> None:
+        """Report what was found, and forget what recording needed."""
         if self._signature is not None and not (self._decider.has_large or self._frozen.is_seen):
             self._budget.note_small(self._signature)
         if self._log is not None and self._decisions is not None:
@@ -115,7 +130,7 @@ class Rematerializer(EagerDispatchMode):
         self._kept.close()
         self._tracker.close()
         # Some of these refer to self: break the cycles.
-        del self._contexts, self._hooks
+        del self._hooks
         del self._kept, self._tracker, self._decisions, self._decider, self._recorder, self._frozen
 
     @never_compile
@@ -169,6 +184,51 @@ class Rematerializer(EagerDispatchMode):
             return None
         self._num_priced += 1
         return break_tie(flops / first_tensor(out).nbytes, self._num_priced)
+
+
+class _OfBackward(Rematerializer):
+    """Records backward passes that record a graph of their own, so that this graph saves recipes, too.
+
+    It enters its context while a node of the first graph reads a saved tensor. The engine restores the dispatch modes
+    and the hooks of the thread after each node.
+    """
+
+    _of_thread = threading.local()
+
+    @classmethod
+    def of_this_pass(cls) -> _OfBackward:
+        """Return the rematerializer of this thread for the backward pass that runs; the engine ends it."""
+        task = current_backward()
+        if getattr(cls._of_thread, "task", None) != task:
+            found = cls()
+            found._begin()
+            cls._of_thread.task, cls._of_thread.rematerializer = task, found
+            call_after_backward(found._end)
+        rematerializer: _OfBackward = cls._of_thread.rematerializer
+        return rematerializer
+
+    def join(self, tensor: Tensor, packed: Any) -> None:
+        """Enter the context for the node that runs, and note how to recompute the tensor that it has just read."""
+        hooks = top_saved_tensors_hooks(True)
+        if hooks is None:
+            self._hooks.__enter__()
+            push_mode(self)
+        elif _innermost() is not self:
+            return
+        if isinstance(packed, SavedHandle) and is_plain(tensor):
+            recipe = Recipe(aten.alias.default, (packed.value,), {}, is_view=True)
+            self._tracker.note_unpacked(tensor, recipe)
+        elif is_plain(tensor):
+            self._kept.keep(tensor)
+
+
+@never_compile
+def _unpack(packed: Any) -> Tensor:
+    """Return the saved tensor for what autograd holds in its place."""
+    tensor = unpack(packed)
+    if torch.is_grad_enabled() and current_backward() != NO_BACKWARD and not are_transforms_active():
+        _OfBackward.of_this_pass().join(tensor, packed)
+    return tensor
 
 
 def _innermost() -> Rematerializer | None:

@@ -137,6 +137,12 @@ class Tracker:
         """Record that a copy of a tensor has the same contents."""
         self._know(copy, copy._version, value)
 
+    def note_unpacked(self, tensor: Tensor, recipe: Recipe) -> None:
+        """Record the contents of a tensor that autograd makes a new object of."""
+        if self._by_memory is None:
+            self._by_memory = {}
+        self.note(tensor, recipe, 0, tensor._version)
+
     def note_writes(self, addresses: Sequence[int]) -> None:
         """Record a write into the memory at these addresses."""
         self.clock += 1
@@ -147,7 +153,7 @@ class Tracker:
         """Return the current contents of a tensor; None if they were not recorded."""
         known = self.known.get(id(tensor))
         if known is None:
-            is_exact = type(tensor) is Tensor or type(tensor) is Parameter
+            is_exact = self._by_memory is None and (type(tensor) is Tensor or type(tensor) is Parameter)
             return None if is_exact else self._find_by_memory(tensor)
         live, version, memory, value = known
         if (
