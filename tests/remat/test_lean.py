@@ -314,3 +314,30 @@ def test_a_product_of_low_rank_is_not_held() -> None:
     plain, ours = (held(each, x) for each in networks)
     assert ours < plain - 0.9 * x.nbytes
     assert_same_step(*networks, x)
+
+
+def test_a_call_without_large_tensors_runs_plainly_from_the_second_on_until_shapes_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered: list[int] = []
+    enter = Rematerializer.__enter__
+    monkeypatch.setattr(Rematerializer, "__enter__", lambda self: [entered.append(1), enter(self)][1])
+    model = lean(nn.Sequential(nn.Linear(8, 64), nn.SiLU(), nn.Linear(64, 2)))
+    for rows, expected in ((4, 1), (4, 1), (512, 2), (512, 3), (4, 3), (8, 4)):
+        model(torch.randn(rows, 8)).sum().backward()
+        assert len(entered) == expected
+    model.eval()
+    model(torch.randn(4, 8))
+    assert len(entered) == 5
+    of_list = lean(_OfList())
+    for rows in (4, 4):  # shapes in a list are not compared
+        of_list([torch.randn(rows, 8)]).sum().backward()
+    assert len(entered) == 7
+
+
+class _OfList(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+
+    def forward(self, x: list[Tensor]) -> Tensor:
+        return super().forward(x[0]).sigmoid()

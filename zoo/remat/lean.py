@@ -198,7 +198,7 @@ def _rematerializer_of(module: Any, call: Any, args: Any, kwargs: Any) -> Abstra
     if budget is None or not _applies():
         return nullcontext()
     signature = _signature_of(module, args, kwargs)
-    if budget.skips(signature):
+    if signature is not None and budget.skips(signature):
         return nullcontext()
     if has_compiled_part(module):  # inside a dispatch mode such a part would run uncompiled
         _warn_that_it_steps_aside()
@@ -213,10 +213,20 @@ def _rematerializer_of(module: Any, call: Any, args: Any, kwargs: Any) -> Abstra
     return rematerializer(budget)
 
 
-def _signature_of(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """Return what distinguishes calls that compute tensors of other sizes: the mode and the shapes of the inputs."""
-    shapes = [each.shape if isinstance(each, Tensor) else type(each) for each in (*args, *kwargs.values())]
-    return module.training, *shapes
+def _signature_of(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    """Return what distinguishes calls that compute tensors of other sizes: the mode and the inputs' shapes and values.
+
+    None for inputs other than tensors, numbers and strings.
+    """
+    inputs: list[Any] = []
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, Tensor) and not each.is_nested:
+            inputs.append(each.shape)
+        elif each is None or isinstance(each, (bool, int, float, str)):
+            inputs.append(each)
+        else:
+            return None
+    return module.training, *inputs
 
 
 def _applies() -> bool:

@@ -92,7 +92,7 @@ class TrackedTensor:
         """Save the tensor itself, as long as what is returned lives, in place of its recipe."""
         saved = SavedTensor(tensor)
         self._saved, self.version = weakref.ref(saved), saved.version
-        if self.recipes == 0:  # other recipes run through it
+        if self.recipes == 0 and self.readers == 0:  # nothing relies on the recipe
             self.recipe = None
         return saved
 

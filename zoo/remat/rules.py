@@ -205,8 +205,9 @@ LINEAR = {aten.addmm.default, aten.mm.default}  #: products of low rank are reco
 LOW_RANK, LOW_RANK_RATIO = 16, 8  # at most this many inner features, and this many times as many outer ones
 
 #: Operations whose kernels call matrix products, which autocast casts.
-CASTS_INSIDE = {aten._trilinear.default, aten.affine_grid_generator.default}
-CASTS_INSIDE.update(_overloads("linalg_polar"))  # torch 2.13 and newer
+CASTS_INSIDE = {
+    operation for name in ("_trilinear", "affine_grid_generator", "linalg_polar") for operation in _overloads(name)
+}
 
 #: Operations that `flops_of` counts.
 PRICED = {CONVOLUTION, *PRODUCTS, *ATTENTIONS}

@@ -357,7 +357,9 @@ class Decider:
             value.is_copied, value.clock, saved = False, self._tracker.clock, None
         if saved is None or saved.tensor is None:
             self.decide(tensor, INPUT, is_kept=True)
-            saved = value.keep(tensor)
+            saved = value.saved  # deciding on others may have saved it
+            if saved is None or saved.tensor is None:
+                saved = value.keep(tensor)
         self._started_from.setdefault(memory_id(tensor), weakref.WeakSet()).add(value)
         return saved
 
