@@ -37,6 +37,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Tensor, float]] = {
     "LayerNorm, GELU": (perceptron, ROWS, 0.6),
     # The outputs of convolutions and of their backward are two of three maps that plain training holds.
     "LeakyReLU": (lambda: convolutions(nn.LeakyReLU), IMAGES, 0.7),
+    "frozen": (lambda: convolutions(nn.ReLU).requires_grad_(False).append(nn.Conv2d(1, 1, 3)), IMAGES, 0.8),
     "Softplus": (lambda: convolutions(nn.Softplus), IMAGES, 0.6),
 }
 
@@ -50,7 +51,8 @@ def penalized(model: nn.Module, x: Tensor) -> Tensor:
 
 def through_backward(model: nn.Module, x: Tensor) -> Tensor:
     """The gradients of parameters have a graph, as for Hessian-vector products."""
-    slopes = torch.autograd.grad(model(x).square().mean(), list(model.parameters()), create_graph=True)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    slopes = torch.autograd.grad(model(x).square().mean(), trained, create_graph=True)
     return torch.stack([each.square().sum() for each in slopes]).sum()
 
 

@@ -181,7 +181,7 @@ FASTER = {
     aten.max_pool2d_with_indices.default: max_pool,
     aten.native_batch_norm.default: batch_norm,
 }
-#: Rules by the operations as a `TorchDispatchMode` sees them; `rule_of` adds those of pointwise operations.
+#: Rules by the operations as a `TorchDispatchMode` sees them; `rule_of` adds rules of pointwise operations.
 RULES = _rules() | {aten.max_pool2d_with_indices.default: Rule(max_pool, is_view=False, overwrites=False)}
 
 ENLARGES = {operation for name in ENLARGING for operation in _overloads(name)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -208,7 +207,7 @@ def traits_of(operation: Operation) -> Traits:
     written, inside = written_arguments(operation), writes_inside(operation)
     traits = Traits(
         operation,
-        FASTER.get(operation, operation) if is_listed else partial(_call_as_without_mode, operation),
+        FASTER.get(operation, operation) if is_listed else partial(_run_of(operation), operation),
         rule,
         record,
         bool(written) or inside,
@@ -219,17 +218,23 @@ def traits_of(operation: Operation) -> Traits:
     return traits
 
 
-def _call_as_without_mode(operation: Operation, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of an operation, whose kernel may call others.
+def _run_of(operation: Operation) -> Callable[..., Any]:
+    """Return the function that calls an operation whose kernel may call others."""
+    return _call_casting_inside if operation in CASTS_INSIDE else _call_resolving_views
 
-    It may read conjugated views of complex arguments, and autocast may cast what it passes to them.
-    """
-    with ExitStack() as contexts:
-        if any(isinstance(arg, Tensor) and arg.is_complex() for arg in args):
-            contexts.enter_context(resolve_views())
-        if operation in CASTS_INSIDE:
-            contexts.enter_context(autocast_of_caller())
-        return operation(*args, **kwargs)
+
+def _call_casting_inside(operation: Operation, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of an operation, whose kernel may call matrix products that autocast casts."""
+    with autocast_of_caller():
+        return _call_resolving_views(operation, *args, **kwargs)
+
+
+def _call_resolving_views(operation: Operation, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of an operation, whose kernel may read conjugated views of complex arguments."""
+    if any(isinstance(arg, Tensor) and arg.is_complex() for arg in args):
+        with resolve_views():
+            return operation(*args, **kwargs)
+    return operation(*args, **kwargs)
 
 
 def _without_keywords(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from zoo.remat.budget import Budget, Decision
 from zoo.remat.eager.deciding import Decider, DecisionLog
-from zoo.remat.eager.frozen import FrozenLayers
+from zoo.remat.eager.frozen import DeferredHandle, FrozenLayers
 from zoo.remat.eager.recording import Recorder, traits_of
 from zoo.remat.eager.tracking import KeptMemory, Tracker, is_plain
 from zoo.remat.recipes import Recipe, SavedHandle, unpack
@@ -116,13 +116,13 @@ class Rematerializer(EagerDispatchMode):
     @never_compile
     def __exit__(self, *error: Any) -> None:
         """Stop recording. What backward needs stays alive."""
-        self._frozen.finish()
         self._contexts.__exit__(*error)
         del self._contexts
         self._end()
 
     def _end(self) -> None:
-        """Report what was found, and forget what recording needed."""
+        """Decide on what is left, report what was found, and forget what recording needed."""
+        self._frozen.finish()
         if self._signature is not None and not (self._decider.has_large or self._frozen.is_seen):
             self._budget.note_small(self._signature)
         if self._log is not None and self._decisions is not None:
@@ -215,10 +215,13 @@ class _OfBackward(Rematerializer):
             push_mode(self)
         elif _innermost() is not self:
             return
-        if isinstance(packed, SavedHandle) and is_plain(tensor):
-            recipe = Recipe(aten.alias.default, (packed.value,), {}, is_view=True)
-            self._tracker.note_unpacked(tensor, recipe)
-        elif is_plain(tensor):
+        if not is_plain(tensor):
+            return
+        if isinstance(packed, SavedHandle):
+            self._tracker.note_unpacked(tensor, Recipe(aten.alias.default, (packed.value,), {}, is_view=True))
+        elif isinstance(packed, DeferredHandle):  # of a frozen layer: a new tensor each time
+            self._tracker.note_unpacked(tensor, Recipe(packed.unpack, (), {}, is_view=False))
+        else:
             self._kept.keep(tensor)
 
 

@@ -89,8 +89,8 @@ class Tracker:
         self.smallest_bytes = MIN_BYTES if smallest_bytes is None else smallest_bytes
         # id of a tensor -> (weak reference to it, its version, a weak reference to its storage, its contents)
         self.known: dict[int, tuple[Callable[[], Tensor | None], int, Memory, TrackedTensor]] = {}
-        # id of a storage -> its contents by their layout and version. Only once a subclass of Tensor was seen, whose
-        # operations wrap their outputs in new objects
+        # id of a storage -> its contents by their layout and version. Only once there are new objects for the same
+        # elements: operations of a subclass of Tensor wrap their outputs, and autograd what it unpacks
         self._by_memory: dict[int, dict[tuple[Any, ...], tuple[Memory, TrackedTensor]]] | None = None
         # address of a storage -> the value of the clock at the last write into it
         self._writes: dict[int, int] = {}

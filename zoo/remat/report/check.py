@@ -258,7 +258,7 @@ class _Run:
     def _train(self, model: nn.Module, trace: _Trace | None = None) -> Iterator[Value]:
         """Yield the values of training in the order in which it computes them.
 
-        Their names are those of the network. Nothing after a value is computed before the next value is asked for.
+        They are named as in the network. Nothing after a value is computed before the next value is asked for.
         """
         optimizer = torch.optim.SGD(list(model.parameters()), lr=LEARNING_RATE)
         for step, batches in enumerate(self.steps, 1):
