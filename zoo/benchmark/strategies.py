@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results, describe_error
 from zoo.errors import ConfigError
+from zoo.remat import inductor_options
 from zoo.remat.lean import lean
 from zoo.remat.report.block_checkpointing import checkpoint_blocks_selectively
 from zoo.torch_internals.compiler import activation_memory_budget, lookup_backend
@@ -33,6 +34,7 @@ class Strategy:
     - `name`: label in tables and plots.
     - `norm`, `memory`: arguments that the network is built with.
     - `budget`: activation memory budget of torch.compile, 0 to 1; None: the network is not compiled.
+    - `has_lean_rule`: compile with `zoo.remat.inductor_options` and this budget, in place of torch's choice.
     - `reversible`: use the RevNet of similar size and accuracy.
     - `change`: applied to the built network and returns it, such as `zoo.lean` with a budget.
     """
@@ -41,6 +43,7 @@ class Strategy:
     norm: str
     memory: str
     budget: float | None = None
+    has_lean_rule: bool = False
     reversible: bool = False
     change: Callable[[nn.Module], nn.Module] | None = None
 
@@ -53,6 +56,9 @@ class Strategy:
         """Return the function that computes the logits: the model or its compiled version."""
         if self.budget is None:
             return model
+        if self.has_lean_rule:
+            options = inductor_options(float(self.budget))
+            return torch.compile(model, fullgraph=True, dynamic=False, options=options)
         return compile_with_budget(model, self.budget, fullgraph=True, dynamic=False)
 
 
@@ -90,10 +96,14 @@ EAGER = (
 
 
 def all_strategies(budgets: Sequence[float]) -> list[Strategy]:
-    """Return the eager strategies, and compiled networks with standard and in-place norms at each budget."""
+    """Return the eager strategies, and compiled networks at each budget, by torch's choice and by the lean rule."""
     compiled = [
-        Strategy(f"compiled {name} {budget:g}", norm, memory, budget)
-        for name, norm, memory in (("std-BN", "standard", "plain"), ("iABN", "inplace", "auto"))
+        Strategy(f"compiled {name} {budget:g}", norm, memory, budget, has_lean_rule)
+        for name, norm, memory, has_lean_rule in (
+            ("std-BN", "standard", "plain", False),
+            ("std-BN, lean rule", "standard", "plain", True),
+            ("iABN", "inplace", "auto", False),
+        )
         for budget in budgets
     ]
     return [*EAGER, *compiled]
