@@ -1130,10 +1130,11 @@ def judge(program: Program, truth: Result | None = None) -> Verdict:
         return Verdict(RIGHT, "")
     kinds = {"write behind autograd" if step.name == "data" else KIND_OF[step.name] for step in program.steps}
     if plain.error is not None:
-        # A refill could have made it wrong, if it had gone on, and so could statistics that move: torch's norm in
-        # evaluation saves them, and its norm in training moves them without a version.
-        has_unseen = bool(kinds & {*HIDES, "refill"}) or any(
-            step.name in ("norm_eval", "norm_frozen") for step in program.steps
+        # If it had gone on, a refill or other data could have made it wrong, and so could statistics that move: torch's
+        # norm in evaluation saves them, and its norm in training moves them without a version.
+        has_unseen = bool(kinds & {*HIDES, "refill", "replaced data"}) or any(
+            step.name in ("norm_eval", "norm_frozen") or (step.name.startswith("frozen_") and step.k == 1)
+            for step in program.steps
         )
         return Verdict(HIDDEN if has_unseen else WRONG, f"{wrong}; plain: {_told(plain)}")
     if not same(plain, truth):

@@ -102,7 +102,7 @@ def test_norm_sum_and_relu_are_repeated_in_one_pass() -> None:
     with Rematerializer(smallest_bytes=0) as recording:
         x, kept_shortcut = (convolution(images()) for convolution in convolutions)
         z = torch.relu_(norm(x) + kept_shortcut.relu() * kept_shortcut)
-        value = recording._tracker.find(z)
+        value = recording._pass.tracker.find(z)
         assert value.recipe.operation is apply_line
         assert value.recipe.args[4] is True
 
@@ -186,7 +186,7 @@ def test_recipes_start_from_parameters_and_buffers_at_no_cost(kind: Any) -> None
         x = conv(torch.randn(2, 3, 8, 8))
         y = x * factor
         loss = (x * x + y * y).sum()
-        value = recording._tracker.find(y)
+        value = recording._pass.tracker.find(y)
     assert value.kept is None  # its recipe is saved, as `factor` takes no memory of its own
     loss.backward()
 
@@ -216,7 +216,7 @@ def test_only_memory_that_is_alive_counts_as_saved() -> None:
             warnings.simplefilter("ignore")  # of deprecated attributes of torch that isinstance asks for
             tensors = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
         alive = {storage_id(tensor.untyped_storage()) for tensor in tensors if tensor.layout == torch.strided}
-        assert rematerializer._kept - alive == set()
+        assert rematerializer._pass.kept - alive == set()
     loss.backward()
 
 
@@ -326,7 +326,7 @@ def test_frozen_layers_hold_the_signs_of_rectified_maps_and_nothing_else() -> No
     model, x = FrozenBody(), images(16)
     log: list[Decision] = []
     with Rematerializer(smallest_bytes=0, parameters=[*model.parameters(), *model.buffers()], log=log) as recording:
-        recording._frozen.is_seen = True  # as it is from the first frozen layer on
+        recording._pass.frozen.is_seen = True  # as it is from the first frozen layer on
         out = model(x)
     held = {each.made_by for each in log if each.is_kept and each.bytes and each.reason != INPUT}
     assert held == {"", "aten.max_pool2d_with_indices", "aten.avg_pool2d"}  # images, indices, input of the head

@@ -282,7 +282,7 @@ def compute(target: TrackedTensor) -> Tensor:
     """
     assert target.recipe is not None, "tensors without a recipe are saved"
     tensors: dict[TrackedTensor, Tensor] = {}
-    order, uses = _plan(target, tensors)
+    order, uses = _order(target, tensors)
     fresh: set[TrackedTensor] = set()  # sole owners of memory allocated here: operations may run in place
     for value in order:
         if value in tensors:
@@ -317,7 +317,7 @@ def compute(target: TrackedTensor) -> Tensor:
     return tensors[target]
 
 
-def _plan(
+def _order(
     target: TrackedTensor, tensors: dict[TrackedTensor, Tensor]
 ) -> tuple[list[TrackedTensor], dict[TrackedTensor, int]]:
     """Return what to recompute in topological order, and use counts; put what is saved or stored into ``tensors``."""

@@ -21,6 +21,10 @@ from zoo.torch_internals.dispatch import DisableTorchDispatch, OperatorOverload,
 aten = torch.ops.aten
 Operation = Any  # torch._ops.OpOverload, or a function of this package
 
+MAX_DEPTH = 4  # recomputed saved tensors in a chain: bounds the work and the peak memory of one recomputation
+# Smaller tensors are saved, as recomputing them costs more time than the memory is worth.
+MIN_BYTES = 2**14
+
 # Beside these, the pointwise operations that torch tags as such.
 OTHERS = (
     "roll", "flip", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "avg_pool2d", "avg_pool3d",

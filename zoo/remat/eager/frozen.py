@@ -77,7 +77,7 @@ class FrozenLayers:
                 value = self._tracker.find(tensor)
                 if value is not None:
                     self._note_unread(value, tensor, "backward reads only its shape")
-                handle.settle(partial(torch.empty_strided, **_layout_of(tensor)))
+                handle.settle(partial(torch.empty_strided, **_empty_arguments_of(tensor)))
             else:
                 handle.settle(partial(unpack, self._decider.pack(tensor)))
 
@@ -114,7 +114,7 @@ class FrozenLayers:
             elif is_over or value.live() is None:
                 with DisableTorchDispatch(), torch.no_grad():
                     bits = signs_of(tensor)
-                handle.settle(partial(_rectified_of, bits, **_layout_of(tensor)))
+                handle.settle(partial(_rectified_of, bits, **_empty_arguments_of(tensor)))
                 self._decider.decide(bits, INPUT, is_kept=True)
             else:
                 undecided.append((handle, value))
@@ -155,7 +155,7 @@ class DeferredHandle:
         return self._read() if self._saved is None else unmodified(self._saved, self.version)
 
 
-def _layout_of(tensor: Tensor) -> dict[str, Any]:
+def _empty_arguments_of(tensor: Tensor) -> dict[str, Any]:
     """Return the arguments with which `torch.empty_strided` returns a tensor like this one."""
     return {"size": tensor.shape, "stride": tensor.stride(), "dtype": tensor.dtype, "device": tensor.device}
 

@@ -6,7 +6,7 @@ Tested by tests/remat/test_rematerializer.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -23,6 +23,7 @@ from zoo.remat.recipes import Recipe, SavedHandle, unpack
 from zoo.remat.rules import (
     CONVOLUTION,
     LINEAR,
+    MAX_DEPTH,
     RELU,
     Operation,
     aten,
@@ -45,7 +46,56 @@ from zoo.torch_internals.dispatch import (
     top_saved_tensors_hooks,
 )
 
-MAX_DEPTH = 4  # recomputed saved tensors in a chain: bounds the work and the peak memory of one recomputation
+
+class ForwardPass:
+    """What is recorded of a forward pass, until it ends.
+
+    Args:
+    - `parameters`, `smallest_bytes`, `depth`: see `Rematerializer`.
+    - `place`: returns the name of the running module, for decisions; None to record no decisions.
+    """
+
+    def __init__(
+        self,
+        parameters: Callable[[], Sequence[Tensor]],
+        smallest_bytes: int | None,
+        depth: int,
+        place: Callable[[], str] | None,
+    ) -> None:
+        self.num_priced = 0
+        self.kept = KeptMemory(parameters)
+        self.tracker = Tracker(self.kept, smallest_bytes)
+        self.decisions: DecisionLog | None = None
+        if place is not None:
+            self.decisions = DecisionLog(place)
+            self.kept.add_all_permanent()
+        self.decider = Decider(self.tracker, self.kept, depth, self.decisions)
+        self.recorder = Recorder(self.tracker, self.decider)
+        self.frozen = FrozenLayers(self.tracker, self.decider, self.decisions)
+
+    @property
+    def has_large(self) -> bool:
+        """Whether autograd saved a tensor that is large enough to recompute, or that a frozen layer reads."""
+        return self.decider.has_large or self.frozen.is_seen
+
+    def pack(self, tensor: Tensor) -> Any:
+        """Return what autograd holds in place of a saved tensor."""
+        handle = self.frozen.pack(tensor) if self.frozen.is_seen else None
+        return self.decider.pack(tensor) if handle is None else handle
+
+    def price_of(self, operation: Operation, args: tuple[Any, ...], out: Any) -> float | None:
+        """Return FLOP per byte of output for a convolution or a matrix product, else None."""
+        flops = flops_of(operation, args, out)
+        if flops is None:
+            return None
+        self.num_priced += 1
+        return break_tie(flops / first_tensor(out).nbytes, self.num_priced)
+
+    def end(self) -> None:
+        """Decide on what is left, and forget all tensors. What backward needs stays alive."""
+        self.frozen.finish()
+        self.kept.close()
+        self.tracker.close()
 
 
 class Rematerializer(EagerDispatchMode):
@@ -100,17 +150,9 @@ class Rematerializer(EagerDispatchMode):
 
     def _begin(self) -> None:
         """Create what recording needs."""
-        self._num_priced = 0
-        self._kept = KeptMemory(self._parameters)
-        self._tracker = Tracker(self._kept, self._smallest_bytes)
-        self._decisions = None
-        if self._log is not None:
-            self._decisions = DecisionLog(lambda: self.place)
-            self._kept.add_all_permanent()
-        self._has_prices = self._budget.flops_per_byte > 0 or self._decisions is not None
-        self._decider = Decider(self._tracker, self._kept, self._depth, self._decisions)
-        self._recorder = Recorder(self._tracker, self._decider)
-        self._frozen = FrozenLayers(self._tracker, self._decider, self._decisions)
+        place = None if self._log is None else lambda: self.place
+        self._pass = ForwardPass(self._parameters, self._smallest_bytes, self._depth, place)
+        self._has_prices = self._budget.flops_per_byte > 0 or self._log is not None
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
 
     @never_compile
@@ -122,16 +164,13 @@ class Rematerializer(EagerDispatchMode):
 
     def _end(self) -> None:
         """Decide on what is left, report what was found, and forget what recording needed."""
-        self._frozen.finish()
-        if self._signature is not None and not (self._decider.has_large or self._frozen.is_seen):
+        ended = self._pass
+        ended.end()
+        if self._signature is not None and not ended.has_large:
             self._budget.note_small(self._signature)
-        if self._log is not None and self._decisions is not None:
-            self._log += self._decisions.decisions
-        self._kept.close()
-        self._tracker.close()
-        # Some of these refer to self: break the cycles.
-        del self._hooks
-        del self._kept, self._tracker, self._decisions, self._decider, self._recorder, self._frozen
+        if self._log is not None and ended.decisions is not None:
+            self._log += ended.decisions.decisions
+        del self._hooks, self._pass  # they refer to self
 
     @never_compile
     def __torch_dispatch__(
@@ -139,7 +178,8 @@ class Rematerializer(EagerDispatchMode):
     ) -> Any:
         """Run an operation and record how to recompute its outputs."""
         kwargs = kwargs or {}
-        traits, recorder, frozen = traits_of(operation), self._recorder, self._frozen
+        traits, forward = traits_of(operation), self._pass
+        recorder, frozen, decisions = forward.recorder, forward.frozen, forward.decisions
         if operation is CONVOLUTION and not args[1].requires_grad:
             frozen.is_seen = True
         saves = frozen.is_seen and torch.is_grad_enabled() and _innermost() is self
@@ -159,31 +199,21 @@ class Rematerializer(EagerDispatchMode):
             if traits.record is not None:
                 traits.record(recorder, traits, args, kwargs, out)
             elif self._has_prices or operation in LINEAR:
-                price = self._price_of(operation, args, out)
+                price = forward.price_of(operation, args, out)
                 if price is not None and (price <= self._budget.flops_per_byte or is_low_rank(operation, args)):
                     recorder.record(traits, args, kwargs, out)
-            if self._decisions is not None:
-                self._decisions.note(operation, args, out, price)
-                value = None if price is None else self._tracker.find(first_tensor(out))
+            if decisions is not None:
+                decisions.note(operation, args, out, price)
+                value = None if price is None else forward.tracker.find(first_tensor(out))
                 if value is not None:
-                    self._decisions.note_product(value, first_tensor(out))
+                    decisions.note_product(value, first_tensor(out))
         if frozen.is_seen:
             frozen.note_relu(out if saves and traits.rule.repeat is RELU else None)
         return out
 
     @never_compile
     def _pack(self, tensor: Tensor) -> Any:
-        """Return what autograd holds in place of a saved tensor."""
-        handle = self._frozen.pack(tensor) if self._frozen.is_seen else None
-        return self._decider.pack(tensor) if handle is None else handle
-
-    def _price_of(self, operation: Operation, args: tuple[Any, ...], out: Any) -> float | None:
-        """Return FLOP per byte of output for a convolution or a matrix product, else None."""
-        flops = flops_of(operation, args, out)
-        if flops is None:
-            return None
-        self._num_priced += 1
-        return break_tie(flops / first_tensor(out).nbytes, self._num_priced)
+        return self._pass.pack(tensor)
 
 
 class _OfBackward(Rematerializer):
@@ -218,11 +248,11 @@ class _OfBackward(Rematerializer):
         if not is_plain(tensor):
             return
         if isinstance(packed, SavedHandle):
-            self._tracker.note_unpacked(tensor, Recipe(aten.alias.default, (packed.value,), {}, is_view=True))
+            self._pass.tracker.note_unpacked(tensor, Recipe(aten.alias.default, (packed.value,), {}, is_view=True))
         elif isinstance(packed, DeferredHandle):  # of a frozen layer: a new tensor each time
-            self._tracker.note_unpacked(tensor, Recipe(packed.unpack, (), {}, is_view=False))
+            self._pass.tracker.note_unpacked(tensor, Recipe(packed.unpack, (), {}, is_view=False))
         else:
-            self._kept.keep(tensor)
+            self._pass.kept.keep(tensor)
 
 
 @never_compile

@@ -16,14 +16,14 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from zoo.remat.recipes import Recipe, Store, TrackedTensor
+from zoo.remat.rules import MIN_BYTES
 from zoo.torch_internals.data import is_wrapper, memory_id
 from zoo.torch_internals.dispatch import DisableTorchDispatch
 
 Memory = Callable[[], torch.UntypedStorage | None]
 
-# Smaller tensors are saved, as recomputing them costs more time than the memory is worth: smaller than the largest
-# output so far by `SMALL_RATIO`, within these limits.
-MIN_BYTES, MAX_BYTES, SMALL_RATIO = 2**14, 2**16, 64
+# Tensors are saved that are smaller than the largest output so far by this factor, from `MIN_BYTES` to `MAX_BYTES`.
+SMALL_RATIO, MAX_BYTES = 64, 2**16
 
 
 class KeptMemory(set[int]):

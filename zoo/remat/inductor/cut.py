@@ -24,14 +24,12 @@ from zoo.remat.inductor.nodes import (
     is_view,
     prices_of,
 )
-from zoo.remat.rules import is_low_rank, rule_of
+from zoo.remat.rules import MAX_DEPTH, MIN_BYTES, is_low_rank, rule_of
 from zoo.torch_internals.compiler import is_random
 from zoo.torch_internals.dispatch import OperatorOverload, schema_of
 
 aten = torch.ops.aten
-MAX_DEPTH = 4  # recomputed nodes that backward reads in a chain: bounds the peak memory of one recomputation
-MIN_BYTES = 2**14  # smaller tensors are saved
-MIN_RATIO = 4  # as are tensors that are smaller than their largest input by this factor
+MIN_RATIO = 4  # tensors that are smaller than their largest input by this factor are saved
 
 #: Cheap operations that only graphs have, or whose results are not saved in eager training.
 CHEAP_IN_GRAPHS = {
