@@ -81,12 +81,12 @@ def test_a_file_imports_only_from_its_own_room_or_an_earlier_one():
     assert upward == []
 
 
-def test_remat_needs_nothing_of_networks():
+def test_remat_imports_nothing_from_the_networks():
     allowed = {"errors", "tables", "files", "torch_internals", "ops", "remat"}
     assert [each for each in imports_in("zoo.remat") if each[1].split(".")[1] not in allowed] == []
 
 
-def test_reading_data_needs_nothing_of_preparing_it():
+def test_reading_data_imports_nothing_from_preparing_data():
     of_preparing = [each for each in imports_in("zoo.data") if each[1].startswith("zoo.data.prepare")]
     assert [each for each in of_preparing if not each[0].startswith("zoo.data.prepare")] == []
 

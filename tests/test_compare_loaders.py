@@ -28,7 +28,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow  # starts processes, which import torch
-def test_loaders_take_turns(data: Path, tmp_path: Path) -> None:
+def test_loaders_alternate(data: Path, tmp_path: Path) -> None:
     command = [str(data), *OPTIONS, "--out", str(tmp_path / "out")]
     assert compare([*command, "--loaders", "torchvision-tensors", "zoo-shards", "webdataset"]) == 0
     content = json.loads((tmp_path / "out.json").read_text())

@@ -63,7 +63,7 @@ def test_each_published_network_has_one_experiment_and_the_reverse() -> None:
     assert len(CLASSIFIERS) == 9
 
 
-def test_there_are_ten_different_published_files_with_licenses() -> None:
+def test_ten_published_files_with_licenses_exist() -> None:
     entries = published().values()
     assert len({entry.name for entry in entries}) == len({entry.md5 for entry in entries}) == 10
     assert len({entry.weights.drive_id for entry in entries}) == 10

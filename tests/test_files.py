@@ -16,7 +16,7 @@ from zoo.files import remove_leftovers, replacing, write_bytes, write_json
 from zoo.weights.cache import md5_of
 
 
-def test_the_file_and_its_folder_are_made_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_file_and_its_folder_are_created(tmp_path: Path) -> None:
     write_json(tmp_path / "new" / "result.json", {"top1": 1.5})
     assert json.loads((tmp_path / "new" / "result.json").read_text()) == {"top1": 1.5}
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -24,7 +24,7 @@ def test_the_file_and_its_folder_are_made_and_nothing_else(tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["result.json"]
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_file_and_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
         raise OSError("no space left")
 
@@ -37,7 +37,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_killed_processes_have_left_of_a_file_is_removed(tmp_path: Path) -> None:
+def test_partial_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "result.json") as temporary:
         temporary.rename(tmp_path / f".result.json.{'0' * 16}.tmp")
     for other in (".notes.tmp", "result.json", ".other.json.0123.tmp"):

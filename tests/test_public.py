@@ -17,7 +17,7 @@ from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
 ROOT = Path(__file__).parents[1]
 
 
-def test_all_public_names_are_listed_and_there() -> None:
+def test_all_public_names_are_listed_and_exist() -> None:
     assert {name for name in dir(zoo) if not name.startswith("__")} == set(zoo.__all__)
     for name in zoo.__all__:
         assert getattr(zoo, name) is not None
@@ -25,7 +25,7 @@ def test_all_public_names_are_listed_and_there() -> None:
         _ = zoo.lists
 
 
-def test_the_version_is_that_of_the_package(monkeypatch) -> None:
+def test_the_version_is_the_version_of_the_package(monkeypatch) -> None:
     written = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     monkeypatch.setattr("zoo.metadata.version", lambda name: "9.9")
     assert zoo.__version__ == "9.9"

@@ -62,7 +62,7 @@ def test_a_published_variant_fixes_norm_activation_and_stem_and_arguments_win():
         (".", {}, "this is a folder"),
     ],
 )
-def test_arguments_that_cannot_be_meant_are_refused_with_what_to_do(name, arguments, message):
+def test_contradictory_arguments_are_refused_with_a_remedy(name, arguments, message):
     with pytest.raises(zoo.ConfigError, match=message):
         zoo.get(name, **arguments)
 
@@ -178,7 +178,7 @@ def test_wrong_calls_are_pythons_own_errors_and_wrong_values_are_value_errors():
         zoo.get("resnet5O")
 
 
-def test_published_weights_are_had_before_anything_is_built(monkeypatch, tmp_path):
+def test_published_weights_are_fetched_before_the_network_is_built(monkeypatch, tmp_path):
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
     monkeypatch.setenv("ZOO_OFFLINE", "1")
     monkeypatch.setattr("zoo.registry.build_network", lambda *_, **__: pytest.fail("built"))
@@ -193,7 +193,7 @@ def _with_record(model, path, **changes):
     return path
 
 
-def test_what_is_not_given_is_as_the_weights_file_says(tmp_path):
+def test_omitted_options_come_from_the_weights_file(tmp_path):
     images = {"scale_val": 36, "crop_val": 32, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
     source = zoo.get("resnet18", activation="relu", num_classes=7, dilation=[1, 1, 1, 2])
     path = _with_record(source, tmp_path / "relu.pth", preprocessing=images)

@@ -43,7 +43,7 @@ def test_a_result_shows_all_its_numbers_and_the_standard_errors_of_its_accuracie
 
 
 @pytest.mark.parametrize(("classes", "has_top5"), [(3, False), (5, False), (6, True)])
-def test_top_5_is_not_shown_where_it_is_always_right(classes: int, has_top5: bool) -> None:
+def test_top_5_is_not_shown_if_it_is_always_correct(classes: int, has_top5: bool) -> None:
     task = ClassificationTask(Experiment.model_validate({"network": {"arch": "resnet18", "classes": classes}}))
     assert ("top5" in task.shown_labels) == has_top5
     table = results_table("net", task.shown_labels, [_result("center224")], None)

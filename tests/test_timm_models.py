@@ -69,7 +69,7 @@ def test_timm_knows_the_configuration_of_the_weights(timm) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet50_ipabn-sync_lr_512", "revnet38_cifar"])
-def test_the_transform_of_timm_is_that_of_this_package(timm, name: str) -> None:
+def test_timms_transform_equals_zoos(timm, name: str) -> None:
     with torch.device("meta"):
         model = zoo.get(name)
     generator = torch.Generator().manual_seed(0)

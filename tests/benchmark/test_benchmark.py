@@ -93,7 +93,7 @@ class _FakeClock(Clock):
         return self.now
 
 
-def test_steps_take_turns_and_begin_each_round_with_another_one() -> None:
+def test_steps_alternate_and_each_round_starts_with_a_different_step() -> None:
     clock, order = _FakeClock(), []
 
     def step(name: str, seconds: float) -> Step:
@@ -138,7 +138,7 @@ def test_every_layer_has_all_metrics_and_the_bytes_known_by_hand() -> None:
         assert held["iABN native"] == pytest.approx(1, abs=0.05)
 
 
-def test_a_timed_layer_overwrites_its_input_and_gets_the_gradients_of_any_other() -> None:
+def test_a_timed_layer_overwrites_its_input_and_gets_the_reference_gradients() -> None:
     x, dz = torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
     norm, other = InPlaceABN(4), InPlaceABN(4)
     token, buffer = torch.ones((), requires_grad=True), x.clone()
@@ -170,7 +170,7 @@ def test_budgets_of_compiled_models_do_not_get_mixed_up() -> None:
     assert torch._functorch.config.activation_memory_budget == 1.0  # the process keeps its own
 
 
-def test_faults_in_the_choice_of_a_network_are_named() -> None:
+def test_errors_in_the_network_section_are_named() -> None:
     with pytest.raises(ConfigError, match=r"resnet19.*resnet18"):
         replace(TINY, spec=NetworkSpec(arch="resnet19")).build("standard", "plain")
     with pytest.raises(ConfigError, match="4 stages"):
@@ -212,7 +212,7 @@ def test_a_network_of_another_package_has_its_own_norms_checkpointed_or_lean() -
         replace(setup, structure=(1, 1)).build("standard", "plain")
 
 
-def test_what_torch_refuses_to_run_is_noted_unless_it_is_the_baseline() -> None:
+def test_a_failing_strategy_is_noted_unless_it_is_the_baseline() -> None:
     def refuse(model: nn.Module) -> nn.Module:
         model.register_forward_pre_hook(lambda *_: torch.zeros(2) + torch.zeros(3))
         return model
@@ -263,7 +263,7 @@ def predict_and_count(setup: Setup, strategy: Strategy) -> tuple[int, int]:
     return predicted - constant, count_memory(setup.forward_of(model), model.parameters()).peak
 
 
-def test_a_network_that_segments_is_measured_with_label_maps_and_a_loss_for_each_pixel() -> None:
+def test_a_segmentation_network_is_measured_with_label_maps_and_a_pixel_wise_loss() -> None:
     setup = Setup(NetworkSpec(arch="deeplab_resnet18", num_classes=5), batch=2, size=32)
     assert setup.input_bytes == 2 * 32 * 32 * (3 * 4 + 8)
     assert setup.forward_of(lambda images: images.new_zeros(2, 5, 32, 32))().item() == pytest.approx(2 * math.log(5))
@@ -334,7 +334,7 @@ def test_a_strategy_is_a_point_and_the_budgets_of_a_compiled_network_are_a_curve
     assert "without a time" not in lines
 
 
-def test_without_matplotlib_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match="--no-plot"):
         plot_style.check_matplotlib()

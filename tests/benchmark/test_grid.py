@@ -31,7 +31,7 @@ class _Scale(nn.Module):
         return x * (1 + self.drift * next(self.calls))
 
 
-def test_the_error_of_a_block_is_that_of_its_own_input() -> None:
+def test_the_error_of_a_block_is_the_error_of_its_input() -> None:
     chain = ReversibleSequential([ReversibleBlock(_Scale(0.0), _Scale(drift)) for drift in (0.0, 0.1)]).double()
     x = torch.randn(2, 4, 3, 3, dtype=torch.float64, requires_grad=True)
     with reconstruction_errors(nn.ModuleDict({"stage": chain})) as errors:

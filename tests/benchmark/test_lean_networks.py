@@ -49,7 +49,7 @@ def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) ->
     assert "more than 1,000,000,000)" in notes[1]
 
 
-def test_other_bits_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_bits_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = recipes.compute
 
     def wrong(value: recipes.Value) -> Tensor:
@@ -96,7 +96,7 @@ def twice(channels: int, width: int) -> nn.Module:
     )
 
 
-def test_the_peak_of_a_u_net_is_above_what_it_holds_by_the_gradients_of_its_widest_maps() -> None:
+def test_the_peak_of_a_u_net_exceeds_its_held_bytes_by_the_gradients_of_its_widest_maps() -> None:
     """Where the maps are largest, the values computed again and the gradients are alive at one time."""
     model, images = UNet().to("meta"), torch.randn(2, 3, 64, 64, device="meta")
     plain = count_memory(lambda: model(images).square().mean(), model.parameters())

@@ -32,7 +32,7 @@ def run(out: Path, *words: str) -> tuple[int, dict]:
     return code, content
 
 
-def test_layer_measures_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layer_benchmark_measures_the_requested_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.benchmark.layer._compiled", lambda layer: layer)
     code, content = run(tmp_path / "layer", "layer", "--shapes", "3x2x5x1", "--dtypes", "float32",
                         "--layouts", "channels_last", "--rounds", "2", "--threads", "1")  # fmt: skip
@@ -63,7 +63,9 @@ def test_model_prints_the_table_that_it_writes_and_draws_a_plot(
         (["model", "resnet18", "--plot", "--rounds", "0"], "a plot needs times"),
     ],
 )
-def test_faults_are_one_message(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_user_errors_print_one_message(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     assert main(["benchmark", *words, "--out", str(tmp_path / "x")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("zoo benchmark ")

@@ -50,7 +50,7 @@ def test_the_checkpoint_names_its_network(trained: tuple[str, Path, Path]) -> No
     }  # fmt: skip
 
 
-def test_zoo_get_builds_it(trained: tuple[str, Path, Path]) -> None:
+def test_zoo_get_builds_the_network_of_a_checkpoint(trained: tuple[str, Path, Path]) -> None:
     arch, path, _ = trained
     model, weights = zoo.get(path), read_weights(path).state_dict
     assert model.state_dict().keys() == weights.keys()
@@ -80,7 +80,9 @@ def test_a_classifier_for_other_classes_is_left_out(
     assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 5)
 
 
-def test_a_run_begins_with_it_for_other_classes(trained: tuple[str, Path, Path], tmp_path: Path) -> None:
+def test_a_run_begins_with_pretrained_weights_for_other_classes(
+    trained: tuple[str, Path, Path], tmp_path: Path
+) -> None:
     arch, checkpoint, _ = trained
     data = make_images(tmp_path / "data", num_train=6, num_val=2)
     for split in ("train", "val"):

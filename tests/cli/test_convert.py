@@ -33,7 +33,7 @@ def convert(kind, source, target, *options):
 
 
 @pytest.mark.smoke
-def test_there_and_back_through_files_gives_the_same_weights(files, tmp_path, capsys):
+def test_a_round_trip_through_files_gives_the_same_weights(files, tmp_path, capsys):
     assert convert("from-torchvision", files / "tv.pth", tmp_path / "a.pth", "--json", str(tmp_path / "a.json")) == 0
     assert convert("to-torchvision", tmp_path / "a.pth", tmp_path / "b.pth") == 0
     given, back = torch.load(files / "tv.pth"), torch.load(tmp_path / "b.pth")
@@ -57,7 +57,7 @@ def test_each_kind_writes_a_file_that_torch_loads(kind, files, tmp_path):
         ("to-torchvision", [], "missing"),
     ],
 )
-def test_mistakes_are_one_message_and_leave_no_file(kind, options, message, files, tmp_path, capsys):
+def test_user_errors_print_one_message_and_leave_no_file(kind, options, message, files, tmp_path, capsys):
     source = files / ("tv.pth" if kind == "to-torchvision" else "zoo.pth")
     assert convert(kind, source, tmp_path / "new.pth", *options) == 2
     assert message in capsys.readouterr().err
@@ -74,14 +74,14 @@ def run(kind, source, target, *options):
     return main(["convert", kind, str(source), str(target), *options])
 
 
-def test_a_file_that_does_not_say_its_network_asks_for_it(files, tmp_path, capsys):
+def test_a_file_without_a_network_description_asks_for_the_name(files, tmp_path, capsys):
     assert run("export", files / "zoo.pth", tmp_path / "x.pth") == 2
     message = capsys.readouterr().err
     assert "does not say which network it belongs to" in message
     assert "--arch" in message
 
 
-def test_a_checkpoint_is_exported_as_the_network_that_it_is(finished, tmp_path):
+def test_a_checkpoint_is_exported_with_its_own_network(finished, tmp_path):
     """In-place norms read scales as |w| + eps: taken for standard ones they would give another network."""
     assert run("export", finished.checkpoint, tmp_path / "x.pth") == 0
     images = torch.randn(2, 3, 10, 10)  # the crop of the run
@@ -91,7 +91,7 @@ def test_a_checkpoint_is_exported_as_the_network_that_it_is(finished, tmp_path):
         zoo.load_weights(zoo.get("resnet18", num_classes=2), finished.checkpoint)
 
 
-def test_a_file_that_exists_is_overwritten_on_request_alone(files, tmp_path, capsys):
+def test_an_existing_file_is_overwritten_only_on_request(files, tmp_path, capsys):
     target = tmp_path / "there.pth"
     target.write_bytes(b"something that took days")
     assert convert("from-torchvision", files / "tv.pth", target) == 2

@@ -83,7 +83,7 @@ def test_classes_without_a_pixel_are_named_for_each_split(
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_a_split_that_is_void_is_a_fault_and_a_void_label_map_is_not(
+def test_a_void_split_raises_an_error_but_a_void_label_map_does_not(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str
 ) -> None:
     data = make_labeled(tmp_path / "data", 3, 2)

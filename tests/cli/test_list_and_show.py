@@ -68,7 +68,7 @@ def test_a_bundled_experiment_is_shown_as_settings_that_can_be_read_again(
     assert parse_experiment(json.loads(capsys.readouterr().out), "shown") == bundled
 
 
-def test_an_experiment_that_there_is_not_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_experiment_suggests_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "revnet38_cifar1.json"]) == 2
     assert "revnet38_cifar10" in capsys.readouterr().err
     assert main(["show", "resnet50_ipabn-sync_lr_51"]) == 2  # a network and an experiment have the name

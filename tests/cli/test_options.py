@@ -52,16 +52,16 @@ def _text(action: argparse.Action) -> str:
     return str(list(action.default) if isinstance(action.default, tuple) else action.default)
 
 
-def test_commands_and_options_are_those_written_down() -> None:
+def test_commands_and_options_match_the_golden_file() -> None:
     assert _options() == json.loads(GOLDEN.read_text()), "if the change is wanted: python -m tests.cli.test_options"
 
 
-def test_help_and_mistakes_are_answered_without_importing_torch() -> None:
+def test_help_and_usage_errors_need_no_import_of_torch() -> None:
     code = "import sys, zoo.cli; zoo.cli.build_parser(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_users_fault_is_one_message_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_prints_one_message_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "no-such-file.json", "data"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("zoo train: ")
@@ -69,12 +69,12 @@ def test_a_users_fault_is_one_message_without_traceback(capsys: pytest.CaptureFi
     assert "Traceback" not in error
 
 
-def test_debug_shows_where_a_users_fault_was_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_prints_the_traceback_of_a_user_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "no-such-file.json", "data", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_our_own_faults_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str, pretrained: bool) -> None:
         raise KeyError("broken")
 
@@ -83,7 +83,7 @@ def test_our_own_faults_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         main(["list"])
 
 
-def test_the_exit_code_is_that_of_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_matches_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str, pretrained: bool) -> None:
         error = DataError("broken")
         error.exit_code = 75

@@ -24,7 +24,7 @@ def _predict(capsys: pytest.CaptureFixture[str], *command: object) -> list[dict[
     return found
 
 
-def test_predictions_are_those_of_the_network_with_its_own_preprocessing(
+def test_predictions_equal_the_network_with_its_own_preprocessing(
     finished: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = finished.data / "val" / "class1" / "1.png"

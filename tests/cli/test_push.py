@@ -46,7 +46,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
 
 
-def test_what_is_pushed_is_what_is_loaded(hub: Hub, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pushed_network_loads_unchanged(hub: Hub, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from safetensors.torch import load
 
     assert push(weights, weights, "--license", "mit") == 0
@@ -69,14 +69,14 @@ def test_what_is_pushed_is_what_is_loaded(hub: Hub, weights: Path, capsys: pytes
     assert "## Scores" not in page
 
 
-def test_a_card_that_exists_is_kept_and_the_weights_are_replaced(hub: Hub, weights: Path) -> None:
+def test_an_existing_model_card_is_kept_and_the_weights_are_replaced(hub: Hub, weights: Path) -> None:
     hub.commit(REPOSITORY, {"README.md": b"mine", "model.safetensors": b"old"})
     assert push(weights, weights, "--license", "mit") == 0
     assert card_of(hub) == "mine"
     assert_same(zoo.get(f"hf-hub:{REPOSITORY}").state_dict(), read_state_dict(weights))
 
 
-def test_the_license_is_given_or_that_of_published_weights(
+def test_the_license_is_given_or_taken_from_published_weights(
     hub: Hub, weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert push(weights, weights) == 2
@@ -91,7 +91,7 @@ def test_the_license_is_given_or_that_of_published_weights(
     assert f"Published by the authors: {entry.expected.source}." in card_of(hub)
 
 
-def test_mistakes_are_one_message_and_send_nothing(
+def test_user_errors_print_one_message_and_send_nothing(
     hub: Hub, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for repository in ("net", "me/net@v1", "a/b/c", "me/"):

@@ -66,7 +66,7 @@ def test_the_real_quickstart_reaches_its_score(
     assert float(row[3]) > 73
 
 
-def test_the_quickstart_of_segmentation_tells_of_classes(
+def test_the_segmentation_quickstart_explains_classes(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {

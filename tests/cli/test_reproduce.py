@@ -160,7 +160,7 @@ def test_networks_without_weights_are_left_out_with_the_reason(
         (["--data", "DATA", "--models", "resnet43"], "no published network is called 'resnet43'"),
     ],
 )
-def test_nothing_is_loaded_for_other_data_and_other_networks(
+def test_unusable_data_or_networks_raise_an_error_before_any_network_is_loaded(
     loads: Loads, data: Path, tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(data) if word == "DATA" else word for word in options]
@@ -179,7 +179,7 @@ def test_a_foreign_file_is_not_overwritten(
     assert (tmp_path / "imagenet.json").read_text() == text
 
 
-def test_verified_weights_from_the_cache_are_what_gets_scored(
+def test_verified_weights_from_the_cache_are_scored(
     monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("zoo.reproduce.imagenet.NUM_CLASSES", 2)

@@ -88,7 +88,7 @@ def test_report_and_plots_are_written_and_progress_and_verdicts_printed(
 @pytest.mark.parametrize(
     "words", [["revnet"], ["revnet", "--only", "Table 9"], ["all", "--only", "figure1"], ["revnext", "--runs", "run"]]
 )
-def test_the_files_that_were_written_are_printed_and_no_others(
+def test_only_written_files_are_printed(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -99,7 +99,7 @@ def test_the_files_that_were_written_are_printed_and_no_others(
     assert {Path(line.removeprefix("written: ")) for line in printed} == set(Path("out").iterdir())
 
 
-def test_only_what_was_asked_for_is_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_holds_only_the_requested_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("all", "--out", tmp_path) == 0
     assert capsys.readouterr().out.count(" Table 9 ") == 3
     assert reproduce("revnet", "--only", "Figure 1", "--out", tmp_path) == 0
@@ -118,7 +118,9 @@ def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: 
     assert all((tmp_path / f"{paper}.json").exists() for paper in PAPERS)
 
 
-def test_an_unknown_item_is_answered_with_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_item_raises_an_error_with_the_available_items(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert reproduce("revnet", "--only", "Table 1", "--out", tmp_path) == 2
     assert "--only: there is no measurement of Table 1; there are measurements of revnet Table 9, revnet Figure 1" in (
         capsys.readouterr().err
@@ -137,7 +139,7 @@ def test_the_curves_of_runs_are_kept_and_drawn(tmp_path: Path, given: list[Any])
     assert [[run.top1 for run in runs] for runs in given] == [[[10.0, 20.0]]] * 2
 
 
-def test_a_report_of_scores_is_read_where_there_is_one(tmp_path: Path, given: list[Any]) -> None:
+def test_an_existing_score_report_is_read(tmp_path: Path, given: list[Any]) -> None:
     keys = ("network", "protocol", "top1", "top5", "count", "standard_errors", "environment", "command")
     row = dict.fromkeys(keys, "a")
     (tmp_path / "imagenet.json").write_text(json.dumps({"benchmark": "imagenet", "rows": [row]}))

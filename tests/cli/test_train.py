@@ -35,7 +35,7 @@ def test_a_run_leaves_checkpoints_text_metrics_and_tensorboard(finished: Run) ->
     assert [event.step for event in board.Scalars("val/top1")] == [3, 6]
 
 
-def test_a_run_goes_on_where_its_checkpoint_is(finished: Run, tmp_path: Path) -> None:
+def test_a_run_resumes_from_its_checkpoint(finished: Run, tmp_path: Path) -> None:
     log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
     (log_dir / "checkpoint.previous.pth.tar").rename(log_dir / "checkpoint.pth.tar")
     command = ["train", str(finished.config), str(finished.data), "--log-dir", str(log_dir), "-p", "1", "-j", "0"]
@@ -80,7 +80,7 @@ def test_the_settings_of_a_run_are_an_experiment_file_beside_its_log(finished: R
     assert json.loads(path.read_text())["optimizer"]["momentum"] == 0.9  # a default
 
 
-def test_a_run_begins_and_ends_with_what_a_person_wants_to_know(finished: Run) -> None:
+def test_a_run_logs_a_summary_at_its_beginning_and_end(finished: Run) -> None:
     text = (finished.log_dir / "training_0.log").read_text()
     validations = [event for event in _events(finished.log_dir) if event["event"] == "validation"]
     best = max(validations, key=lambda event: event["top1"])
@@ -111,7 +111,7 @@ def test_a_finished_run_is_prolonged_by_its_own_command_and_more_epochs(
     assert "optimizer.schedule.epochs: 3 before and 2 now" in capsys.readouterr().err
 
 
-def test_the_seed_is_that_of_the_command(finished: Run, tmp_path: Path) -> None:
+def test_the_seed_comes_from_the_command(finished: Run, tmp_path: Path) -> None:
     command = ["train", str(finished.config), str(finished.data), "-j", "0", "--log-dir", str(tmp_path / "log")]
     assert main([*command, "--epochs", "1", "--seed", "3"]) == 0
     assert json.loads((tmp_path / "log" / "experiment.json").read_text())["seed"] == 3

@@ -40,7 +40,7 @@ def test_an_architecture_is_trained_by_its_name(
     assert type(model) is type(zoo.get(name, num_classes=2))
 
 
-def test_too_few_epochs_for_a_warm_up_are_refused_with_a_number_that_works() -> None:
+def test_too_few_epochs_for_a_warm_up_are_refused_with_a_valid_number() -> None:
     recipe = load_experiment("imagenet_convnext_tiny")
     with pytest.raises(zoo.ConfigError, match=r"warmup_epochs = 20.0: .*--epochs 21.* warmup_epochs, such as to 0.1,"):
         with_changes(recipe, epochs=1)
@@ -58,7 +58,7 @@ def test_too_few_epochs_for_a_warm_up_are_refused_with_a_number_that_works() -> 
         ("torchvision:resnet19", "torchvision has no network called 'resnet19'; the nearest names are"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_trained_by_its_name_is_refused(
+def test_a_name_that_cannot_be_trained_is_refused(
     name: str, words: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", name, str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 2

@@ -46,7 +46,7 @@ def _curve(run: Run) -> list[tuple[Any, ...]]:
     return [(event["event"], event.get("step"), event.get("loss"), event.get("top1")) for event in events]
 
 
-def test_a_lean_run_is_the_plain_one_to_the_last_bit(runs: dict[str, Run]) -> None:
+def test_a_lean_run_is_bit_identical_to_a_plain_run(runs: dict[str, Run]) -> None:
     assert [event for event, *_ in _curve(runs["lean"])].count("train") == 6
     assert _curve(runs["lean"]) == _curve(runs["plain"])
     assert [is_lean(load_network(run.checkpoint).model) for run in runs.values()] == [False, True]
@@ -82,7 +82,7 @@ def test_a_checkpoint_is_scored_used_and_shown(
         ({"activation": "relu"}, 'network.activation = "relu": is not for torchvision:shufflenet'),
     ],
 )
-def test_what_cannot_be_trained_is_refused_before_anything_is_written(
+def test_untrainable_settings_are_refused_before_anything_is_written(
     network: dict[str, Any], words: str, runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.json").write_text(_settings(**network))

@@ -47,15 +47,13 @@ def test_the_json_file_holds_scores_protocol_weights_and_machine(finished: Run, 
     assert result["standard_errors"]["top1"] == pytest.approx(100 * (share * (1 - share) / NUM_VAL) ** 0.5)
 
 
-def test_a_checkpoint_alone_says_which_network_it_belongs_to(finished: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_describes_its_network(finished: Run, tmp_path: Path) -> None:
     by_config = ["validate", str(finished.config), str(finished.data), "--weights", str(finished.checkpoint)]
     by_checkpoint = ["validate", str(finished.checkpoint), str(finished.data)]
     assert _result([*by_config, "-j", "0"], tmp_path) == _result([*by_checkpoint, "-j", "0"], tmp_path)
 
 
-def test_the_json_file_tells_the_images_that_there_are_from_those_that_were_scored(
-    finished: Run, tmp_path: Path
-) -> None:
+def test_the_json_file_counts_all_images_and_scored_images_separately(finished: Run, tmp_path: Path) -> None:
     command = ["validate", str(finished.checkpoint), "-j", "0"]
     whole, limited = (_result([*command, str(finished.data), *limit], tmp_path) for limit in ([], ["--limit", "3"]))
     assert (limited["count"], limited["val"]["images"], limited["val"]["classes"]) == (3, NUM_VAL, 2)
@@ -69,7 +67,7 @@ def test_crop_scale_and_ten_crops_make_a_protocol_of_their_own(finished: Run, tm
 
 
 @pytest.mark.parametrize("option", [["--crop", "8"], ["--scale", "8"], ["--ten-crops"]])
-def test_a_protocol_leaves_nothing_to_choose(
+def test_a_protocol_excludes_other_options(
     finished: Run, option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["validate", str(finished.checkpoint), str(finished.data), "--protocol", "center224", *option]
@@ -95,7 +93,7 @@ def test_weights_whose_classifier_does_not_fit_get_no_score(
     assert "the classifier of the file does not fit the network" in capsys.readouterr().err
 
 
-def test_a_moving_average_is_what_gets_scored(finished: Run, tmp_path: Path) -> None:
+def test_a_moving_average_is_scored(finished: Run, tmp_path: Path) -> None:
     content = read_checkpoint(finished.checkpoint)
     averaged = {key: tensor.clone() for key, tensor in content["state_dict"].items()}
     averaged["classifier.fc.weight"].zero_()
@@ -138,7 +136,7 @@ def test_an_experiment_that_contradicts_its_weights_gets_no_score(
     assert "arch='resnet32_cifar' in the file, but arch='resnet34' is asked for" in capsys.readouterr().err
 
 
-def test_nothing_is_assumed_of_a_file_that_does_not_fit(
+def test_a_file_that_does_not_fit_logs_no_assumptions(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.save({"layer1.0.conv1.weight": torch.ones(64, 64, 3, 3)}, tmp_path / "tv.pth")

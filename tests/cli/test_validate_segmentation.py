@@ -65,9 +65,7 @@ def counted(model: torch.nn.Module, folder: Path) -> np.ndarray:
     return counts
 
 
-def test_the_scores_are_those_of_all_pixels_counted_one_by_one(
-    files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_equal_a_count_of_each_pixel(files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert files.run("--json", tmp_path / "result.json") == 0
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["confusion"] == files.counts.tolist()
@@ -106,7 +104,7 @@ def test_options_that_do_not_fit_are_refused(
     assert message in line
 
 
-def test_weights_of_the_body_alone_get_no_score(
+def test_body_weights_without_a_classifier_get_no_score(
     files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save(zoo.get("resnet18", norm="inplace", num_classes=2).state_dict(), tmp_path / "body.pth")

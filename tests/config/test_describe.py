@@ -52,7 +52,7 @@ def test_every_field_of_every_section_is_described() -> None:
         ({"qqq": 1}, "qqq = 1: unknown key; zoo settings lists all"),
     ],
 )
-def test_an_unknown_key_is_named_with_where_it_may_belong(content, hint) -> None:
+def test_an_unknown_key_is_reported_with_its_likely_place(content, hint) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_experiment(content, "x.json")
     assert hint in str(caught.value)

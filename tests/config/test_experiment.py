@@ -82,7 +82,7 @@ def test_a_wrong_value_is_named_with_its_path_and_itself(path: str, value: Any) 
         ({"optimizer": {"schedule": {"epochs": 4, "warmup_epochs": 4}}}, "optimizer.schedule.warmup_epochs"),
     ],
 )
-def test_an_impossible_combination_is_refused(content: dict[str, Any], path: str) -> None:
+def test_an_invalid_combination_raises_an_error(content: dict[str, Any], path: str) -> None:
     (problem,) = problems_of(content)
     assert problem.startswith(f"{path} = ")
 
@@ -100,11 +100,11 @@ def test_an_impossible_combination_is_refused(content: dict[str, Any], path: str
         {"optimizer": {"nesterov": True, "momentum": 0.5}},
     ],
 )
-def test_what_only_looks_impossible_is_accepted(content: dict[str, Any]) -> None:
+def test_unusual_but_valid_settings_are_accepted(content: dict[str, Any]) -> None:
     assert not problems_of(content)
 
 
-def test_sections_that_do_not_go_with_a_network_of_another_package_are_refused() -> None:
+def test_sections_that_an_external_network_does_not_support_are_refused() -> None:
     network = {"arch": "timm:efficientnet_b0"}
     (problem,) = problems_of({"network": network, "optimizer": {"classifier_lr": 0.1}})
     assert problem.startswith("optimizer.classifier_lr = 0.1: ")
@@ -112,7 +112,7 @@ def test_sections_that_do_not_go_with_a_network_of_another_package_are_refused()
     assert problem.startswith("segmentation: networks of other packages")
 
 
-def test_the_settings_of_a_network_of_another_package_are_its_own_and_can_be_read_again() -> None:
+def test_the_settings_of_an_external_network_round_trip() -> None:
     network = {"arch": "timm:efficientnet_b0", "num_classes": 7, "memory": "lean", "options": {"drop_path_rate": 0.1}}
     experiment = parse_experiment({"network": network}, "x.json")
     content = experiment.model_dump(mode="json")
@@ -149,7 +149,7 @@ def test_wrong_schedule_params_are_named(kind: str, params: Any, problem: str) -
     ("batch_size", "accumulate_steps", "world_size", "choices"),
     [(256, 1, 3, "255 or 258"), (12, 2, 4, "8 or 16"), (2, 1, 3, "use 3")],
 )
-def test_a_batch_that_does_not_divide_is_refused_with_those_that_do(
+def test_an_indivisible_batch_is_refused_with_the_valid_batch_sizes(
     batch_size: int, accumulate_steps: int, world_size: int, choices: str
 ) -> None:
     content = {"optimizer": {"batch_size": batch_size, "accumulate_steps": accumulate_steps}}

@@ -43,7 +43,7 @@ def test_keys_given_twice_are_named(tmp_path: Path) -> None:
     assert [line.split(" = ")[0] for line in lines] == ["seed", "optimizer.clip", "optimizer.cilp"]
 
 
-def test_the_digest_is_that_of_the_settings_not_of_their_spelling() -> None:
+def test_the_digest_depends_on_the_settings_and_not_on_their_spelling() -> None:
     plain = parse_experiment({}, "x.json")
     score = {"source": "a paper", "scores": {"center224": {"top1": 70.0, "top5": 90.0}}}
     spelled_out = parse_experiment(json.loads(plain.model_dump_json()) | {"expected": score}, "y.json")
@@ -52,6 +52,6 @@ def test_the_digest_is_that_of_the_settings_not_of_their_spelling() -> None:
     assert len(plain.digest()) == 64
 
 
-def test_the_digest_of_the_defaults_changes_on_purpose_alone() -> None:
+def test_the_digest_of_the_defaults_changes_only_on_purpose() -> None:
     # It is written into every checkpoint: whoever changes a default or adds a key changes this on purpose.
     assert Experiment().digest() == "566abab42c840430269c1c04095a6172ef06349c04fe66398e9b7770c7f8ec8e"

@@ -15,7 +15,7 @@ def scenes(**sections: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("section", [{}, {"segmentation": {}}, {"segmentation": None}])
-def test_a_network_that_segments_has_the_section_with_its_defaults(section: dict[str, Any]) -> None:
+def test_a_segmentation_network_has_the_section_with_its_defaults(section: dict[str, Any]) -> None:
     config = parse_experiment(scenes(**section), "x.json")
     assert config.task == "segmentation"
     assert config.segmentation == Segmentation(scale_range=[0.7, 2.0], hard_pixels=0.25)
@@ -23,7 +23,7 @@ def test_a_network_that_segments_has_the_section_with_its_defaults(section: dict
     assert (config.segmentation.class_uniform, config.segmentation.longest_side_val) == (False, None)
 
 
-def test_a_network_of_the_users_own_segments_if_the_section_is_there() -> None:
+def test_a_custom_network_segments_if_the_section_is_present() -> None:
     own = {"network": {"arch": "my_net", "classes": 3}}
     assert parse_experiment(own, "x.json").task == "classification"
     assert parse_experiment({**own, "segmentation": {}}, "x.json").task == "segmentation"
@@ -48,6 +48,6 @@ def test_a_network_of_the_users_own_segments_if_the_section_is_there() -> None:
         ({"hard_pixels": 1}, "hard_pixels = 1: unknown key; the nearest is segmentation.hard_pixels"),
     ],
 )
-def test_what_segmentation_cannot_use_is_named(content: dict[str, Any], problem: str) -> None:
+def test_settings_that_segmentation_does_not_support_are_named(content: dict[str, Any], problem: str) -> None:
     (said,) = problems_of(content)
     assert said.startswith(problem)

@@ -34,7 +34,7 @@ def test_a_published_name_is_its_network() -> None:
     assert spec == published_spec(name).changed(num_classes=7, memory="auto")
 
 
-def test_networks_of_other_packages_are_refused_with_the_name_to_give() -> None:
+def test_external_networks_are_refused_with_the_name_to_pass() -> None:
     with pytest.raises(ConversionError, match=r"network of torchvision, .*: --arch resnet50, in Python \"resnet50\""):
         relu_to_leaky_relu({}, "torchvision:resnet50")
     with pytest.raises(ConversionError, match="zoo convert export"):
@@ -43,7 +43,7 @@ def test_networks_of_other_packages_are_refused_with_the_name_to_give() -> None:
         relu_to_leaky_relu({}, "resnet19")
 
 
-def test_on_the_command_line_only_the_name_to_give_is_printed(tmp_path: Path) -> None:
+def test_on_the_command_line_only_the_name_to_pass_is_printed(tmp_path: Path) -> None:
     from zoo.convert.files import convert_file
 
     torch.save(torchvision.models.resnet18(num_classes=2).state_dict(), tmp_path / "tv.pth")

@@ -82,7 +82,7 @@ def test_relu_goes_into_the_standard_norm_only():
     assert "converts the other norms; zoo.lean" in str(e.value)
 
 
-def test_the_remedy_for_an_overwritten_output_says_which_modules_to_change():
+def test_the_remedy_for_an_overwritten_output_names_the_modules_to_change():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(inplace=True))
     with pytest.raises(ConversionError, match="set inplace=False in modules that overwrite the output of the norm"):
         convert_norm(model, "inplace")
@@ -104,7 +104,7 @@ UNSAFE = {
 
 
 @pytest.mark.parametrize("case", UNSAFE)
-def test_unsafe_neighbors_are_refused_by_name_and_nothing_is_converted(case):
+def test_unsafe_neighbors_are_named_and_nothing_is_converted(case):
     rest, message = UNSAFE[case]
     model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.LeakyReLU(), Tail(rest))
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -127,7 +127,7 @@ def test_a_model_without_norms_is_refused_and_frozen_norms_stay():
 @pytest.mark.parametrize(
     "arch", ["resnet18", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("resnext50", "densenet121"))]
 )
-def test_networks_of_this_package_turn_both_ways_with_the_same_gradients(arch):
+def test_zoo_networks_convert_both_ways_with_the_same_gradients(arch):
     torch.manual_seed(0)
     model = scramble(zoo.get(arch, num_classes=3), positive=True).double()
     built = zoo.get(arch, num_classes=3, norm="inplace")
@@ -284,7 +284,7 @@ NOT_REWRITABLE = {
 
 
 @pytest.mark.parametrize("kind", NOT_REWRITABLE)
-def test_forward_passes_that_a_recording_would_not_repeat_are_not_rewritten(kind):
+def test_forward_passes_that_cannot_be_traced_are_not_rewritten(kind):
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), kind(nn.ReLU()).train())
     with pytest.raises(ConversionError, match=rf"2.bn1.*leaky_relu is a function.*2 \({kind.__name__}\) cannot be "):
         convert_norm(model, "inplace")
@@ -294,7 +294,7 @@ def test_forward_passes_that_a_recording_would_not_repeat_are_not_rewritten(kind
     assert not any("forward" in vars(part) for part in model.modules())
 
 
-def test_partial_converts_what_can_be_and_names_the_rest_with_the_reasons(caplog):
+def test_partial_converts_the_convertible_norms_and_names_the_rest_with_reasons(caplog):
     model = scramble(torchvision.models.resnet18(num_classes=4)).double()
     twin = copy.deepcopy(model)
     with caplog.at_level(logging.WARNING, "zoo"):
@@ -375,7 +375,7 @@ class Deciding(Resting):
         return self.last(self.second(y))
 
 
-def test_what_cannot_be_traced_is_left_and_the_parts_around_and_in_it_are_converted():
+def test_untraceable_modules_stay_while_their_children_and_neighbors_are_converted():
     torch.manual_seed(0)
 
     def part(*layers):
@@ -402,7 +402,7 @@ def test_what_cannot_be_traced_is_left_and_the_parts_around_and_in_it_are_conver
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_what_only_training_does_between_norm_and_activation_is_seen_in_evaluation_too(training):
+def test_training_only_operations_between_norm_and_activation_are_traced_in_evaluation_too(training):
     class Dropping(nn.Module):
         def forward(self, x):
             return x * 2 if self.training else x

@@ -24,7 +24,7 @@ def torchvision_resnet(depth: int) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("depth", [18, 34, 50])
-def test_outputs_are_torchvisions_and_the_way_back_gives_the_same_file(depth):
+def test_outputs_equal_torchvisions_and_the_round_trip_gives_the_same_file(depth):
     model, arch = torchvision_resnet(depth), f"resnet{depth}"
     given = model.state_dict()
     converted, spec, report = from_torchvision(given, relu(arch))

@@ -65,7 +65,7 @@ def _loaded(model: Any, path: Path) -> Any:
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(("before", "after"), [("relu", "leaky_relu"), ("leaky_relu", "elu"), ("elu", "relu")])
-def test_another_activation_is_used_with_one_line(
+def test_another_activation_is_used_with_a_one_line_notice(
     door: str, before: str, after: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = trained(activation=before)
@@ -129,7 +129,7 @@ def test_norm_and_activation_may_both_differ(before: dict[str, str], after: dict
     assert_same_outputs(model, standard)
 
 
-def test_what_cannot_be_exact_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_inexact_conversions_raise_an_error_with_a_remedy(tmp_path: Path) -> None:
     source = trained("resnext50", norm="standard", activation="leaky_relu", positive=False)
     path = described(source, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"(?s)w\.pth: .*norm='standard'.*negative scales.*--allow-approximate"):
@@ -148,7 +148,7 @@ def test_the_body_of_a_deeplab_follows_the_same_rule(tmp_path: Path, caplog: pyt
     torch.testing.assert_close(model.body.state_dict()["mod2.block1.convs.bn1.weight"], weight - 1e-5)
 
 
-def test_another_network_stays_an_error(tmp_path: Path) -> None:
+def test_weights_of_another_network_still_raise_an_error(tmp_path: Path) -> None:
     path = described(trained(activation="relu"), tmp_path / "w.pth")
     with pytest.raises(WeightsError, match="arch='resnet18' in the file, but arch='resnet34'"):
         zoo.get("resnet34", weights=path, activation="leaky_relu")

@@ -57,7 +57,7 @@ def test_the_index_is_read_once_and_again_when_a_label_map_changes(
     assert len(reads) == 10
 
 
-def test_a_cache_that_cannot_be_written_is_an_error(found: LabeledImages, tmp_path: Path) -> None:
+def test_an_unwritable_cache_raises_an_error(found: LabeledImages, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     with pytest.raises(DataError, match=r"cache/class-index: the index of classes cannot be made: Not a directory"):
         load_class_index(found, cache=tmp_path / "cache")

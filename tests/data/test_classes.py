@@ -60,7 +60,7 @@ def test_the_numbered_folders_of_imagenet_v2_are_the_classes_of_these_numbers(
     assert _targets(images) == {"2": 2, "10": 10, "999": 999}
 
 
-def test_a_misspelled_name_among_those_of_imagenet_is_named(tmp_path: Path) -> None:
+def test_a_misspelled_imagenet_class_name_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 of 2 class folders are not classes of the network: golden_retriever"):
         match_classes(_folder(tmp_path, ["golden_retriever", "tabby"]), 1000, None)
 
@@ -70,14 +70,14 @@ def test_two_folders_cannot_be_one_class(tmp_path: Path) -> None:
         match_classes(_folder(tmp_path, ["n02123045", "tabby"]), 1000, imagenet_wnids())
 
 
-def test_folders_of_a_network_of_ones_own_go_by_its_names_in_any_number(tmp_path: Path) -> None:
+def test_folders_of_a_custom_network_are_matched_by_name(tmp_path: Path) -> None:
     images = _folder(tmp_path, ["c", "e"])
     match_classes(images, 5, ["a", "b", "c", "d", "e"])
     assert _targets(images) == {"c": 2, "e": 4}
 
 
 @pytest.mark.parametrize(("num_outputs", "names"), [(3, ["a", "b", "c"]), (1000, imagenet_wnids())])
-def test_unknown_folders_are_named_with_both_ways_out(num_outputs: int, names: Sequence[str], tmp_path: Path) -> None:
+def test_unknown_folders_are_named_with_both_remedies(num_outputs: int, names: Sequence[str], tmp_path: Path) -> None:
     images = _folder(tmp_path, [f"zz{index:02}" for index in range(12)])
     with pytest.raises(DataError, match=r"12 of 12 class folders are not classes of the network") as caught:
         match_classes(images, num_outputs, names)
@@ -96,7 +96,7 @@ def test_one_misnamed_folder_among_wnids_shifts_nothing(tmp_path: Path) -> None:
         match_classes(_folder(tmp_path, names), 1000, None)
 
 
-def test_without_names_as_many_folders_as_outputs_are_numbered_in_their_order_and_that_is_said(
+def test_without_names_folders_are_numbered_in_order_with_a_notice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     images = _folder(tmp_path, ["x", "y"])

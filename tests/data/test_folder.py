@@ -68,7 +68,7 @@ def test_files_are_closed(root: Path) -> None:
             images[0, 1]
 
 
-def test_an_image_that_the_transform_cannot_use_is_like_one_that_cannot_be_read(root: Path) -> None:
+def test_an_image_that_fails_in_the_transform_is_treated_as_unreadable(root: Path) -> None:
     random_image(0, 40, 30).save(root / "a" / "001.png")
     transform = ValTransform(-1, 11, [0.5] * 3, [0.5] * 3)
     with pytest.raises(DataError, match=f"^{root}/a/000.png: .*a crop of 11 px does not fit .*; replace or remove"):
@@ -76,7 +76,7 @@ def test_an_image_that_the_transform_cannot_use_is_like_one_that_cannot_be_read(
     assert ImageFolder(root, transform)[0, 1].drawn.pixels.shape == (3, 11, 11)
 
 
-def test_a_fault_in_the_code_is_not_taken_for_one_of_the_data(root: Path) -> None:
+def test_a_bug_in_a_transform_is_not_reported_as_bad_data(root: Path) -> None:
     class _Broken(Transform):
         def draw(self, image: Pixels, generator: Random) -> Drawn:
             raise RuntimeError("a bug")

@@ -132,7 +132,7 @@ def test_vistas_takes_names_and_void_from_its_configuration(tmp_path: Path, vers
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "I;16"])
-def test_ids_are_read_as_they_are_from_palette_and_gray_images(tmp_path: Path, table: np.ndarray, mode: str) -> None:
+def test_ids_are_read_unchanged_from_palette_and_gray_images(tmp_path: Path, table: np.ndarray, mode: str) -> None:
     classes = random_classes(1, 3)
     label_map(classes, mode).save(tmp_path / "x.png")
     read = read_label(tmp_path / "x.png", table)
@@ -188,7 +188,7 @@ def test_image_and_label_map_of_different_sizes_are_both_named(tmp_path: Path, t
         read_pair(tmp_path / "a.jpg", tmp_path / "a.png", table)
 
 
-def test_an_orientation_in_exif_turns_neither_image_nor_label_map(tmp_path: Path, table: np.ndarray) -> None:
+def test_the_exif_orientation_rotates_neither_image_nor_label_map(tmp_path: Path, table: np.ndarray) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     random_image(0).save(tmp_path / "a.jpg", exif=exif)

@@ -63,7 +63,7 @@ def _equal(first: list[tuple[Tensor, Tensor]], second: list[tuple[Tensor, Tensor
     return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
 
 
-def test_batches_are_the_same_to_the_bit_for_any_number_of_workers(data: Path) -> None:
+def test_batches_are_bit_identical_for_any_number_of_workers(data: Path) -> None:
     expected = _two_epochs(_train_loader(data, workers=0))
     assert [len(images) for images, _ in expected] == [4, 4, 4, 5] * 2
     assert not any(torch.equal(a[0], b[0]) for a, b in zip(expected[:4], expected[4:], strict=True))
@@ -80,7 +80,7 @@ def test_a_run_continued_within_an_epoch_sees_the_same_images(data: Path, worker
     assert _equal([(batch.on(CPU), batch.targets) for batch in loader], expected[6:])
 
 
-def test_an_epoch_after_one_that_was_left_early_is_complete_and_right(data: Path) -> None:
+def test_an_epoch_after_an_interrupted_one_is_complete(data: Path) -> None:
     expected = _two_epochs(_train_loader(data, workers=0))
     loader = _train_loader(data, workers=2)
     for _ in loader:
@@ -98,7 +98,7 @@ def test_the_seed_of_the_experiment_decides_order_and_augmentation(data: Path) -
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_global_generators_do_not_notice(data: Path, workers: int) -> None:
+def test_global_generators_stay_unchanged(data: Path, workers: int) -> None:
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     _two_epochs(_train_loader(data, workers=workers))
     list(_val_loader(data, workers=workers))

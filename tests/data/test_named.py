@@ -133,7 +133,7 @@ def test_the_names_of_imagenet_become_wnids() -> None:
         ("torchvision:CIFAR10", "torchvision:CIFAR10: torchvision cannot load it: .*; download it to .*torchvision"),
     ],
 )
-def test_what_torchvision_cannot_load_is_an_error(
+def test_networks_that_torchvision_cannot_load_raise_an_error(
     name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
@@ -141,7 +141,7 @@ def test_what_torchvision_cannot_load_is_an_error(
         open_data(parse_data_path(name))
 
 
-def test_what_the_hub_cannot_give_is_an_error(hub: Path, tmp_path: Path) -> None:
+def test_files_missing_from_the_hub_raise_an_error(hub: Path, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     with pytest.raises(DataError, match="the package datasets cannot load it"):
         open_data(DataName("hf", str(tmp_path / "nothing")))

@@ -50,7 +50,7 @@ def _pil(encoded: bytes) -> Tensor:
         ("RGB", {"format": "WEBP"}),
     ],
 )
-def test_the_pixels_are_those_of_pil(mode: str, options: dict) -> None:
+def test_pixels_equal_pils(mode: str, options: dict) -> None:
     encoded = _encoded(random_image(0, width=75, height=53).convert(mode), **options)
     image = open_pixels(encoded, "a.jpg")
     assert (image.height, image.width) == (53, 75)
@@ -69,7 +69,7 @@ def _as_image(tensor: Tensor) -> Image.Image:
     return Image.fromarray(tensor.permute(1, 2, 0).contiguous().numpy())
 
 
-def test_the_whole_way_to_the_network_has_the_same_bits() -> None:
+def test_the_whole_input_pipeline_is_bit_identical() -> None:
     settings = parse_experiment({"input": {"crop_train": 24, "color_jitter_train": True, "lighting_train": True}}, "x")
     encoded = _encoded(random_image(0, width=40, height=33))
     for transform in (
@@ -86,7 +86,7 @@ def test_the_whole_way_to_the_network_has_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("orientation", [1, 2, 3, 6, 8])
-def test_an_orientation_noted_in_the_file_is_not_applied(orientation: int) -> None:
+def test_the_exif_orientation_is_not_applied(orientation: int) -> None:
     image = random_image(0, width=75, height=53)
     exif = Image.Exif()
     exif[274] = orientation

@@ -44,7 +44,7 @@ def _tensor(image: Image.Image) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_augmentations_are_those_of_torchvision(name: str) -> None:
+def test_augmentations_equal_torchvisions(name: str) -> None:
     params, reference = CASES[name]
     policy = Policy(_input(augment_train=name, augment_params_train=params))
     image, changed = random_image(0, width=40, height=30), 0
@@ -58,7 +58,7 @@ def test_augmentations_are_those_of_torchvision(name: str) -> None:
 
 @pytest.mark.parametrize("aa", ["rand-m9-mstd0.5-inc1", "original", "3a", "augmix-m3-w2"])
 @pytest.mark.parametrize("interpolation", ["bicubic", "random"])
-def test_policies_of_timm_are_those_of_timm(aa: str, interpolation: str) -> None:
+def test_policies_named_after_timm_equal_timms(aa: str, interpolation: str) -> None:
     timm_data = pytest.importorskip("timm.data")
     settings = _input(augment_train=f"timm:{aa}", crop_train=24, interpolation_train=interpolation)
     policy, image = Policy(settings), random_image(0, width=24, height=24)

@@ -93,7 +93,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("kind", BAD_FILES)
-def test_a_file_that_is_no_sound_image_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
+def test_a_broken_image_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "image.png"
     BAD_FILES[kind](path)
     with pytest.raises(DataError, match=r"^.*image\.png: an image cannot be read: .") as caught:

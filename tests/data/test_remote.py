@@ -131,7 +131,7 @@ def _copies(cache: Path) -> list[str]:
 
 @pytest.mark.parametrize("protocol", ["http", "memory"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_those_of_the_folder_to_the_bit(
+def test_batches_are_bit_identical_to_batches_of_the_folder(
     local_shards: Path, server: Server, memory: str, protocol: str, workers: int
 ) -> None:
     data = parse_data_path(server.url if protocol == "http" else memory)
@@ -156,7 +156,7 @@ def test_batches_are_those_of_the_folder_to_the_bit(
         )
 
 
-def test_an_epoch_goes_on_in_the_middle_on_any_number_of_processes(server: Server) -> None:
+def test_an_epoch_resumes_in_the_middle_on_any_number_of_processes(server: Server) -> None:
     config, data = small_experiment(shuffle_shards=2), parse_data_path(server.url)
     alone = [list(batch.paths) for batch in build_train_loader(data, config)]
     for rank in range(2):
@@ -182,7 +182,7 @@ def test_other_shards_at_the_address_are_another_cache(server: Server, local_sha
     assert val._folder != source._folder
 
 
-def test_what_needs_a_folder_of_this_machine_says_so(server: Server, tmp_path: Path, capsys: Any) -> None:
+def test_a_measurement_that_needs_a_local_folder_names_it(server: Server, tmp_path: Path, capsys: Any) -> None:
     assert main(["data", "shard", server.url, str(tmp_path / "out")]) == 2
     assert "only shards of classification data are read from a server" in capsys.readouterr().err
     config = small_experiment().model_copy(update={"segmentation": Segmentation()})
@@ -213,7 +213,7 @@ def _refusal(root: Any, read: int | None = None) -> str:
         (_sends(b"x" * 10, 100), "the file cannot be fetched: .*IncompleteRead"),
     ],
 )
-def test_an_index_that_does_not_come_is_one_error(server: Server, cache: Path, answer: Answer, message: str) -> None:
+def test_an_unavailable_index_raises_one_error(server: Server, cache: Path, answer: Answer, message: str) -> None:
     server.script["/train.index"] = [answer] * 10
     assert re.search(message, _refusal(parse_data_path(server.url) / "train"))
     assert not cache.exists()
@@ -249,14 +249,14 @@ def test_a_damaged_shard_is_fetched_again(
         assert _copies(cache) == []
 
 
-def test_a_server_that_is_gone_ends_the_run_with_the_address(server: Server) -> None:
+def test_an_unreachable_server_ends_the_run_with_its_address(server: Server) -> None:
     loader = build_train_loader(parse_data_path(server.url), small_experiment(shuffle_shards=2))
     server.script = {f"/train/{number:06}.tar": [_fails(404)] * 9 for number in range(6)}
     with pytest.raises(DataError, match=r"\.tar: .*the server answered 404 .*; check the address"):
         list(loader)
 
 
-def test_a_copy_that_is_damaged_later_is_fetched_again(server: Server, cache: Path) -> None:
+def test_a_copy_damaged_later_is_fetched_again(server: Server, cache: Path) -> None:
     source = open_source(parse_data_path(server.url) / "train")
     expected = source.read(0)
     (copy,) = cache.glob("*/000000.tar")

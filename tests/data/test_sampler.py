@@ -65,7 +65,7 @@ def test_merging_by_hand(num: int, batch: int, world: int, accumulate: int, merg
     assert [sampler.global_size(index) for index in range(len(sampler))] == sizes
 
 
-def test_too_few_images_for_one_step_are_an_error_that_says_how_many_are_needed() -> None:
+def test_too_few_images_for_one_step_raise_an_error_with_the_required_number() -> None:
     with pytest.raises(DataError, match=r"2 processes .*accumulate_steps 2: 7 images are too few .*; give at least 8"):
         TrainBatches(7, 16, world_size=2, accumulate_steps=2)
     assert len(TrainBatches(8, 16, world_size=2, accumulate_steps=2)) == 1
@@ -138,7 +138,7 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert len({tuple(order) for order in orders.values()}) == 9
 
 
-def test_an_iteration_that_has_begun_keeps_its_epoch() -> None:
+def test_a_running_iteration_keeps_its_epoch() -> None:
     sampler = TrainBatches(97, 12)
     expected = list(sampler)
     begun = iter(sampler)

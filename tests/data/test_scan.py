@@ -68,7 +68,7 @@ def test_files_that_are_not_images_are_skipped_and_counted(tmp_path: Path, caplo
     assert caplog.messages == [f"4 files are skipped, the first is a/notes.TXT; {root}"]
 
 
-def test_a_missing_folder_is_named_with_what_is_there_instead(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named_with_the_existing_folders(tmp_path: Path) -> None:
     make_folder(tmp_path / "training", {"a": 1})
     with pytest.raises(DataError, match=r"no folder train/ \(but training\); .*needs train/ and val/") as caught:
         scan_folder(tmp_path / "train")

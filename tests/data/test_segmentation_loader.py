@@ -109,7 +109,7 @@ def test_a_bad_label_map_arrives_as_one_line(data: Path, workers: int) -> None:
         list(build_segmentation_val_loader(data, experiment(), LoaderOptions(workers=workers)))
 
 
-def test_a_data_set_tells_its_classes_its_files_and_a_digest_of_both(data: Path) -> None:
+def test_a_data_set_has_classes_files_and_a_digest_of_both(data: Path) -> None:
     (data / "classes.txt").write_text("a\nb\nc\n")
     images = build_segmentation_train_loader(data, experiment()).dataset
     assert (images.root, images.classes, len(images)) == (data, ["a", "b", "c"], 7)

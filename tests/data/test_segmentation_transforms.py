@@ -112,7 +112,7 @@ def test_factors_are_uniform_in_the_range() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.6, 1.0, 2.0])
-def test_a_crop_contains_the_pixel_that_it_was_asked_for(factor: float) -> None:
+def test_a_crop_contains_the_requested_pixel(factor: float) -> None:
     image, classes = _places(33, 47)
     transform = _transform(12, factor, factor)
     generator = Random(0)
@@ -135,7 +135,7 @@ def test_the_longer_side_is_scaled_and_the_label_map_is_not(size: tuple[int, int
     assert target.shape == (size[1], size[0])
 
 
-def test_sides_are_cut_as_by_the_original_script_also_where_a_product_of_floats_is_just_below_a_whole_number() -> None:
+def test_sides_are_truncated_like_the_original_script_even_just_below_an_integer() -> None:
     """2048 / 3136 * 3136 is less than 2048 in floats, so that the published network was given one pixel less."""
     assert scale_to_longest_side(Image.new("RGB", (3136, 2352)), 2048).size == (2047, 1535)
     assert scale_to_longest_side(Image.new("RGB", (4032, 3024)), 2048).size == (2048, 1536)

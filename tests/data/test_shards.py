@@ -275,7 +275,7 @@ def test_shards_that_cannot_be_read_are_named(
     assert not index_path(tmp_path / "train").exists()
 
 
-def test_an_index_that_is_not_of_these_shards_is_refused(shards: Path) -> None:
+def test_an_index_of_other_shards_is_refused(shards: Path) -> None:
     (shards / "train" / "000005.tar").unlink()
     with pytest.raises(DataError, match=r"belongs to other shards; .*remove it, and it is written again"):
         open_source(shards / "train")
@@ -308,7 +308,7 @@ def _without_index(shards: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", ["a byte of a header", "zeros over a header", "cut at a header", "cut in a header"])
-def test_a_shard_that_seems_to_end_early_is_damaged_and_loses_no_image_silently(shards: Path, damage: str) -> None:
+def test_a_truncated_shard_raises_an_error_instead_of_losing_images(shards: Path, damage: str) -> None:
     path = _without_index(shards)
     content = bytearray(path.read_bytes())
     with tarfile.open(path) as tar:
@@ -324,7 +324,7 @@ def test_a_shard_that_seems_to_end_early_is_damaged_and_loses_no_image_silently(
         Shards(shards / "train")
 
 
-def test_other_names_of_classes_than_those_of_the_index_are_an_error(shards: Path) -> None:
+def test_class_names_other_than_the_index_names_raise_an_error(shards: Path) -> None:
     names = shards / "train" / "classes.txt"
     names.write_text(names.read_text().replace("ant", "bug"))
     with pytest.raises(DataError, match=r"classes.txt and the index have different names; remove it"):
@@ -333,7 +333,7 @@ def test_other_names_of_classes_than_those_of_the_index_are_an_error(shards: Pat
     assert Shards(shards / "train").classes[0] == "bug"
 
 
-def test_the_digest_of_shards_depends_on_what_their_images_are(data: Path, tmp_path: Path) -> None:
+def test_the_digest_of_shards_depends_on_the_content_of_their_images(data: Path, tmp_path: Path) -> None:
     digests = set()
     for seed in ("0", "1"):
         assert main(["data", "shard", str(data), str(tmp_path / seed), "--seed", seed]) == 0

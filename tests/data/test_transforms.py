@@ -142,7 +142,7 @@ def test_random_interpolation_is_bilinear_or_bicubic() -> None:
 
 
 @pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
-def test_random_erasing_is_that_of_timm(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_erasing_equals_timms(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = pytest.importorskip("timm.data.random_erasing")
     theirs = reference.RandomErasing(0.6, mode=mode, device="cpu")
     image, erased = torch.full((3, 20, 30), 7.0), 0
@@ -378,7 +378,9 @@ def test_a_batch_is_treated_image_by_image(options: dict) -> None:
         (Image.new("RGB", (0, 20)), "0 x 20 px"),
     ],
 )
-def test_what_is_no_image_is_refused_with_what_would_be_one(training: bool, image: object, message: str) -> None:
+def test_an_unsupported_image_type_is_refused_with_the_supported_types(
+    training: bool, image: object, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         transforms(CFG, training=training)(image)
 
@@ -398,6 +400,6 @@ def test_what_is_no_image_is_refused_with_what_would_be_one(training: bool, imag
         ("rensett18", {}, "rensett18"),
     ],
 )
-def test_what_cannot_be_preprocessed_is_an_error(source: object, options: dict, message: str) -> None:
+def test_inputs_that_cannot_be_preprocessed_raise_an_error(source: object, options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         transforms(source, **options)

@@ -80,7 +80,7 @@ def _torchrun(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_with_restarts_a_run_on_two_nodes_resumes_and_has_the_bits_of_an_uninterrupted_one(
+def test_a_restarted_run_on_two_nodes_is_bit_identical_to_an_uninterrupted_run(
     command: list[str], tmp_path: Path
 ) -> None:
     """The two nodes are two launchers on this machine."""

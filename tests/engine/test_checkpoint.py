@@ -98,7 +98,7 @@ def _file_size_limit(num_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1000, 12_000])
-def test_a_full_disk_leaves_the_previous_checkpoint_intact_and_no_rubbish(tmp_path: Path, num_bytes: int) -> None:
+def test_a_full_disk_leaves_the_previous_checkpoint_intact_and_no_partial_file(tmp_path: Path, num_bytes: int) -> None:
     save(_state(1), tmp_path)
     with (
         _file_size_limit(num_bytes),
@@ -164,7 +164,7 @@ class _RunsCode:
         return Path.touch, (self.trace,)
 
 
-def test_a_file_that_would_run_code_is_refused_and_nothing_of_it_is_run(tmp_path: Path) -> None:
+def test_a_file_with_code_is_refused_without_running_it(tmp_path: Path) -> None:
     path, trace = tmp_path / CHECKPOINT, tmp_path / "trace"
     torch.save({"position": {}, "format_version": 1, "state_dict": _RunsCode(trace)}, path)
     with pytest.raises(CheckpointError, match=CHECKPOINT):

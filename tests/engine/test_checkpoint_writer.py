@@ -70,7 +70,7 @@ def test_steps_are_taken_during_a_write_and_do_not_change_what_is_written(
     assert differences(written[0], read(tmp_path / "stopped" / CHECKPOINT)) == []
 
 
-def test_a_save_waits_for_the_one_before_and_the_end_for_the_last(
+def test_a_save_waits_for_the_previous_save_and_closing_waits_for_the_last(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = _HeldWrites()

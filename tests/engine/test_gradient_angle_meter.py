@@ -92,7 +92,7 @@ def _by_hand(model: nn.Module, images: Tensor, targets: Tensor, store: bool) -> 
     return torch.cat([parameter.grad.double().flatten() for parameter in model.parameters()])  # type: ignore[union-attr]
 
 
-def test_the_angle_is_that_of_two_backward_passes_made_by_hand(tmp_path: Path) -> None:
+def test_the_angle_equals_two_manual_backward_passes(tmp_path: Path) -> None:
     state = _start(_drifting_net, tmp_path, optimizer={"accumulate_steps": 1})
     state.model.double().train()
     for module in state.model.modules():
@@ -105,7 +105,7 @@ def test_the_angle_is_that_of_two_backward_passes_made_by_hand(tmp_path: Path) -
     assert gradient_angle(state, StepBatch(images, targets, 8)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_gradients_are_those_that_the_step_takes(tmp_path: Path) -> None:
+def test_the_meter_sums_gradients_like_the_step(tmp_path: Path) -> None:
     """Two parts of a batch, in one of which norms take their statistics, are summed as the step does it."""
     state = _start(_net, tmp_path, optimizer={"accumulate_steps": 2, "clip": 0, "batch_size": 8})
     state.wrapped_model.train()

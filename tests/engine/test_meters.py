@@ -35,7 +35,7 @@ def _read_once_per_rank(finite: bool) -> tuple[Reading, int]:
         return meter.read(reduce=True), all_reduce.call_count
 
 
-def test_sums_are_those_of_a_hand_count() -> None:
+def test_sums_equal_a_manual_count() -> None:
     meter = Meter("cpu", 2)
     _add(meter, 3.0, [1, 2], 3, step=0)
     _add(meter, 2.0, [2, 2], 2, step=1)
@@ -43,7 +43,7 @@ def test_sums_are_those_of_a_hand_count() -> None:
     assert meter.read().loss == 1.0
 
 
-def test_the_difference_of_two_readings_is_what_was_seen_between_them() -> None:
+def test_the_difference_of_two_readings_covers_the_samples_between_them() -> None:
     meter, later = Meter("cpu", 2), Meter("cpu", 2)
     _add(meter, 3.0, [1, 2], 3, step=0)
     before = meter.read()
@@ -70,7 +70,7 @@ def test_the_first_step_whose_loss_is_not_finite_is_remembered(bad: float) -> No
     assert meter.read().first_bad_step is None
 
 
-def test_a_meter_that_saw_nothing_reads_nan_instead_of_failing() -> None:
+def test_an_empty_meter_returns_nan() -> None:
     reading = Meter("cpu", 2).read()
     assert (reading.count, reading.counts.tolist()) == (0, [0, 0])
     assert math.isnan(reading.loss)

@@ -200,7 +200,7 @@ def test_warm_up_rises_in_equal_steps_to_the_schedule_and_leaves_the_rest_alone(
 
 
 @pytest.mark.parametrize("mode", ["epoch", "step"])
-def test_a_cosine_after_a_warmup_is_that_of_timm(mode: str) -> None:
+def test_a_cosine_schedule_after_a_warmup_equals_timms(mode: str) -> None:
     timm = pytest.importorskip("timm.scheduler")
     unit = STEPS if mode == "step" else 1
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=BASE_LR)

@@ -61,9 +61,7 @@ def test_two_processes_find_each_other_and_leave() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("asked", [None, "nccl", "gloo"])
-def test_the_group_has_the_backend_that_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch, asked: str | None, device: str
-) -> None:
+def test_the_group_has_the_requested_backend(monkeypatch: pytest.MonkeyPatch, asked: str | None, device: str) -> None:
     opened = []
 
     def join(backend: str, **options: object) -> None:
@@ -88,7 +86,7 @@ def test_a_half_set_environment_is_refused(monkeypatch: pytest.MonkeyPatch, miss
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
-def test_a_variable_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_variable_other_than_a_number_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     _set(monkeypatch, {**TWO_RANKS, name: "two"})
     with pytest.raises(ConfigError, match=f"environment: {name}='two' is not a whole number"), open_process():
         pass

@@ -16,7 +16,7 @@ def _config(epochs: int) -> Experiment:
     )
 
 
-def test_a_finished_run_that_is_prolonged_has_the_bits_of_a_run_that_was_as_long_from_the_start(tmp_path: Path) -> None:
+def test_a_prolonged_run_is_bit_identical_to_a_longer_run(tmp_path: Path) -> None:
     data = make_images(tmp_path / "data", num_train=24)
     straight, prolonged, log = tmp_path / "straight", tmp_path / "prolonged", MemoryLog()
     run(_config(3), data, straight, MemoryLog())

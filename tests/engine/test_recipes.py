@@ -76,7 +76,7 @@ def straight(
 
 
 @pytest.mark.parametrize("stop_at", [2, pytest.param(8, marks=pytest.mark.exhaustive), 14])
-def test_a_run_that_was_stopped_within_an_epoch_ends_as_the_straight_one(
+def test_a_run_stopped_within_an_epoch_resumes_bit_identically(
     data: Path, tmp_path: Path, straight: tuple[dict[str, Any], list[tuple[Tensor, Tensor]]], stop_at: int
 ) -> None:
     def send(metrics: TrainMetrics) -> None:

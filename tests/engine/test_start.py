@@ -76,7 +76,7 @@ def test_auto_never_starts_anew_over_damaged_checkpoints(tmp_path: Path) -> None
         _start(tmp_path, resume="auto")
 
 
-def test_a_path_that_is_missing_or_damaged_is_an_error_even_if_another_is_good(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_path_raises_an_error_even_if_another_path_is_valid(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1, 2)
     with pytest.raises(CheckpointError, match=r"missing\.pth: .*no such checkpoint"):
         _start(tmp_path, resume=str(tmp_path / "missing.pth"))
@@ -110,7 +110,7 @@ def test_settings_that_do_not_touch_the_computation_may_change(tmp_path: Path) -
     assert _start(tmp_path, config=changed, resume="auto").step == 1
 
 
-def test_a_checkpoint_older_than_a_setting_continues_with_the_settings_default(tmp_path: Path) -> None:
+def test_a_checkpoint_that_predates_a_setting_resumes_with_its_default(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1)
     content = read(tmp_path / CHECKPOINT)
     del content["config"]["network"]["memory"]

@@ -62,7 +62,7 @@ def test_accumulated_parts_of_any_size_make_the_step_of_the_whole_batch(parts: i
     assert (state.step, state.batch) == (1, 1)
 
 
-def test_the_meter_sees_every_part_with_the_step_that_is_being_done() -> None:
+def test_the_meter_receives_every_micro_batch_with_its_step() -> None:
     images, targets = _batch(10)
     state = _state(accumulate_steps=3, batch_size=30)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_clipping_limits_the_norm_of_the_whole_gradient() -> None:
     torch.testing.assert_close(_weights(state), before - 0.1 * 0.01 * gradient / gradient.norm(), atol=1e-6, rtol=0)
 
 
-def test_the_average_follows_the_weights_by_its_decay_and_has_its_buffers() -> None:
+def test_the_moving_average_follows_the_weights_by_its_decay_and_copies_the_buffers() -> None:
     images, targets = _batch(10)
     config = make_config(optimizer={"ema_decay": 0.75, "momentum": 0.0})
     state = build_state(task_of(config), nn.Sequential(nn.BatchNorm2d(3), _net()), Process())

@@ -23,7 +23,7 @@ def test_a_signal_is_remembered_instead_of_ending_the_process(number: signal.Sig
         assert stop.agreed_at_once() == number.name
 
 
-def test_a_signal_that_a_launcher_passes_on_is_the_same_request() -> None:
+def test_a_signal_forwarded_by_a_launcher_is_not_a_second_signal() -> None:
     with StopSignals() as stop:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
@@ -31,7 +31,7 @@ def test_a_signal_that_a_launcher_passes_on_is_the_same_request() -> None:
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_second_signal_some_time_after_the_first_ends_the_process(
+def test_a_second_signal_ends_the_process(
     number: signal.Signals, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop_module, "REPEAT_S", 0.05)

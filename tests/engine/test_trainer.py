@@ -77,9 +77,7 @@ def test_each_epoch_ends_with_a_validation_of_the_average_and_a_checkpoint(data:
     assert differences(content["ema"], content["state_dict"]) != []
 
 
-def test_with_an_average_it_is_the_average_that_is_scored(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_moving_average_is_scored_if_present(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scored: list[nn.Module] = []
 
     def spy(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -202,9 +200,7 @@ def test_other_training_data_is_noticed_at_a_resume(data: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("step", [3, 5, 7])
-def test_a_signal_saves_at_the_step_and_the_resumed_run_ends_as_if_there_had_been_none(
-    data: Path, tmp_path: Path, step: int
-) -> None:
+def test_a_signal_saves_at_the_step_and_the_resumed_run_is_bit_identical(data: Path, tmp_path: Path, step: int) -> None:
     def send(metrics: TrainMetrics) -> None:
         if metrics.step == step:
             os.kill(os.getpid(), signal.SIGTERM)

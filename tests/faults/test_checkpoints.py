@@ -103,7 +103,7 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path: Path
 @pytest.mark.parametrize(
     "value", ["x" * 10**6, 10**500, _nested(100), torch.zeros(3), torch.ones(1), 2, True, None], ids=range(8)
 )
-def test_another_format_is_refused_in_a_line_of_a_length_that_somebody_reads(tmp_path: Path, value: Any) -> None:
+def test_another_format_is_refused_with_a_short_message(tmp_path: Path, value: Any) -> None:
     path = tmp_path / CHECKPOINT
     torch.save({"position": {}, "format_version": value}, path)
     with pytest.raises(CheckpointError, match=r": checkpoint format .*, but this version reads 1; ") as error:

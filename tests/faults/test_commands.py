@@ -44,7 +44,7 @@ def test_ctrl_c_ends_any_command_with_one_line_and_130() -> None:
     assert (done.returncode, done.stderr) == (130, "zoo doctor: interrupted\n")
 
 
-def test_a_reader_that_leaves_early_ends_the_command_without_a_word() -> None:
+def test_a_closed_pipe_ends_the_command_silently() -> None:
     code = "from zoo.cli import Doctor, main; Doctor.run = lambda args: print('line\\n' * 200000) or 0; "
     code += "raise SystemExit(main(['doctor']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -58,7 +58,7 @@ def test_a_reader_that_leaves_early_ends_the_command_without_a_word() -> None:
 
 
 @pytest.mark.parametrize("rank", ["x", "-1", "1" * 5000, ""])
-def test_a_rank_that_is_no_number_does_not_keep_a_command_from_running(
+def test_a_rank_that_is_not_a_number_does_not_prevent_a_command_from_running(
     rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", rank)

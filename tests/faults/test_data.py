@@ -48,7 +48,7 @@ def test_names_that_a_terminal_would_obey_are_escaped_in_messages(
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n%%EOF\n"
 
 
-def test_an_image_never_starts_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_an_image_never_starts_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PIL passes PostScript on to Ghostscript: here a script of that name, the first in PATH, that leaves a trace."""
     script, trace = tmp_path / "bin" / "gs", tmp_path / "trace"
     script.parent.mkdir()

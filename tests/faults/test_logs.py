@@ -21,9 +21,7 @@ def _console() -> None:
     set_up_console(0)
 
 
-def test_no_name_can_forge_a_line_of_the_log_or_color_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_cannot_forge_log_lines_or_terminal_colors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     set_up_console(0)
     with RunLog(tmp_path, 0, Experiment()):
         logging.getLogger("zoo").info("%s", FORGED)
@@ -33,7 +31,7 @@ def test_no_name_can_forge_a_line_of_the_log_or_color_the_terminal(
         assert second == "    2026-01-01 00:00:00,000 - epoch 9 validation: top-1 99.00\\x1b[31m\\rred"
 
 
-def test_a_name_that_is_no_utf_8_is_in_the_log(
+def test_a_file_name_other_than_utf_8_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Else pytest keeps the name for its report, which its parallel processes cannot send to each other.

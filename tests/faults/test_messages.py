@@ -19,11 +19,11 @@ from zoo.errors import DataError, escape, nearest
         ("right\u202eleft", "right\\u202eleft"),
     ],
 )
-def test_what_a_terminal_would_obey_is_escaped(text: str, shown: str) -> None:
+def test_terminal_control_characters_are_escaped(text: str, shown: str) -> None:
     assert escape(text) == shown
 
 
-def test_an_error_says_where_what_is_wrong_and_what_to_do_and_escapes_all_of_it() -> None:
+def test_an_error_gives_place_cause_and_remedy_all_escaped() -> None:
     error = DataError("it is empty\x1b\nor short", Path("a\nb"), "remove it")
     assert str(error) == "a\\nb: it is empty\\x1b\nor short; remove it"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -115,7 +115,7 @@ def _die(path: Path) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_worker_is_one_line_that_says_what_to_do(
+def test_a_killed_worker_raises_a_one_line_error_with_a_remedy(
     tmp_path: Path, finished: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("zoo.data.source.read_bytes", _die)

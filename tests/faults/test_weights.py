@@ -65,7 +65,7 @@ def test_a_small_file_that_claims_a_large_network_is_refused_before_anything_is_
 
 
 @pytest.mark.parametrize("network", [{"type": "resnet", "depth": 50}, [1], "resnet50", {}])
-def test_what_another_trainer_keeps_under_network_is_no_record(network: Any, tmp_path: Path) -> None:
+def test_a_network_key_of_another_trainer_is_not_a_record(network: Any, tmp_path: Path) -> None:
     torch.save({"state_dict": {"a": torch.ones(1)}, "network": network}, tmp_path / "w.pth")
     assert read_weights(tmp_path / "w.pth").spec is None
 

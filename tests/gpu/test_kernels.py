@@ -45,7 +45,7 @@ def test_layers_of_real_size_equal_the_float64_reference(shape, dtype, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_runs_repeat_bit_for_bit_beside_other_work(dtype, layout):
+def test_runs_repeat_bit_for_bit_under_load(dtype, layout):
     case = Case(dtype, layout, "leaky_relu", (16, 64, 113, 97), shortcut=True)
     first = run(triton, case, "cuda")
     other = torch.cuda.Stream()

@@ -92,7 +92,7 @@ def test_pooling_gives_the_outputs_and_gradients_of_torch(layout):
     ("name", "memory"),
     [("resnet18", "auto"), ("resnext50", "checkpoint"), ("densenet121", "auto"), ("revnet38_cifar", "auto")],
 )
-def test_a_network_that_keeps_less_has_the_gradients_of_the_same_network_on_the_cpu(name, memory):
+def test_a_memory_saving_network_has_the_gradients_of_the_cpu(name, memory):
     torch.manual_seed(0)
     net = zoo.get(name, norm="inplace", memory=memory, num_classes=5).double()
     size = 32 if name.endswith("cifar") else 64

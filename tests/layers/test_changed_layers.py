@@ -277,7 +277,7 @@ def test_a_changed_link_of_a_chain_is_named_unless_activations_are_saved(name, c
         assert torch.isfinite(before(x)).all()
 
 
-def test_hooks_that_are_told_to_observe_change_nothing():
+def test_observing_hooks_change_nothing():
     report = {}
     for name in ("revnext", "resnet18", "densenet121"):
         model = zoo.get(name, norm="inplace", num_classes=4)

@@ -62,7 +62,7 @@ def test_channels_last_and_evaluation_agree_with_plain(memory):
 
 
 @pytest.mark.parametrize("memory", ["auto", "checkpoint"])
-def test_under_autocast_the_step_is_that_of_plain(memory):
+def test_under_autocast_the_step_equals_plain_training(memory):
     x = torch.randn(2, 3, 64, 64)
 
     def autocast(model):
@@ -87,7 +87,7 @@ def held(memory: str, layers: int, norm=InPlaceABN) -> int:
 
 
 @pytest.mark.slow
-def test_what_is_held_is_linear_in_depth_and_quadratic_in_plain():
+def test_held_bytes_grow_linearly_with_depth_and_quadratically_in_plain_training():
     map_bytes = 2 * 8 * 8 * 4
     auto, checkpoint, plain, standard = (
         [held(memory, layers, norm) for layers in (2, 4, 6)]
@@ -122,7 +122,7 @@ def test_hooks_see_the_outputs_of_modules_layers_and_norms(memory):
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(2, 3, 8, 6), (2, 3, 7, 5), (1, 4, 4, 5), (0, 3, 4, 4)])
-def test_the_mean_pool_is_torchs_and_keeps_nothing(shape, layout):
+def test_mean_pooling_equals_torchs_and_saves_nothing(shape, layout):
     x = torch.randn(shape, dtype=torch.float64).contiguous(memory_format=layout).requires_grad_()
     out, truth = mean_pool2d(x), F.avg_pool2d(x, 2)
     wave = torch.arange(out.numel(), dtype=torch.float64).cos().view(out.shape)

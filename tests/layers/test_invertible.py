@@ -86,7 +86,7 @@ def test_errors_inside_a_branch_do_not_leave_the_block():
 
 
 @pytest.mark.parametrize("kind", ["flat", "hybrid"])
-def test_what_the_caller_sees_is_not_overwritten_so_that_backward_can_run_again(kind):
+def test_tensors_visible_to_the_caller_are_not_overwritten_so_backward_can_run_again(kind):
     torch.manual_seed(0)
     layers, x = chain_of(kind), images(kind)
     (y,) = run_chain(layers, x)

@@ -68,7 +68,7 @@ def test_outputs_and_gradients_follow_the_formula_in_every_mode(cls, training, a
 
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("momentum", [0.1, 1.0, None])
-def test_running_statistics_move_as_those_of_torch_batch_norm(cls, momentum):
+def test_running_statistics_update_like_torchs_batch_norm(cls, momentum):
     layer, torch_layer = cls(3, momentum=momentum).double(), nn.BatchNorm2d(3, momentum=momentum).double()
     counter = layer.num_batches_tracked
     for step in range(4):
@@ -179,7 +179,7 @@ def test_gradients_can_be_taken_once_and_are_the_same_where_a_second_one_could_f
 
 
 @pytest.mark.parametrize("cls", [InPlaceABN, InPlaceABNSync])
-def test_a_refused_input_and_the_layers_statistics_are_left_as_they_were(cls):
+def test_a_refused_input_and_the_statistics_of_the_layer_stay_unchanged(cls):
     layer, leaf = cls(3), torch.randn(4, 3, 5, 5, requires_grad=True)
     single, before = torch.randn(1, 3, 1, 1), leaf.detach().clone()
     with pytest.raises(RuntimeError, match=r"leaf tensor .* inplace = False"):

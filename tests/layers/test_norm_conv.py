@@ -54,7 +54,7 @@ def recomputes(out):
 
 @pytest.mark.parametrize("state", ["training", "evaluation", "frozen", "no statistics", "cumulative"])
 @pytest.mark.parametrize("norm", [InPlaceABN, InPlaceABNSync])
-def test_outputs_gradients_and_buffers_are_those_of_the_two_modules(norm, state):
+def test_outputs_gradients_and_buffers_equal_the_two_modules(norm, state):
     layer, conv = pair(norm, momentum=None if state == "cumulative" else 0.1)
     if state == "frozen":
         freeze_norms(layer)
@@ -69,7 +69,7 @@ def test_outputs_gradients_and_buffers_are_those_of_the_two_modules(norm, state)
 
 
 @pytest.mark.parametrize("inplace", [True, False])
-def test_a_single_input_is_left_as_it_is(inplace):
+def test_a_single_input_stays_unchanged(inplace):
     layer, conv = pair()
     layer.inplace = inplace
     x = torch.cat(parts(), 1)
@@ -112,7 +112,7 @@ class OwnConv(nn.Conv2d):
     ],
     ids=lambda module: type(module).__name__,
 )
-def test_what_it_does_not_know_runs_one_after_the_other(norm, conv):
+def test_unsupported_modules_run_sequentially(norm, conv):
     norm, conv = norm.double(), conv.double()
     found = outcome(norm_conv, norm, conv, parts())
     assert not recomputes(found[0])
@@ -139,7 +139,7 @@ def test_hooks_see_the_map(kind):
         assert recomputes(norm_conv(*modules, *parts()))
 
 
-def test_without_gradients_nothing_is_made_twice_and_an_in_place_norm_overwrites():
+def test_without_gradients_nothing_is_recomputed_and_an_in_place_norm_overwrites_its_input():
     layer, conv = pair()
     with torch.no_grad():
         x = torch.cat(parts(), 1)
@@ -149,7 +149,7 @@ def test_without_gradients_nothing_is_made_twice_and_an_in_place_norm_overwrites
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it traces
-def test_compiled_it_equals_eager():
+def test_compiled_norm_conv_equals_eager():
     norm, conv = pair()
     twin = copy.deepcopy(norm)
     torch._dynamo.reset()
@@ -158,7 +158,7 @@ def test_compiled_it_equals_eager():
     assert worst(found, outcome(norm_conv, twin, conv, parts())) < 1e-10
 
 
-def test_torch_func_differentiates_it():
+def test_torch_func_differentiates_norm_conv():
     norm, conv = pair()
     inputs = parts()
     names = dict(norm.named_parameters())

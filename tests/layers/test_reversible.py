@@ -67,7 +67,7 @@ def images(number=4, side=12, dtype=torch.float64):
 
 @pytest.mark.parametrize("norm", [ABN, InPlaceABN, InPlaceABNSync, batch_norm])
 @pytest.mark.parametrize("bottleneck", [False, True])
-def test_gradients_and_statistics_are_those_of_stored_activations_over_steps(norm, bottleneck):
+def test_gradients_and_statistics_equal_stored_activations_over_steps(norm, bottleneck):
     net = network(norm, bottleneck=bottleneck, dropout=0.3).double()
     twin = stored(net)
     for number in (4, 1, 3):
@@ -76,7 +76,7 @@ def test_gradients_and_statistics_are_those_of_stored_activations_over_steps(nor
         assert all(map(torch.equal, net.buffers(), twin.buffers()))
 
 
-def test_evaluation_takes_running_statistics_and_still_has_the_gradients():
+def test_evaluation_uses_running_statistics_and_returns_gradients():
     net = network(InPlaceABN).double()
     step(net, images())
     net.eval()
@@ -97,7 +97,7 @@ def test_the_inverse_returns_the_input_and_moves_no_statistics(dtype, number):
 
 
 @pytest.mark.parametrize("store", [False, True])
-def test_the_gradients_of_halves_that_are_given_apart_are_those_of_the_whole(store):
+def test_gradients_of_separate_halves_equal_the_gradient_of_the_whole(store):
     net, seen = network(InPlaceABN)[1].double(), []
     net.store = store
     net.meter = lambda index, _: seen.append(index)
@@ -182,7 +182,7 @@ def test_held_bytes_do_not_grow_with_depth(norm, measure):
 
 @pytest.mark.parametrize("measure", [measure_memory, count_memory])
 @pytest.mark.parametrize("is_held", [False, True])
-def test_the_output_and_its_gradient_are_freed_before_the_blocks_are_undone(measure, is_held):
+def test_the_output_and_its_gradient_are_freed_before_the_blocks_are_inverted(measure, is_held):
     chain = ReversibleSequential(ReversibleBlock(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)) for _ in range(3))
     x = torch.randn(8, 4, 64, 64, requires_grad=True)
     outputs = []
@@ -236,7 +236,7 @@ def _distributed_steps(norm, repeats) -> list[list[torch.Tensor]]:
 
 @pytest.mark.dist
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_distributed_gradients_and_synchronized_statistics_are_those_of_stored_activations(repeats):
+def test_distributed_gradients_and_synchronized_statistics_equal_stored_activations(repeats):
     for truth, *ours in run_distributed(_distributed_steps, 2, InPlaceABNSync, repeats):
         assert len(truth) > 20
         for result in ours:

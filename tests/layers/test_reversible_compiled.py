@@ -96,7 +96,7 @@ def test_autocast_is_the_same_compiled_in_training_and_evaluation():
 
 
 @pytest.mark.parametrize("store", [True, False])
-def test_there_is_no_break_without_gradients_or_with_stored_activations(store):
+def test_no_graph_break_occurs_without_gradients_or_with_stored_activations(store):
     net = network(ABN).double()
     net[1].store = store
     x = images()

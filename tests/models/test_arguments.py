@@ -23,7 +23,7 @@ def test_images_may_have_any_number_of_channels(arch) -> None:
     assert (model.in_chans, zoo.get(arch, in_chans=3).in_chans) == (4, 3)
 
 
-def test_filters_of_colors_are_adapted_to_other_channels(tmp_path) -> None:
+def test_stem_filters_are_adapted_to_other_numbers_of_channels(tmp_path) -> None:
     source = zoo.get("resnet18", norm="inplace", num_classes=3).eval()
     path = tmp_path / "w.pth"
     torch.save(source.state_dict(), path)
@@ -42,7 +42,7 @@ def test_filters_of_colors_are_adapted_to_other_channels(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnext"])
-def test_chosen_features_are_those_of_the_whole_list(arch) -> None:
+def test_selected_features_equal_their_entries_in_the_full_list(arch) -> None:
     torch.manual_seed(0)
     whole = zoo.get(arch, features_only=True).eval()
     chosen = zoo.get(arch, features_only=True, out_indices=(1, -1)).eval()
@@ -64,7 +64,7 @@ def test_chosen_features_are_those_of_the_whole_list(arch) -> None:
         ("revnet56", {"norm": "inplace"}, "mod1.bn1"),
     ],
 )
-def test_the_map_before_the_stems_pool_is_a_feature_that_can_be_asked_for(arch, options, module) -> None:
+def test_the_map_before_the_stem_pool_is_an_optional_feature(arch, options, module) -> None:
     model = zoo.get(arch, features_only=True, out_indices=("stem", 0, 3), **options)
     whole = zoo.get(arch, features_only=True, **options)
     whole.load_state_dict(model.state_dict())
@@ -110,13 +110,13 @@ def test_the_map_before_the_stems_pool_is_a_feature_that_can_be_asked_for(arch, 
         ("resnet18", {"norm": lambda c: c}, "norm must return a module for a number of channels, got int"),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_what_to_do(arch, arguments, message) -> None:
+def test_incompatible_options_raise_an_error_with_a_remedy(arch, arguments, message) -> None:
     with pytest.raises(zoo.ConfigError, match=message):
         zoo.get(arch, **arguments)
 
 
 @pytest.mark.parametrize("arch", ["resnet50", "resnext50", "densenet121", "wider_resnet16_a2"])
-def test_the_stride_of_the_last_map_can_be_asked_for(arch) -> None:
+def test_the_stride_of_the_last_map_is_an_option(arch) -> None:
     with torch.device("meta"):
         models = [zoo.get(arch, output_stride=stride, features_only=True) for stride in (8, 16, 32)]
         assert [model(torch.empty(2, 3, 64, 64))[-1].shape[-1] for model in models] == [8, 4, 2]
@@ -133,7 +133,7 @@ def test_published_weights_may_be_read_at_another_stride(monkeypatch) -> None:
     assert model.feature_info.reduction() == [4, 4, 8, 8, 8]
 
 
-def test_the_classifiers_input_is_dropped_in_training_alone() -> None:
+def test_dropout_before_the_classifier_applies_only_in_training() -> None:
     model = zoo.get("resnet18", num_classes=5, drop_rate=0.5)
     plain = zoo.get("resnet18", num_classes=5)
     assert list(model.state_dict()) == list(plain.state_dict())

@@ -60,7 +60,7 @@ def plain_model(x: Tensor, model: nn.Module, norm: str, training: bool, dilation
         ("standard", 16, {5: 2}, False),
     ],
 )
-def test_the_whole_network_and_all_its_gradients_are_those_of_plain_torch(norm, stride, dilations, training) -> None:
+def test_the_whole_network_and_its_gradients_equal_plain_torch(norm, stride, dilations, training) -> None:
     torch.manual_seed(0)
     model = zoo.get("deeplab_resnet18", num_classes=5, norm=norm, output_stride=stride, pooling_size=(3, 4),
                     memory="plain", head_dilations=(2, 1, 3))  # fmt: skip
@@ -79,7 +79,7 @@ def test_the_whole_network_and_all_its_gradients_are_those_of_plain_torch(norm, 
         assert relative_error(ours, theirs) < 1e-8
 
 
-def test_there_is_one_for_every_body_that_can_be_dilated_with_the_bodys_strategies() -> None:
+def test_every_dilatable_body_has_a_deeplab_with_its_strategies() -> None:
     bodies = [name for name, record in ARCHITECTURES.items() if record.dilations]
     assert [f"deeplab_{name}" for name in bodies] == DEEPLABS
     for body in bodies:
@@ -116,7 +116,7 @@ def test_bodies_are_dilated_and_the_head_sees_the_same_distances(name, stride) -
         ({"pretrained": True}, "has no published weights"),
     ],
 )
-def test_arguments_that_it_cannot_have_are_refused_with_what_to_do(arguments, message) -> None:
+def test_unsupported_arguments_are_refused_with_a_remedy(arguments, message) -> None:
     with pytest.raises(zoo.ZooError, match=message):
         build_meta("deeplab_resnet18", **arguments)
 
@@ -148,7 +148,7 @@ def test_images_of_other_channels_and_all_kinds_of_norms_train() -> None:
     assert model.train()(torch.randn(1, 4, 32, 32)).shape == (1, 2, 32, 32)
 
 
-def test_whole_images_are_not_cropped_by_transforms_unless_it_is_asked_for() -> None:
+def test_transforms_crop_whole_images_only_on_request() -> None:
     model = build_meta("deeplab_resnet18")
     assert (model.pretrained_cfg["scale"], model.pretrained_cfg["crop"]) == (None, None)
     assert model.pretrained_cfg["mean"] == (0.485, 0.456, 0.406)

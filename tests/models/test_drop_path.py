@@ -32,7 +32,7 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_branches_are_dropped_as_timm_drops_them() -> None:
+def test_branches_are_dropped_like_timms() -> None:
     reference = pytest.importorskip("timm.layers").DropPath(RATE)
     x = torch.randn(64, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(1)
@@ -102,7 +102,9 @@ def test_lean_networks_drop_the_same_branches_with_the_same_bits(
         ({"arch": "densenet121"}, r"no such option; stochastic depth drops branches of residual blocks"),
     ],
 )
-def test_where_branches_cannot_be_dropped_is_an_error(network: dict[str, Any], message: str) -> None:
+def test_drop_path_rate_raises_config_error_for_networks_without_drop_path(
+    network: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_experiment({"network": {**network, "options": {"drop_path_rate": 0.1}}}, "test")
     parse_experiment({"network": network}, "test")

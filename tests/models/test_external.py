@@ -22,7 +22,7 @@ def test_the_smallest_network_of_each_family_is_the_one_with_the_fewest_paramete
     assert smallest_of_each_family(names) == ["torchvision:resnet18", "resnet18", "torchvision:vgg11"]
 
 
-def test_a_network_gets_images_of_a_size_that_it_takes() -> None:
+def test_a_network_gets_images_of_a_supported_size() -> None:
     assert image_shape("torchvision:resnet18", 32) == (3, 32, 32)
     assert image_shape("torchvision:inception_v3", 32) == (3, 75, 75)
     assert image_shape("torchvision:inception_v3", 96) == (3, 96, 96)
@@ -62,7 +62,7 @@ def test_options_are_handed_to_the_builder_and_unknown_ones_refused() -> None:
         build_external("torchvision:resnet18", drop_path_rate=0.1)
 
 
-def test_weights_that_cannot_be_fetched_are_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_weights_raise_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*args: object, **options: object) -> None:
         raise URLError("no network")
 
@@ -92,16 +92,14 @@ def test_pretrained_weights_are_taken_but_for_a_classifier_of_other_classes(
         ("torchvision:lraspp_mobilenet_v3_large", {}, r"returns an object OrderedDict for two images"),
     ],
 )
-def test_networks_that_do_not_make_logits_of_the_images_are_refused(
-    name: str, options: dict[str, bool], words: str
-) -> None:
+def test_networks_without_logits_are_refused(name: str, options: dict[str, bool], words: str) -> None:
     with torch.device("meta"):
         model = build_external(name, num_classes=3, **options)
     with pytest.raises(ConfigError, match=words):
         check_logits(model, name, 3, 64, "input.crop_train")
 
 
-def test_what_makes_logits_passes_as_does_what_cannot_be_run_without_values() -> None:
+def test_networks_with_logits_or_data_dependent_code_pass_the_check() -> None:
     class Asks(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x if x.sum().item() > 0 else -x

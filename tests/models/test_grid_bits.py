@@ -183,7 +183,7 @@ def test_the_inverse_returns_the_bits_of_an_input_on_the_grid():
     assert torch.equal(chain.inverse(chain(x)), x)
 
 
-def test_gradients_are_those_of_rounding_whose_derivative_is_one():
+def test_gradients_treat_the_derivative_of_rounding_as_one():
     """The straight-through gradient, written with a detached difference, of autograd in float64."""
     torch.manual_seed(0)
     chain = ReversibleSequential(

@@ -83,7 +83,7 @@ def test_every_strategy_gives_the_gradients_and_statistics_of_the_plain_one(
         ("deeplab_resnet18", "standard", "plain"),
     ],
 )
-def test_a_lean_network_takes_the_same_step_to_the_last_bit(name, norm, twin):
+def test_a_step_of_a_lean_network_is_bit_identical(name, norm, twin):
     """The maps are large enough for recipes: what is smaller than 64 KiB is kept."""
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(2))
 
@@ -123,7 +123,7 @@ def test_every_network_can_be_lean_as_backbones_can():
         assert is_lean(zoo.get("resnet18", memory=LEAN, features_only=True))
 
 
-def test_the_option_changes_no_key():
+def test_memory_options_change_no_keys():
     with torch.device("meta"):
         for family, index, memory in CASES:
             assert list(build(family, index, "plain").state_dict()) == list(build(family, index, memory).state_dict())

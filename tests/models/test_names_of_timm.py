@@ -88,7 +88,7 @@ def test_intermediates_are_the_outputs_of_the_stages(arch: str, options: dict[st
             assert x is second
 
 
-def test_intermediates_of_a_resnet_are_those_of_timm() -> None:
+def test_intermediates_of_a_resnet_equal_timms() -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model, images = zoo.get("resnet18", activation="relu", num_classes=3).eval(), torch.randn(2, 3, 64, 64)
@@ -103,7 +103,7 @@ def test_intermediates_of_a_resnet_are_those_of_timm() -> None:
             torch.testing.assert_close(ours, theirs.forward_intermediates(images, **arguments))
 
 
-def test_intermediates_that_do_not_exist_are_named() -> None:
+def test_nonexistent_intermediates_are_named() -> None:
     model, images = zoo.get("resnet18", num_classes=0), torch.randn(1, 3, 32, 32)
     for indices, message in [
         ([5], "indices: ResNet has no feature 5; it has 0 to 4, -5 to -1 and 'stem'"),

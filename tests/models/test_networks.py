@@ -62,7 +62,7 @@ def facts(case: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("case", list(GOLDEN))
-def test_keys_shapes_and_parameter_counts_are_those_of_the_golden_file(case):
+def test_keys_shapes_and_parameter_counts_match_the_golden_file(case):
     assert facts(case) == {key: value for key, value in GOLDEN[case].items() if key != "frozen_from"}, REMEDY
 
 
@@ -73,7 +73,7 @@ def test_the_golden_file_covers_every_architecture_and_both_stems():
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_resnets_compute_what_torchvisions_do_with_the_same_weights(name):
+def test_resnets_equal_torchvisions_with_the_same_weights(name):
     model = zoo.get(name, activation="relu").eval()
     theirs = getattr(torchvision.models, name)(weights=None).eval()
     torch.manual_seed(0)

@@ -57,7 +57,7 @@ def test_fused_and_unfused_blocks_compute_the_same(norm, stride, channels, activ
         assert relative_error(ours, truth) < 1e-10
 
 
-def test_the_fused_block_keeps_the_output_of_its_last_norm_no_more_except_in_half_precision():
+def test_the_fused_block_saves_the_output_of_its_last_norm_only_in_half_precision():
     output = 8 * 16 * 16 * 16 * 4
     blocks = [build(memory, dtype=torch.float32) for memory in ("plain", "auto")]
     assert kept_bytes(blocks[0]) - kept_bytes(blocks[1]) == output

@@ -61,7 +61,7 @@ def images(kind="basic", number=4) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("name", "classes"), COUNTS)
-def test_parameters_are_as_many_as_in_the_papers_code(name, classes):
+def test_parameter_counts_equal_the_code_of_the_paper(name, classes):
     with torch.device("meta"):
         model = zoo.get(name, num_classes=classes)
     assert sum(p.numel() for p in model.parameters()) == COUNTS[name, classes]
@@ -112,7 +112,7 @@ def paper_shortcut(shortcut: nn.Module, x: torch.Tensor, channels: int, bottlene
 
 
 @pytest.mark.parametrize("kind", ["basic", "bottleneck"])
-def test_revnets_compute_what_the_paper_says_with_the_same_weights(kind):
+def test_revnets_follow_the_formulas_of_the_paper_with_the_same_weights(kind):
     model, x = build_small(kind), images(kind)
     bottleneck = SMALL[kind]["bottleneck"]
     actual = model(x)
@@ -135,7 +135,7 @@ def test_revnets_compute_what_the_paper_says_with_the_same_weights(kind):
 
 
 @pytest.mark.parametrize("kind", ["basic", "bottleneck"])
-def test_resnets_compute_what_the_paper_says_with_the_same_weights(kind):
+def test_resnets_follow_the_formulas_of_the_paper_with_the_same_weights(kind):
     model, x = build_small(kind, network=PreactResNet), images(kind)
     bottleneck = SMALL[kind]["bottleneck"]
     out = norm_relu(model.mod1.bn1, F.conv2d(x, model.mod1.conv1.weight, padding=1))
@@ -164,7 +164,7 @@ def test_pooled_shortcuts_fit_the_strided_convolution_beside_them_for_odd_maps_t
 @pytest.mark.parametrize("features_only", [False, True])
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("kind", SMALL)
-def test_gradients_statistics_and_outputs_are_those_of_stored_activations(kind, norm, features_only):
+def test_gradients_statistics_and_outputs_equal_stored_activations(kind, norm, features_only):
     options = {"features_only": features_only} | ({"classes": 0} if features_only else {})
     stored, reversible = (build_small(kind, norm, memory=memory, **options) for memory in ("plain", "auto"))
     assert list(stored.state_dict()) == list(reversible.state_dict())

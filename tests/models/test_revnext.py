@@ -47,7 +47,7 @@ def test_hybrid_networks_have_the_weights_of_the_public_code(pools, blocks, para
     assert count("revnext", pools=pools, blocks=blocks) == parameters
 
 
-def test_the_compared_networks_have_the_convolutions_that_the_totals_of_the_paper_ask_for():
+def test_the_compared_networks_have_the_convolutions_implied_by_the_totals_of_the_paper():
     for name, kernels in (("revnext_resnet18", 3_133_440), ("revnext_revnet", 3_133_440)):
         with torch.device("meta"):
             model = zoo.get(name, num_classes=10)
@@ -108,7 +108,7 @@ def test_reconstructing_networks_give_the_gradients_and_statistics_of_storing_on
 
 @pytest.mark.usefixtures("small_baselines")
 @pytest.mark.parametrize("name", NAMES)
-def test_evaluation_and_its_gradients_are_those_of_the_storing_network(name):
+def test_evaluation_and_its_gradients_equal_the_storing_network(name):
     ours, stored = (model.eval() for model in twins(name))
     x = torch.randn(3, 3, 8, 8, dtype=torch.float64, requires_grad=True)
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_batch_pooled_networks_see_each_image_alone():
         ("irevnet_cifar", {"blocks": [1, 0, 1]}, r"options.blocks\[1\] = 0: should be greater than or equal to 1"),
     ],
 )
-def test_what_cannot_be_built_is_refused_with_its_value(name, options, message):
+def test_unbuildable_options_raise_an_error_with_their_value(name, options, message):
     options = {"channels": 8, "layers": [2, 1, 1], **options} if name == "revnext_flat" else options
     with pytest.raises(zoo.ConfigError, match=message):
         zoo.get(name, num_classes=5, **options)
@@ -201,7 +201,7 @@ def test_a_flat_step_takes_no_more_bytes_per_pixel_than_follows_from_the_publish
 
 
 @pytest.mark.parametrize("name", ["irevnet_revnext", "revnext_revnet"])
-def test_neither_the_stem_nor_the_output_of_two_branch_blocks_is_kept_while_the_blocks_are_undone(name):
+def test_the_stem_and_the_outputs_of_two_branch_blocks_are_freed_while_blocks_are_inverted(name):
     with torch.device("meta"):
         model, x = zoo.get(name, num_classes=10), torch.empty(8, 3, 64, 64)
     peak = count_memory(lambda: model(x).sum(), model.parameters()).peak_without_gradients

@@ -81,7 +81,7 @@ def reference(weights: dict[str, Tensor], x: Tensor, heads: int) -> Tensor:
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("memory", ["auto", "plain", "lean"])
-def test_outputs_and_gradients_are_those_of_the_authors_formulas(memory, layout):
+def test_outputs_and_gradients_follow_the_authors_formulas(memory, layout):
     model = build("plain" if memory == "plain" else "auto").double()
     zoo.lean(model, enabled=memory == "lean")
     x = images().requires_grad_()
@@ -95,7 +95,7 @@ def test_outputs_and_gradients_are_those_of_the_authors_formulas(memory, layout)
 
 
 @pytest.mark.parametrize("features_only", [False, True])
-def test_gradients_with_drop_path_are_those_of_stored_activations(features_only):
+def test_gradients_with_drop_path_equal_stored_activations(features_only):
     results = []
     for memory in ("auto", "plain"):
         model = build(memory, rate=0.5, features_only=features_only, classes=0 if features_only else 5).double()
@@ -124,7 +124,7 @@ def test_accumulated_gradients_and_channels_last_have_the_bits_too(how):
 @pytest.mark.parametrize(
     ("name", "width", "parameters"), [("revvit_s", 384, 22_434_664), ("revvit_b", 768, 87_335_656)]
 )
-def test_the_state_dict_is_that_of_the_authors_files(name, width, parameters):
+def test_the_state_dict_has_the_keys_of_the_authors_files(name, width, parameters):
     """Their page gives 22 and 87 million parameters; names and shapes follow from their modules and settings."""
     with torch.device("meta"):
         model = zoo.get(name)
@@ -163,7 +163,7 @@ def test_a_checkpoint_of_the_authors_is_loaded_strictly(tmp_path, caplog):
         zoo.get("revvit_s", weights=path)
 
 
-def test_a_file_of_this_package_describes_the_network_without_norm_and_activation(tmp_path):
+def test_a_zoo_file_describes_its_network_without_norm_and_activation(tmp_path):
     spec = NetworkSpec(arch="revvit_s", num_classes=5, options={"grid_bits": 12, "drop_path_rate": 0.1})
     stored = spec.model_dump(mode="json")
     assert stored.keys() == {"arch", "num_classes", "memory", "options"}

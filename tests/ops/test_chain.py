@@ -68,7 +68,7 @@ def assert_equal_steps(links, xs, tolerance=1e-12):
     assert max(map(relative_error, ours, truth)) < tolerance
 
 
-def test_gradients_are_those_of_autograd_and_the_outputs_the_same_bits():
+def test_gradients_equal_autograd_and_outputs_are_bit_identical():
     chain = blocks()
     assert_equal_steps(chain, pair())
     ours, truth = gradients(chain, pair(), store=False), gradients(chain, pair(), store=True)
@@ -148,7 +148,7 @@ class _Offset(nn.Module):
         return x.sin() + self.offset
 
 
-def test_gradients_that_are_passed_on_as_they_are_do_not_mix_up():
+def test_gradients_passed_through_unchanged_do_not_mix():
     xs = pair()
     links = [ReversibleBlock(_Offset(xs[0].shape), _Offset(xs[0].shape)) for _ in range(3)]
     assert_equal_steps(links, xs)
@@ -175,7 +175,7 @@ def test_a_loss_of_one_output_alone_has_the_right_gradients(which):
     assert max(map(relative_error, *results)) < 1e-12
 
 
-def test_two_backward_passes_accumulate_and_leave_the_outputs_as_they_are():
+def test_two_backward_passes_accumulate_and_leave_the_outputs_unchanged():
     chain, xs = blocks(), pair()
     outputs = run_chain(chain, *xs)
     before = [y.detach().clone() for y in outputs]
@@ -215,7 +215,7 @@ def test_hooks_on_parameters_run_once():
     assert max(map(relative_error, *results)) < 1e-12
 
 
-def test_other_parameters_in_backward_than_in_forward_are_refused():
+def test_parameters_that_change_before_backward_raise_an_error():
     block, (x1, x2) = blocks(1)[0], pair()
     other = {name: p.detach().clone().requires_grad_() for name, p in block.named_parameters()}
     net = _Net(block)

@@ -66,7 +66,7 @@ def gradients(network, x, run):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_gradients_with_any_policy_are_those_without_a_checkpoint(name, policy):
+def test_gradients_with_any_policy_equal_gradients_without_checkpointing(name, policy):
     torch.manual_seed(0)
     network = NETWORKS[name]().double()
     init_weights(network)
@@ -80,7 +80,7 @@ def test_gradients_with_any_policy_are_those_without_a_checkpoint(name, policy):
     assert max(map(relative_error, actual, expected)) < 1e-10
 
 
-def test_it_is_recognized_in_both_passes_and_nowhere_else():
+def test_a_selective_checkpoint_is_recognized_in_both_passes_only():
     seen = []
 
     def watched(x):

@@ -39,14 +39,14 @@ def test_half_precision_is_rounded_in_single_precision_and_its_gradient_is_half(
     assert x.grad.tolist() == [2, 2]
 
 
-def test_it_can_be_vectorized():
+def test_rounding_to_a_grid_works_under_vmap_and_grad():
     x = torch.randn(3, 5)
     assert torch.equal(torch.func.vmap(lambda row: round_to_grid(row, 4))(x), round_to_grid(x, 4))
     assert torch.equal(torch.func.grad(lambda x: round_to_grid(x, 4).sum())(x), torch.ones(3, 5))
 
 
 @pytest.mark.slow
-def test_it_can_be_exported():
+def test_rounding_to_a_grid_can_be_exported():
     class Rounding(nn.Module):
         def forward(self, x):
             return round_to_grid(x, 4)
@@ -157,7 +157,7 @@ def test_a_value_beyond_the_range_is_named_with_the_bits_that_have_the_range():
     coarser(images()).sum().backward()
 
 
-def test_a_range_that_no_grid_has_and_values_that_are_not_finite_are_named():
+def test_invalid_grid_ranges_and_non_finite_values_are_named():
     for scale, remedy in ((1e9, r"no grid has this range; store activations"), (1e39, "the network has diverged")):
         with pytest.raises(VerificationError, match=remedy):
             chain_of(Scaled(scale))(images()).sum().backward()

@@ -61,7 +61,7 @@ def test_batch_pool_keeps_the_parts_of_an_image_together():
     assert torch.equal(batch_pool(x)[4 * 1 + 2 * 1 + 0], x[1, :, 1::2, 0::2])
 
 
-def test_the_largest_values_are_those_of_all_images_that_belong_together_and_ties_share_the_gradient():
+def test_the_maximum_covers_all_images_of_a_group_and_ties_share_the_gradient():
     x = torch.randn(6, 3, 4, 5, dtype=torch.float64)
     x[0, 0] = x[1, 0] = 7.0
     x.requires_grad_()
@@ -164,7 +164,7 @@ def law(ratio):
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5, 0.2, 0.1, 0.05, 0.01, 10.0])
-def test_a_norm_of_two_gains_and_a_leaky_relu_lose_what_the_law_says(ratio):
+def test_a_norm_with_two_gains_and_a_leaky_relu_lose_precision_by_the_law(ratio):
     torch.manual_seed(0)
     x = torch.randn(16, 2, 128, 128, dtype=torch.float64)
     for layer in (gains([1.0, ratio]), InvertibleLeakyReLU(ratio)):

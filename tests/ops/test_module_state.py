@@ -228,7 +228,7 @@ def _double():
 
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("layer", STATEFUL)
-def test_training_is_that_of_stored_activations_and_state_advances_once(layer, kind):
+def test_training_equals_stored_activations_and_state_advances_once(layer, kind):
     assert_equal_training(NETWORKS[kind](STATEFUL[layer]))
 
 
@@ -277,7 +277,7 @@ def test_a_shared_buffer_stays_shared_in_the_recomputation():
 
 
 @pytest.mark.parametrize("name", ["revnet38_cifar", "resnet18"])
-def test_networks_with_spectral_norm_are_those_with_stored_activations(name):
+def test_networks_with_spectral_norm_equal_stored_activations(name):
     torch.set_default_dtype(torch.float32)
     results = []
     for memory in ("auto" if "revnet" in name else "checkpoint", "plain"):
@@ -372,7 +372,7 @@ def test_parameters_that_are_modified_between_forward_and_backward_are_refused(k
         loss.backward()
 
 
-def test_a_module_has_its_state_of_after_forward_again_after_backward():
+def test_backward_restores_the_module_state_after_forward():
     layer = RunningScale("assign")
     warm_up = WarmUp()
     module = nn.Sequential(layer, warm_up)

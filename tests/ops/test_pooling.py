@@ -38,7 +38,7 @@ def same(actual, expected):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(2, 3, 12, 12), (1, 1, 7, 5), (3, 2, 1, 1), (2, 3, 2, 9), (0, 3, 6, 6)])
-def test_outputs_gradients_and_layout_are_torchs(shape, layout, dtype):
+def test_outputs_gradients_and_layout_equal_torchs(shape, layout, dtype):
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=dtype).contiguous(memory_format=layout)
     (z, dx), (their_z, their_dx) = gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x, 3, 2, 1)
@@ -88,7 +88,7 @@ def test_maps_narrower_than_the_window_and_maps_without_a_batch():
     assert torch.equal(gradients(max_pool2d, x, 3, 2, 1)[1], gradients(F.max_pool2d, x, 3, 2, 1)[1])
 
 
-def test_without_compiled_kernels_it_is_torchs_pooling(monkeypatch):
+def test_without_compiled_kernels_pooling_is_torchs(monkeypatch):
     monkeypatch.setattr(pooling, "_MaxPool", None)
     x = torch.randn(2, 3, 8, 8)
     with forced("reference"):
@@ -130,7 +130,7 @@ def test_taking_gradients_twice_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch 2.11's own decompositions
-def test_compiled_exported_and_transformed_it_is_torchs_pooling():
+def test_compiled_exported_or_transformed_pooling_is_torchs():
     module = MaxPool2d(3, 2, 1)
     x = torch.randn(2, 3, 8, 8)
     expected = gradients(nn.MaxPool2d(3, 2, 1), x)
@@ -235,7 +235,7 @@ def test_opcheck_accepts_both_operators(layout):
     [(3, 2, 2), (0, 1, 0), (2, 0, 0), (2, 1, -1), (9, 1, 0)],
     ids=["pad", "size", "stride", "negative", "small"],
 )
-def test_what_torch_refuses_it_refuses_itself(window):
+def test_invalid_windows_raise_torchs_own_error(window):
     x = torch.randn(1, 1, 4, 4)
     with pytest.raises(RuntimeError) as theirs:
         F.max_pool2d(x, *window)

@@ -23,7 +23,7 @@ def interpreted() -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_outputs_and_gradients_are_the_bits_of_torch(interpreted, case):
+def test_outputs_and_gradients_are_bit_identical_to_torch(interpreted, case):
     assert interpreted[" ".join(case)]
 
 
@@ -35,7 +35,7 @@ def test_several_programs_and_none_give_the_same(interpreted):
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_launched_compiles_without_atomics_and_wide_where_channels_are_last(
+def test_launched_kernels_compile_without_atomics_and_with_wide_access_in_channels_last(
     capability, dtype, layout, monkeypatch, tmp_path
 ):
     from triton.runtime.driver import driver

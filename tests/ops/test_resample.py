@@ -43,7 +43,7 @@ def cases(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(cases())
-def test_images_and_windows_are_those_of_pil(case):
+def test_images_and_windows_equal_pils(case):
     image, size, window = case
     expected = resized_by_pil(image, size)
     result = resize_image(image, size)
@@ -107,7 +107,7 @@ def test_opcheck_accepts_the_operator():
         ("outside of the image", {5: float("nan")}),
     ],
 )
-def test_the_operator_itself_refuses_what_it_would_read_or_write_elsewhere(message, changed):
+def test_the_operator_refuses_out_of_bounds_memory(message, changed):
     arguments = [torch.empty(3, 8, 9, dtype=torch.uint8), make_image(20, 30), 10, 12, 0.0, 0.5, 29.5, 20.0, 1, 2, False]
     for place, value in changed.items():
         arguments[place] = value

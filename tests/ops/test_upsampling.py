@@ -20,7 +20,7 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("low", "high"), SIZES)
-def test_logits_are_those_of_torchs_bilinear_interpolation_at_any_size(low, high) -> None:
+def test_logits_equal_torchs_bilinear_interpolation_at_any_size(low, high) -> None:
     x = torch.randn(2, 3, *low, dtype=torch.float64)
     expected = F.interpolate(x, size=high, mode="bilinear", align_corners=False)
     assert relative_error(upsample(x, high), expected) < 1e-14

@@ -143,7 +143,7 @@ def test_json_examples_are_experiments(page: str, example: str) -> None:
     parse_experiment(json.loads(example), page)
 
 
-def test_the_settings_beside_the_flags_of_timm_are_those_of_the_experiment() -> None:
+def test_the_settings_beside_timms_flags_match_the_experiment() -> None:
     settings = dict(leaves(load_experiment("imagenet_convnext_tiny").model_dump(mode="json")))
     text = TEXTS["docs/training.md"].partition("## From a command of timm")[2].partition("\n## ")[0]
     shown = re.findall(r"\| `([a-z_.]+) = ([^`]*)` \|", text)

@@ -35,7 +35,7 @@ def faults_of(folder: Path, content: Any) -> list[str]:
     return find_faults(folder)
 
 
-def test_the_committed_results_are_without_fault() -> None:
+def test_committed_results_have_no_fault() -> None:
     assert len(list(RESULTS.glob("*.json"))) > 10
     assert find_faults(RESULTS) == []
 
@@ -81,7 +81,7 @@ def test_a_file_without_its_origin_has_a_fault(tmp_path: Path, changes: dict[str
     assert fault in found
 
 
-def test_a_text_that_is_not_generated_from_its_numbers_is_a_fault(tmp_path: Path) -> None:
+def test_a_text_not_generated_from_its_numbers_is_a_fault(tmp_path: Path) -> None:
     results = Results("layer", "zoo benchmark layer", torch.device("cpu"), {})
     results.add(Case("norm", (2, 3), "float32", "contiguous"), "native", "time", "ms", [1.0, 2.0])
     text = results.write(tmp_path / "a")

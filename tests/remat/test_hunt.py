@@ -184,7 +184,7 @@ FOUND: dict[str, Program] = {
 
 
 @pytest.mark.parametrize("name", FOUND, ids=str)
-def test_a_program_that_once_failed_trains_rightly(name: str) -> None:
+def test_a_program_that_once_failed_trains_correctly(name: str) -> None:
     verdict = judge(FOUND[name])
     assert not verdict.is_failure, verdict
 
@@ -194,7 +194,7 @@ def told(program: Program, verdict: Verdict) -> str:
 
 
 @pytest.mark.parametrize(("count", "seed"), [(200, 0), pytest.param(20000, 1, marks=pytest.mark.exhaustive)])
-def test_random_programs_train_rightly(count: int, seed: int) -> None:
+def test_random_programs_train_correctly(count: int, seed: int) -> None:
     for each, verdict in programs(count, seed):
         assert not verdict.is_failure, told(each, verdict)
 
@@ -237,7 +237,7 @@ def test_a_wrong_rule_is_found_and_its_program_made_small(monkeypatch: pytest.Mo
     assert judge(smallest).verdict == RIGHT
 
 
-def test_a_program_is_written_as_python_reads_it_and_depends_on_its_seed_alone() -> None:
+def test_a_program_round_trips_through_python_and_depends_only_on_its_seed() -> None:
     for seed in range(20):
         found, _ = write(seed)
         assert eval(str(found), {"program": program}) == found

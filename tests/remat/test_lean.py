@@ -28,7 +28,7 @@ from zoo.remat.lean import StepsAside, is_lean, lean
 SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are larger than what is kept for being small
 
 
-def test_it_is_undone_and_replaced() -> None:
+def test_lean_training_is_disabled_and_replaced() -> None:
     plain = network()
     model = lean(lean(network()), "40 FLOP/B")
     assert isinstance(model, type(plain))
@@ -128,7 +128,7 @@ def compiled(where: str, backend: Any) -> Callable[[Tensor], Tensor]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # from the compiler
 @pytest.mark.parametrize("where", ["around", "inside", "inside, by its method", "a method"])
-def test_it_steps_aside_for_a_compiler_and_tells_once(
+def test_lean_training_yields_to_a_compiler_and_warns_once(
     where: str, recordings: Count, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zoo.remat.lean._has_warned", False)
@@ -176,7 +176,7 @@ def test_a_fraction_is_met_by_sums_of_products_that_nothing_else_holds() -> None
 
 
 @pytest.mark.parametrize("budget", [0, -5, 1.5, 0.0, True, "much", "40", "8 GBit", "-1GB", [1]])
-def test_what_is_no_budget_is_told(budget: Any) -> None:
+def test_an_invalid_budget_raises_config_error(budget: Any) -> None:
     with pytest.raises(ConfigError, match=r"is invalid: pass a limit on the peak memory"):
         lean(network(), budget)
 
@@ -249,7 +249,7 @@ def test_other_methods_run_as_usual_and_methods_inside_a_call_record_once(record
     assert recordings.number == 1
 
 
-def test_a_lean_network_is_scripted_as_the_plain_one() -> None:
+def test_a_lean_network_scripts_to_the_plain_network() -> None:
     class Scripted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -269,7 +269,7 @@ def test_a_lean_network_is_scripted_as_the_plain_one() -> None:
     assert is_lean(model.part)
 
 
-def test_what_is_built_of_parts_of_a_lean_network_is_made_lean_itself(recordings: Count) -> None:
+def test_a_network_built_from_parts_of_a_lean_network_can_be_made_lean(recordings: Count) -> None:
     model = lean(torchvision.models.resnet18())
     parts: list[nn.Module] = [
         nn.Sequential(*model.children())[:5],
@@ -308,7 +308,7 @@ class OfLowRank(nn.Module):
         return self.up(self.down(x)) * self.scale
 
 
-def test_a_product_of_low_rank_is_not_held() -> None:
+def test_a_low_rank_product_is_not_saved() -> None:
     x = torch.randn(512, 128, requires_grad=True)
     networks = OfLowRank(), lean(OfLowRank())
     plain, ours = (held(each, x) for each in networks)

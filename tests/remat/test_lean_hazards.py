@@ -164,12 +164,12 @@ def saves_a_relu_elsewhere(body: nn.Module, x: Tensor) -> Tensor:
         saves_a_relu_elsewhere,
     ],
 )
-def test_what_is_saved_of_a_relu_behind_a_frozen_layer_has_its_elements(save: Callable[..., Tensor]) -> None:
+def test_the_saved_mask_of_a_relu_after_a_frozen_layer_has_its_number_of_elements(save: Callable[..., Tensor]) -> None:
     x = torch.randn(8, 3, 32, 32)
     assert are_equal(train(FrozenStem(save), x), train(lean(FrozenStem(save)), x))
 
 
-def test_distributed_tensors_train_as_they_are() -> None:
+def test_distributed_tensors_train_unchanged() -> None:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         mesh = DeviceMesh("cpu", [0])
@@ -233,12 +233,12 @@ def test_no_mode_and_no_hook_stays_after_an_interruption(error: type[BaseExcepti
     assert are_equal(expected, train(model, images(SIZE_PX)))
 
 
-def test_what_is_not_a_module_is_a_type_error() -> None:
+def test_an_argument_other_than_a_module_raises_type_error() -> None:
     with pytest.raises(TypeError, match=r"zoo\.lean takes a torch\.nn\.Module, not str 'resnet50'.*zoo\.get"):
         lean("resnet50")
 
 
-def test_the_parts_of_a_concatenation_on_the_way_of_a_recipe_are_freed() -> None:
+def test_intermediate_parts_of_a_concatenation_in_a_recipe_are_freed() -> None:
     references = []
 
     def rotary(h: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ def test_the_parts_of_a_concatenation_on_the_way_of_a_recipe_are_freed() -> None
     out.sum().backward()
 
 
-def test_a_write_that_the_schema_of_an_operator_hides_gives_no_wrong_gradient() -> None:
+def test_a_write_missing_from_an_operators_schema_gives_correct_gradients() -> None:
     @torch.library.custom_op("zoo_tests::hidden_write", mutates_args=())
     def hidden_write(x: Tensor) -> Tensor:
         x.mul_(2)

@@ -39,7 +39,7 @@ def net(norm: str, device: str = "cpu", is_lean: bool = False) -> tuple[Callable
 
 @pytest.mark.parametrize("counter", COUNTERS)
 @pytest.mark.parametrize(("norm", "units"), [("out of place", 18), ("in-place activation", 12), ("in-place norm", 6)])
-def test_held_bytes_are_those_counted_by_hand(counter: Counter, norm: str, units: int) -> None:
+def test_held_bytes_equal_a_manual_count(counter: Counter, norm: str, units: int) -> None:
     # The last convolution's output is saved by the square; the image is not counted, statistics are vectors.
     assert counter(*net(norm)).held / UNIT == pytest.approx(units + 1, abs=0.01)
 
@@ -51,7 +51,7 @@ def test_the_meta_device_holds_the_same_bytes_as_a_real_one(norm: str) -> None:
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
-def test_the_peak_of_elementwise_operations_is_that_counted_by_hand(counter: Counter) -> None:
+def test_the_peak_of_elementwise_operations_equals_a_manual_count(counter: Counter) -> None:
     weight = nn.Parameter(torch.ones(1000))
     memory = counter(lambda: weight.exp().sum(), [weight])
     # The exponential is kept, and alive while the gradient is computed from it.
@@ -101,7 +101,7 @@ def test_gradients_are_none_afterwards_and_older_tensors_do_not_count() -> None:
     assert weight.grad is None
 
 
-def test_an_address_that_is_used_again_counts_while_it_is_alive() -> None:
+def test_a_reused_address_counts_while_its_tensor_is_alive() -> None:
     changes = [Change(1, 100), Change(1, 0), Change(1, 70), Change(2, 20), Change(2, 0), Change(9, 0), Change(3, 50)]
     assert summarize(changes, 4, set()) == Memory(held=90, peak=120, peak_without_gradients=120, gradients=0)
     assert summarize(changes, 4, {3}) == Memory(held=90, peak=120, peak_without_gradients=100, gradients=50)

@@ -99,7 +99,7 @@ def test_the_peak_of_whole_networks_is_close_below_the_limit(name: str) -> None:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_all_bits_are_those_of_plain_training(autocast: bool, measured: Count) -> None:
+def test_all_results_are_bit_identical_to_plain_training(autocast: bool, measured: Count) -> None:
     def build() -> nn.Sequential:
         return nn.Sequential(nn.Hardtanh(-9, 9), nn.Sequential(nn.ReLU(inplace=True), network(), nn.Dropout(0.5)))
 
@@ -118,7 +118,7 @@ def test_a_generous_limit_recomputes_no_product(measured: Count) -> None:
     assert measured.number == 2
 
 
-def test_what_is_impossible_is_told_with_the_least() -> None:
+def test_an_unreachable_limit_raises_an_error_with_the_minimum() -> None:
     x = torch.randn(768, 128)
     least = peak(lean(products(), "1000000 FLOP/B"), x)
     match = r"without the state of the optimizer, .* at least \d+\.\d\d MB, more than the limit of 1\.00 MB"
@@ -128,7 +128,7 @@ def test_what_is_impossible_is_told_with_the_least() -> None:
     assert told == pytest.approx((least - x.nbytes) / (1 - planning.MARGIN) / 1e6, rel=0.01)  # without the output
 
 
-def test_an_optimizer_counts_that_made_its_steps_in_lean_training_without_a_limit(
+def test_the_state_of_an_optimizer_that_stepped_before_a_limit_was_set_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = sys.modules["torch.optim.optimizer"]
@@ -187,7 +187,7 @@ def test_a_scalar_output_is_the_loss() -> None:
     assert peaks[0] < peaks[1] - 4 * 256 * 4096  # no logarithm of the softmax
 
 
-def test_outputs_that_hide_their_tensors_are_told() -> None:
+def test_outputs_that_hide_their_tensors_raise_an_error() -> None:
     class Hiding(nn.Linear):
         def forward(self, x: Tensor) -> object:
             return object()
@@ -258,7 +258,7 @@ def test_a_fraction_needs_no_outputs_that_are_trees_of_tensors() -> None:
 
 
 @pytest.mark.parametrize("kind", ["frozen", "nothing saved", "lazy"])
-def test_a_call_that_holds_nothing_is_not_planned_for_a_fraction(kind: str) -> None:
+def test_a_call_that_saves_nothing_is_not_planned_for_a_fraction(kind: str) -> None:
     build = {"frozen": network, "nothing saved": nn.Identity, "lazy": lambda: nn.LazyLinear(8)}[kind]
     model, x = lean(build(), 0.4), images(SIZE_PX)
     if kind == "frozen":
@@ -280,7 +280,7 @@ def test_on_the_meta_device_the_report_takes_no_memory() -> None:
 
 
 @pytest.mark.parametrize("kind", ["frozen", "integers"])
-def test_a_call_that_no_gradient_needs_is_not_planned(kind: str, measured: Count) -> None:
+def test_a_call_without_gradients_is_not_planned(kind: str, measured: Count) -> None:
     plain, x = network(), images(SIZE_PX)
     plain.requires_grad_(kind == "integers")
     model = lean(copy.deepcopy(plain), "1GB")
@@ -376,7 +376,7 @@ def test_planning_restores_all_generators() -> None:
     assert drawn[0] == drawn[1]
 
 
-def test_a_profiler_of_the_user_goes_on() -> None:
+def test_a_profiler_of_the_user_continues() -> None:
     model, x = lean(products(), "1GB"), torch.randn(256, 128)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         model(x).sum().backward()

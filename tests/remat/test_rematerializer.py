@@ -36,7 +36,7 @@ def test_no_repeated_operation_draws_random_numbers_or_writes() -> None:
         assert torch.Tag.nondeterministic_seeded not in functional.tags
 
 
-def test_a_value_on_the_way_to_several_recipes_is_computed_once() -> None:
+def test_an_intermediate_shared_by_several_recipes_is_computed_once() -> None:
     convolutions = [nn.Conv2d(8 + 2 * layer, 2, 3, padding=1) for layer in range(4)]
     first = nn.Conv2d(3, 8, 3)
     with Rematerializer(smallest_bytes=0):
@@ -50,7 +50,7 @@ def test_a_value_on_the_way_to_several_recipes_is_computed_once() -> None:
     assert watch.seen.count("aten.relu") + watch.seen.count("aten.relu_") == 4
 
 
-def test_sparse_tensors_are_kept_as_they_are() -> None:
+def test_sparse_tensors_are_saved_unchanged() -> None:
     def program(x: Tensor) -> Tensor:
         rows = x.sin().relu().flatten(1)
         product = torch.sparse.mm((rows * (rows > 0.5)).to_sparse(), rows.T)
@@ -123,7 +123,7 @@ def test_parts_of_a_dense_block_are_held_once() -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_everything_that_was_held_is_freed_by_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backward_frees_all_held_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     anchors: list[weakref.ref[Any]] = []
@@ -164,7 +164,7 @@ def test_an_input_that_is_overwritten_before_backward_is_an_error_and_never_a_wr
         out.backward()
 
 
-def test_a_recipe_starts_from_a_parameter_that_was_initialized_in_place_and_tells_when_it_is_overwritten() -> None:
+def test_a_recipe_starts_from_a_parameter_initialized_in_place_and_detects_its_overwriting() -> None:
     norm, last = nn.LayerNorm(64), nn.Linear(64, 64)
     assert norm.weight._version > 0
     log: list[Decision] = []
@@ -191,7 +191,7 @@ def test_recipes_start_from_parameters_and_buffers_at_no_cost(kind: Any) -> None
     loss.backward()
 
 
-def test_a_network_is_not_walked_over_if_its_recipes_need_no_buffer() -> None:
+def test_a_network_is_not_traversed_if_its_recipes_need_no_buffer() -> None:
     model = network()
 
     def parameters() -> Iterator[Tensor]:
@@ -233,7 +233,7 @@ def test_a_smaller_input_stays_alive_until_its_recipe_is_decided() -> None:
     assert not large.is_kept
 
 
-def test_a_recipe_starts_from_a_view_or_an_intermediate_where_what_it_is_made_of_was_freed() -> None:
+def test_a_recipe_starts_from_a_view_or_an_intermediate_whose_inputs_were_freed() -> None:
     linear = nn.Linear(36, 36)
 
     def program(x: Tensor, y: Tensor) -> Tensor:
@@ -349,7 +349,7 @@ def test_contents_that_another_operation_reads_stay() -> None:
     assert_same(program, X, Y)
 
 
-def test_a_tensor_that_a_frozen_layer_did_not_read_may_be_overwritten_and_others_not() -> None:
+def test_only_tensors_that_no_frozen_layer_read_may_be_overwritten() -> None:
     frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
     for is_read in (False, True):
         x = X.clone().requires_grad_()
@@ -391,7 +391,7 @@ def test_a_rectified_map_is_freed_when_the_network_forgets_it() -> None:
     ("first_kib", "kib", "is_kept"),
     [(1, 15, True), (1, 17, False), (3200, 49, True), (3200, 51, False), (8192, 63, True), (8192, 65, False)],
 )
-def test_what_is_small_depends_on_the_largest_output_so_far(first_kib: int, kib: int, is_kept: bool) -> None:
+def test_the_threshold_for_small_tensors_follows_the_largest_output(first_kib: int, kib: int, is_kept: bool) -> None:
     log: list[Decision] = []
     weight = torch.ones(kib * 256, requires_grad=True)
     with Rematerializer(log=log, parameters=[weight]):

@@ -237,7 +237,7 @@ def test_every_row_is_repeated_and_gives_the_bits_of_plain_autograd(operation: A
             assert_same(program, x, y)
 
 
-def test_every_name_of_the_lists_has_a_row_that_recordings_see() -> None:
+def test_recordings_cover_every_listed_operation() -> None:
     names = {each for kind in (OTHERS, ENLARGING, VIEWS) for each in kind}
     assert names <= {name_of(functional(operation)).partition(".")[0] for operation in ROWS}
 
@@ -279,7 +279,7 @@ def test_every_pointwise_operation_of_torch_is_repeated_with_the_same_bits() -> 
 
 
 @pytest.mark.parametrize(("smaller", "larger"), [(torch.bfloat16, torch.float32), (torch.float32, torch.float64)])
-def test_what_is_written_over_a_tensor_is_rounded_to_its_dtype(smaller: torch.dtype, larger: torch.dtype) -> None:
+def test_values_written_into_a_tensor_are_rounded_to_its_dtype(smaller: torch.dtype, larger: torch.dtype) -> None:
     """The operation that only returns the same would return the larger dtype."""
     for operation, rule in ROWS.items():
 

@@ -614,7 +614,7 @@ def test_a_report_inside_of_autocast_leaves_no_casts_behind(context: Callable[[]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-def test_what_a_compiler_keeps_is_no_history() -> None:
+def test_tensors_that_a_compiler_keeps_are_not_history() -> None:
     torch._dynamo.reset()
     model = Counter()
     model.layer = torch.compile(model.layer, backend="aot_eager")  # type: ignore[assignment]

@@ -31,7 +31,7 @@ def test_each_kind_of_evidence_has_one_tolerance_and_one_better_direction(
     assert state(beyond, evidence=evidence, spread=0.0) == beyond_state
 
 
-def test_the_better_direction_of_a_number_may_be_the_other_one_or_none() -> None:
+def test_a_number_may_override_its_better_direction() -> None:
     assert state(120, evidence="memory predicted", better="more") == "better"
     assert state(80, evidence="memory predicted", better="more") == "off"
     assert state(80, evidence="memory predicted", better="neither") == "off"
@@ -58,7 +58,7 @@ def test_numbers_that_round_to_the_printed_digits_are_equal_to_parameters() -> N
     assert state(9.5, 9, evidence="count") == "off", "within the tolerance of counts alone"
 
 
-def test_statements_are_equal_or_another_one() -> None:
+def test_statements_are_equal_or_different() -> None:
     statement = number("a", "x and z", evidence="count")
     assert Comparison("a", "x and z", statement).verdict == Verdict("reproduced", "equal")
     assert Comparison("a", "x", statement).verdict == Verdict("off", "another one")

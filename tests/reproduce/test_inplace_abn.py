@@ -33,7 +33,7 @@ def by_id(section: Section) -> dict[str, Comparison]:
     return found
 
 
-def test_published_gains_are_pixels_of_the_experiments_over_those_of_the_first_row() -> None:
+def test_published_gains_are_ratios_of_pixels_to_the_first_row() -> None:
     gains = [number for key, number in published_numbers("inplace_abn").items() if key.endswith("/pixels")]
     assert len(gains) == 12
     assert {number.id for number in gains} == {
@@ -97,7 +97,7 @@ def test_scores_on_imagenet_have_their_verdict_their_standard_error_and_where_th
     assert str(waiting.verdict) == f"not measured: {command}"
 
 
-def test_a_part_of_imagenet_is_underpowered() -> None:
+def test_a_subset_of_imagenet_is_underpowered() -> None:
     part = rows_of("tencrop224", 80.0, 95.0, count=1000)
     top1 = by_id(scores.report_imagenet_scores(part))["table1/resnext101_stdbn_lr_256/tencrop224/top1"]
     assert (top1.measured, top1.verdict.state) == (80.0, "underpowered")
@@ -126,7 +126,7 @@ def figures_1_and_2() -> list[Section]:
 
 
 @pytest.mark.parametrize(("norm", "maps"), [("standard", 6), ("inplace", 3)])
-def test_a_block_stores_the_maps_of_figure_1_and_its_first_norm_those_of_twice_the_size(norm: str, maps: int) -> None:
+def test_a_block_stores_the_maps_of_figure_1_with_a_first_norm_of_twice_the_size(norm: str, maps: int) -> None:
     width, side = figures.WIDTH, figures.SIDE
     block = IdentityResidualBlock(2 * width, (width, width, 2 * width), norm_act(norm), groups=64)
     one = 4 * 2 * width * side**2
@@ -169,7 +169,7 @@ class BatchByHand:
         return int(memory_bytes // self._image_bytes)
 
 
-def test_batches_of_section_4_1_are_those_of_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_section_4_1_are_the_batches_of_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "MemoryPrediction", BatchByHand)
     section = figures.measure_batches()
     found = {key: (comparison.measured, str(comparison.verdict)) for key, comparison in by_id(section).items()}
@@ -185,7 +185,7 @@ def test_batches_of_section_4_1_are_those_of_four_gpus(monkeypatch: pytest.Monke
     assert judged == ["off", "reproduced", "reproduced", "better"]
 
 
-def test_shapes_of_the_timed_blocks_are_those_of_the_network() -> None:
+def test_timed_blocks_have_the_shapes_of_the_network() -> None:
     model, shapes = build_network(NetworkSpec(arch="resnext101", options={"input_3x3": True})).eval().to("meta"), []
     for module in range(2, 6):
         convolution = model.get_submodule(f"mod{module}.block2.convs.conv2")

@@ -46,16 +46,14 @@ ONE, TWO = number("table3/one"), number("table3/two", 5.17)
 
 
 @pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"sections": [{"key": "a"}]}'])
-def test_a_file_that_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_other_than_a_report_is_refused(tmp_path: Path, text: str) -> None:
     assert read_report(tmp_path, "revnet") == []
     (tmp_path / "revnet.json").write_text(text)
     with pytest.raises(ConfigError, match=r"revnet\.json: .*not written by zoo reproduce"):
         read_report(tmp_path, "revnet")
 
 
-def test_a_number_that_is_not_published_any_more_has_no_comparison(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_no_longer_published_has_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(monkeypatch, ONE, TWO)
     header = {"benchmark": "revnet", "command": "", "environment": ENVIRONMENT}
     write_report(tmp_path, header, [section(found(ONE), found(TWO))], with_plots=False)

@@ -67,7 +67,7 @@ def test_every_printed_number_stands_in_its_quotation(paper: str) -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_a_key_stands_once_in_a_file_and_a_quantity_once_in_an_item(paper: str) -> None:
+def test_keys_are_unique_in_a_file_and_quantities_in_an_item(paper: str) -> None:
     pairs: list[tuple[str, Any]] = json.loads((PUBLISHED_DIR / f"{paper}.json").read_text(), object_pairs_hook=list)
     keys = [key for key, _ in pairs]
     assert sorted(keys) == sorted(set(keys))
@@ -77,7 +77,7 @@ def test_a_key_stands_once_in_a_file_and_a_quantity_once_in_an_item(paper: str) 
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_a_network_that_a_number_belongs_to_is_one_of_this_package(paper: str) -> None:
+def test_the_network_of_each_number_exists_in_zoo(paper: str) -> None:
     known = {"", *EXPERIMENTS, *ARCHITECTURES}
     assert [number.id for number in published_numbers(paper).values() if number.network not in known] == []
 

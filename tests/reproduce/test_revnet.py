@@ -54,7 +54,7 @@ class PredictionByHand:
     ("per_image", "images", "states_of"),
     [(10, 96, "better off"), (16, 60, "reproduced off"), (7, 137, "better reproduced")],
 )
-def test_what_fits_is_in_the_memory_of_32_images_of_the_resnet(
+def test_predicted_networks_fit_into_the_memory_of_32_images_of_the_resnet(
     monkeypatch: pytest.MonkeyPatch, per_image: int, images: int, states_of: str
 ) -> None:
     made = {"plain": PredictionByHand(30), "auto": PredictionByHand(per_image)}
@@ -91,7 +91,7 @@ def test_a_step_that_reconstructs_takes_one_more_forward_pass() -> None:
     assert (backward - stored) / forward == pytest.approx(1, abs=0.1)
 
 
-def test_parameters_are_those_printed() -> None:
+def test_parameter_counts_equal_the_published_ones() -> None:
     found = {key: comparison.verdict for key, comparison in by_key(tables2to5.measure_parameters()).items()}
     assert len(found) == 14
     assert {verdict.state for verdict in found.values()} == {"reproduced"}
@@ -133,13 +133,13 @@ def test_errors_are_judged_by_the_spread_of_the_runs() -> None:
     assert state(80.0, 80.1, num_training_images=10_000)[0] == "underpowered", "a part of the images, with any score"
 
 
-def test_runs_that_do_not_say_their_images_are_underpowered() -> None:
+def test_runs_without_a_number_of_images_are_underpowered() -> None:
     name, number = "revnet38_cifar10", tables2to5.CIFAR_ERRORS["revnet38_cifar10"]
     (found,) = error_rates.errors_of(name, number, [run_of(name, top1, seed=int(top1)) for top1 in (92.0, 93.0)])
     assert str(found.verdict).startswith("underpowered: the number of images trained on is not recorded; +0.26 points")
 
 
-def test_what_was_not_trained_to_its_end_has_the_command_for_it() -> None:
+def test_an_unfinished_run_gives_its_training_command() -> None:
     for comparison in tables2to5.report_cifar_errors([]).comparisons:
         assert comparison.measured is None
         assert str(comparison.verdict) == f"not measured: `zoo train {comparison.published.network} DATA`"
@@ -176,14 +176,14 @@ def test_the_angles_are_drawn_and_the_largest_is_named() -> None:
     assert section.panels[0].lines[0].y == [0.5, 9.0, 3.0]
 
 
-def test_an_angle_that_is_not_finite_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_non_finite_angle_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     (run,) = trained(figures.CIFAR_EXPERIMENT, 94.0)
     section = figures.report_reconstruction([metered(run, 1.0, None)])
     assert section.notes == [f"{figures.CIFAR_EXPERIMENT}: the largest angle is inf degrees"]
     assert section.panels[0].lines[0].y == [1.0]
 
 
-def test_an_error_that_jumps_after_the_regular_training_is_unstable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jump_of_the_error_after_regular_training_is_unstable(monkeypatch: pytest.MonkeyPatch) -> None:
     (run,) = trained(figures.LONG_CIFAR_EXPERIMENT, 94.0)
     jumped = replace(run, epochs=[*run.epochs[:-1], {"epoch": 164, "val_top1": 90.0}])
     assert states(figures.report_reconstruction([jumped]))["figure4/more_epochs"] == "off"

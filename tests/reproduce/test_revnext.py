@@ -80,7 +80,7 @@ def test_flat_networks_lose_far_more_of_the_ratio_than_hybrid_ones() -> None:
     assert hybrid[1] / hybrid[2] < 1e2
 
 
-def test_ratios_inside_a_block_are_lower_than_that_of_its_input_which_is_kept_exact() -> None:
+def test_ratios_inside_a_block_are_lower_than_the_ratio_of_its_exact_input() -> None:
     found = chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(1, 1))
     assert len(found) == 2 + 1 + 6 + 2 * (1 + 1 + 12), "conv, norm and activation in f and g; two of each after a pool"
     own, *inner = found[-13:]
@@ -161,7 +161,7 @@ def test_training_of_table_2_fits_into_the_gpu() -> None:
     assert rows["abstract/minutes"].verdict.state == "not measured"
 
 
-def test_what_was_not_trained_has_the_command_for_it() -> None:
+def test_an_untrained_row_gives_its_training_command() -> None:
     for section in (memory.report_cifar10_errors([]), figure12.report_reconstruction([])):
         missing = [comparison for comparison in section.comparisons if comparison.measured is None]
         assert missing
@@ -186,7 +186,7 @@ def test_a_run_of_a_network_of_figure_12_stands_beside_its_published_accuracy(tm
     assert [len(line.x) for panel in section.panels for line in panel.lines] == [10, 10, 10, 9, 6, 1, 6, 6, 1, 6]
 
 
-def test_one_run_fills_all_rows_of_its_network_however_its_file_spells_it(tmp_path: Path) -> None:
+def test_one_run_fills_all_rows_of_its_network_for_any_spelling_of_its_file(tmp_path: Path) -> None:
     """The default depth may be omitted, and what changes neither the network nor the images does not count."""
     for number, options in enumerate(({}, {"blocks": [1, 2], "units": 2})):
         folder = make_run(tmp_path / str(number), [90.0] * 7, "revnext_cifar10", options=options)

@@ -30,7 +30,7 @@ def test_a_row_has_the_measured_number_and_where_it_is_from() -> None:
     assert row.command == "zoo reproduce revnet --only 'Table 3'"
 
 
-def test_what_was_read_from_runs_has_their_commit_and_what_was_read_from_a_report_its_command() -> None:
+def test_measurements_from_runs_have_a_commit_and_measurements_from_a_report_its_command() -> None:
     of_runs = rows(section(found(ONE, environment={"commit": "b" * 40})))[ONE.id]
     assert (of_runs.environment["commit"], of_runs.date) == ("b" * 40, "")
     of_report = rows(section(found(ONE, date="2025-01-01T00:00:00", command="zoo reproduce imagenet")))[ONE.id]
@@ -46,7 +46,7 @@ def test_a_row_is_no_better_than_its_worst_measurement(first: float, second: flo
     assert ([each.measured for each in row.comparisons], row.state) == ([first, second], state)
 
 
-def test_a_comparison_that_waits_is_no_measurement_of_a_row_that_has_one() -> None:
+def test_a_pending_comparison_does_not_replace_a_measurement() -> None:
     row = rows(section(waiting(ONE), found(ONE)))[ONE.id]
     assert ([each.measured for each in row.comparisons], row.state) == ([7.3], "reproduced")
 

@@ -36,7 +36,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_html_page_has_what_its_filters_need_and_runs_nothing_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_html_page_serves_its_filters_and_runs_no_external_code(monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = number("table3/a", quotation=HOSTILE, quantity=HOSTILE, finding=HOSTILE)
     publish(monkeypatch, hostile)
     page = Page(html_page(list(rows(section(found(hostile, 9.5), found(hostile))).values())))
@@ -45,7 +45,7 @@ def test_the_html_page_has_what_its_filters_need_and_runs_nothing_foreign(monkey
     assert (page.scripts, page.open) == (1, [])
 
 
-def test_the_committed_page_has_a_row_for_each_number_and_its_links_lead_somewhere() -> None:
+def test_the_committed_page_has_a_row_for_each_number_and_valid_links() -> None:
     """After a change of the published numbers: zoo reproduce all, as docs/results/README.md has it."""
     committed = read_rows(RESULTS)
     assert [row.number.id for row in committed if row.section is None or not row.worst.reason] == []

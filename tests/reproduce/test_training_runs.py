@@ -27,7 +27,7 @@ def train(epoch: int, loss: float) -> dict[str, Any]:
     return {"event": "train", "epoch": epoch, "epoch_loss": loss, "epoch_top1": 10.0}
 
 
-def test_a_log_folder_becomes_a_line_per_epoch(tmp_path: Path) -> None:
+def test_a_log_folder_yields_one_line_per_epoch(tmp_path: Path) -> None:
     """The last report of an epoch has its means; what an interrupted run did again replaces what it had done."""
     folder = make_run(tmp_path / "a", [])
     images = {"train": {"images": 500, "names": "12ab"}, "val": {"images": 50, "names": "34cd"}}
@@ -62,7 +62,7 @@ def test_runs_of_a_changed_experiment_are_named_by_the_changes_of_its_network() 
     assert run.label == "revnext_flat_cifar10, stored, seed 1"
 
 
-def test_a_file_of_runs_stands_for_its_folders(tmp_path: Path) -> None:
+def test_a_runs_file_replaces_its_folders(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "a", [10.0, 20.0]), make_run(tmp_path / "b", [30.0], memory="plain", seed=7)]
     add_records(folders[0], {"event": "gradient_angle", "step": 5, "degrees": 0.25})
     runs = read_runs(folders, EXPERIMENTS)
@@ -91,7 +91,7 @@ def test_the_committed_curves_are_runs_of_the_experiments_and_can_be_drawn(name:
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"runs": [{"label": "", "seed": 1, "settings": {}, "epochs": [{"epoch": 1}]}]}', "[]", None]
 )
-def test_what_holds_no_runs_is_a_users_fault(text: str | None, tmp_path: Path) -> None:
+def test_a_folder_without_runs_is_a_user_error(text: str | None, tmp_path: Path) -> None:
     path = tmp_path
     if text is not None:
         path = tmp_path / "x.json"

@@ -55,7 +55,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     environment.checkout_commit.cache_clear()
 
 
-def test_the_commit_is_that_of_the_checkout(checkout: Callable[..., str]) -> None:
+def test_the_commit_is_the_commit_of_the_checkout(checkout: Callable[..., str]) -> None:
     assert environment.checkout_commit() == checkout("rev-parse", "HEAD")
 
 

@@ -57,7 +57,7 @@ def test_probabilities_are_written_with_their_classes(tmp_path: Path) -> None:
         np.testing.assert_allclose(content["probability"], PROBABILITIES, atol=2**-11)
 
 
-def test_colors_of_other_classes_are_those_of_pascal_voc() -> None:
+def test_other_classes_have_the_colors_of_pascal_voc() -> None:
     network = {"arch": "deeplab_resnet18", "num_classes": 256}
     config = parse_experiment({"network": network, "segmentation": {"ignore_label": 65535}}, "test")
     colors = colors_of(config)

@@ -92,7 +92,7 @@ def test_a_data_set_trains_to_the_same_bits_as_the_folder_with_its_images(tmp_pa
     assert zoo.score(zoo.load_network(result.checkpoint), data).top1 == result.scores["top1"]
 
 
-def test_a_module_of_ones_own_resumes_exactly_with_the_augmentation_of_the_data_set(tmp_path: Path) -> None:
+def test_a_custom_module_resumes_exactly_with_the_augmentation_of_the_data_set(tmp_path: Path) -> None:
     random.seed(1)
     options: dict[str, Any] = {"experiment": SETTINGS, "batch_size": 4}
     whole = zoo.train(make_module(), Noise(), Noise(8), log_dir=tmp_path / "whole", **options)

@@ -109,7 +109,7 @@ def _logits_of_new_image(network: LoadedNetwork, path: Path) -> Tensor:
     return _logits(network, path)
 
 
-def test_the_folders_of_v2_are_numbers_and_not_sorted_as_text(network: LoadedNetwork, tmp_path: Path) -> None:
+def test_folders_of_v2_are_sorted_as_numbers(network: LoadedNetwork, tmp_path: Path) -> None:
     best = _logits_of_new_image(network, tmp_path / "first.png").topk(3).indices.tolist()
     for number in {*best, 2, 10, 100}:
         (tmp_path / "set" / str(number)).mkdir(parents=True)

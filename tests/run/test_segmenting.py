@@ -63,7 +63,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_all_kinds_are_those_of_the_views_at_the_images_own_size(tmp_path: Path) -> None:
+def test_all_output_kinds_have_the_original_size_of_the_image(tmp_path: Path) -> None:
     images, network = _images(tmp_path / "in"), _network()
     summary = segment_images(
         network, images, tmp_path / "out", output=KINDS, scales=(0.5, 1.0), flip=True, longest_side=64
@@ -112,7 +112,7 @@ def test_probabilities_of_an_image_never_replace_the_classes_of_another(tmp_path
         segment_images(_network(), tmp_path, tmp_path, output=ORIGINAL_KINDS["raw"], recursive=False)
 
 
-def test_what_is_there_is_skipped_and_replaced_on_request(tmp_path: Path) -> None:
+def test_existing_files_are_skipped_unless_replacement_is_requested(tmp_path: Path) -> None:
     images, network, out = _images(tmp_path / "in"), _network(), tmp_path / "out"
     segment_images(network, images, out, output=("ids", "prob"))
     before = _files(tmp_path / "out")
@@ -129,7 +129,7 @@ def test_what_is_there_is_skipped_and_replaced_on_request(tmp_path: Path) -> Non
     assert _files(tmp_path / "out") == before
 
 
-def test_an_image_that_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_an_unreadable_image_is_named_and_the_others_are_processed(tmp_path: Path) -> None:
     images = _images(tmp_path / "in")
     (images / "broken.png").write_bytes(b"no image")
     random_image(0, 200, 1).save(images / "thin.png")
@@ -141,7 +141,7 @@ def test_an_image_that_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Pa
     assert "thin.png" in summary.faults[1]
 
 
-def test_a_place_without_images_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_source_without_images_raises_an_error_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, message in (("empty", "there is no image in the folder"), ("no", "there is no image or folder .*no;")):
         with pytest.raises(DataError, match=message):

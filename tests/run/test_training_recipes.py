@@ -83,7 +83,7 @@ def tiny(name: str, *, warmup: bool = True, small: bool = True) -> Experiment:
     return parse_experiment(settings, name)
 
 
-def test_the_settings_of_a_recipe_are_those_of_its_sources_and_no_others() -> None:
+def test_a_recipe_sets_exactly_the_settings_of_its_sources() -> None:
     assert sorted(STATED) == sorted(NAMES)
     for name, stated in STATED.items():
         experiment = load_experiment(name)
@@ -262,7 +262,7 @@ def torchvision_reference(name: str, config: Experiment, step: Step) -> Referenc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_is_that_of_the_other_package(name: str, data: Path, tmp_path: Path) -> None:
+def test_a_step_equals_the_step_of_the_other_package(name: str, data: Path, tmp_path: Path) -> None:
     """In float64, where rounding is far below what Adam amplifies; the schedule starts at the full rate."""
     config = tiny(name, warmup=False)
     step, second = take_two_steps(config, data, tmp_path, torch.float64)
@@ -360,7 +360,7 @@ def reference_rates(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_learning_rates_are_those_of_the_scheduler_of_the_source(name: str) -> None:
+def test_the_learning_rates_equal_the_scheduler_of_the_source(name: str) -> None:
     settings = load_experiment(name).optimizer
     schedule, rate = settings.schedule, settings.learning_rate
     rates = [

@@ -125,7 +125,7 @@ def test_a_stored_description_that_lacks_a_key_is_refused(key: str) -> None:
         ({"options": {"pretrained": 1}}, "true or false, got 1"),
     ],
 )
-def test_what_a_network_of_another_package_lacks_is_refused(settings: dict[str, Any], words: str) -> None:
+def test_options_that_an_external_network_lacks_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse_spec({"arch": "torchvision:resnet18", **settings}, "x")
 
@@ -154,13 +154,13 @@ def test_descriptions_are_merged_option_by_option_and_the_later_one_wins() -> No
     assert merged == {"arch": "a", "norm": "inplace", "options": {"x": 1, "y": 3}}
 
 
-def test_facts_that_files_store_are_no_settings_of_experiments() -> None:
+def test_facts_stored_in_files_are_not_experiment_settings() -> None:
     with pytest.raises(ConfigError, match=r"network\.class_names.*is stored with weights"):
         parse_experiment({"network": {"class_names": ["a"]}}, "x.json")
     assert not {"class_names", "preprocessing"} & Experiment().model_dump()["network"].keys()
 
 
-def test_what_a_file_stores_is_read_back_as_it_was() -> None:
+def test_a_stored_file_is_read_back_unchanged() -> None:
     spec = parse_spec({"arch": "resnext50", "num_classes": 3, "options": {"dilation": (1, 1, 2, 4)}}, "x")
     spec = spec.described(Preprocessing(scale_val=36, crop_val=32), ["cat", "b\n", "\udcff"])
     assert spec.class_names == ["cat", "b\\n", "\\udcff"]

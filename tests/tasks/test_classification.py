@@ -36,7 +36,7 @@ def _reading(*batches: tuple[Tensor, Tensor]) -> Reading:
     return meter.read()
 
 
-def test_accuracies_are_those_of_a_hand_count() -> None:
+def test_accuracies_equal_a_manual_count() -> None:
     reading = _reading(_logits_with_target_at_rank([0, 4, 5], 10), _logits_with_target_at_rank([0, 0], 10))
     assert TASK.scores(reading) == {"top1": 60.0, "top5": 80.0}
 
@@ -74,7 +74,7 @@ def _mixed_batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_of_mixed_images_is_that_of_timm(smoothing: float) -> None:
+def test_the_loss_of_mixed_images_equals_timms(smoothing: float) -> None:
     mixup = pytest.importorskip("timm.data.mixup")
     reference = pytest.importorskip("timm.loss").SoftTargetCrossEntropy()
     logits, targets, shares = _mixed_batch()
@@ -84,7 +84,7 @@ def test_the_loss_of_mixed_images_is_that_of_timm(smoothing: float) -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.2, 0.5])
-def test_the_binary_cross_entropy_is_that_of_timm(smoothing: float, threshold: float | None) -> None:
+def test_the_binary_cross_entropy_equals_timms(smoothing: float, threshold: float | None) -> None:
     mixup = pytest.importorskip("timm.data.mixup")
     loss = pytest.importorskip("timm.loss")
     logits, targets, shares = _mixed_batch()
@@ -104,7 +104,7 @@ def test_the_target_of_a_mixed_image_is_its_largest_share() -> None:
     assert torch.equal(TASK.counts(logits, shares), TASK.counts(logits, targets))
 
 
-def test_the_standard_error_of_an_accuracy_is_that_of_a_binomial_share() -> None:
+def test_the_standard_error_of_an_accuracy_is_binomial() -> None:
     assert standard_error(76.0, 50_000) == pytest.approx(0.191, abs=5e-4)  # at ImageNet's size, half of 0.38 points
     assert standard_error(100.0, 7) == standard_error(0.0, 7) == 0.0
     hits = [1] * 3 + [0] * 7

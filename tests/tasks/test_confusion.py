@@ -40,7 +40,7 @@ def test_every_labeled_pixel_is_counted_once(num_classes: int, shape: tuple[int,
     assert torch.equal(labels, before)
 
 
-def test_scores_are_those_of_a_hand_count() -> None:
+def test_scores_equal_a_manual_count() -> None:
     """Class 0: 6 of 8 pixels right, 1 pixel of class 1 taken for it. Class 3 is predicted twice, class 2 is nowhere."""
     matrix = ConfusionMatrix(torch.tensor([[6, 1, 0, 1], [1, 2, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]]))
     assert matrix.iou == [100 * 6 / 9, 100 * 2 / 5, None, 0.0]

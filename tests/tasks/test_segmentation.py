@@ -62,7 +62,7 @@ def _plain_loss(logits: Tensor, targets: Tensor, share: float, smoothing: float 
 
 @pytest.mark.parametrize("share", [0.01, 0.25, 0.6, 1.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_and_its_gradient_are_those_of_a_loop_over_the_pixels(share: float, smoothing: float) -> None:
+def test_the_loss_and_its_gradient_equal_a_loop_over_the_pixels(share: float, smoothing: float) -> None:
     logits, targets = _batch(3)
     logits = logits.double().requires_grad_()
     loss = bootstrapped_loss(logits, targets, hard_pixels=share, ignore_label=IGNORE, label_smoothing=smoothing)
@@ -82,7 +82,7 @@ def test_an_image_without_labels_has_a_loss_and_a_gradient_of_zero(share: float)
     assert (loss.item(), logits.grad.abs().max().item()) == (0, 0)
 
 
-def test_the_loss_is_that_of_whole_batches_bit_for_bit_and_keeps_no_map_of_the_size_of_the_labels() -> None:
+def test_the_loss_is_bit_identical_to_whole_batches_without_a_map_of_label_size() -> None:
     small = _batch(4, 8, 8)[0].requires_grad_()
     targets = _batch(4, 64, 64)[1]
     large = nn.functional.interpolate(small, size=(64, 64), mode="bilinear", align_corners=False)
@@ -194,7 +194,7 @@ def test_three_processes_have_the_confusion_matrix_of_one() -> None:
         assert result.loss == pytest.approx(alone.loss, rel=1e-12)
 
 
-def test_a_validation_without_any_label_is_an_error_of_the_data() -> None:
+def test_a_validation_without_labels_raises_data_error() -> None:
     batch = Batch(torch.zeros(1, 3, 4, 4), torch.full((1, 4, 4), IGNORE))
     with pytest.raises(DataError, match="all pixels of 1 label maps are ignored"):
         validate(Segments(), _task(), [batch], CPU, protocol=WHOLE_IMAGES["whole"])

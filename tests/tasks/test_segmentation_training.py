@@ -49,7 +49,7 @@ def test_two_processes_with_a_crop_each_take_the_steps_of_one_with_both(tmp_path
     torch.testing.assert_close(first, _trained_weights(data, tmp_path / "one"), rtol=1e-4, atol=1e-6)
 
 
-def test_one_crop_on_a_process_is_refused_with_what_to_do(data: Path, tmp_path: Path) -> None:
+def test_a_single_crop_per_process_is_refused_with_a_remedy(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trains with a single crop; .*sync.*freeze.*at least two"):
         run(make_segmentation_config(optimizer={"batch_size": 1}), data, tmp_path, MemoryLog(), build=build_segmenter)
 

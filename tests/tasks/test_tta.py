@@ -93,7 +93,7 @@ def _check(
     ],
 )
 @pytest.mark.parametrize("fusion", FUSIONS)
-def test_fused_views_are_those_of_whole_maps(
+def test_fused_views_equal_whole_maps(
     fusion: Fusion, scales: tuple[float, ...], flip: bool, size: tuple[int, int]
 ) -> None:
     _check(_network(), _image(), scales, flip, size, fusion)

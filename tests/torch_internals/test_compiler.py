@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWar
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def test_the_compiler_neither_traces_a_disabled_function_nor_what_it_calls():
+def test_the_compiler_traces_neither_a_disabled_function_nor_its_callees():
     compiling = []
 
     def called() -> None:

@@ -85,7 +85,7 @@ def test_every_kind_of_hook_of_a_module_is_seen(kind):
     assert not data.has_hooks(module)
 
 
-def test_functions_that_replace_a_modules_own_are_seen_until_they_are_taken_back():
+def test_replaced_module_functions_are_detected_until_restored():
     conv = nn.Conv2d(2, 2, 1)
     assert not data.changed_methods(conv)
     conv.forward = lambda x: x

@@ -82,7 +82,7 @@ def test_without_autograd_views_count_writes_and_dispatch_modes_are_called():
     assert x._version == 1
 
 
-def test_the_modes_of_selective_checkpoints_are_told_from_others():
+def test_modes_of_selective_checkpoints_are_distinguished_from_other_modes():
     assert dispatch.TorchDispatchMode not in dispatch.SELECTIVE_CHECKPOINT_MODES  # all names were found
     seen: list[list[bool]] = []
 

@@ -70,7 +70,7 @@ def test_the_published_container_and_flat_checkpoints_load_strictly(model, form,
     assert next(iter(read_state_dict(path))).startswith("body.")
 
 
-def test_a_checkpoint_says_which_network_it_is_and_another_number_of_classes_keeps_the_new_one(
+def test_a_checkpoint_describes_its_network_and_another_num_classes_keeps_the_new_classifier(
     model: nn.Module, tmp_path: Path
 ) -> None:
     path = write(
@@ -87,7 +87,7 @@ def test_a_checkpoint_says_which_network_it_is_and_another_number_of_classes_kee
     assert not hasattr(headless, "cls")
 
 
-def test_files_of_the_other_task_say_where_they_belong(model: nn.Module, body_file: Path, tmp_path: Path) -> None:
+def test_files_of_the_other_task_name_the_command_for_them(model: nn.Module, body_file: Path, tmp_path: Path) -> None:
     deeplab = write(tmp_path / "deeplab.pth", {"state_dict": container(model)})
     with pytest.raises(WeightsError, match=r"weights of a DeepLab.*pass them to a deeplab_\* network"):
         zoo.get("resnet18", norm="inplace", weights=deeplab)
@@ -98,7 +98,7 @@ def test_files_of_the_other_task_say_where_they_belong(model: nn.Module, body_fi
         zoo.get("deeplab_resnet18", weights=bare)
 
 
-def test_the_body_takes_the_weights_of_a_classification_network_and_the_log_says_what_was_left_out(
+def test_the_body_loads_classification_weights_and_logs_the_skipped_keys(
     body_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "zoo")
@@ -131,7 +131,7 @@ def test_load_weights_puts_a_classification_network_into_the_body(body_file: Pat
         ("deeplab_resnet18", {"weights": True}, ConfigError, "two sources"),
     ],
 )
-def test_weights_that_are_not_the_bodys_are_refused(name, arguments, error, message, body_file: Path) -> None:
+def test_weights_of_another_body_are_refused(name, arguments, error, message, body_file: Path) -> None:
     if "weights" in arguments:
         arguments = {"weights": body_file, "norm": "inplace"}
     with pytest.raises(error, match=message):

@@ -114,7 +114,7 @@ def test_a_damaged_file_in_the_cache_is_an_error_and_stays(server: Server) -> No
     assert server.requests == []
 
 
-def test_the_bytes_that_are_read_are_the_bytes_that_were_verified(tmp_path: Path) -> None:
+def test_the_verified_bytes_are_the_bytes_read(tmp_path: Path) -> None:
     with weights_cache.open_published(NAME) as file:
         (tmp_path / "other").write_bytes(b"other")
         (tmp_path / "other").replace(weights_path(NAME))
@@ -139,14 +139,14 @@ def test_a_new_cache_is_private_and_an_existing_one_keeps_its_permissions(
 
 
 @pytest.mark.parametrize("in_the_way", ["cache", "cache/weights", f"cache/weights/{NAME}.pth.tar.lock/x"])
-def test_a_cache_that_cannot_be_written_is_one_error(in_the_way: str, tmp_path: Path) -> None:
+def test_an_unwritable_cache_raises_one_error(in_the_way: str, tmp_path: Path) -> None:
     (tmp_path / in_the_way).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / in_the_way).write_text("")
     with pytest.raises(WeightsError, match=f"{NAME}: the weights cannot be written .* set ZOO_CACHE"):
         fetch_weights(NAME)
 
 
-def test_a_full_disk_is_one_error_and_leaves_no_part(cache: Path) -> None:
+def test_a_full_disk_raises_one_error_and_leaves_no_partial_file(cache: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # without root there is no smaller disk
     try:
@@ -192,7 +192,7 @@ def test_permanent_faults_end_in_one_error_and_no_file(
     assert [file.name for file in cache.iterdir()] == [f"{NAME}.pth.tar.lock"]
 
 
-def test_a_body_without_end_is_cut_at_the_size_limit(
+def test_an_endless_response_is_cut_at_the_size_limit(
     server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sends_forever(handler: Handler) -> None:

@@ -167,7 +167,7 @@ def test_a_config_that_describes_no_network_is_one_error(kind: str, hub: Hub) ->
     assert said in message_of(NAME)
 
 
-def test_weights_that_do_not_fit_their_config_are_one_error(hub: Hub) -> None:
+def test_weights_that_do_not_match_their_config_raise_one_error(hub: Hub) -> None:
     files = files_of(network())
     plain = safetensors_bytes(network().state_dict())
     hub.commit("me/net", {**files, "model.safetensors": plain})
@@ -181,7 +181,7 @@ def test_weights_that_do_not_fit_their_config_are_one_error(hub: Hub) -> None:
         zoo.get(NAME)
 
 
-def test_a_repository_of_timm_is_built_by_timm_and_computes_what_it_does_there(
+def test_a_timm_repository_is_built_by_timm_with_identical_outputs(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     timm = pytest.importorskip("timm")

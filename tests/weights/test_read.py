@@ -115,7 +115,7 @@ def test_a_trainer_file_with_numpy_numbers_is_read(tmp_path: Path, zipped: bool)
     assert (read["epoch"], read["best_prec1"], read["others"]) == (90, 78.08, [1.5, -3, True, 4, 2])
 
 
-def test_the_moving_average_of_a_trainer_file_is_what_is_read(tmp_path: Path) -> None:
+def test_the_moving_average_of_a_trainer_file_is_read(tmp_path: Path) -> None:
     averaged = weights()
     assert_same(read_state_dict(save({"state_dict": weights(), "ema": averaged}, tmp_path / "a.pth.tar")), averaged)
     trained = weights()
@@ -159,7 +159,7 @@ def test_tensors_of_a_gpu_are_read_to_the_cpu(tmp_path: Path, zipped: bool, monk
         (["bn1.bn.conv.weight", "urbn.bn.weight"], ["bn1.bn.conv.weight", "urbn.bn.weight"]),
     ],
 )
-def test_old_keys_become_those_of_the_networks(tmp_path: Path, written: list[str], read: list[str]) -> None:
+def test_old_keys_are_renamed_to_the_keys_of_the_networks(tmp_path: Path, written: list[str], read: list[str]) -> None:
     path = save({key: torch.tensor(float(i)) for i, key in enumerate(written)}, tmp_path / "w.pth")
     assert read_state_dict(path) == {key: torch.tensor(float(i)) for i, key in enumerate(read)}
 
@@ -171,7 +171,7 @@ def test_two_keys_that_become_one_are_refused(tmp_path: Path) -> None:
 
 @FORMATS
 @pytest.mark.parametrize("function", [os.system, builtins.exec], ids=["os.system", "exec"])
-def test_a_file_that_would_run_code_is_refused_and_does_not_run(
+def test_a_file_with_code_is_refused_without_running_it(
     tmp_path: Path, zipped: bool, function: Callable[..., Any]
 ) -> None:
     trace = tmp_path / "ran"
@@ -210,7 +210,7 @@ def test_nothing_beside_tensors_plain_values_and_numpy_numbers_is_allowed(
     assert name in message
 
 
-def test_reading_leaves_the_allowed_globals_of_torch_as_they_were(tmp_path: Path) -> None:
+def test_reading_leaves_torchs_allowed_globals_unchanged(tmp_path: Path) -> None:
     path = save(weights(), tmp_path / "w.pth")
     with torch.serialization.safe_globals([np.dtype]):
         before = set(torch.serialization.get_safe_globals())
@@ -220,7 +220,7 @@ def test_reading_leaves_the_allowed_globals_of_torch_as_they_were(tmp_path: Path
 
 @FORMATS
 @pytest.mark.parametrize("kept", [0.02, 0.5, 0.999])
-def test_a_file_that_was_cut_short_is_named_as_such(tmp_path: Path, zipped: bool, kept: float) -> None:
+def test_a_truncated_file_is_reported_as_truncated(tmp_path: Path, zipped: bool, kept: float) -> None:
     path = save({"a": torch.randn(5000)}, tmp_path / "w.pth", zipped)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * kept)])
@@ -235,7 +235,7 @@ def test_a_file_that_was_cut_short_is_named_as_such(tmp_path: Path, zipped: bool
         (b"\x80\x02K\x01.", "is not a weights file"),
     ],
 )
-def test_a_file_that_holds_something_else_is_named_as_such(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_with_other_content_is_identified_in_the_error(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "w.pth"
     path.write_bytes(content)
     assert said in message_of(path)
@@ -252,7 +252,7 @@ def test_a_file_that_holds_something_else_is_named_as_such(tmp_path: Path, conte
         ({"state_dict": {"body": weights(), "head": {"a": [1]}, "cls": weights()}}, "'head.a' (list)"),
     ],
 )
-def test_a_torch_file_without_a_network_is_named_as_such(tmp_path: Path, content: Any, said: str) -> None:
+def test_a_torch_file_without_a_network_is_reported(tmp_path: Path, content: Any, said: str) -> None:
     assert said in message_of(save(content, tmp_path / "w.pth"))
 
 
@@ -294,7 +294,7 @@ def test_compressed_files_are_refused_before_they_are_unpacked(tmp_path: Path, m
         checkpoint.read(path)
 
 
-def test_a_record_called_by_many_names_is_not_read_for_each(tmp_path: Path) -> None:
+def test_a_record_with_many_names_is_read_once(tmp_path: Path) -> None:
     """torch's zip reader takes aaa and AaA for the same record, and its loader for two storages."""
     keys = ["".join("aA"[int(bit)] for bit in format(i, "06b")) for i in range(64)]
     path = tmp_path / "w.pth"
@@ -323,7 +323,7 @@ def test_a_tensor_that_repeats_its_values_by_a_stride_of_0_is_refused(tmp_path: 
 
 
 @pytest.mark.parametrize("ema", [[1, 2], torch.ones(3), "text"])
-def test_a_moving_average_that_is_no_state_dict_is_an_error(ema: Any, tmp_path: Path) -> None:
+def test_a_moving_average_must_be_a_state_dict(ema: Any, tmp_path: Path) -> None:
     torch.save({"state_dict": {"a": torch.ones(1)}, "ema": ema}, tmp_path / "w.pth")
     assert f'holds a {type(ema).__name__} under "ema"' in message_of(tmp_path / "w.pth")
 
@@ -507,7 +507,7 @@ def test_empty_state_dicts_and_averages_end(content, keys, tmp_path):
     assert list(read_state_dict(tmp_path / "w.pth")) == keys
 
 
-def test_an_average_that_is_not_read_is_named(tmp_path, caplog):
+def test_an_ignored_moving_average_is_reported(tmp_path, caplog):
     for other in ("ema_state_dict", "averaged_model", "swa"):
         torch.save({"state_dict": TRAINED, other: AVERAGED, "optimizer": {"state": {}}}, tmp_path / "w.pth")
         assert torch.equal(read_state_dict(tmp_path / "w.pth")["conv.weight"], TRAINED["conv.weight"])

@@ -145,7 +145,7 @@ def test_tied_strided_and_short_tensors_are_written_in_full() -> None:
 @pytest.mark.parametrize(
     "tensor", [torch.zeros(2, dtype=torch.complex128), torch.eye(2).to_sparse(), torch.empty(2, device="meta")]
 )
-def test_tensors_that_the_format_does_not_have_are_an_error(tensor: Tensor) -> None:
+def test_tensors_that_the_format_does_not_support_raise_an_error(tensor: Tensor) -> None:
     with pytest.raises(WeightsError, match=r"cannot be written as safetensors .*; .*\.pth"):
         safetensors_bytes({"a": tensor})
 

@@ -50,7 +50,7 @@ def relu_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"network": {"conv.weight": torch.ones(1)}},
     ],
 )
-def test_files_of_others_have_no_record(content: dict[str, Any]) -> None:
+def test_files_of_other_trainers_have_no_record(content: dict[str, Any]) -> None:
     assert parse_stored_spec(content, "w.pth") is None
 
 
@@ -66,7 +66,7 @@ def test_a_record_cannot_claim_other_classes_than_the_file_has(classes: int, cla
         zoo.get(tmp_path / "w.pth")
 
 
-def test_what_changes_no_weights_is_no_contradiction(relu_file: Path, tmp_path: Path) -> None:
+def test_options_that_change_no_weights_do_not_contradict_the_file(relu_file: Path, tmp_path: Path) -> None:
     model = zoo.get("resnet18", activation="relu", num_classes=3, memory="checkpoint", dilation=[1, 1, 1, 2])
     load_weights(model, relu_file)
     load_weights(zoo.get("resnet18", activation="relu", num_classes=7), relu_file)

@@ -29,7 +29,7 @@ from zoo.spec.network import escape_names
 
 logger = logging.getLogger(__name__)
 
-MIXES = -1  # with seed, epoch and batch the seed of a mix; keys of images have no negative number
+MIXES = -1  # seeds the mix of a batch; image keys are never negative
 
 
 class Trainer:

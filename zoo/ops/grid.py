@@ -92,7 +92,7 @@ def digest(x: Tensor) -> Tensor:
 
 
 class _Seen(NamedTuple):
-    """What forward saw of a link: the inputs that it replaces, and the extremes of the outputs that replace them."""
+    """Digests of the inputs that a link replaces in forward, and the range of its outputs."""
 
     replaced: list[int]  # positions
     shape: torch.Size

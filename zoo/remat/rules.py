@@ -332,7 +332,7 @@ def rectified_of(
 def own(x: Tensor) -> Tensor:
     """Return a tensor itself if torch owns its memory; else a copy, as other programs may refill this memory.
 
-    Of an inference tensor, which cannot be saved for backward, return a copy too.
+    Also copies inference tensors, which autograd cannot save.
     """
     return x if x.untyped_storage().resizable() and not x.is_inference() else torch.empty_like(x).copy_(x)
 

@@ -25,9 +25,9 @@ SUMMARY, HTML, CSV = "REPRODUCTION.md", "reproduction.html", "reproduction.csv"
 TITLE = "Numbers of three papers, next to what is measured here"
 SCOPE = (
     "A row stands for a number in a table, a figure or the text of a paper, or in its authors' public code or README. "
-    "Of a curve of a figure, the rows are its ends and extremes, and the points that the authors' logs contain. "
-    "Figure 3 and the training curves of Figure 4 of the RevNet paper are left out, and the cells of the RevNeXt "
-    "paper's tables that no text available to us shows. Where the rule or the method of a paper differs from what this "
+    "For a curve, the rows cover its endpoints, its extremes, and any points in the authors' logs. "
+    "Figure 3 and the training curves of Figure 4 of the RevNet paper are left out, and so are table cells of "
+    "the RevNeXt paper that no available copy shows. Where the rule or the method of a paper differs from what this "
     "package does by default, both are measured, and the row has the worse of both verdicts."
 )
 STATE_MEANINGS = {

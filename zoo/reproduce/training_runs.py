@@ -30,7 +30,7 @@ COMPUTATION = {"channels_last", "compile", "gradient_angle_meter"}
 VARIABLE_SETTINGS = {
     "expected": True, "seed": True, "checkpoint": True, "network": {"memory"}, "training": COMPUTATION,
 }  # fmt: skip
-# What a file of runs stores of each run in the form of its field.
+# Fields of `TrainingRun` that a runs file stores unchanged.
 STORED = ("environment", "num_training_images", "num_validation_images", "epochs", "angles", "data")
 Epoch = dict[str, Any]
 

@@ -39,7 +39,7 @@ def test_the_first_entry_belongs_to_the_image_with_number_one(tmp_path: Path) ->
         ([[1]], "labels of 1 images, not of the 3"),
     ],
 )
-def test_another_file_is_refused_with_its_first_fault(content: Any, message: str, tmp_path: Path) -> None:
+def test_a_nonconforming_file_is_refused_with_its_first_fault(content: Any, message: str, tmp_path: Path) -> None:
     path = _file(tmp_path, content)
     with pytest.raises(DataError, match=message) as caught:
         read_real_labels(path)
@@ -47,13 +47,13 @@ def test_another_file_is_refused_with_its_first_fault(content: Any, message: str
     assert "reassessed-imagenet" in str(caught.value)
 
 
-def test_a_missing_file_says_so(tmp_path: Path) -> None:
+def test_a_missing_file_raises_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.json: .*No such file.*; give real.json"):
         read_real_labels(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize("name", ["cat.JPEG", "ILSVRC2012_val_00000004.JPEG", "ILSVRC2012_val_00000000.JPEG"])
-def test_images_that_the_labels_do_not_have_are_named(name: str) -> None:
+def test_images_without_labels_are_named(name: str) -> None:
     with pytest.raises(DataError, match=f"val/n01440764/{name} is not an image of ImageNet's validation set"):
         real_labels_of({f"val/n01440764/{name}": 0}, [frozenset()] * 3)
 

@@ -39,7 +39,7 @@ def test_the_tree_is_an_image_folder_of_5000_gray_images_with_its_license(tmp_pa
 
 
 @pytest.mark.usefixtures("few")
-def test_a_tree_that_is_there_is_used_again_untouched(tmp_path: Path) -> None:
+def test_an_existing_tree_is_reused_unchanged(tmp_path: Path) -> None:
     tree = unpack_sample(tmp_path / "cache")
     times = {path: path.stat().st_mtime_ns for path in tree.rglob("*")}
     assert unpack_sample(tmp_path / "cache") == tree
@@ -47,7 +47,7 @@ def test_a_tree_that_is_there_is_used_again_untouched(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_another_archive_has_another_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_archive_has_its_own_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older = unpack_sample(tmp_path / "cache")
     newer = tmp_path / "newer.npz"
     np.savez(newer, train=np.full((10, 1, 28, 28), 9, np.uint8), val=np.full((10, 1, 28, 28), 8, np.uint8))
@@ -58,7 +58,7 @@ def test_another_archive_has_another_tree(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("few")
-def test_an_interrupted_unpacking_leaves_nothing_that_looks_complete(
+def test_an_interrupted_extraction_leaves_no_folder_that_looks_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def _fail(*args: object) -> None:
@@ -71,7 +71,7 @@ def test_an_interrupted_unpacking_leaves_nothing_that_looks_complete(
 
 
 @pytest.mark.usefixtures("few")
-def test_a_cache_that_cannot_be_written_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_an_unwritable_cache_raises_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot be unpacked: .*set ZOO_CACHE to another folder"):
         unpack_sample(tmp_path / "file" / "cache")

@@ -53,7 +53,7 @@ def test_the_reference_can_be_forced_and_the_choice_comes_back():
         ("fast", "'fast' is not one of auto, reference, native, triton"),
     ],
 )
-def test_a_forced_back_end_that_is_not_there_raises_with_its_reason(name, message, monkeypatch):
+def test_a_forced_but_unavailable_back_end_raises_with_its_reason(name, message, monkeypatch):
     monkeypatch.setitem(
         backend.DEVICES, "native", ("cpu", SimpleNamespace(unavailable_reason=lambda: "no compiler was found"))
     )

@@ -197,7 +197,7 @@ def test_func_grad_gives_the_gradients_of_backward_and_moves_the_buffers_it_is_g
     assert torch.allclose(mean, 0.1 * x.mean((0, 2, 3)))
 
 
-def test_only_the_gradients_that_are_asked_for_are_computed():
+def test_only_requested_gradients_are_computed():
     x, w, b, dz = make((4, 3, 5, 5))
     for wanted in itertools.product([False, True], repeat=3):
         if not any(wanted):
@@ -236,7 +236,9 @@ INPUTS = {
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("requires_grad", [True, False])
 @pytest.mark.parametrize("kind", INPUTS)
-def test_a_refused_input_changes_nothing_and_any_other_is_right(kind: str, requires_grad: bool, grad: bool) -> None:
+def test_a_refused_input_changes_nothing_and_any_other_gives_the_reference_result(
+    kind: str, requires_grad: bool, grad: bool
+) -> None:
     torch.manual_seed(0)
     norm, x = InPlaceABN(4), INPUTS[kind](_base(requires_grad))
     before, given = {key: value.clone() for key, value in norm.state_dict().items()}, x.detach().clone()

@@ -160,7 +160,7 @@ def test_a_saturated_elu_is_inverted_at_the_next_larger_number(dtype, alpha):
 
 
 @pytest.mark.parametrize("function", ["elu", "log1p"])
-def test_the_exponential_and_logarithm_are_right_to_a_few_units_of_float32(function):
+def test_exp_and_log_are_accurate_to_a_few_ulps_of_float32(function):
     y = -torch.logspace(-30, 1.2, 40007).view(1, 1, -1)
     zero, one, settings = torch.zeros(1), torch.ones(1), NormSettings(None, None, 0.0, "elu", 1.0)
     if function == "elu":
@@ -174,7 +174,7 @@ def test_the_exponential_and_logarithm_are_right_to_a_few_units_of_float32(funct
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_stored_numbers_are_those_that_torch_rounds_to(dtype, layout):
+def test_stored_numbers_equal_torchs_rounding(dtype, layout):
     """Through the identity: every number of the dtype, the middles between them, and what lies beyond."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
     settings = NormSettings(None, None, 0.0, "identity", 0.0)
@@ -272,7 +272,7 @@ def test_all_values_are_written_also_by_several_threads_with_few_planes():
         torch.set_num_threads(threads)
 
 
-def test_mixed_layouts_and_dtypes_of_the_gradient_are_brought_to_those_of_the_output():
+def test_gradients_are_converted_to_the_layout_and_dtype_of_the_output():
     x, dz, shortcut, weight, bias = make((3, 20, 6, 5), torch.float32)
     settings = NormSettings(weight, bias, 1e-5, "leaky_relu", 0.01)
     expected = compare(x, dz, shortcut, settings)
@@ -335,7 +335,7 @@ def test_backward_of_large_planes_agrees_with_the_reference_and_repeats_with_any
 
 @pytest.mark.parametrize("momentum", [0.0, 0.1, 0.7, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_running_statistics_move_with_the_statistics_as_they_do_alone(dtype, momentum):
+def test_running_statistics_update_with_the_statistics_like_a_separate_call(dtype, momentum):
     x = make((3, 20, 6, 5), torch.float32)[0]
     mean, var = native.statistics(x)
     truth, contiguous, strided = ([torch.full((20,), v, dtype=dtype) for v in (0.5, 2.0)] for _ in range(3))
@@ -351,7 +351,7 @@ def test_running_statistics_move_with_the_statistics_as_they_do_alone(dtype, mom
             assert running._version > version
 
 
-def test_running_statistics_of_another_size_are_refused_before_they_move():
+def test_running_statistics_of_another_size_are_refused_before_any_update():
     mean, var = torch.zeros(3), torch.ones(4)
     with pytest.raises(RuntimeError, match="expected 3 numbers, got 4"):
         native.track_statistics(torch.ones(2, 3), mean, var, 0.1)
@@ -368,7 +368,7 @@ def test_running_statistics_of_another_size_are_refused_before_they_move():
         ({"shortcut": torch.ones(2, 3, 1)}, "expected 2 dimensions, got 3"),
     ],
 )
-def test_tensors_that_do_not_fit_together_are_refused_before_memory_is_touched(change, message):
+def test_incompatible_tensors_are_refused_before_memory_is_accessed(change, message):
     given = {"x": torch.ones(2, 3), "mean": torch.zeros(3), "var": torch.ones(3), "shortcut": None} | change
     with pytest.raises(RuntimeError, match=message):
         native.apply(

@@ -93,7 +93,7 @@ def test_norms_and_convolutions_may_lack_their_parameters():
 
 
 @pytest.mark.parametrize("trained", [*itertools.combinations(range(6), 1), (0, 1), (2, 3), (4, 5), (1, 2, 5)])
-def test_what_needs_no_gradient_gets_none_and_the_rest_the_right_one(trained):
+def test_only_inputs_that_require_gradients_receive_them(trained):
     tensors = leaves((4, 2))
     for index, tensor in enumerate(tensors):
         tensor.requires_grad_(index in trained)
@@ -155,7 +155,7 @@ def test_half_precision_agrees_within_its_own_rounding(dtype):
 
 
 @pytest.mark.parametrize("inner", [torch.float32, torch.bfloat16, torch.float64])
-def test_under_autocast_dtypes_are_those_of_an_ordinary_convolution(inner):
+def test_under_autocast_dtypes_equal_an_ordinary_convolution(inner):
     *parameters, a, b = leaves((4, 2), dtype=torch.float64 if inner == torch.float64 else torch.float32)
     inputs = [x.detach().to(inner).requires_grad_() for x in (a, b)]
     with torch.no_grad():

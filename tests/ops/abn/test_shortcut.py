@@ -40,7 +40,7 @@ def test_float32_is_as_exact_as_its_rounding_over_the_scale_allows(scale):
 
 @pytest.mark.parametrize("scale", [1.0, 0.2, 1e-2])
 @pytest.mark.parametrize(("dtype", "worst"), [(torch.bfloat16, 0.35), (torch.float16, 0.05)])
-def test_half_precision_is_good_where_the_scale_follows_the_rule(dtype, worst, scale):
+def test_half_precision_is_accurate_where_the_scale_follows_the_rule(dtype, worst, scale):
     case = make_with_shortcut((6, 4, 9, 7), dtype, torch.full((4,), scale, dtype=torch.float64))
     for ours, truth in zip(run(*case), run_formula(*case), strict=True):
         ours, truth = ours.double(), truth.double()
@@ -68,7 +68,7 @@ def test_evaluation_uses_the_running_statistics_and_gives_the_gradients_of_const
         assert relative_error(ours, expected) < 1e-10
 
 
-def test_only_the_result_is_new_and_the_shortcut_is_kept_as_it_is():
+def test_only_the_result_is_new_and_the_shortcut_stays_unchanged():
     x, w, b, _, shortcut = make_with_shortcut()
     kept = []
     leaf, shortcut_leaf = x.clone().requires_grad_(), shortcut.clone().requires_grad_()

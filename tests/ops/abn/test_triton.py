@@ -93,7 +93,7 @@ def test_tensors_without_elements_give_zeros_and_empty_results(found):
 @needs_triton
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_running_statistics_move_as_those_of_torch_alone_and_over_a_group(found, dtype, layout):
+def test_running_statistics_update_like_torchs_alone_and_over_a_group(found, dtype, layout):
     errors = found["running"][f"{dtype} {layout}"]
     assert len(errors) == 9
     assert max(errors.values()) < (1e-12 if dtype == "float64" else 1e-6), errors
@@ -206,7 +206,7 @@ def test_kernels_compile_without_atomics_and_access_128_bits_at_once(shape, layo
         assert "combine" in name or re.search(r"\b(ld|st)\.global\S*\.(v4\.[a-z]32|v2\.[a-z]64)", each["ptx"])
 
 
-def test_blocks_per_multiprocessor_are_those_of_the_occupancy_calculator():
+def test_blocks_per_multiprocessor_match_the_occupancy_calculator():
     limits = triton.MultiprocessorLimits(registers=65536, shared_bytes=233472, threads=2048)  # of an H100
     found = {used: triton.resident_blocks(used, 512, 4, limits) for used in (32, 64, 72, 80, 96, 168, 255)}
     assert found == {32: 16, 64: 8, 72: 7, 80: 6, 96: 5, 168: 3, 255: 2}
@@ -226,7 +226,7 @@ def test_a_training_step_of_a_norm_is_six_kernels_and_the_count_of_the_batches(d
 
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_synchronized_norm_starts_at_most_four_things_more(dtype):
+def test_a_synchronized_norm_launches_at_most_four_more_operations(dtype):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)

@@ -53,7 +53,7 @@ def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(ours, truth, rtol=1e-3, atol=1e-4)
 
 
-def test_a_network_holds_what_it_holds_in_eager_lean_training() -> None:
+def test_a_compiled_network_holds_the_bytes_of_eager_lean_training() -> None:
     plain, module, eager = convolutions(), convolutions(), lean(convolutions())
     function = compiled(module)
     assert_close(train(module, function), train(plain, torch.compile(plain)))
@@ -162,6 +162,6 @@ def test_shapes_may_be_dynamic() -> None:
         assert_close(gradients(module), gradients(plain))
 
 
-def test_a_limit_in_bytes_is_refused_with_the_way_out() -> None:
+def test_a_limit_in_bytes_is_refused_with_a_remedy() -> None:
     with pytest.raises(ConfigError, match=r'use zoo\.lean\(model, "8GB"\) or .*pass a cost limit'):
         inductor_options("8GB")

@@ -94,7 +94,7 @@ class Unused(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_graph_without_an_unused_dropout_leaves_other_random_numbers() -> None:
+def test_a_graph_without_an_unused_dropout_advances_the_generator_differently() -> None:
     found = zoo.check(Unused(), images(), variant=functools.partial(torch.compile, backend="aot_eager"))
     assert found.same is False
     assert found.difference.value == "state of the random numbers of the CPU"
@@ -127,7 +127,7 @@ class Noisy(nn.Linear):
         return super().forward(x) + random.SystemRandom().random()
 
 
-def test_a_nondeterministic_operation_is_not_the_fault_of_the_variant() -> None:
+def test_a_nondeterministic_operation_is_not_attributed_to_the_variant() -> None:
     found = zoo.check(nn.Sequential(nn.Linear(8, 8), Noisy(8, 8)), torch.randn(3, 8))
     assert found.same is None
     assert found.difference.place == "1 (Noisy), in forward: Add"
@@ -161,7 +161,7 @@ def test_keywords_and_a_loss_of_the_network_itself() -> None:
     assert found.values == 4 * (5 + 1 + 4 + 3 + 4) + (1 + 5) + 3 * 2 + (5 + 3 + 4)
 
 
-def test_what_cannot_train_is_refused() -> None:
+def test_networks_that_cannot_train_are_refused() -> None:
     with pytest.raises(ConfigError, match="no parameter requires gradients"):
         zoo.check(nn.Linear(2, 2).requires_grad_(False), torch.randn(2, 2))
     with pytest.raises(ConfigError, match="other parameters or buffers than the network: 1 instead of 2"):
@@ -170,7 +170,7 @@ def test_what_cannot_train_is_refused() -> None:
         zoo.check(nn.Linear(2, 2), torch.randn(2, 2), variant=lambda _: nn.Linear(2, 3))
 
 
-def test_a_variant_that_is_no_function_to_a_module_is_refused() -> None:
+def test_a_variant_that_returns_no_module_is_refused() -> None:
     model, x = nn.Linear(2, 2), torch.randn(2, 2)
     with pytest.raises(TypeError, match="variant is a function from a module to a module, not str 'lean'"):
         zoo.check(model, x, variant="lean")
@@ -345,7 +345,7 @@ def scale_when(condition: Callable[[Wrapped, Tensor], bool]) -> Callable[..., An
         (scale_when(lambda wrapped, x: wrapped.training and wrapped.calls > 3), 3, "output"),
     ],
 )
-def test_what_only_some_steps_show_is_found(run: Callable[..., Any], step: int, value: str) -> None:
+def test_a_fault_that_appears_only_in_some_steps_is_found(run: Callable[..., Any], step: int, value: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Dropout(), nn.Linear(8, 3))
     found = zoo.check(model, torch.randn(4, 8), variant=around(run))
@@ -365,7 +365,7 @@ def test_labels_and_masks_remain_valid_in_other_batches() -> None:
     assert (found.same, found.fixed) == (True, ())
 
 
-def test_what_the_network_takes_in_one_form_only_is_not_varied() -> None:
+def test_inputs_that_a_network_takes_in_one_form_only_are_not_varied() -> None:
     class Fixed(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             if not self.training or len(x) != 4 or not torch.equal(x, torch.ones(4, 8)):
@@ -430,7 +430,7 @@ def test_inputs_in_objects_that_forward_overwrites_are_copied_for_each_run(kind:
     assert torch.equal(x, torch.ones(4, 8))
 
 
-def test_outputs_in_objects_need_no_loss_of_their_own() -> None:
+def test_outputs_in_objects_need_no_custom_loss() -> None:
     class Boxed(nn.Linear):
         def forward(self, x: Tensor) -> Boxes:
             return Boxes(scores := super().forward(x), scores.argmax(1), len(x))
@@ -505,7 +505,7 @@ def test_losses_and_steps_that_compare_nothing_are_refused(options: Any, error: 
         zoo.check(nn.Linear(8, 2), torch.randn(4, 8), **options)
 
 
-def test_an_output_from_which_no_step_can_start_needs_a_loss() -> None:
+def test_an_output_without_a_default_loss_needs_a_loss() -> None:
     class Frozen(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.detach()
@@ -820,7 +820,9 @@ def checkpoint_each_layer(model: nn.Module) -> nn.Module:
     ],
     ids=["lean", "a fraction", "a limit", "checkpoints", "save_on_cpu"],
 )
-def test_right_variants_have_the_same_bits(build: Callable[[], Any], variant: Callable[[nn.Module], nn.Module]) -> None:
+def test_correct_variants_are_bit_identical(
+    build: Callable[[], Any], variant: Callable[[nn.Module], nn.Module]
+) -> None:
     model, inputs, keywords = build()
     found = zoo.check(model, *inputs, variant=variant, **keywords)
     assert found.difference is None

@@ -25,7 +25,7 @@ def report_of(batch: int, **options: Any) -> zoo.MemoryReport:
     return zoo.memory_report(network().to("meta"), torch.randn(batch, 3, SIZE_PX, SIZE_PX, device="meta"), **options)
 
 
-def test_the_answer_is_printed_with_the_margin() -> None:
+def test_the_fit_is_printed_with_its_margin() -> None:
     assert str(Fit(14.2e9, 24 * 10**9)) == "fits: 14.20 GB of 24.00 GB, 9.80 GB left"
     assert str(Fit(30.1e9, 24 * 10**9)) == "does not fit: 30.10 GB of 24.00 GB, 6.10 GB too much"
     assert str(Fit(float("inf"), 24 * 10**9)) == "does not fit: out of memory"
@@ -119,7 +119,7 @@ def test_one_sample_may_be_the_largest_batch() -> None:
 
 
 @pytest.mark.parametrize("memory", ["24", 24, 0.5, "much", None, "40 FLOP/B", "50%"])
-def test_what_is_no_amount_of_memory_is_an_error(memory: Any) -> None:
+def test_an_invalid_amount_of_memory_raises_an_error(memory: Any) -> None:
     report = zoo.memory_report(nn.Linear(8, 8), torch.randn(2, 8))
     for ask in (report.fits, report.largest_batch):
         with pytest.raises(ConfigError, match=r'is not an amount of memory; write it as "24GB"'):

@@ -70,7 +70,7 @@ class Part(nn.Module):
         return self.convolution(F.relu(self.norm(x)))
 
 
-def test_the_printed_report_is_short_and_names_what_holds_most() -> None:
+def test_the_printed_report_is_short_and_names_the_largest_holders() -> None:
     parts = {f"a_part_of_the_network_with_quite_a_long_name_{index}": Part() for index in range(30)}
     layers = {"stem": nn.Conv2d(3, 16, 3, padding=1), "parts": nn.Sequential(OrderedDict(parts)), "last": Cumulative()}
     report = zoo.memory_report(nn.Sequential(OrderedDict(layers)), images(64))
@@ -112,7 +112,7 @@ def test_a_fraction_is_met_in_the_report() -> None:
     assert 0.4 * report.plain < report.lean <= 0.6 * report.plain
 
 
-def test_the_peaks_are_those_of_training_steps() -> None:
+def test_reported_peaks_equal_measured_peaks_of_training_steps() -> None:
     x = images(64)
     stem, *body, pool, flatten, head = network(blocks=6, channels=16).children()
     assert all(isinstance(each, Block) for each in body)
@@ -183,7 +183,7 @@ def test_inputs_are_given_by_name_and_the_loss_of_labels_is_counted() -> None:
     assert zoo.memory_report(WithLoss(), x, None, 0.5).plain == 2 * scores_bytes - scores_bytes
 
 
-def test_an_input_named_like_an_option_is_told() -> None:
+def test_an_input_named_like_an_option_raises_an_error() -> None:
     with pytest.raises(TypeError, match=r"budget is both .* an input of WithLoss\.forward: pass the input by position"):
         zoo.memory_report(WithLoss(), torch.randn(2, 64), budget=0.5)
 
@@ -202,7 +202,7 @@ def test_a_dict_is_one_input() -> None:
 
 
 @pytest.mark.parametrize("is_network", [True, False])
-def test_a_network_and_an_input_on_two_devices_are_told(is_network: bool) -> None:
+def test_a_network_and_an_input_on_different_devices_raise_an_error(is_network: bool) -> None:
     model, x = network(), images()
     with pytest.raises(ConfigError, match=r"memory_report: the network is on \w+, an input on \w+; move both"):
         zoo.memory_report(model.to("meta"), x) if is_network else zoo.memory_report(model, x.to("meta"))
@@ -223,14 +223,14 @@ def test_all_inputs_are_passed_to_the_network_and_not_counted() -> None:
 
 
 @pytest.mark.parametrize("given", ["resnet18", nn.Conv2d, [nn.ReLU()], None])
-def test_what_is_no_network_is_named(given: object) -> None:
+def test_an_object_other_than_a_network_is_named(given: object) -> None:
     with pytest.raises(TypeError, match=r"torch\.nn\.Module") as error:
         zoo.memory_report(given, torch.zeros(1))
     assert repr(given)[:20] in str(error.value)
     assert ("zoo.get" in str(error.value)) == (given == "resnet18")
 
 
-def test_a_network_that_holds_nothing_says_so() -> None:
+def test_the_report_of_a_network_without_saved_tensors_says_so() -> None:
     report = zoo.memory_report(nn.ReLU(), torch.randn(2, 2))
     assert report.plain == 0
     assert "nothing" in str(report)

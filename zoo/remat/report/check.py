@@ -52,8 +52,7 @@ class Check:
     """What `check` found. ``str`` of it is at most ten lines.
 
     Args:
-    - `same`: whether all values have the bits of plain training; None if plain training has no bits of its own, as two
-      runs of it differ.
+    - `same`: whether all values have the bits of plain training; None if plain training is not deterministic.
     - `values`: number of values that were compared.
     - `difference`: the first value that differs between plain training and the variant, or if `same` is None between
       two runs of plain training.
