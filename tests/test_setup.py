@@ -77,7 +77,7 @@ def test_the_documented_installation_works_in_a_fresh_environment(tmp_path: Path
     tracked = {
         str(path.relative_to(ROOT / "zoo")) for path in (ROOT / "zoo/reproduce").rglob("*.*") if path.suffix != ".pyc"
     }
-    assert tracked <= installed, "the published numbers and the page that they are written to are part of the package"
+    assert tracked <= installed, "the published numbers are part of the package"
 
 
 FIRST_STEP = """
