@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import zoo
+from tests.stubs import PACKAGES, stub_of, stub_path
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
 
 ROOT = Path(__file__).parents[1]
@@ -19,10 +20,17 @@ ROOT = Path(__file__).parents[1]
 
 def test_all_public_names_are_listed_and_there() -> None:
     assert {name for name in dir(zoo) if not name.startswith("__")} == set(zoo.__all__)
-    for name in zoo.__all__:
-        assert getattr(zoo, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'lists'"):
         _ = zoo.lists
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_type_checkers_see_the_names_of_the_list(package) -> None:
+    """After a change of the list: python -m tests.stubs"""
+    assert stub_path(package).read_text() == stub_of(package)
+    assert set(package.__all__) <= set(dir(package))
+    for name in package.__all__:
+        assert getattr(package, name) is not None
 
 
 def test_the_version_is_that_of_the_package(monkeypatch) -> None:

@@ -123,7 +123,7 @@ def test_a_wheel_runs_in_a_fresh_environment(kind: str, tmp_path: Path) -> None:
     (wheel,) = checkout.glob(f"dist/zoo_lean-*-{kind}*.whl")
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
-    assert (site / "zoo" / "py.typed").is_file()
+    assert all((site / "zoo" / name).is_file() for name in ("py.typed", "__init__.pyi", "weights/__init__.pyi"))
     environment = {**os.environ, "PYTHONPATH": str(site), "ZOO_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-c", FIRST_STEP]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
