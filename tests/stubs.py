@@ -1,4 +1,4 @@
-"""The stub files of packages that import their public names late. ``python -m tests.stubs`` generates them."""
+"""The stub files of packages that import their public names late."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from types import ModuleType
 
 import zoo
 import zoo.weights
-from tests.generated import print_changes, write_changed
 
 PACKAGES = (zoo, zoo.weights)
 
 
-def stub_path(package: ModuleType) -> Path:
+def _stub_path(package: ModuleType) -> Path:
     return Path(str(package.__file__)).with_suffix(".pyi")
 
 
-def stub_of(package: ModuleType) -> str:
+def _stub_of(package: ModuleType) -> str:
     """Return the contents of the stub file: an import for each name of the package's list."""
     own = package.__name__
     imported = sorted((own if home == f"{own}.{name}" else home, name) for name, home in package._HOMES.items())
@@ -28,5 +27,5 @@ def stub_of(package: ModuleType) -> str:
     return "\n".join(lines) + "\n"
 
 
-if __name__ == "__main__":
-    print_changes([path for each in PACKAGES for path in write_changed(stub_path(each), stub_of(each))])
+def generated() -> dict[Path, str]:
+    return {_stub_path(package): _stub_of(package) for package in PACKAGES}

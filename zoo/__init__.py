@@ -8,7 +8,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-# The module of each public name; `python -m tests.stubs` generates __init__.pyi, which type checkers read, from it.
+# The module of each public name; `python -m tests.golden` generates __init__.pyi, which type checkers read, from it.
 _HOMES = {
     "CheckpointError": "zoo.errors",
     "ConfigError": "zoo.errors",

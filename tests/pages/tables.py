@@ -1,7 +1,7 @@
 """The generated tables of the documentation, by the names of their markers.
 
 A table stands between the lines ``<!-- name -->`` and ``<!-- /name -->`` of a page. Its numbers come from golden files,
-result files, experiments and the package. ``python -m tests.pages`` regenerates all of them.
+result files, experiments and the package. ``python -m tests.golden`` regenerates all of them.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_the_front_page_and_the_manual_have_at_most_27_000_words() -> None:
 
 @pytest.mark.parametrize("page", TEXTS)
 def test_generated_tables_are_up_to_date(page: str) -> None:
-    """After a new measurement or golden file: python -m tests.pages"""
+    """After a new measurement or golden file: python -m tests.golden"""
     assert tables.rewrite(TEXTS[page]) == TEXTS[page]
 
 
@@ -179,7 +179,7 @@ def test_make_targets_exist() -> None:
 
 def test_modules_that_are_run_exist() -> None:
     modules = [found for _, found in each(r"python -m ((?:tests|zoo)\.[\w.]+)")]
-    assert len(modules) > 5
+    assert len(modules) > 3
     assert [name for name in modules if find_spec(name) is None] == []
 
 

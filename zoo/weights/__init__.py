@@ -6,7 +6,7 @@ The names are imported when they are first used, so that `zoo list` does not wai
 from importlib import import_module
 from typing import Any
 
-# The module of each public name; `python -m tests.stubs` generates __init__.pyi, which type checkers read, from it.
+# The module of each public name; `python -m tests.golden` generates __init__.pyi, which type checkers read, from it.
 _HOMES = {
     **dict.fromkeys(("digests_of", "fetch_weights", "md5_of"), "zoo.weights.cache"),
     **dict.fromkeys(("LoadReport", "load_state_dict"), "zoo.weights.load"),
