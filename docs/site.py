@@ -58,12 +58,6 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
     return "".join(part if part.startswith("```") else LINK.sub(replace, part) for part in parts)
 
 
-def on_post_build(config: Any) -> None:
-    """Let the links of the page with every published number lead to pages of the site, too."""
-    page = Path(config.site_dir, "results", "reproduction.html")
-    page.write_text(re.sub(r'href="(\w+)\.md"', r'href="\1/"', page.read_text()))
-
-
 class ListsAfterText(griffe.Extension):
     """Inserts the empty line that Markdown needs before a list, which our docstrings leave out."""
 

@@ -1,17 +1,17 @@
-"""Files that a command of the tests generates: it writes those that change, and prints which."""
+"""Writes the files that ``python -m tests.golden`` generates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
-def write_changed(path: Path, text: str) -> list[Path]:
-    """Write a file if its text changes, and return its path in a list; an empty list if it does not."""
-    if path.exists() and path.read_text() == text:
-        return []
-    path.write_text(text)
-    return [path]
+def write_changed(texts: Mapping[Path, str]) -> list[Path]:
+    """Write the files whose text changes, and return their paths."""
+    changed = {path: text for path, text in texts.items() if not path.exists() or path.read_text() != text}
+    for path, text in changed.items():
+        path.write_text(text)
+    return list(changed)
 
 
 def print_changes(paths: Sequence[Path]) -> None:

@@ -1,4 +1,4 @@
-"""Commands that generate files print what they changed."""
+"""The command that generates files writes and prints only what changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.generated import print_changes, write_changed
 def test_only_files_that_change_are_written_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / name for name in ("a.json", "b.json")]
     paths[1].write_text("same")
-    print_changes([each for path in paths for each in write_changed(path, "same")])
+    print_changes(write_changed(dict.fromkeys(paths, "same")))
     assert capsys.readouterr().out == f"{paths[0]}\n"
-    print_changes([each for path in paths for each in write_changed(path, "same")])
+    print_changes(write_changed(dict.fromkeys(paths, "same")))
     assert capsys.readouterr().out == "nothing changed\n"

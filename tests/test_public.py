@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import zoo
+from tests.stubs import PACKAGES, generated
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
 
 ROOT = Path(__file__).parents[1]
@@ -19,10 +20,20 @@ ROOT = Path(__file__).parents[1]
 
 def test_all_public_names_are_listed_and_exist() -> None:
     assert {name for name in dir(zoo) if not name.startswith("__")} == set(zoo.__all__)
-    for name in zoo.__all__:
-        assert getattr(zoo, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'lists'"):
         _ = zoo.lists
+
+
+def test_type_checkers_see_the_names_of_the_lists() -> None:
+    """After a change of a list: python -m tests.golden"""
+    assert {path: path.read_text() for path in generated()} == generated()
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_listed_names_exist(package) -> None:
+    assert set(package.__all__) <= set(dir(package))
+    for name in package.__all__:
+        assert getattr(package, name) is not None
 
 
 def test_the_version_is_the_version_of_the_package(monkeypatch) -> None:

@@ -1,6 +1,6 @@
 """The options of the command line change only on purpose: they are written down in cli_options.json.
 
-After a wanted change: python -m tests.cli.test_options
+After a wanted change: python -m tests.golden
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.generated import print_changes, write_changed
 from zoo.cli import build_parser, main
 from zoo.errors import DataError
 
@@ -46,6 +45,10 @@ def _options() -> dict[str, dict[str, object]]:
     }
 
 
+def generated() -> dict[Path, str]:
+    return {GOLDEN: json.dumps(_options(), indent=2) + "\n"}
+
+
 def _text(action: argparse.Action) -> str:
     if action.dest == "workers":
         return "number of cores"
@@ -53,7 +56,7 @@ def _text(action: argparse.Action) -> str:
 
 
 def test_commands_and_options_match_the_golden_file() -> None:
-    assert _options() == json.loads(GOLDEN.read_text()), "if the change is wanted: python -m tests.cli.test_options"
+    assert _options() == json.loads(GOLDEN.read_text()), "if the change is wanted: python -m tests.golden"
 
 
 def test_help_and_usage_errors_need_no_import_of_torch() -> None:
@@ -106,7 +109,3 @@ def test_a_wrong_command_or_option_is_named(command: str, message: str, capsys: 
         main(command.split())
     assert error.value.code == 2
     assert message in capsys.readouterr().err
-
-
-if __name__ == "__main__":
-    print_changes(write_changed(GOLDEN, json.dumps(_options(), indent=2) + "\n"))

@@ -74,13 +74,7 @@ def test_report_and_plots_are_written_and_progress_and_verdicts_printed(
         "",
         *(
             f"written: {tmp_path / name}"
-            for name in (
-                "revnet.json",
-                "revnet_table9.png",
-                "REPRODUCTION.md",
-                "reproduction.html",
-                "reproduction.csv",
-            )
+            for name in ("revnet.json", "revnet_table9.png", "README.md", "reproduction.csv")
         ),
     ]
 

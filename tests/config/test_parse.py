@@ -1,5 +1,6 @@
 """Reading experiment files: faults of the file itself, and what an experiment is once it is read."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -7,6 +8,12 @@ import pytest
 
 from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
 from zoo.errors import ConfigError
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "default_settings.json"
+
+
+def generated() -> dict[Path, str]:
+    return {GOLDEN: json.dumps(Experiment().model_dump(mode="json", exclude={"expected"}), indent=2) + "\n"}
 
 
 @pytest.mark.parametrize(
@@ -53,5 +60,7 @@ def test_the_digest_depends_on_the_settings_and_not_on_their_spelling() -> None:
 
 
 def test_the_digest_of_the_defaults_changes_only_on_purpose() -> None:
-    # It is written into every checkpoint: whoever changes a default or adds a key changes this on purpose.
-    assert Experiment().digest() == "566abab42c840430269c1c04095a6172ef06349c04fe66398e9b7770c7f8ec8e"
+    """Checkpoints contain the digest. After a wanted change of a default or a new key: python -m tests.golden"""
+    assert {GOLDEN: GOLDEN.read_text()} == generated()
+    defaults = json.dumps(json.loads(GOLDEN.read_text()), sort_keys=True)
+    assert Experiment().digest() == hashlib.sha256(defaults.encode()).hexdigest()

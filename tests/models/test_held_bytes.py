@@ -1,6 +1,6 @@
 """Bytes that networks hold between forward and backward are those of two golden files, the README's tables.
 
-``python -m tests.models.test_held_bytes`` counts them anew and writes the files.
+``python -m tests.golden`` counts them anew and writes the files.
 """
 
 from __future__ import annotations
@@ -74,6 +74,14 @@ def count_reversible(name: str) -> dict[str, float]:
     }
 
 
+def generated() -> dict[Path, str]:
+    found = {
+        FILE: {name: count(name) for name in NETWORKS},
+        REVERSIBLE_FILE: {name: count_reversible(name) for name in REVERSIBLE_TWINS},
+    }
+    return {path: json.dumps(content, indent=2) + "\n" for path, content in found.items()}
+
+
 GOLDEN = json.loads(FILE.read_text()) if FILE.exists() else {}
 REVERSIBLE = json.loads(REVERSIBLE_FILE.read_text()) if REVERSIBLE_FILE.exists() else {}
 
@@ -106,8 +114,3 @@ def test_the_reversible_networks_hold_the_bytes_of_the_golden_file(name):
 def test_a_revnet_for_imagenet_holds_an_eighth_and_less():
     assert REVERSIBLE["resnet101_preact"]["RevNet"] <= 1 / 7.9
     assert REVERSIBLE["resnet101_preact"]["RevNet, iABN"] <= 1 / 7.9
-
-
-if __name__ == "__main__":
-    FILE.write_text(json.dumps({name: count(name) for name in NETWORKS}, indent=2) + "\n")
-    REVERSIBLE_FILE.write_text(json.dumps({name: count_reversible(name) for name in REVERSIBLE_TWINS}, indent=2) + "\n")

@@ -14,7 +14,7 @@ from zoo.benchmark.results import markdown
 from zoo.reproduce.paper_report import sections_of
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.scoreboard import rows_of
-from zoo.reproduce.scoreboard_files import forms_of
+from zoo.reproduce.scoreboard_files import CSV, csv_text
 from zoo.run.environment import git
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -41,7 +41,8 @@ def generated_from_reports(folder: Path) -> Mapping[str, str]:
     paths = {paper: folder / f"{paper}.json" for paper in PAPERS}
     if not all(path.exists() for path in paths.values()):
         return {}
-    return forms_of(rows_of({paper: sections_of(paper, json.loads(path.read_text())) for paper, path in paths.items()}))
+    reports = {paper: sections_of(paper, json.loads(path.read_text())) for paper, path in paths.items()}
+    return {CSV: csv_text(rows_of(reports))}
 
 
 @cache

@@ -1,7 +1,7 @@
 """The generated tables of the documentation, by the names of their markers.
 
 A table stands between the lines ``<!-- name -->`` and ``<!-- /name -->`` of a page. Its numbers come from golden files,
-result files, experiments and the package. ``python -m tests.pages`` regenerates all of them.
+result files, experiments and the package. ``python -m tests.golden`` regenerates all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zoo.config import Experiment, describe_options, describe_settings, experime
 from zoo.config.describe import SectionText
 from zoo.config.published import published
 from zoo.reproduce.scoreboard import verdict_lines
-from zoo.reproduce.scoreboard_files import read_rows
+from zoo.reproduce.scoreboard_files import read_rows, summary
 from zoo.spec.architectures import ARCHITECTURES, REVERSIBLE_TWINS, network_sizes
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +81,11 @@ def _plain(text: str) -> str:
 def reproduction() -> str:
     """Return a sentence that counts the published numbers by verdict."""
     return verdict_lines(read_rows(RESULTS))[0]
+
+
+def scoreboard() -> str:
+    """Return the published numbers by kind of evidence and by table of a paper."""
+    return summary(read_rows(RESULTS)).removesuffix("\n")
 
 
 # --- golden files ---
@@ -691,6 +696,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "lean_inductor": lean_inductor,
     "headline": headline,
     "reproduction": reproduction,
+    "scoreboard": scoreboard,
     "networks": networks,
     "options": options,
     "published": published_scores,

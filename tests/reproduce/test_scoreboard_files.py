@@ -1,61 +1,46 @@
-"""The page of the scoreboard holds every row. tests/pages/test_provenance.py compares the committed files with it."""
+"""The page and the CSV file hold every number. tests/pages/ compares the committed files with the reports."""
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
+import csv
 from pathlib import Path
 
 import pytest
 
 from tests.reproduce.scoreboards import found, number, publish, rows, section
-from zoo.reproduce.scoreboard_files import html_page, read_rows
+from zoo.reproduce.scoreboard_files import csv_text, read_rows, summary, write_forms
+from zoo.run.plot_style import Line, Panel
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-HOSTILE = """<script>alert("&")</script> | `a` {{rows}}"""
 
 
-class Page(HTMLParser):
-    """Collects the rows of a page with their attributes, its scripts and its links, and checks that tags are closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.rows: list[dict[str, str | None]] = []
-        self.links: list[str] = []
-        self.scripts = 0
-        self.open: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.rows += [found] if tag == "tr" and "data-state" in found else []
-        self.links += [link] if (link := found.get("href") or found.get("src")) else []
-        self.scripts += tag == "script"
-        self.open += [] if tag in ("meta", "input", "img") else [tag]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+def test_a_page_keeps_everything_but_its_scoreboard(tmp_path: Path) -> None:
+    assert write_forms(tmp_path) == ["README.md", "reproduction.csv"]
+    page = tmp_path / "README.md"
+    written = page.read_text()
+    assert summary(read_rows(tmp_path)) in written
+    page.write_text(written.replace("# Numbers", "# Old numbers").replace("\n<!-- /", "\nold\n<!-- /") + "\nBelow.\n")
+    write_forms(tmp_path)
+    assert page.read_text() == f"{written}\nBelow.\n"
+    page.write_text("Above.\n")
+    write_forms(tmp_path)
+    assert page.read_text().rstrip() == f"Above.\n{written}".rstrip()
 
 
-def test_the_html_page_serves_its_filters_and_runs_no_external_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    hostile = number("table3/a", quotation=HOSTILE, quantity=HOSTILE, finding=HOSTILE)
-    publish(monkeypatch, hostile)
-    page = Page(html_page(list(rows(section(found(hostile, 9.5), found(hostile))).values())))
-    (row,) = page.rows
-    assert (row["id"], row["data-state"], row["data-evidence"]) == ("revnet-table3-a", "off", "accuracy trained")
-    assert (page.scripts, page.open) == (1, [])
+def test_an_item_with_a_plot_links_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plotted, other = number("table3/a"), number("table4/a", item="Table 4")
+    publish(monkeypatch, plotted, other)
+    drawn = section(found(plotted))
+    drawn.panels.append(Panel("p", "x", "y", [Line("a", [1], [2.0])]))
+    text = summary(list(rows(drawn, section(found(other), key="table4")).values()))
+    assert "| [Table 3](revnet_table3.png) |" in text
+    assert "| Table 4 " in text
 
 
-def test_the_committed_page_has_a_row_for_each_number_and_valid_links() -> None:
+def test_the_committed_files_have_a_line_for_each_number() -> None:
     """After a change of the published numbers: zoo reproduce all, as docs/results/README.md has it."""
     committed = read_rows(RESULTS)
     assert [row.number.id for row in committed if row.section is None or not row.worst.reason] == []
-    text = html_page(committed)
-    assert "<td>93.3 %\n" in text
-    page = Page(text)
-    anchors = {row["id"] for row in page.rows}
-    assert len(anchors) == len(committed) == len(page.rows)
-    for link in page.links:
-        if link.startswith("#"):
-            assert link[1:] in anchors
-        elif "://" not in link:
-            assert (RESULTS / link).exists(), link
+    lines = list(csv.DictReader(csv_text(committed).splitlines()))
+    assert {line["id"] for line in lines} == {row.number.id for row in committed}
+    assert ("93.3", "%") in {(line["published"], line["unit"]) for line in lines}

@@ -5,8 +5,8 @@
   by functions that ``measurements`` registers. ``papers`` lists the papers. ``comparison`` defines sections,
   comparisons and verdicts; ``training_runs`` and ``error_rates`` supply the accuracies of trained networks.
 - ``paper_run`` implements `zoo reproduce PAPER` and `zoo reproduce all`. ``paper_report`` stores the measurements of a
-  paper. ``scoreboard`` computes one row per published number from the reports; ``scoreboard_files`` writes them as CSV,
-  as a Markdown summary, and as the HTML page of scoreboard.html.
+  paper. ``scoreboard`` computes one row per published number from the reports; ``scoreboard_files`` writes them as CSV
+  and as a Markdown page.
 - ``imagenet`` implements `zoo reproduce imagenet`.
 """
 

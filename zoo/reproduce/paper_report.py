@@ -13,10 +13,9 @@ from typing import Any
 
 from zoo.errors import ConfigError
 from zoo.files import write_bytes, write_json
-from zoo.reproduce.comparison import RULES, Comparison, Section
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 from zoo.run.plot_style import Line, Panel, draw_panels
-from zoo.tables import number_text
 
 
 def write_report(
@@ -60,15 +59,6 @@ def sections_of(paper: str, content: Mapping[str, Any]) -> list[Section]:
 def plot_name(name: str, key: str) -> str:
     """Return the file name of a section's plot."""
     return f"{name}_{key}.png"
-
-
-def spread_text(number: PublishedNumber, spread: float | None) -> str:
-    """Return a spread with its kind: a standard error as "±", others by their names."""
-    if spread is None:
-        return ""
-    kind = RULES[number.evidence].spread
-    sign = {"standard error": "±", "interquartile range": "IQR"}.get(kind, kind)
-    return f"{sign} {number_text(spread)}" if kind else ""
 
 
 def _to_json(section: Section) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from zoo.reproduce.comparison import RULES, Comparison, Section, State, Verdict
+from zoo.reproduce.comparison import Comparison, Section, State, Verdict
 from zoo.reproduce.published_numbers import Evidence, PublishedNumber, published_numbers
 from zoo.tables import Cell, markdown_table, number_text
 
@@ -67,12 +67,6 @@ class Row:
         """Date of the measurement; "" if unknown."""
         date = self.comparisons[0].date or str(self.environment.get("date") or "")
         return date[:DATE_LENGTH] if self.is_measured else ""
-
-    @property
-    def repeats(self) -> str:
-        """What n counts and n, such as "25 rounds"; "deterministic" if every repetition gives the same value."""
-        repeats = RULES[self.number.evidence].repeats
-        return repeats if repeats == "deterministic" else f"{self.comparisons[0].n} {repeats}"
 
 
 def rows_of(sections: Mapping[str, Iterable[Section]]) -> list[Row]:

@@ -1,27 +1,25 @@
-"""The files of the scoreboard: a Markdown summary, an HTML page and a CSV file."""
+"""The files of the scoreboard: a Markdown page and a CSV file."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
-
 from zoo.files import write_text
-from zoo.reproduce.comparison import RULES, Comparison, Section
-from zoo.reproduce.paper_report import plot_name, read_report, spread_text
+from zoo.reproduce.comparison import RULES, Comparison
+from zoo.reproduce.paper_report import plot_name, read_report
 from zoo.reproduce.papers import PAPERS
-from zoo.reproduce.scoreboard import EVIDENCE, STATES, Row, by_item, counts_by_evidence, rows_of, verdict_lines
-from zoo.tables import Cell, markdown_list, markdown_page, markdown_table, number_text
+from zoo.reproduce.scoreboard import STATES, Row, by_item, counts_by_evidence, rows_of, verdict_lines
+from zoo.tables import Cell, markdown_list, markdown_page, markdown_table
 
-SUMMARY, HTML, CSV = "REPRODUCTION.md", "reproduction.html", "reproduction.csv"
+PAGE, CSV = "README.md", "reproduction.csv"
+# Around the scoreboard on its page.
+BEGIN, END = "<!-- scoreboard -->\n", "<!-- /scoreboard -->"
 TITLE = "Numbers of three papers, next to what is measured here"
 SCOPE = (
     "A row stands for a number in a table, a figure or the text of a paper, or in its authors' public code or README. "
@@ -52,16 +50,17 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def write_forms(folder: Path) -> list[str]:
-    """Write the files of the scoreboard into the folder of the reports; return the names of these files."""
-    forms = forms_of(read_rows(folder))
-    for name, text in forms.items():
-        write_text(folder / name, text)
-    return list(forms)
+    """Write the files of the scoreboard into the folder of the reports; return the names of these files.
 
-
-def forms_of(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the contents of the files of the scoreboard by file name."""
-    return {SUMMARY: summary(rows), HTML: html_page(rows), CSV: csv_text(rows)}
+    Whatever README.md contains besides the scoreboard stays.
+    """
+    rows = read_rows(folder)
+    page = folder / PAGE
+    text = page.read_text(encoding="utf-8") if page.exists() else f"{BEGIN}{END}\n"
+    before, _, rest = text.partition(BEGIN)
+    write_text(page, before + BEGIN + summary(rows) + END + rest.partition(END)[2])
+    write_text(folder / CSV, csv_text(rows))
+    return [PAGE, CSV]
 
 
 def csv_text(rows: Sequence[Row]) -> str:
@@ -102,11 +101,11 @@ def _fields_of(row: Row, each: Comparison) -> Mapping[str, Any]:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Return the Markdown page: counts by kind of evidence, findings, and a line per table of a paper."""
+    """Return the scoreboard in Markdown: counts by kind of evidence, findings, and a line per table of a paper."""
     headers, *lines = counts_by_evidence(rows)
     parts = [
         f"# {TITLE}",
-        f"{SCOPE} All rows, with how they are measured: [{HTML}]({HTML}), [{CSV}]({CSV}).",
+        f"{SCOPE} All rows, with the command that measures each: [{CSV}]({CSV}).",
         markdown_table([str(header) for header in headers], lines),
         markdown_list(f"**{state}**: {meaning}" for state, meaning in STATE_MEANINGS.items()),
         "## What is off",
@@ -121,7 +120,7 @@ def summary(rows: Sequence[Row]) -> str:
         markdown_list(f"**{kind}**: {meaning}" for kind, meaning in KIND_MEANINGS.items()),
     ]
     for paper, of_paper in groupby(rows, key=lambda row: row.number.paper):
-        parts += [f"## {PAPERS[paper].title}", _items_table(by_item(of_paper))]
+        parts += [f"## {PAPERS[paper].title}", f"<{PAPERS[paper].url}>", _items_table(by_item(of_paper))]
     return markdown_page(parts)
 
 
@@ -132,56 +131,12 @@ def _items_table(items: Mapping[str, Sequence[Row]]) -> str:
         counts = Counter(row.state for row in rows)
         states = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
         evidence = ", ".join(dict.fromkeys(row.number.evidence for row in rows))
-        lines.append([f"[{item}]({HTML}#{_anchor(rows[0])})", len(rows), evidence, states, " ".join(_findings(rows))])
+        findings = " ".join(dict.fromkeys(row.number.finding for row in rows if row.number.finding))
+        lines.append([_linked(item, rows), len(rows), evidence, states, findings])
     return markdown_table(["item", "rows", "evidence", "states", "findings"], lines)
 
 
-def html_page(rows: Sequence[Row]) -> str:
-    """Return the HTML page of scoreboard.html: a table of all rows with filters, in one file."""
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    templates.filters |= {"number": number_text, "code": _code}
-    headers, *counts = counts_by_evidence(rows)
-    return templates.get_template("scoreboard.html").render(
-        title=TITLE,
-        scope=SCOPE,
-        files=(SUMMARY, CSV),
-        headers=headers,
-        counts=counts,
-        meanings=STATE_MEANINGS,
-        rules=RULES,
-        choices={"paper": list(PAPERS), "evidence": EVIDENCE, "state": STATES},
-        papers={paper: by_item(of_paper) for paper, of_paper in groupby(rows, key=lambda row: row.number.paper)},
-        of_paper=PAPERS,
-        anchor=_anchor,
-        findings=_findings,
-        sections=_sections,
-        plot_name=plot_name,
-        spread_text=spread_text,
-    )
-
-
-def _findings(rows: Sequence[Row]) -> list[str]:
-    """Return what the measurements of an item showed about its numbers."""
-    return list(dict.fromkeys(row.number.finding for row in rows if row.number.finding))
-
-
-def _sections(rows: Sequence[Row]) -> Iterable[Section]:
-    """Return the sections that measure an item."""
-    return {row.section.key: row.section for row in rows if row.section is not None}.values()
-
-
-def _code(text: str) -> Markup:
-    """Return text as HTML with its parts between backticks as code."""
-    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text)))
-
-
-def _anchor(row: Row) -> str:
-    """Return the anchor of a row in the HTML page."""
-    return row.number.id.replace("/", "-")
+def _linked(item: str, rows: Sequence[Row]) -> str:
+    """Return the name of an item, as a link to its plot if it has one."""
+    plots = [plot_name(row.number.paper, row.section.key) for row in rows if row.section and row.section.panels]
+    return f"[{item}]({plots[0]})" if plots else item

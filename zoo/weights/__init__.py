@@ -4,36 +4,24 @@ The names are imported when they are first used, so that `zoo list` does not wai
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from zoo.weights.cache import digests_of, fetch_weights, md5_of
-    from zoo.weights.load import LoadReport, load_state_dict
-    from zoo.weights.read import read_checkpoint, read_state_dict
-    from zoo.weights.stored import StoredWeights, load_stored, read_weights
-
-__all__ = [
-    "LoadReport",
-    "StoredWeights",
-    "digests_of",
-    "fetch_weights",
-    "load_state_dict",
-    "load_stored",
-    "md5_of",
-    "read_checkpoint",
-    "read_state_dict",
-    "read_weights",
-]
-
+# The module of each public name; `python -m tests.golden` generates __init__.pyi, which type checkers read, from it.
 _HOMES = {
-    **dict.fromkeys(("digests_of", "fetch_weights", "md5_of"), "cache"),
-    **dict.fromkeys(("LoadReport", "load_state_dict"), "load"),
-    **dict.fromkeys(("read_checkpoint", "read_state_dict"), "read"),
-    **dict.fromkeys(("StoredWeights", "load_stored", "read_weights"), "stored"),
+    **dict.fromkeys(("digests_of", "fetch_weights", "md5_of"), "zoo.weights.cache"),
+    **dict.fromkeys(("LoadReport", "load_state_dict"), "zoo.weights.load"),
+    **dict.fromkeys(("read_checkpoint", "read_state_dict"), "zoo.weights.read"),
+    **dict.fromkeys(("StoredWeights", "load_stored", "read_weights"), "zoo.weights.stored"),
 }
+__all__ = sorted(_HOMES)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, including those that are not imported yet."""
+    return sorted({*__all__, *globals()})
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'zoo.weights' has no attribute {name!r}")
-    return getattr(import_module(f"zoo.weights.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)
