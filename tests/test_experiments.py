@@ -9,7 +9,7 @@ import torch
 
 from zoo.config import Experiment, experiments_dir, load_experiment
 from zoo.config.published import published
-from zoo.registry import build_from_config
+from zoo.registry.get import build_from_config
 
 CLASSIFIERS = [entry for entry in published().values() if entry.experiment.task == "classification"]
 

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
         WeightsError,
         ZooError,
     )
-    from zoo.names import is_model, list_models, list_pretrained
-    from zoo.preprocessing import transforms
-    from zoo.registry import create_model, get, load_weights
+    from zoo.registry.get import create_model, get, load_weights
+    from zoo.registry.load_network import load_network
+    from zoo.registry.names import is_model, list_models, list_pretrained
+    from zoo.registry.transforms import transforms
     from zoo.remat.lean import lean
     from zoo.remat.memory_use import count_memory, measure_memory
     from zoo.remat.report.check import check
     from zoo.remat.report.memory_report import memory_report
-    from zoo.run.scoring import load_network, score
+    from zoo.run.scoring import score
     from zoo.run.segmenting import segment
     from zoo.run.training import train
 
@@ -69,20 +70,20 @@ __all__ = [
 _HOMES = {
     "check": "zoo.remat.report.check",
     "count_memory": "zoo.remat.memory_use",
-    "create_model": "zoo.registry",
-    "get": "zoo.registry",
-    "is_model": "zoo.names",
+    "create_model": "zoo.registry.get",
+    "get": "zoo.registry.get",
+    "is_model": "zoo.registry.names",
     "lean": "zoo.remat.lean",
-    "list_models": "zoo.names",
-    "list_pretrained": "zoo.names",
-    "load_network": "zoo.run.scoring",
-    "load_weights": "zoo.registry",
+    "list_models": "zoo.registry.names",
+    "list_pretrained": "zoo.registry.names",
+    "load_network": "zoo.registry.load_network",
+    "load_weights": "zoo.registry.get",
     "measure_memory": "zoo.remat.memory_use",
     "memory_report": "zoo.remat.report.memory_report",
     "score": "zoo.run.scoring",
     "segment": "zoo.run.segmenting",
     "train": "zoo.run.training",
-    "transforms": "zoo.preprocessing",
+    "transforms": "zoo.registry.transforms",
 }
 
 

@@ -78,7 +78,7 @@ def test_our_own_faults_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str, pretrained: bool) -> None:
         raise KeyError("broken")
 
-    monkeypatch.setattr("zoo.names.list_models", fail)
+    monkeypatch.setattr("zoo.registry.names.list_models", fail)
     with pytest.raises(KeyError, match="broken"):
         main(["list"])
 
@@ -89,7 +89,7 @@ def test_the_exit_code_is_that_of_the_error(monkeypatch: pytest.MonkeyPatch) -> 
         error.exit_code = 75
         raise error
 
-    monkeypatch.setattr("zoo.names.list_models", fail)
+    monkeypatch.setattr("zoo.registry.names.list_models", fail)
     assert main(["list"]) == 75
 
 

@@ -35,7 +35,7 @@ from zoo.config import Experiment, parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import open_process
 from zoo.errors import CheckpointError
-from zoo.registry import build_from_config
+from zoo.registry.get import build_from_config
 
 pytestmark = pytest.mark.dist
 

@@ -17,8 +17,8 @@ from tests.dist.spawn import run_distributed
 from tests.engine.tiny import this_process
 from zoo.config import parse_experiment
 from zoo.errors import ConfigError, DataError
+from zoo.registry.load_network import LoadedNetwork
 from zoo.run.label_images import ORIGINAL_KINDS
-from zoo.run.scoring import LoadedNetwork
 from zoo.run.segmenting import segment as segment_images
 from zoo.tasks.tta import segment
 

@@ -24,7 +24,7 @@ from zoo.data.seeding import random_of
 from zoo.engine import trainer
 from zoo.engine.state import TrainState
 from zoo.engine.step import StepBatch
-from zoo.registry import build_from_config
+from zoo.registry.get import build_from_config
 from zoo.spec.network import NetworkSpec
 
 NAMES = [name for name in experiment_names() if name.startswith("imagenet_")]

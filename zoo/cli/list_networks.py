@@ -27,7 +27,7 @@ class List(Command):
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from zoo.names import list_models
+        from zoo.registry.names import list_models
         from zoo.tables import markdown_table
 
         patterns = []

@@ -44,8 +44,8 @@ class Predict(Command):
         from zoo.data.scan import find_images
         from zoo.data.transforms import ValTransform
         from zoo.engine.process import open_process
+        from zoo.registry.load_network import load_network
         from zoo.run.console import Progress
-        from zoo.run.scoring import load_network
         from zoo.tasks.prediction import BATCH_SIZE, predict
 
         # In the order of the arguments; files of a folder in the order of a data set.

@@ -13,7 +13,7 @@ from zoo.cli.options import Command, argument
 from zoo.errors import escape, shorten_repr
 
 if TYPE_CHECKING:
-    from zoo.names import Resolved
+    from zoo.registry.names import Resolved
 
 WIDTH = 110
 INDENT = 26
@@ -31,7 +31,7 @@ class Show(Command):
 
     def run(self) -> int:
         from zoo.config.published import published
-        from zoo.names import resolve
+        from zoo.registry.names import resolve
 
         found = resolve(self.name)
         if found.experiment is not None and found.is_experiment and self.name not in published():

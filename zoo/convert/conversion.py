@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from zoo.errors import ConversionError, VerificationError, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import iter_tensors
-from zoo.names import resolve
+from zoo.registry.names import resolve
 from zoo.spec.architectures import is_external
 from zoo.spec.network import NetworkSpec
 from zoo.weights import load_state_dict

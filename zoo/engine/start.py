@@ -19,7 +19,7 @@ from zoo.engine.reconstruction import check_meter
 from zoo.engine.state import TrainState, build_state, load_rank_state, load_shared_state
 from zoo.engine.task import Task
 from zoo.errors import CheckpointError, escape, join_names, truncate
-from zoo.registry import build_from_config, load_weights
+from zoo.registry.get import build_from_config, load_weights
 from zoo.spec.network import NetworkSpec
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Builds networks from their `NetworkSpec`.
 
-Tested by tests/test_registry.py.
+Tested by tests/registry/test_get.py.
 """
 
 from __future__ import annotations

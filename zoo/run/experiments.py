@@ -21,7 +21,7 @@ from zoo.data.map_dataset import Datasets, MapDataset, class_names_of
 from zoo.data.transforms import TrainTransform
 from zoo.errors import ConfigError, DataError
 from zoo.models.build import build_on_meta
-from zoo.names import INPUTS, resolve
+from zoo.registry.names import INPUTS, resolve
 from zoo.remat.lean import is_lean
 from zoo.spec.architectures import LEAN, architecture
 from zoo.spec.network import NetworkSpec

@@ -22,9 +22,9 @@ from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, enviro
 from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process, open_process
 from zoo.errors import ConfigError, DataError, escape
+from zoo.registry.load_network import LoadedNetwork, load_network
 from zoo.run.console import Progress
 from zoo.run.label_images import KINDS, FileKind, colors_of
-from zoo.run.scoring import LoadedNetwork, load_network
 from zoo.spec.limits import MAX_SIDE
 from zoo.tasks.protocols import Fusion
 from zoo.tasks.tta import check_views

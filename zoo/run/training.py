@@ -34,7 +34,7 @@ from zoo.engine.trainer import Trainer
 from zoo.errors import ConfigError, DataError, escape, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
-from zoo.registry import build_from_config
+from zoo.registry.get import build_from_config
 from zoo.remat.lean import is_lean, lean
 from zoo.run.experiments import experiment_for
 from zoo.run.log_folder import log_folder

@@ -16,7 +16,7 @@ from zoo.errors import ConfigError, escape, join_names
 from zoo.layers.norm import NormFactory
 from zoo.models import Network, build, build_network
 from zoo.models.external import build_external
-from zoo.names import is_weights_file, only_variant, resolve, with_preprocessing
+from zoo.registry.names import is_weights_file, only_variant, resolve, with_preprocessing
 from zoo.spec.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
 from zoo.spec.limits import MAX_CHANNELS
 from zoo.spec.network import MISSING_BECAUSE, STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec

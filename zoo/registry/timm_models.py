@@ -1,4 +1,4 @@
-"""Registers the networks that classify with timm: after ``import zoo.timm_models``, timm builds them as its own.
+"""Registers the networks that classify with timm, which builds them after ``import zoo.registry.timm_models``.
 
 ``timm.create_model("zoo_resnet50_iabn")`` is ``zoo.get("resnet50", norm="inplace")``. Each architecture has two names,
 ``zoo_NAME`` and ``zoo_NAME_iabn`` with in-place norms, and each published network one, ``zoo_NAME``. The arguments of
@@ -13,14 +13,16 @@ from typing import Any
 
 from zoo.config.published import published
 from zoo.errors import ConfigError
-from zoo.names import spec_of
-from zoo.registry import describe_images, get
+from zoo.registry.get import describe_images, get
+from zoo.registry.names import spec_of
 from zoo.spec.architectures import ARCHITECTURES
 
 try:
     models = import_module("timm.models")
 except ImportError as error:
-    raise ImportError("zoo.timm_models registers networks with timm, which is missing: pip install timm") from error
+    raise ImportError(
+        "zoo.registry.timm_models registers networks with timm, which is missing: pip install timm"
+    ) from error
 
 
 def _entrypoint(registered: str, name: str, fixed: dict[str, Any]) -> Callable[..., Any]:

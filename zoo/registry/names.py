@@ -1,6 +1,6 @@
 """What a name stands for: `resolve` finds its network, its experiment and its weights. Imports no torch by itself.
 
-Tested by tests/test_registry.py.
+Tested by tests/registry/test_get.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import zoo
 from zoo.config.published import published
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
 from zoo.layers.checkpointing import CheckpointedSequential
-from zoo.registry import build_from_config
+from zoo.registry.get import build_from_config
 from zoo.spec.architectures import ARCHITECTURES
 from zoo.spec.network import NetworkSpec
 
@@ -87,7 +87,7 @@ def test_pretrained_refuses_arguments_that_contradict_the_weights(arguments):
 
 
 def test_a_wrong_option_is_refused_before_weights_are_downloaded(monkeypatch):
-    monkeypatch.setattr("zoo.registry.read_weights", lambda name: pytest.fail("the weights were asked for"))
+    monkeypatch.setattr("zoo.registry.get.read_weights", lambda name: pytest.fail("the weights were asked for"))
     with pytest.raises(zoo.ConfigError, match="memory"):
         zoo.get("resnext101_stdbn_lr_256", pretrained=True, memory="nonsense")
 
@@ -181,7 +181,7 @@ def test_wrong_calls_are_pythons_own_errors_and_wrong_values_are_value_errors():
 def test_published_weights_are_had_before_anything_is_built(monkeypatch, tmp_path):
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
     monkeypatch.setenv("ZOO_OFFLINE", "1")
-    monkeypatch.setattr("zoo.registry.build_network", lambda *_, **__: pytest.fail("built"))
+    monkeypatch.setattr("zoo.registry.get.build_network", lambda *_, **__: pytest.fail("built"))
     with pytest.raises(zoo.WeightsError, match="ZOO_OFFLINE"):
         zoo.get("resnext152", pretrained=True)
 

@@ -17,15 +17,15 @@ from zoo.spec.architectures import ARCHITECTURES
 
 def test_without_timm_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm.models", None)
-    monkeypatch.delitem(sys.modules, "zoo.timm_models", raising=False)
+    monkeypatch.delitem(sys.modules, "zoo.registry.timm_models", raising=False)
     with pytest.raises(ImportError, match="pip install timm"):
-        __import__("zoo.timm_models")
+        __import__("zoo.registry.timm_models")
 
 
 @pytest.fixture(scope="module")
 def timm():
     module = pytest.importorskip("timm")
-    import zoo.timm_models  # noqa: F401
+    import zoo.registry.timm_models  # noqa: F401
 
     return module
 

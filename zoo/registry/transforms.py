@@ -1,6 +1,6 @@
 """`zoo.transforms`: the preprocessing of a network, for images, arrays and tensors.
 
-Tested by tests/test_registry.py.
+Tested by tests/registry/test_get.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from zoo.config import parse_experiment
 from zoo.data.transforms import TrainTransform, Transform, ValTransform
 from zoo.errors import ConfigError, join_names
 from zoo.models.external import own_preprocessing
-from zoo.names import is_stored
-from zoo.registry import describe_images, get
+from zoo.registry.get import describe_images, get
+from zoo.registry.names import is_stored
 from zoo.spec.architectures import is_external
 from zoo.spec.network import NetworkSpec
 
