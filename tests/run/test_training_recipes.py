@@ -19,8 +19,8 @@ from torchvision.transforms import v2
 
 from tests.engine.tiny import MemoryLog, differences, make_images, run
 from zoo.config import Experiment, experiment_names, leaves, load_experiment, parse_experiment
-from zoo.data.mixing import draw_mix
 from zoo.data.seeding import random_of
+from zoo.data.transforms.mixing import draw_mix
 from zoo.engine import trainer
 from zoo.engine.state import TrainState
 from zoo.engine.step import StepBatch

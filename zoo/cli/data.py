@@ -15,7 +15,7 @@ from zoo.cli.options import (
     default_workers,
     option,
 )
-from zoo.data.location import require_local
+from zoo.data.sources.location import require_local
 from zoo.errors import DataError, escape
 from zoo.tables import counted
 
@@ -72,7 +72,7 @@ class DataShard(Command):
 
     def run(self) -> int:
         from zoo.data.prepare.write_shards import write_shards
-        from zoo.data.source import FolderSource
+        from zoo.data.sources.folder import FolderSource
 
         for root in _splits(require_local(self.data)):
             is_train, target = root.name == "train", self.out / root.name

@@ -280,7 +280,7 @@ class Experiment(Section):
 def check_world_size(config: Experiment, world_size: int) -> None:
     """Raise ConfigError unless ``optimizer.batch_size`` is a multiple of world size times ``accumulate_steps``.
 
-    With mixed images it also has to be a multiple of twice the world size, see `zoo.data.mixing`.
+    With mixed images it also has to be a multiple of twice the world size, see `zoo.data.transforms.mixing`.
     """
     batch_size, accumulate_steps = config.optimizer.batch_size, config.optimizer.accumulate_steps
     if config.regularization.mixes and batch_size % (2 * world_size):

@@ -1,6 +1,6 @@
 """The ``regularization`` section: mixed images, and the loss of soft targets.
 
-Tested by tests/data/test_mixing.py.
+Tested by tests/data/transforms/test_mixing.py.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zoo.data.folder import Batch, ImageDataset
+from zoo.data.dataset import Batch, ImageDataset
 from zoo.data.loader import Loader
-from zoo.data.mixing import draw_mix, mix_images, mix_targets, partners
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.seeding import random_of
+from zoo.data.transforms.mixing import draw_mix, mix_images, mix_targets, partners
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.meters import Reading
 from zoo.engine.optim import set_lr

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from zoo.config import parse_experiment
-from zoo.data.transforms import TrainTransform, Transform, ValTransform
+from zoo.data.transforms.classification import TrainTransform, Transform, ValTransform
 from zoo.errors import ConfigError, join_names
 from zoo.models.external import own_preprocessing
 from zoo.registry.get import describe_images, get
@@ -36,7 +36,7 @@ def transforms(
     Args:
     - `name_or_cfg`: a model's name, a model, or its ``pretrained_cfg``.
     - `training`: random resized crop and flip in place of resize and center crop; for color jitter and lighting
-      see `zoo.data.transforms.TrainTransform`.
+      see `zoo.data.transforms.classification.TrainTransform`.
     - `ten_crops`: return (10, 3, crop, crop); validation only.
     - `scale`, `crop`: shorter side of the resized image (-1: not resized; validation only) and side of the crop, in px,
       in place of the model's.

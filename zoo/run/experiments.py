@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.config import Experiment, Input, load_experiment, parse_experiment
-from zoo.data.folder import open_classes
-from zoo.data.location import DataPath
+from zoo.data.dataset import open_classes
 from zoo.data.map_dataset import Datasets, MapDataset, class_names_of
-from zoo.data.transforms import TrainTransform
+from zoo.data.sources.location import DataPath
+from zoo.data.transforms.classification import TrainTransform
 from zoo.errors import ConfigError, DataError
 from zoo.models.build import build_on_meta
 from zoo.registry.names import INPUTS, resolve

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.data.folder import open_source
+from zoo.data.dataset import open_source
 from zoo.data.imagenet import NUM_CLASSES, imagenet_wnids
 from zoo.data.prepare.real_labels import read_real_labels, real_labels_of
 from zoo.engine.process import Process

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from zoo.data.classes import match_classes
-from zoo.data.folder import Batch
-from zoo.data.location import DataName, parse_data_path
+from zoo.data.dataset import Batch
 from zoo.data.named import open_data
+from zoo.data.sources.location import DataName, parse_data_path
 from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint, weights_digest
 from zoo.engine.process import Process
 from zoo.engine.task import EvalProtocol, Result

@@ -16,8 +16,8 @@ from torchvision.transforms import functional as tvF
 
 from zoo.config import Experiment
 from zoo.data.reading import read_image
-from zoo.data.scan import find_images
-from zoo.data.segmentation_transforms import scale_to_longest_side
+from zoo.data.segmentation.transforms import scale_to_longest_side
+from zoo.data.sources.scan import find_images
 from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, environment_fingerprint, weights_digest
 from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process, open_process

@@ -20,10 +20,10 @@ from torch.utils.data import Dataset
 from zoo.config import Experiment, check_world_size
 from zoo.data.classes import check_num_classes, check_same_classes
 from zoo.data.loader import Loader, LoaderOptions
-from zoo.data.location import DataPath, parse_data_path
 from zoo.data.map_dataset import Datasets
 from zoo.data.named import open_data
 from zoo.data.sampler import TrainBatches, ValBatches
+from zoo.data.sources.location import DataPath, parse_data_path
 from zoo.engine.checkpoint import BEST, CHECKPOINT
 from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
 from zoo.engine.process import Process, open_process

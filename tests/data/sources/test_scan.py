@@ -11,7 +11,7 @@ from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from tests.data.sample_images import make_folder, random_image
 from zoo.data.reading import read_bytes
-from zoo.data.scan import scan_folder
+from zoo.data.sources.scan import scan_folder
 from zoo.errors import DataError
 
 

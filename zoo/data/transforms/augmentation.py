@@ -3,7 +3,7 @@
 `finish` jitters the colors of a whole batch on the network's device and normalizes it. `pad_crop`, `cut_out` and
 `erase_randomly` work on normalized images.
 
-Tested by tests/data/test_transforms.py.
+Tested by tests/data/transforms/test_classification.py.
 """
 
 from __future__ import annotations

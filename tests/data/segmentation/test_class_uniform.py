@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests.data.sample_labels import IGNORE, label_map, make_labeled
-from zoo.data import class_uniform
-from zoo.data.class_uniform import ClassUniform, draw_pixel, load_class_index
-from zoo.data.label_maps import LabeledImages, labeled_images, read_label
+from zoo.data.segmentation import class_uniform
+from zoo.data.segmentation.class_uniform import ClassUniform, draw_pixel, load_class_index
+from zoo.data.segmentation.label_maps import LabeledImages, labeled_images, read_label
 from zoo.errors import DataError
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from zoo.config import Regularization
-from zoo.data.mixing import Mix, draw_mix, mix_images, mix_targets, partners
-from zoo.data.pixels import Box
+from zoo.data.transforms.mixing import Mix, draw_mix, mix_images, mix_targets, partners
+from zoo.data.transforms.pixels import Box
 
 NUM_CLASSES = 7
 

@@ -20,10 +20,10 @@ import fsspec
 import requests
 from filelock import FileLock
 
-from zoo.data.index import Index, parse_index
-from zoo.data.location import RemoteFolder
 from zoo.data.reading import Unreadable
-from zoo.data.shards import Shards
+from zoo.data.sources.index import Index, parse_index
+from zoo.data.sources.location import RemoteFolder
+from zoo.data.sources.shards import Shards
 from zoo.errors import DataError, escape, hide_password, truncate
 from zoo.files import cache_dir, is_offline, remove_leftovers, replacing
 

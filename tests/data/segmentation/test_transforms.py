@@ -14,7 +14,7 @@ from torchvision.transforms import functional as tvF
 from tests.data.sample_images import random_image
 from tests.data.sample_labels import IGNORE
 from zoo.config import Input
-from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal, scale_to_longest_side
+from zoo.data.segmentation.transforms import Pixel, SegmentationTrain, SegmentationVal, scale_to_longest_side
 from zoo.errors import DataError
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]

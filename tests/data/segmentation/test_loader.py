@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.data.sample_labels import IGNORE, experiment, label_map, make_labeled, make_pair, random_classes
-from zoo.data.folder import Batch
+from zoo.data.dataset import Batch
 from zoo.data.loader import Loader, LoaderOptions
 from zoo.data.sampler import TrainBatches
-from zoo.data.segmentation_loader import build_segmentation_train_loader, build_segmentation_val_loader
+from zoo.data.segmentation.loader import build_segmentation_train_loader, build_segmentation_val_loader
 from zoo.errors import ConfigError, DataError
 
 # torch warns of more workers than cores, which is no fault of the tests

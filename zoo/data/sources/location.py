@@ -1,6 +1,6 @@
 """Where a data set is: a folder of this machine, the address of one on a server, or a name in another package.
 
-Tested by tests/data/test_remote.py.
+Tested by tests/data/sources/test_remote.py.
 """
 
 from __future__ import annotations

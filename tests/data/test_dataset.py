@@ -16,9 +16,9 @@ from torch import Tensor
 from tests.data.sample_images import make_folder, random_image
 from zoo.config import Input
 from zoo.data.classes import check_num_classes, check_same_classes
-from zoo.data.folder import ImageFolder
-from zoo.data.pixels import Pixels
-from zoo.data.transforms import Drawn, TrainTransform, Transform, ValTransform
+from zoo.data.dataset import ImageFolder
+from zoo.data.transforms.classification import Drawn, TrainTransform, Transform, ValTransform
+from zoo.data.transforms.pixels import Pixels
 from zoo.errors import DataError
 
 CPU = torch.device("cpu")

@@ -17,9 +17,9 @@ from random import Random
 import numpy as np
 from filelock import FileLock
 
-from zoo.data.label_maps import LabeledImages, read_label
 from zoo.data.reading import read_many
-from zoo.data.segmentation_transforms import Pixel
+from zoo.data.segmentation.label_maps import LabeledImages, read_label
+from zoo.data.segmentation.transforms import Pixel
 from zoo.errors import DataError, escape, join_names
 from zoo.files import cache_dir, write_bytes
 

@@ -2,7 +2,7 @@
 
 The index of the folder DATA/train is the file DATA/train.index, in numpy's .npz format.
 
-Tested by tests/data/test_shards.py.
+Tested by tests/data/sources/test_shards.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REINDEX_HINT = "remove it, and it is written again"
 
 
 class Index(NamedTuple):
-    """Header and arrays of an index; the arrays have an entry per image, see `zoo.data.shards.write_shard_index`."""
+    """Header and arrays of an index, an entry per image, see `zoo.data.sources.shards.write_shard_index`."""
 
     header: dict[str, Any]
     arrays: dict[str, np.ndarray]

@@ -20,11 +20,11 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from zoo.data.index import REINDEX_HINT, SUFFIX, Index, index_path, parse_index, write_index
-from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS, naming, read_bytes, read_names
-from zoo.data.scan import check_filled, log_skipped
 from zoo.data.seeding import windowed_permutation
+from zoo.data.sources.index import REINDEX_HINT, SUFFIX, Index, index_path, parse_index, write_index
+from zoo.data.sources.location import DataPath
+from zoo.data.sources.scan import check_filled, log_skipped
 from zoo.errors import DataError, ZooError, escape, join_names
 from zoo.spec.limits import MAX_CLASSES, MAX_FILE_BYTES
 
@@ -55,7 +55,7 @@ class _Member(NamedTuple):
 
 class Shards:
     """The images of the tar files in ``root``, in the order of the files and of the images in them; see
-    `zoo.data.source.FolderSource`.
+    `zoo.data.sources.folder.FolderSource`.
 
     The index beside ``root`` is written on first use. Raises DataError if shards are damaged, if the index does not fit
     them, or if it cannot be written.

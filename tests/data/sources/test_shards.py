@@ -17,12 +17,12 @@ import torch
 
 from tests.data.sample_images import CLASSES, make_splits, small_experiment
 from zoo.cli import main
-from zoo.data.folder import open_source
-from zoo.data.index import index_path
+from zoo.data.dataset import open_source
 from zoo.data.loader import LoaderOptions, build_train_loader
 from zoo.data.prepare.write_shards import write_shards
-from zoo.data.shards import Shards
-from zoo.data.source import FolderSource
+from zoo.data.sources.folder import FolderSource
+from zoo.data.sources.index import index_path
+from zoo.data.sources.shards import Shards
 from zoo.errors import DataError
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.config import Regularization
-from zoo.data.pixels import Box
+from zoo.data.transforms.pixels import Box
 
 
 class Mix(NamedTuple):

@@ -30,7 +30,7 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from zoo.data.reading import EXTENSIONS, read_as, read_image, read_names, read_text
-from zoo.data.scan import find_names, log_skipped
+from zoo.data.sources.scan import find_names, log_skipped
 from zoo.errors import ConfigError, DataError, escape, join_names
 
 Split = Literal["train", "val"]

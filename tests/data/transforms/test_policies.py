@@ -13,10 +13,10 @@ from torchvision.transforms import functional as tvF
 
 from tests.data.sample_images import random_image
 from zoo.config import Input, parse_experiment
-from zoo.data.pixels import PILPixels
-from zoo.data.policies import Policy
 from zoo.data.seeding import seeded_global_generators
-from zoo.data.transforms import TrainTransform
+from zoo.data.transforms.classification import TrainTransform
+from zoo.data.transforms.pixels import PILPixels
+from zoo.data.transforms.policies import Policy
 from zoo.errors import ConfigError
 
 BILINEAR = InterpolationMode.BILINEAR
@@ -109,7 +109,7 @@ def test_images_are_augmented_after_crop_and_flip_and_before_normalization() -> 
 def test_a_policy_that_timm_rejects_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = _input(augment_train="timm:rand-z9")
     with monkeypatch.context() as patch:
-        patch.setattr("zoo.data.policies.find_spec", lambda name: None)
+        patch.setattr("zoo.data.transforms.policies.find_spec", lambda name: None)
         with pytest.raises(ConfigError, match=r"augment_train = timm:rand-z9.*pip install timm"):
             TrainTransform(settings)
     pytest.importorskip("timm")

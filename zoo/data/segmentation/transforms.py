@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Input
-from zoo.data.augmentation import Normalization, draw_colors, finish
+from zoo.data.transforms.augmentation import Normalization, draw_colors, finish
 from zoo.errors import DataError
 from zoo.spec.limits import MAX_PIXELS
 

@@ -20,15 +20,15 @@ import torch
 from tests.data.sample_images import make_splits, small_experiment
 from zoo.cli import main
 from zoo.config import Segmentation
-from zoo.data import remote
-from zoo.data.folder import open_source
-from zoo.data.index import parse_index, write_index
+from zoo.data.dataset import open_source
 from zoo.data.loader import LoaderOptions, build_train_loader, build_val_loader
-from zoo.data.location import parse_data_path
-from zoo.data.remote import Unreachable
-from zoo.data.segmentation_loader import build_segmentation_train_loader
-from zoo.data.shards import Shards
-from zoo.data.transforms import ValTransform
+from zoo.data.segmentation.loader import build_segmentation_train_loader
+from zoo.data.sources import remote
+from zoo.data.sources.index import parse_index, write_index
+from zoo.data.sources.location import parse_data_path
+from zoo.data.sources.remote import Unreachable
+from zoo.data.sources.shards import Shards
+from zoo.data.transforms.classification import ValTransform
 from zoo.errors import DataError
 
 CPU = torch.device("cpu")

@@ -21,10 +21,10 @@ from torchvision.transforms import functional as tvF
 from tests.data.sample_images import random_image
 from zoo import transforms
 from zoo.config import Input
-from zoo.data.augmentation import Normalization, draw_colors, erase_randomly, finish
-from zoo.data.pixels import PILPixels, TensorPixels, open_pixels
 from zoo.data.seeding import random_of_torch
-from zoo.data.transforms import TrainTransform, ValTransform, random_box
+from zoo.data.transforms.augmentation import Normalization, draw_colors, erase_randomly, finish
+from zoo.data.transforms.classification import TrainTransform, ValTransform, random_box
+from zoo.data.transforms.pixels import PILPixels, TensorPixels, open_pixels
 from zoo.errors import ConfigError, DataError
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

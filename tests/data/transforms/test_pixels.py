@@ -16,11 +16,11 @@ from torch import Tensor
 
 from tests.data.sample_images import random_image
 from zoo.config import parse_experiment
-from zoo.data.pixels import Box, PILPixels, open_pixels
 from zoo.data.reading import Unreadable, read_bytes
-from zoo.data.transforms import TrainTransform, ValTransform, prepare, random_box
+from zoo.data.transforms.classification import TrainTransform, ValTransform, prepare, random_box
+from zoo.data.transforms.pixels import Box, PILPixels, open_pixels
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "image.jpg"
+GOLDEN = Path(__file__).parents[2] / "golden" / "image.jpg"
 
 
 def _encoded(image: Image.Image, **options: Any) -> bytes:

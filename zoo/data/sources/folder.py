@@ -1,6 +1,6 @@
-"""Class folders as a source of classified images, as `zoo.data.shards` is for tar files.
+"""Class folders as a source of classified images, as `zoo.data.sources.shards` is for tar files.
 
-Tested by tests/data/test_shards.py.
+Tested by tests/data/sources/test_shards.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zoo.data.reading import read_bytes
-from zoo.data.scan import scan_folder
+from zoo.data.sources.scan import scan_folder
 from zoo.errors import DataError
 
 
@@ -31,7 +31,7 @@ def source_digest(classes: Sequence[str], names: np.ndarray, details: Sequence[n
 
 
 class FolderSource:
-    """The images of class folders, see `zoo.data.scan.scan_folder`, whose errors it raises.
+    """The images of class folders, see `zoo.data.sources.scan.scan_folder`, whose errors it raises.
 
     Names and targets are numpy arrays, because a forked worker copies the page of every Python object that it touches.
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.data.sample_images import random_image
 from tests.data.sample_labels import IGNORE, label_map, make_labeled, make_pair, random_classes
-from zoo.data.label_maps import (
+from zoo.data.segmentation.label_maps import (
     CITYSCAPES,
     COCO_STUFF,
     LAYOUTS,

@@ -1,8 +1,8 @@
 """Transforms from an image file to the input of a network, as used to train and score the published networks.
 
 A transform has two halves. `Transform.draw` runs in the data loader's workers: it decodes, crops, resizes, and draws
-the random numbers. `zoo.data.augmentation.finish` runs on the network's device for a whole batch: it jitters colors and
-normalizes. Calling a transform with an image does both, with random numbers from torch's global generator.
+the random numbers. `zoo.data.transforms.augmentation.finish` runs on the network's device for a whole batch: it jitters
+colors and normalizes. Calling a transform with an image does both, with random numbers from torch's global generator.
 """
 
 from __future__ import annotations
@@ -23,11 +23,19 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Input
-from zoo.data.augmentation import Colors, Normalization, cut_out, draw_colors, erase_randomly, finish, pad_crop
-from zoo.data.pixels import Box, PILPixels, Pixels, TensorPixels, open_pixels
-from zoo.data.policies import Policy
 from zoo.data.reading import Unreadable, to_rgb
 from zoo.data.seeding import random_of_torch
+from zoo.data.transforms.augmentation import (
+    Colors,
+    Normalization,
+    cut_out,
+    draw_colors,
+    erase_randomly,
+    finish,
+    pad_crop,
+)
+from zoo.data.transforms.pixels import Box, PILPixels, Pixels, TensorPixels, open_pixels
+from zoo.data.transforms.policies import Policy
 from zoo.errors import ConfigError, DataError
 from zoo.spec.limits import MAX_PIXELS, CropMode, Interpolation
 
@@ -48,7 +56,7 @@ class Drawn(NamedTuple):
 
     Args:
     - `pixels`: (..., 3, h, w), uint8 or float32 between 0 and 1; float32 of any range if already normalized.
-    - `colors`: the color jitter, see `zoo.data.augmentation.finish`; None for no jitter.
+    - `colors`: the color jitter, see `zoo.data.transforms.augmentation.finish`; None for no jitter.
     - `normalization`: mean and standard deviation; None if ``pixels`` are already normalized.
     """
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.data.augmentation import Normalization, finish
-from zoo.data.location import DataPath, RemoteFolder
-from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.sampler import Key
-from zoo.data.scan import class_folders
 from zoo.data.seeding import random_of
-from zoo.data.shards import Shards, shard_files
-from zoo.data.source import FolderSource, source_digest
-from zoo.data.transforms import Drawn, Transform, prepare
+from zoo.data.sources.folder import FolderSource, source_digest
+from zoo.data.sources.location import DataPath, RemoteFolder
+from zoo.data.sources.remote import RemoteShards, Unreachable
+from zoo.data.sources.scan import class_folders
+from zoo.data.sources.shards import Shards, shard_files
+from zoo.data.transforms.augmentation import Normalization, finish
+from zoo.data.transforms.classification import Drawn, Transform, prepare
 from zoo.errors import DataError, escape, join_names
 
 Source = FolderSource | Shards
@@ -48,7 +48,7 @@ class Batch(NamedTuple):
     - `images`: (N, ...), uint8, or float32 if they are finished.
     - `targets`: class indices (N,), or class indices of pixels (N, H, W), int64.
     - `paths`: the files of the images.
-    - `colors`, `normalization`: applied on the device, see `zoo.data.augmentation.finish`.
+    - `colors`, `normalization`: applied on the device, see `zoo.data.transforms.augmentation.finish`.
     """
 
     images: Tensor
@@ -81,7 +81,8 @@ class ImageDataset(Dataset[Sample]):
     Args:
     - `root`: the folder of the images.
     - `classes`: names of the classes, in the order of their numbers.
-    - `names`: the files of the images, relative to ``root``, (n,) bytes; an array, see `zoo.data.source.FolderSource`.
+    - `names`: the files of the images, relative to ``root``, (n,) bytes; an array, see
+      `zoo.data.sources.folder.FolderSource`.
     - `seed`: seed of the random numbers.
     """
 
@@ -106,7 +107,7 @@ class ImageDataset(Dataset[Sample]):
         return os.path.join(self.root, os.fsdecode(self._names[index]))
 
     def names_digest(self) -> str:
-        """Return the sha256 of the names of classes and files, see `zoo.data.source.source_digest`."""
+        """Return the sha256 of the names of classes and files, see `zoo.data.sources.folder.source_digest`."""
         return source_digest(self.classes, self._names)
 
     def classes_in(self, index: int, sample: Sample) -> np.ndarray:

@@ -12,14 +12,14 @@ from PIL import Image
 from torch import Tensor
 
 from zoo.config import Experiment, Segmentation
-from zoo.data.class_uniform import ClassUniform, draw_pixel, load_class_index
-from zoo.data.folder import ImageDataset, Sample
-from zoo.data.label_maps import LabeledImages, Split, labeled_images, read_label, read_pair
+from zoo.data.dataset import ImageDataset, Sample
 from zoo.data.loader import DEFAULT_OPTIONS, Loader, LoaderOptions, loader_of_crops
-from zoo.data.location import DataPath, require_local
 from zoo.data.sampler import TrainBatches, ValBatches
-from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal
-from zoo.data.transforms import Drawn
+from zoo.data.segmentation.class_uniform import ClassUniform, draw_pixel, load_class_index
+from zoo.data.segmentation.label_maps import LabeledImages, Split, labeled_images, read_label, read_pair
+from zoo.data.segmentation.transforms import Pixel, SegmentationTrain, SegmentationVal
+from zoo.data.sources.location import DataPath, require_local
+from zoo.data.transforms.classification import Drawn
 from zoo.errors import DataError, escape
 
 MASK_VALUE = 255  # of the foreground in the masks that many tools write
@@ -32,7 +32,7 @@ class LabeledFolder(ImageDataset):
     """Images and their label maps, with keys (epoch, index).
 
     Args:
-    - `found`: the files, see `zoo.data.label_maps.labeled_images`.
+    - `found`: the files, see `zoo.data.segmentation.label_maps.labeled_images`.
     - `transform`: (image, classes, pixel that the crop must contain, generator) -> tensor and target. The generator is
       seeded by (seed, epoch, index).
     - `ignore_label`: the target of void pixels.

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS
+from zoo.data.sources.location import DataPath
 from zoo.errors import DataError, escape, join_names
 
 logger = logging.getLogger(__name__)
