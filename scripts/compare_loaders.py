@@ -41,7 +41,8 @@ from torchvision.io import ImageReadMode, decode_image, read_file
 from torchvision.transforms import v2
 
 from zoo.benchmark.results import Case, Results, describe_error
-from zoo.config import Input, parse_experiment
+from zoo.config.experiment import Input
+from zoo.config.parse import parse_experiment
 from zoo.data.dataset import Source, open_source
 from zoo.data.loader import LoaderOptions, build_train_loader
 from zoo.data.prepare.write_shards import write_shards

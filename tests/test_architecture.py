@@ -16,7 +16,7 @@ import tomllib
 
 ROOT = Path(__file__).parents[1]
 ROOMS = [
-    "errors", "tables", "files", "spec", "config", "torch_internals", "ops", "layers", "remat", "models", "weights",
+    "errors", "tables", "files", "config", "torch_internals", "ops", "layers", "remat", "models", "weights",
     "names", "convert", "data", "registry", "engine", "tasks", "run", "benchmark", "reproduce", "cli",
 ]  # fmt: skip
 MODULES = {

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from zoo.config import Experiment, experiments_dir, load_experiment
+from zoo.config.experiment import Experiment
+from zoo.config.parse import experiments_dir, load_experiment
 from zoo.config.published import published
 from zoo.registry.get import build_from_config
 

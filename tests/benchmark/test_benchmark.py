@@ -26,6 +26,8 @@ from zoo.benchmark.strategies import (
     choose_strategies,
     compile_with_budget,
 )
+from zoo.config.architectures import ARCHITECTURES
+from zoo.config.network import NetworkSpec
 from zoo.errors import ConfigError
 from zoo.layers import InPlaceABN
 from zoo.ops.abn import backend, native
@@ -33,8 +35,6 @@ from zoo.remat.budget import parse_bytes
 from zoo.remat.memory_use import count_memory, measure_memory
 from zoo.remat.timing import Clock, Step, time_interleaved
 from zoo.run import plot_style
-from zoo.spec.architectures import ARCHITECTURES
-from zoo.spec.network import NetworkSpec
 
 CPU = torch.device("cpu")
 

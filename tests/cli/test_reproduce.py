@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import zoo
 from tests.data.imagenet import NUM_IMAGES, make_imagenet, shrink_imagenet
 from zoo.cli import main
-from zoo.config import parse_experiment
+from zoo.config.parse import parse_experiment
 from zoo.config.published import published
 from zoo.errors import EXIT_KEYBOARD_INTERRUPT, WeightsError
 from zoo.registry.load_network import LoadedNetwork

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
+from zoo.config.experiment import Experiment
+from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
 from zoo.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.data.sample_images import make_folder, random_image
-from zoo.config import Input
+from zoo.config.experiment import Input
 from zoo.data.classes import check_num_classes, check_same_classes
 from zoo.data.dataset import ImageFolder
 from zoo.data.transforms.classification import Drawn, TrainTransform, Transform, ValTransform

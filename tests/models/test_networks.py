@@ -22,10 +22,10 @@ from torch import nn
 import zoo
 from tests.formula import relative_error
 from tests.generated import print_changes, write_changed
+from zoo.config.architectures import ARCHITECTURES
 from zoo.layers import InPlaceABN, init_weights
-from zoo.spec.architectures import ARCHITECTURES
 
-FILE = Path(__file__).parents[2] / "zoo" / "spec" / "network_sizes.json"
+FILE = Path(__file__).parents[2] / "zoo" / "config" / "network_sizes.json"
 GOLDEN = json.loads(FILE.read_text())
 REMEDY = "if the change is wanted: python -m tests.models.test_networks adds new networks"
 

@@ -19,7 +19,8 @@ from tests.data.sample_images import make_folder
 from tests.pages import tables
 from tests.test_architecture import ROOMS
 from zoo.cli import build_parser, main
-from zoo.config import experiments_dir, leaves, load_experiment, parse_experiment
+from zoo.config.describe import leaves
+from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
 from zoo.config.published import published
 from zoo.ops.abn import native
 

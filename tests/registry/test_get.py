@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 
 import zoo
+from zoo.config.architectures import ARCHITECTURES
+from zoo.config.network import NetworkSpec
 from zoo.config.published import published
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
 from zoo.layers.checkpointing import CheckpointedSequential
 from zoo.registry.get import build_from_config
-from zoo.spec.architectures import ARCHITECTURES
-from zoo.spec.network import NetworkSpec
 
 
 def norms_of(model):

@@ -10,9 +10,9 @@ from PIL import Image
 from torch import nn
 
 import zoo
+from zoo.config.architectures import ARCHITECTURES
 from zoo.config.published import published
 from zoo.layers import InPlaceABN
-from zoo.spec.architectures import ARCHITECTURES
 
 
 def test_without_timm_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import zoo
 from tests.dist.spawn import run_distributed
-from zoo.config import parse_experiment
+from zoo.config.parse import parse_experiment
 from zoo.data.dataset import Batch
 from zoo.engine.validation import validate
 from zoo.errors import DataError

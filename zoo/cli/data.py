@@ -32,7 +32,7 @@ class DataCheck(Command):
     """Threads that read files (default: number of cores, at most 4)."""
 
     def run(self) -> int:
-        from zoo.config import load_experiment
+        from zoo.config.parse import load_experiment
         from zoo.data.loader import DEFAULT_OPTIONS
         from zoo.data.named import open_data
         from zoo.data.prepare.check import check_images

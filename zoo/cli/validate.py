@@ -19,9 +19,9 @@ from zoo.cli.options import (
     option,
     positive,
 )
+from zoo.config.limits import CropMode, Interpolation
 from zoo.data.sources.location import DataName, require_local
 from zoo.errors import ConfigError, join_names
-from zoo.spec.limits import CropMode, Interpolation
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_crop
 
 if TYPE_CHECKING:

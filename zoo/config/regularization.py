@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zoo.spec.section import Section
+from zoo.config.section import Section
 
 Alpha = Annotated[float, Field(ge=0, le=1000)]
 Probability = Annotated[float, Field(ge=0, le=1)]

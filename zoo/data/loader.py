@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from zoo.config import Experiment
+from zoo.config.experiment import Experiment
 from zoo.data.classes import check_num_classes
 from zoo.data.dataset import Batch, ImageDataset, ImageFolder, Sample, collate
 from zoo.data.map_dataset import Datasets, MapDataset

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.config import Experiment, leaves
+from zoo.config.describe import leaves
+from zoo.config.experiment import Experiment
+from zoo.config.network import NetworkSpec
 from zoo.engine import checkpoint
 from zoo.engine.consistency import ABSENT, differing_keys
 from zoo.engine.process import Process, seed_everything
@@ -20,7 +22,6 @@ from zoo.engine.state import TrainState, build_state, load_rank_state, load_shar
 from zoo.engine.task import Task
 from zoo.errors import CheckpointError, escape, join_names, truncate
 from zoo.registry.get import build_from_config, load_weights
-from zoo.spec.network import NetworkSpec
 
 logger = logging.getLogger(__name__)
 

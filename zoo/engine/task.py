@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from zoo.config import Experiment
+from zoo.config.experiment import Experiment
 from zoo.data.loader import Loader, LoaderOptions
 from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches

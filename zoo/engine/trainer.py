@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from zoo.config.network import escape_names
 from zoo.data.dataset import Batch, ImageDataset
 from zoo.data.loader import Loader
 from zoo.data.sampler import TrainBatches, ValBatches
@@ -25,7 +26,6 @@ from zoo.engine.stop import StopSignals
 from zoo.engine.task import Result
 from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, NonFiniteLossError, TrainingInterrupted, escape, join_names
-from zoo.spec.network import escape_names
 
 logger = logging.getLogger(__name__)
 

@@ -10,17 +10,17 @@ from typing import Annotated, Any
 from pydantic import Field
 from torch import nn
 
+from zoo.config.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
+from zoo.config.limits import MAX_CHANNELS
+from zoo.config.network import MISSING_BECAUSE, STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec
 from zoo.config.published import published
+from zoo.config.section import Section, parse_section
 from zoo.convert.transfer import load_transferred, transferred
 from zoo.errors import ConfigError, escape, join_names
 from zoo.layers.norm import NormFactory
 from zoo.models import Network, build, build_network
 from zoo.models.external import build_external
 from zoo.registry.names import is_weights_file, only_variant, resolve, with_preprocessing
-from zoo.spec.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
-from zoo.spec.limits import MAX_CHANNELS
-from zoo.spec.network import MISSING_BECAUSE, STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec
-from zoo.spec.section import Section, parse_section
 from zoo.weights import LoadReport, StoredWeights, load_state_dict, load_stored, read_weights
 from zoo.weights.stored import load_body
 from zoo.weights.stored_spec import check_same_network

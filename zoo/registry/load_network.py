@@ -12,7 +12,8 @@ from pathlib import Path
 
 from torch import nn
 
-from zoo.config import Experiment, Input
+from zoo.config.architectures import architecture, is_external
+from zoo.config.experiment import Experiment, Input
 from zoo.config.published import entry_of, published
 from zoo.convert.transfer import load_transferred
 from zoo.data.imagenet import imagenet_wnids
@@ -20,7 +21,6 @@ from zoo.errors import WeightsError, escape
 from zoo.models.external import own_preprocessing
 from zoo.registry.get import build_from_config
 from zoo.registry.names import INPUTS, Resolved, only_variant, resolve
-from zoo.spec.architectures import architecture, is_external
 from zoo.weights import StoredWeights, digests_of
 from zoo.weights.cache import published_name
 

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zoo.config import Experiment, Input, experiment_names, find_experiment, load_experiment
+from zoo.config.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
+from zoo.config.experiment import Experiment, Input
+from zoo.config.network import NetworkSpec
+from zoo.config.parse import experiment_names, find_experiment, load_experiment
 from zoo.config.published import published
 from zoo.errors import ConfigError, WeightsError, escape, nearest
-from zoo.spec.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
-from zoo.spec.network import NetworkSpec
 
 if TYPE_CHECKING:
     from zoo.weights.stored import StoredWeights

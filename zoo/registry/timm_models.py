@@ -11,11 +11,11 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from zoo.config.architectures import ARCHITECTURES
 from zoo.config.published import published
 from zoo.errors import ConfigError
 from zoo.registry.get import describe_images, get
 from zoo.registry.names import spec_of
-from zoo.spec.architectures import ARCHITECTURES
 
 try:
     models = import_module("timm.models")

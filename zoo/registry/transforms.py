@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.config import parse_experiment
+from zoo.config.architectures import is_external
+from zoo.config.network import NetworkSpec
+from zoo.config.parse import parse_experiment
 from zoo.data.transforms.classification import TrainTransform, Transform, ValTransform
 from zoo.errors import ConfigError, join_names
 from zoo.models.external import own_preprocessing
 from zoo.registry.get import describe_images, get
 from zoo.registry.names import is_stored
-from zoo.spec.architectures import is_external
-from zoo.spec.network import NetworkSpec
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from zoo.config import load_experiment
+from zoo.config.parse import load_experiment
 from zoo.reproduce.comparison import RULES, Comparison, Section
 from zoo.reproduce.error_rates import facts_of, needs_training
 from zoo.reproduce.measurements import measures

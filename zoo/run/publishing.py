@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from zoo.config.architectures import HUB_PREFIX
+from zoo.config.network import NetworkSpec
 from zoo.config.published import Published, published
 from zoo.errors import ConfigError, WeightsError, escape, join_names
 from zoo.registry.get import describe_images
 from zoo.registry.load_network import LoadedNetwork
-from zoo.spec.architectures import HUB_PREFIX
-from zoo.spec.network import NetworkSpec
 from zoo.tables import markdown_list, markdown_page, markdown_table
 from zoo.tasks import task_of
 from zoo.weights.hub import CONFIG, WEIGHTS, check_hub_installed, is_repository, reason_of

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.config.architectures import is_external
 from zoo.data.classes import match_classes
 from zoo.data.dataset import Batch
 from zoo.data.named import open_data
@@ -29,7 +30,6 @@ from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
 from zoo.run.label_images import names_of
 from zoo.run.results_table import class_table, results_table
-from zoo.spec.architectures import is_external
 from zoo.tasks import task_of
 from zoo.tasks.protocols import CropProtocol
 from zoo.tasks.segmentation import SegmentationResult

@@ -14,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as tvF
 
-from zoo.config import Experiment
+from zoo.config.experiment import Experiment
+from zoo.config.limits import MAX_SIDE
 from zoo.data.reading import read_image
 from zoo.data.segmentation.transforms import scale_to_longest_side
 from zoo.data.sources.scan import find_images
@@ -25,7 +26,6 @@ from zoo.errors import ConfigError, DataError, escape
 from zoo.registry.load_network import LoadedNetwork, load_network
 from zoo.run.console import Progress
 from zoo.run.label_images import KINDS, FileKind, colors_of
-from zoo.spec.limits import MAX_SIDE
 from zoo.tasks.protocols import Fusion
 from zoo.tasks.tta import check_views
 from zoo.tasks.tta import segment as segment_views

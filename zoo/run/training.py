@@ -17,7 +17,9 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset
 
-from zoo.config import Experiment, check_world_size
+from zoo.config.architectures import ARCHITECTURES, LEAN, is_external
+from zoo.config.experiment import Experiment, check_world_size
+from zoo.config.network import NetworkSpec
 from zoo.data.classes import check_num_classes, check_same_classes
 from zoo.data.loader import Loader, LoaderOptions
 from zoo.data.map_dataset import Datasets
@@ -39,8 +41,6 @@ from zoo.remat.lean import is_lean, lean
 from zoo.run.experiments import experiment_for
 from zoo.run.log_folder import log_folder
 from zoo.run.run_log import HISTOGRAM_NAMES, RunLog, histogram_parameters, read_validation
-from zoo.spec.architectures import ARCHITECTURES, LEAN, is_external
-from zoo.spec.network import NetworkSpec
 from zoo.tables import counted
 from zoo.tasks import task_of
 

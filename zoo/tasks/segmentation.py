@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from zoo.config import Experiment, Segmentation
+from zoo.config.experiment import Experiment
+from zoo.config.segmentation_section import Segmentation
 from zoo.data.loader import Loader, LoaderOptions
 from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches

@@ -13,7 +13,7 @@ from torchvision.transforms import functional as tvF
 
 from tests.data.sample_images import random_image
 from tests.data.sample_labels import IGNORE
-from zoo.config import Input
+from zoo.config.experiment import Input
 from zoo.data.segmentation.transforms import Pixel, SegmentationTrain, SegmentationVal, scale_to_longest_side
 from zoo.errors import DataError
 

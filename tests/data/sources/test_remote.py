@@ -19,7 +19,7 @@ import torch
 
 from tests.data.sample_images import make_splits, small_experiment
 from zoo.cli import main
-from zoo.config import Segmentation
+from zoo.config.segmentation_section import Segmentation
 from zoo.data.dataset import open_source
 from zoo.data.loader import LoaderOptions, build_train_loader, build_val_loader
 from zoo.data.segmentation.loader import build_segmentation_train_loader

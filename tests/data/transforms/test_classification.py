@@ -20,7 +20,7 @@ from torchvision.transforms import functional as tvF
 
 from tests.data.sample_images import random_image
 from zoo import transforms
-from zoo.config import Input
+from zoo.config.experiment import Input
 from zoo.data.seeding import random_of_torch
 from zoo.data.transforms.augmentation import Normalization, draw_colors, erase_randomly, finish
 from zoo.data.transforms.classification import TrainTransform, ValTransform, random_box

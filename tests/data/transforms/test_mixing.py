@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-from zoo.config import Regularization
+from zoo.config.regularization import Regularization
 from zoo.data.transforms.mixing import Mix, draw_mix, mix_images, mix_targets, partners
 from zoo.data.transforms.pixels import Box
 

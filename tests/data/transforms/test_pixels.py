@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.data.sample_images import random_image
-from zoo.config import parse_experiment
+from zoo.config.parse import parse_experiment
 from zoo.data.reading import Unreadable, read_bytes
 from zoo.data.transforms.classification import TrainTransform, ValTransform, prepare, random_box
 from zoo.data.transforms.pixels import Box, PILPixels, open_pixels

@@ -12,7 +12,8 @@ from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 from torchvision.transforms import functional as tvF
 
 from tests.data.sample_images import random_image
-from zoo.config import Input, parse_experiment
+from zoo.config.experiment import Input
+from zoo.config.parse import parse_experiment
 from zoo.data.seeding import seeded_global_generators
 from zoo.data.transforms.classification import TrainTransform
 from zoo.data.transforms.pixels import PILPixels

@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from zoo.config import Experiment, Segmentation
+from zoo.config.experiment import Experiment
+from zoo.config.segmentation_section import Segmentation
 from zoo.data.dataset import ImageDataset, Sample
 from zoo.data.loader import DEFAULT_OPTIONS, Loader, LoaderOptions, loader_of_crops
 from zoo.data.sampler import TrainBatches, ValBatches

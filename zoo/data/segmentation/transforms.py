@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms import functional as tvF
 
-from zoo.config import Input
+from zoo.config.experiment import Input
+from zoo.config.limits import MAX_PIXELS
 from zoo.data.transforms.augmentation import Normalization, draw_colors, finish
 from zoo.errors import DataError
-from zoo.spec.limits import MAX_PIXELS
 
 
 class Pixel(NamedTuple):

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zoo.config.limits import MAX_FILE_BYTES
 from zoo.errors import DataError, truncate
 from zoo.files import replacing
-from zoo.spec.limits import MAX_FILE_BYTES
 
 COLUMNS = {"names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "checksums": "i"}
 SUFFIX = ".tar"

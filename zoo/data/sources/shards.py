@@ -20,13 +20,13 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
+from zoo.config.limits import MAX_CLASSES, MAX_FILE_BYTES
 from zoo.data.reading import EXTENSIONS, naming, read_bytes, read_names
 from zoo.data.seeding import windowed_permutation
 from zoo.data.sources.index import REINDEX_HINT, SUFFIX, Index, index_path, parse_index, write_index
 from zoo.data.sources.location import DataPath
 from zoo.data.sources.scan import check_filled, log_skipped
 from zoo.errors import DataError, ZooError, escape, join_names
-from zoo.spec.limits import MAX_CLASSES, MAX_FILE_BYTES
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvF
 
-from zoo.config import Input
+from zoo.config.experiment import Input
+from zoo.config.limits import MAX_PIXELS, CropMode, Interpolation
 from zoo.data.reading import Unreadable, to_rgb
 from zoo.data.seeding import random_of_torch
 from zoo.data.transforms.augmentation import (
@@ -37,7 +38,6 @@ from zoo.data.transforms.augmentation import (
 from zoo.data.transforms.pixels import Box, PILPixels, Pixels, TensorPixels, open_pixels
 from zoo.data.transforms.policies import Policy
 from zoo.errors import ConfigError, DataError
-from zoo.spec.limits import MAX_PIXELS, CropMode, Interpolation
 
 KEEP_SCALE = -1
 AREAS = (0.08, 1.0)  # area of a training crop, as a fraction of the image
@@ -164,7 +164,7 @@ class ValTransform(Transform):
     - `crop`: side of the center crop, px.
     - `mean`, `std`: of red, green and blue, for values from 0 to 1.
     - `ten_crops`: returns the four corners and the center, and their mirror images, in place of the center crop.
-    - `interpolation`, `crop_mode`: see `zoo.spec.network.Preprocessing`.
+    - `interpolation`, `crop_mode`: see `zoo.config.network.Preprocessing`.
     """
 
     scale: int

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.config import Regularization
+from zoo.config.regularization import Regularization
 from zoo.data.transforms.pixels import Box
 
 

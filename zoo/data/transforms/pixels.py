@@ -15,9 +15,9 @@ from torchvision import io as tvio
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvF
 
+from zoo.config.limits import Interpolation
 from zoo.data.reading import decode_as, load_rgb
 from zoo.ops.resample import resize_image
-from zoo.spec.limits import Interpolation
 
 # The operator behind torchvision.io.decode_jpeg, which is deprecated and warns. Without it, PIL decodes all files into
 # the same pixels.

@@ -14,8 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 
-from zoo.config import Input
-from zoo.config.experiment import TIMM_POLICY
+from zoo.config.experiment import TIMM_POLICY, Input
 from zoo.data.seeding import seeded_global_generators
 from zoo.errors import ConfigError
 

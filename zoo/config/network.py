@@ -21,8 +21,7 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from zoo.errors import ConfigError, DataError, escape, join_names, shorten_repr
-from zoo.spec.architectures import (
+from zoo.config.architectures import (
     ARCHITECTURES,
     EXTERNAL_MEMORY,
     LEAN,
@@ -31,8 +30,9 @@ from zoo.spec.architectures import (
     has_own_layers,
     is_external,
 )
-from zoo.spec.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE, CropMode, Interpolation
-from zoo.spec.section import Conflicts, Problem, Section, parse_section
+from zoo.config.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE, CropMode, Interpolation
+from zoo.config.section import Conflicts, Problem, Section, parse_section
+from zoo.errors import ConfigError, DataError, escape, join_names, shorten_repr
 
 PER_CHANNEL = Field(min_length=3, max_length=3)
 # File systems allow 255 characters, and `escape` may turn each into ten.

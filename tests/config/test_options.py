@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from zoo.config import describe_options
+from zoo.config.architectures import ARCHITECTURES, Architecture
+from zoo.config.describe import describe_options
+from zoo.config.network import NetworkSpec
 from zoo.models.build import FAMILIES
-from zoo.spec.architectures import ARCHITECTURES, Architecture
-from zoo.spec.network import NetworkSpec
 
 # What `build_network` passes to every family, and the option that it passes to `Network.set_drop_path_rate`.
 COMMON = {"memory", "features_only"}

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import zoo
-from zoo.config import Experiment, parse_experiment
+from zoo.config.experiment import Experiment
+from zoo.config.limits import MAX_CLASSES
+from zoo.config.network import NetworkSpec, Preprocessing, escape_names, merge, parse_spec
+from zoo.config.parse import parse_experiment
 from zoo.errors import ConfigError, DataError, WeightsError
-from zoo.spec.limits import MAX_CLASSES
-from zoo.spec.network import NetworkSpec, Preprocessing, escape_names, merge, parse_spec
 from zoo.weights.stored_spec import parse_stored_spec
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,7 @@ def stored_spec(network: dict[str, Any]) -> NetworkSpec | None:
 
 
 def test_a_description_needs_no_torch() -> None:
-    code = "import sys, zoo.spec.network, zoo.config; assert 'torch' not in sys.modules"
+    code = "import sys, zoo.config.published; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 

@@ -1,9 +1,9 @@
 """Static facts about each architecture; importable without torch.
 
 A new network is a row of `ARCHITECTURES`. A new family also needs a class in `zoo.models.build.FAMILIES`, and its
-options a section in `zoo.spec.options`.
+options a section in `zoo.config.options`.
 
-Tested by tests/spec/test_network.py.
+Tested by tests/config/test_network.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from zoo.errors import ConfigError, nearest
-from zoo.spec.options import (
+from zoo.config.options import (
     DeepLabOptions,
     DeepLabStemOptions,
     DenseNetOptions,
@@ -32,7 +31,8 @@ from zoo.spec.options import (
     StochasticDepth,
     WiderResNetA2Options,
 )
-from zoo.spec.section import Section
+from zoo.config.section import Section
+from zoo.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Architecture:
     - `name`: the name in `zoo.get` and experiment files.
     - `family`: the class that builds the network, a key of `zoo.models.build.FAMILIES`.
     - `structure`: fixed arguments of that class, such as the blocks per stage.
-    - `options`: the section of the arguments that a user may choose, see `zoo.spec.options`.
+    - `options`: the section of the arguments that a user may choose, see `zoo.config.options`.
     - `memory`: the values of the argument "memory", which every network has.
     - `dilations`: maps the stride of the last feature map to the value of the option "dilation" that produces it; empty
       where the stride is fixed.

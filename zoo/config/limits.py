@@ -2,7 +2,7 @@
 
 The limits are far beyond any use and below what would overflow or hang.
 
-Tested by tests/spec/test_network.py.
+Tested by tests/config/test_network.py.
 """
 
 from __future__ import annotations

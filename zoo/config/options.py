@@ -1,6 +1,6 @@
 """Options of the families of networks: a section per family, whose fields are arguments of the family's class.
 
-`zoo.spec.architectures` names the section of each family. Nothing here imports torch.
+`zoo.config.architectures` names the section of each family. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, WrapValidator
 from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
-from zoo.spec.limits import MAX_BLOCKS, MAX_CHANNELS, MAX_DILATION, MAX_GRID_BITS, MAX_LEVELS, MAX_SIDE
-from zoo.spec.section import Section
+from zoo.config.limits import MAX_BLOCKS, MAX_CHANNELS, MAX_DILATION, MAX_GRID_BITS, MAX_LEVELS, MAX_SIDE
+from zoo.config.section import Section
 
 
 def _should_be(words: str) -> WrapValidator:
