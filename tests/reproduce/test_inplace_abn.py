@@ -10,6 +10,7 @@ import torch
 
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
+from zoo.benchmark.plot_style import Line
 from zoo.benchmark.strategies import Strategy
 from zoo.config.network import NetworkSpec
 from zoo.config.parse import experiments_dir, load_experiment
@@ -22,7 +23,6 @@ from zoo.reproduce import inplace_abn_table2 as table2
 from zoo.reproduce import inplace_abn_timing as timing
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.published_numbers import published, published_numbers
-from zoo.run.plot_style import Line
 
 
 def by_id(section: Section) -> dict[str, Comparison]:

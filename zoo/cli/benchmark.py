@@ -149,9 +149,9 @@ class BenchmarkModel(Benchmark):
 
     def measure(self, results: Results) -> None:
         from zoo.benchmark.model import draw, measure_strategies
+        from zoo.benchmark.plot_style import check_matplotlib
         from zoo.benchmark.strategies import all_strategies, choose_strategies
         from zoo.files import write_bytes
-        from zoo.run.plot_style import check_matplotlib
 
         if self.plot:
             check_matplotlib()
@@ -245,8 +245,8 @@ class BenchmarkGrid(Benchmark):
     def measure(self, results: Results) -> None:
         from zoo.benchmark.grid import draw_errors, measure_grids
         from zoo.benchmark.network_setup import Setup
+        from zoo.benchmark.plot_style import check_matplotlib
         from zoo.config.network import NetworkSpec
-        from zoo.run.plot_style import check_matplotlib
 
         check_matplotlib()
         for network in self.networks:

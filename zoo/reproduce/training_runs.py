@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from zoo.benchmark.plot_style import Line, Panel, draw_panels
 from zoo.config.architectures import ARCHITECTURES
 from zoo.config.experiment import Experiment
 from zoo.config.parse import load_experiment, parse_experiment
@@ -22,7 +23,6 @@ from zoo.errors import ConfigError, escape
 from zoo.files import write_bytes, write_json
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE
-from zoo.run.plot_style import Line, Panel, draw_panels
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from zoo.data.dataset import open_source
 from zoo.data.imagenet import NUM_CLASSES, imagenet_wnids
-from zoo.data.prepare.real_labels import read_real_labels, real_labels_of
 from zoo.engine.process import Process
 from zoo.engine.task import EvalProtocol, Result
 from zoo.errors import ConfigError, DataError, escape
 from zoo.registry.load_network import LoadedNetwork
+from zoo.run.real_labels import read_real_labels, real_labels_of
 from zoo.run.results_table import results_table
 from zoo.run.scoring import Scores, result_json, score, single_process
 from zoo.tables import Cell, markdown_table

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from zoo.data.prepare.real_labels import read_real_labels, real_labels_of
 from zoo.errors import DataError
+from zoo.run.real_labels import read_real_labels, real_labels_of
 
 LABELS = [[1], [], [3, 4]]
 
@@ -17,7 +17,7 @@ LABELS = [[1], [], [3, 4]]
 @pytest.fixture(autouse=True)
 def _three_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let three images count as all of ImageNet's validation set."""
-    monkeypatch.setattr("zoo.data.prepare.real_labels.NUM_VAL_IMAGES", len(LABELS))
+    monkeypatch.setattr("zoo.run.real_labels.NUM_VAL_IMAGES", len(LABELS))
 
 
 def _file(folder: Path, content: Any) -> Path:
