@@ -8,9 +8,9 @@ from inspect import cleandoc as _cleandoc
 from textwrap import fill as _fill
 
 import zoo as _zoo  # torch.hub lists the public callables of this file
-from zoo.config import describe_options as _describe_options
+from zoo.config.architectures import ARCHITECTURES as _ARCHITECTURES
+from zoo.config.describe import describe_options as _describe_options
 from zoo.config.published import published as _published
-from zoo.spec.architectures import ARCHITECTURES as _ARCHITECTURES
 
 dependencies = ["torch", "torchvision", "numpy", "pydantic", "requests", "gdown", "filelock", "PIL", "tqdm"]
 

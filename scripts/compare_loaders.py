@@ -41,15 +41,16 @@ from torchvision.io import ImageReadMode, decode_image, read_file
 from torchvision.transforms import v2
 
 from zoo.benchmark.results import Case, Results, describe_error
-from zoo.config import Input, parse_experiment
-from zoo.data.folder import Source, open_source
+from zoo.config.experiment import Input
+from zoo.config.parse import parse_experiment
+from zoo.data.dataset import Source, open_source
 from zoo.data.loader import LoaderOptions, build_train_loader
-from zoo.data.location import DataPath
-from zoo.data.pixels import TensorPixels, open_pixels
 from zoo.data.prepare.write_shards import write_shards
-from zoo.data.shards import shard_files
-from zoo.data.source import FolderSource
-from zoo.data.transforms import AREAS, CROP_TRIES, RATIOS, random_box
+from zoo.data.sources.folder import FolderSource
+from zoo.data.sources.location import DataPath
+from zoo.data.sources.shards import shard_files
+from zoo.data.transforms.classification import AREAS, CROP_TRIES, RATIOS, random_box
+from zoo.data.transforms.pixels import TensorPixels, open_pixels
 from zoo.errors import ConfigError, DataError, ZooError
 from zoo.remat.timing import ratios
 

@@ -17,7 +17,7 @@ import torch
 import zoo
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
-from zoo.spec.network import NetworkSpec
+from zoo.config.network import NetworkSpec
 
 VIT, REVVIT = "timm:vit_small_patch16_224", "revvit_s"
 # Provider -> the network, its memory strategy and its options.

@@ -13,7 +13,7 @@ from zoo.cli.segment import report
 from zoo.tasks.protocols import Fusion
 
 if TYPE_CHECKING:
-    from zoo.run.scoring import LoadedNetwork
+    from zoo.registry.load_network import LoadedNetwork
 
 NETWORK = "wider_resnet38_deeplab_vistas"  # the network of a file that does not describe its own
 
@@ -74,8 +74,8 @@ class SegmentVistas(Command):
 
 def _load(model: Path) -> LoadedNetwork:
     """Return the network of a file; without settings of a training, with the published size of images and colors."""
-    from zoo.names import resolve
-    from zoo.run.scoring import load_network
+    from zoo.registry.load_network import load_network
+    from zoo.registry.names import resolve
 
     found, published = resolve(model), resolve(NETWORK).experiment
     assert published is not None

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from zoo.config import Experiment, experiments_dir, load_experiment
+from zoo.config.experiment import Experiment
+from zoo.config.parse import experiments_dir, load_experiment
 from zoo.config.published import published
-from zoo.registry import build_from_config
+from zoo.registry.get import build_from_config
 
 CLASSIFIERS = [entry for entry in published().values() if entry.experiment.task == "classification"]
 

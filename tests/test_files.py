@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.config import load_experiment
+from zoo.config.parse import load_experiment
 from zoo.errors import ZooError
 from zoo.files import remove_leftovers, replacing, write_bytes, write_json
 from zoo.weights.cache import md5_of

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import zoo
+from zoo.config.network import NetworkSpec
 from zoo.models.build import build_network, initialize
 from zoo.remat.lean import is_lean
-from zoo.spec.network import NetworkSpec
 
 pytestmark = pytest.mark.slow
 

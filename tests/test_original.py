@@ -23,7 +23,7 @@ from tests.convert.networks import scramble
 from tests.data.sample_images import make_splits, random_image
 from zoo.cli import main, run_script
 from zoo.cli.options import Command
-from zoo.config import parse_experiment
+from zoo.config.parse import parse_experiment
 from zoo.run.run_log import RunLog
 
 __all__ = ["finished"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zoo.config import Expected, Experiment
+from zoo.config.experiment import Expected, Experiment
 from zoo.run.results_table import results_table
 from zoo.tables import markdown_table
 from zoo.tasks.classification import LABELS, ClassificationResult, ClassificationTask

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.benchmark import layer, memory_prediction, model, strategies
+from zoo.benchmark import layer, memory_prediction, model, plot_style, strategies
 from zoo.benchmark.model import measure_strategies
 from zoo.benchmark.network_setup import Setup, room_for_compilations
 from zoo.benchmark.results import Case, Results, markdown
@@ -26,15 +26,14 @@ from zoo.benchmark.strategies import (
     choose_strategies,
     compile_with_budget,
 )
+from zoo.config.architectures import ARCHITECTURES
+from zoo.config.network import NetworkSpec
 from zoo.errors import ConfigError
 from zoo.layers import InPlaceABN
 from zoo.ops.abn import backend, native
 from zoo.remat.budget import parse_bytes
 from zoo.remat.memory_use import count_memory, measure_memory
 from zoo.remat.timing import Clock, Step, time_interleaved
-from zoo.run import plot_style
-from zoo.spec.architectures import ARCHITECTURES
-from zoo.spec.network import NetworkSpec
 
 CPU = torch.device("cpu")
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from zoo.benchmark.grid import BFLOAT16, FLOAT, draw_errors, measure_grids
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
+from zoo.config.network import NetworkSpec
 from zoo.engine.reconstruction import reconstruction_errors
 from zoo.errors import ConfigError
 from zoo.layers import ReversibleBlock, ReversibleSequential
-from zoo.spec.network import NetworkSpec
 
 CPU = torch.device("cpu")
 

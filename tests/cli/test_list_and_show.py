@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zoo.cli import main
-from zoo.config import load_experiment, parse_experiment
+from zoo.config.parse import load_experiment, parse_experiment
 
 
 def _cells(line: str) -> list[str]:

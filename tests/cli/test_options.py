@@ -81,7 +81,7 @@ def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(name: str, pretrained: bool) -> None:
         raise KeyError("broken")
 
-    monkeypatch.setattr("zoo.names.list_models", fail)
+    monkeypatch.setattr("zoo.registry.names.list_models", fail)
     with pytest.raises(KeyError, match="broken"):
         main(["list"])
 
@@ -92,7 +92,7 @@ def test_the_exit_code_matches_the_error(monkeypatch: pytest.MonkeyPatch) -> Non
         error.exit_code = 75
         raise error
 
-    monkeypatch.setattr("zoo.names.list_models", fail)
+    monkeypatch.setattr("zoo.registry.names.list_models", fail)
     assert main(["list"]) == 75
 
 

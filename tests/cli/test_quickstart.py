@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import SETTINGS, Run
 from tests.data.sample_labels import make_labeled
 from zoo.cli import main
-from zoo.config import experiments_dir
+from zoo.config.parse import experiments_dir
 from zoo.data.prepare.scenes import GARMENTS_DIR
 
 pytestmark = pytest.mark.slow  # trains several times

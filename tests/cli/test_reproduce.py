@@ -13,13 +13,13 @@ from torch import Tensor, nn
 import zoo
 from tests.data.imagenet import NUM_IMAGES, make_imagenet, shrink_imagenet
 from zoo.cli import main
-from zoo.config import parse_experiment
+from zoo.config.parse import parse_experiment
 from zoo.config.published import published
 from zoo.errors import EXIT_KEYBOARD_INTERRUPT, WeightsError
+from zoo.registry.load_network import LoadedNetwork
 from zoo.reproduce import inplace_abn_scores
 from zoo.reproduce.published_numbers import published_numbers
 from zoo.run import scoring
-from zoo.run.scoring import LoadedNetwork
 from zoo.weights import md5_of
 from zoo.weights.cache import weights_path
 
@@ -59,7 +59,7 @@ def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Loads:
     shrink_imagenet(monkeypatch)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     loads = Loads()
-    monkeypatch.setattr(scoring, "load_network", loads)
+    monkeypatch.setattr("zoo.reproduce.imagenet.load_network", loads)
     numbers = {key: each.model_copy(update={"value": 100}) for key, each in published_numbers("inplace_abn").items()}
     monkeypatch.setattr(inplace_abn_scores, "published_numbers", lambda _: numbers)
     return loads

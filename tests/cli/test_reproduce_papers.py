@@ -11,11 +11,11 @@ import pytest
 
 from tests.reproduce.runs import make_run
 from tests.reproduce.scoreboards import number, publish
+from zoo.benchmark.plot_style import Line, Panel
 from zoo.cli import main
 from zoo.reproduce import measurements
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.papers import PAPERS
-from zoo.run.plot_style import Line, Panel
 
 pytestmark = pytest.mark.slow  # trains and scores
 

@@ -25,7 +25,7 @@ def _shown(capsys: pytest.CaptureFixture[str], path: Path) -> dict[str, str]:
 def test_a_checkpoint_is_shown_with_its_network_its_progress_and_its_settings(
     finished: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zoo.registry.build_network", lambda *args: pytest.fail("a network was built"))
+    monkeypatch.setattr("zoo.registry.get.build_network", lambda *args: pytest.fail("a network was built"))
     facts = _shown(capsys, finished.checkpoint)
     parameters = sum(p.numel() for p in read_checkpoint(finished.checkpoint)["state_dict"].values())
     assert (facts["arch"], facts["norm"], facts["class_names"]) == ("resnet32_cifar", "inplace", "['class0', 'class1']")

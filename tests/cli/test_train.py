@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from scripts.train_imagenet import OriginalTrain
 from tests.cli.conftest import NUM_VAL, Run
 from zoo.cli import main, run_script
-from zoo.config import load_experiment
+from zoo.config.parse import load_experiment
 from zoo.weights import read_checkpoint
 
 

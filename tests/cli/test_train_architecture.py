@@ -12,7 +12,7 @@ import zoo
 from tests.data.sample_images import make_folder
 from tests.engine.tiny import make_images
 from zoo.cli import main
-from zoo.config import load_experiment, parse_experiment
+from zoo.config.parse import load_experiment, parse_experiment
 from zoo.run.experiments import default_experiment, with_changes
 
 
@@ -25,7 +25,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_architecture_is_trained_by_its_name(
     name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def one_epoch(arch: str, folder: Path, sections: None = None) -> zoo.config.Experiment:
+    def one_epoch(arch: str, folder: Path, sections: None = None) -> zoo.config.experiment.Experiment:
         settings = default_experiment(arch, folder).model_dump(mode="json")
         settings["optimizer"]["schedule"]["epochs"] = 1
         settings["input"] |= {"crop_train": 32, "scale_val": 32, "crop_val": 32}

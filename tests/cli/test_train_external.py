@@ -13,8 +13,8 @@ from tests.cli.conftest import Run
 from tests.engine.tiny import differences, make_images
 from zoo.cli import main
 from zoo.engine.checkpoint import read
+from zoo.registry.load_network import load_network
 from zoo.remat.lean import is_lean
-from zoo.run.scoring import load_network
 
 NETWORK = {"arch": "torchvision:shufflenet_v2_x0_5", "classes": 2}  # a small one
 

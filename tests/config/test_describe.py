@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from zoo.config import (
-    Experiment,
-    describe_settings,
-    load_experiment,
-    parse_experiment,
-)
-from zoo.config.describe import SCHEDULE_PARAMS
-from zoo.config.experiment import Score
+from zoo.config.describe import SCHEDULE_PARAMS, describe_settings
+from zoo.config.experiment import Experiment, Score
+from zoo.config.parse import load_experiment, parse_experiment
+from zoo.config.section import settings_of
 from zoo.errors import ConfigError
-from zoo.spec.section import settings_of
 
 
 def test_every_setting_has_a_type_a_default_and_a_sentence_about_it() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from zoo.config import check_world_size, parse_experiment
+from zoo.config.experiment import check_world_size
+from zoo.config.parse import parse_experiment
 from zoo.errors import ConfigError
 
 

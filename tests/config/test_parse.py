@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
+from zoo.config.experiment import Experiment
+from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
 from zoo.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "default_settings.json"

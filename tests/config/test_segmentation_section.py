@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from tests.config.test_experiment import problems_of
-from zoo.config import Segmentation, parse_experiment
+from zoo.config.parse import parse_experiment
+from zoo.config.segmentation_section import Segmentation
 
 
 def scenes(**sections: Any) -> dict[str, Any]:

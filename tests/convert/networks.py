@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
-from zoo.spec.network import NetworkSpec
+from zoo.config.network import NetworkSpec
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 

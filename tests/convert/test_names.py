@@ -8,11 +8,11 @@ import pytest
 import torch
 import torchvision
 
+from zoo.config.network import NetworkSpec
 from zoo.config.published import published_spec
 from zoo.convert import from_torchvision, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.conversion import source_spec
 from zoo.errors import ConfigError, ConversionError, WeightsError, ZooError
-from zoo.spec.network import NetworkSpec
 
 
 def test_an_architectures_name_is_the_network_that_the_conversion_is_for() -> None:

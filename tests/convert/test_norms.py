@@ -9,10 +9,10 @@ import torch
 
 import zoo
 from tests.convert.networks import IMAGES, outputs, scrambled, spec_of
+from zoo.config.network import NetworkSpec
 from zoo.convert import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.errors import ConversionError
 from zoo.layers import ABN
-from zoo.spec.network import NetworkSpec
 
 RESNET18 = NetworkSpec(arch="resnet18")
 CASES = [

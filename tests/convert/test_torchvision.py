@@ -8,10 +8,10 @@ import torchvision
 
 import zoo
 from tests.convert.networks import IMAGES, outputs, scramble
+from zoo.config.network import NetworkSpec
 from zoo.convert import from_torchvision, to_torchvision
 from zoo.convert.torchvision import torchvision_key
 from zoo.errors import ConversionError
-from zoo.spec.network import NetworkSpec
 
 
 def relu(arch: str) -> NetworkSpec:

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from zoo.config import Experiment, parse_experiment
+from zoo.config.experiment import Experiment
+from zoo.config.parse import parse_experiment
 
 CLASSES = {"ant": 7, "bee": 5, "cat": 9}  # the numbers of their images, 21 in all
 

@@ -9,7 +9,8 @@ import numpy as np
 from PIL import Image
 
 from tests.data.sample_images import random_image
-from zoo.config import Experiment, parse_experiment
+from zoo.config.experiment import Experiment
+from zoo.config.parse import parse_experiment
 
 IGNORE = 255
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.data.sample_images import make_folder, random_image
 from zoo.data.classes import class_names, match_classes
-from zoo.data.folder import ImageFolder
+from zoo.data.dataset import ImageFolder
 from zoo.data.imagenet import imagenet_wnids
-from zoo.data.transforms import ValTransform
+from zoo.data.transforms.classification import ValTransform
 from zoo.errors import DataError
 
 PLAIN = ValTransform(-1, 8, [0.5] * 3, [0.5] * 3)

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from tests.data.sample_images import make_folder
-from zoo.config import Experiment, parse_experiment
+from zoo.config.experiment import Experiment
+from zoo.config.parse import parse_experiment
 from zoo.data.loader import Loader, LoaderOptions, build_train_loader, build_val_loader
 from zoo.data.sampler import TrainBatches, ValBatches
-from zoo.data.transforms import ValTransform
+from zoo.data.transforms.classification import ValTransform
 from zoo.errors import DataError
 
 # torch warns of more workers than cores, which is no fault of the tests

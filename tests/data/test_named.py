@@ -11,10 +11,10 @@ import torch
 import zoo
 from tests.data.sample_images import make_splits, random_image
 from zoo.cli import main
-from zoo.data.folder import open_source
+from zoo.data.dataset import open_source
 from zoo.data.imagenet import imagenet_names, imagenet_wnids
-from zoo.data.location import DataName, RemoteFolder, parse_data_path
 from zoo.data.named import _as_wnids, open_data
+from zoo.data.sources.location import DataName, RemoteFolder, parse_data_path
 from zoo.errors import DataError
 
 SETTINGS = {

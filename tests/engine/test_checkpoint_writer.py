@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
-from zoo.config import Experiment
+from zoo.config.experiment import Experiment
 from zoo.engine import checkpoint
 from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read
 from zoo.engine.reporting import TrainMetrics

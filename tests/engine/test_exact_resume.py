@@ -31,11 +31,12 @@ from tests.engine.tiny import (
     run,
     run_until_killed,
 )
-from zoo.config import Experiment, parse_experiment
+from zoo.config.experiment import Experiment
+from zoo.config.parse import parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import open_process
 from zoo.errors import CheckpointError
-from zoo.registry import build_from_config
+from zoo.registry.get import build_from_config
 
 pytestmark = pytest.mark.dist
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
-from zoo.config import Training
+from zoo.config.experiment import Training
+from zoo.config.network import NetworkSpec
 from zoo.engine.process import Process
 from zoo.engine.reconstruction import check_meter, gradients
 from zoo.engine.start import start
@@ -21,7 +22,6 @@ from zoo.engine.state import TrainState, rank_state, shared_state
 from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.errors import ConfigError
 from zoo.layers import InPlaceABN, ReversibleBlock, ReversibleSequential
-from zoo.spec.network import NetworkSpec
 from zoo.tasks import task_of
 
 pytestmark = pytest.mark.slow  # trains several times

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule, parse_experiment
-from zoo.config.optimizer import OPTIMIZER_PARAMS
+from zoo.config.optimizer import OPTIMIZER_PARAMS, Optimizer
+from zoo.config.parse import parse_experiment
+from zoo.config.schedule import MIN_LINEAR_LR, Schedule
 from zoo.engine.optim import build_optimizer, set_lr
 from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
-from zoo.config import Experiment
+from zoo.config.experiment import Experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
 
 

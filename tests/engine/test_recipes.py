@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
-from zoo.config import Experiment, check_world_size
+from zoo.config.experiment import Experiment, check_world_size
+from zoo.config.network import NetworkSpec
 from zoo.engine import trainer
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.state import TrainState
 from zoo.engine.step import StepBatch
 from zoo.errors import ConfigError, TrainingInterrupted
-from zoo.spec.network import NetworkSpec
 
 TOLERANCE = 200 * torch.finfo(torch.float32).eps  # of some ten roundings in each step, and weights of about 1
 # torch warns of more workers than cores, which is no fault of the tests

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import build_net, make_config, save, this_process
-from zoo.config import Experiment
+from zoo.config.experiment import Experiment
 from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read, write
 from zoo.engine.process import Process
 from zoo.engine.start import start

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.spawn import run_distributed
-from zoo.config import Experiment
-from zoo.data.folder import Batch
+from zoo.config.experiment import Experiment
+from zoo.data.dataset import Batch
 from zoo.data.sampler import ValBatches
 from zoo.engine.validation import validate
 from zoo.errors import ZooError

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from PIL import Image
 from torch import Tensor, nn
 
-from zoo.config import Experiment, parse_experiment
+from zoo.config.experiment import Experiment
+from zoo.config.network import NetworkSpec
+from zoo.config.parse import parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.process import Process
 from zoo.engine.reporting import TrainMetrics
@@ -24,7 +26,6 @@ from zoo.engine.state import TrainState
 from zoo.engine.task import Result
 from zoo.engine.trainer import Trainer
 from zoo.layers import DeeplabV3, norm_act
-from zoo.spec.network import NetworkSpec
 from zoo.tasks import task_of
 
 SIDE_PX = 12

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from zoo.config import Experiment, load_experiment, parse_experiment
+from zoo.config.experiment import Experiment
+from zoo.config.parse import load_experiment, parse_experiment
 from zoo.errors import ConfigError
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.data.sample_images import make_folder
-from zoo.data.folder import ImageFolder
+from zoo.config.limits import MAX_PIXELS
+from zoo.data.dataset import ImageFolder
 from zoo.data.reading import read_image
-from zoo.data.scan import find_images, scan_folder
-from zoo.data.transforms import ValTransform
+from zoo.data.sources.scan import find_images, scan_folder
+from zoo.data.transforms.classification import ValTransform
 from zoo.errors import DataError
-from zoo.spec.limits import MAX_PIXELS
 
 
 @pytest.mark.parametrize("denied", ["val", "val/bag"])

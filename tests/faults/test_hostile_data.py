@@ -18,12 +18,12 @@ from PIL import Image
 
 from tests.data.sample_images import make_folder
 from tests.faults.fuzz import EXAMPLES, fuzz, mutated
-from zoo.data.folder import Source, open_source
-from zoo.data.index import index_path
-from zoo.data.pixels import Box, open_pixels
+from zoo.data.dataset import Source, open_source
 from zoo.data.prepare.write_shards import write_shards
-from zoo.data.shards import write_shard_index
-from zoo.data.source import FolderSource
+from zoo.data.sources.folder import FolderSource
+from zoo.data.sources.index import index_path
+from zoo.data.sources.shards import write_shard_index
+from zoo.data.transforms.pixels import Box, open_pixels
 
 
 def _use(source: Source) -> None:

@@ -15,8 +15,7 @@ from PIL import Image
 
 from tests.cli.conftest import SETTINGS
 from tests.faults.fuzz import EXAMPLES, JSON, damaged_tree, fuzz, mutated
-from zoo.config import load_experiment, parse_experiment
-from zoo.config.parse import experiments_dir
+from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
 from zoo.data.reading import decode_as, load_rgb
 from zoo.weights.stored_spec import parse_stored_spec
 

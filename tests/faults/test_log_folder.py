@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
-from zoo.config import load_experiment
+from zoo.config.parse import load_experiment
 from zoo.run.run_log import RunLog
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.config import Experiment
+from zoo.config.experiment import Experiment
 from zoo.run.console import set_up_console
 from zoo.run.run_log import RunLog
 

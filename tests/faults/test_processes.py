@@ -118,7 +118,7 @@ def _die(path: Path) -> Any:
 def test_a_killed_worker_raises_a_one_line_error_with_a_remedy(
     tmp_path: Path, finished: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("zoo.data.source.read_bytes", _die)
+    monkeypatch.setattr("zoo.data.sources.folder.read_bytes", _die)
     command = ["train", str(finished.config), str(finished.data), "-j", "1", "--log-dir", str(tmp_path / "log")]
     assert main(command) == 2
     last = capsys.readouterr().err.splitlines()[-1]

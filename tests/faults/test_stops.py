@@ -26,7 +26,7 @@ import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what they start in the background ignore it
 
 from zoo.cli import main
-from zoo.data import source
+from zoo.data.sources import folder
 from zoo.engine import stop
 stop.REPEAT_S = 1.0
 
@@ -37,8 +37,8 @@ def hang(name):
     seen.append(name)
     return read_bytes(name)
 
-seen, read_bytes = [], source.read_bytes
-source.read_bytes = hang
+seen, read_bytes = [], folder.read_bytes
+folder.read_bytes = hang
 raise SystemExit(main(["train", *sys.argv[1:]]))
 """
 

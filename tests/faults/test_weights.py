@@ -53,7 +53,7 @@ def test_a_small_file_that_claims_a_large_network_is_refused_before_anything_is_
     def must_not_run(*args: Any, **kwargs: Any) -> None:
         pytest.fail("a network was built")
 
-    monkeypatch.setattr("zoo.registry._build", must_not_run)
+    monkeypatch.setattr("zoo.registry.get._build", must_not_run)
     monkeypatch.setattr(torch.nn.Module, "to_empty", must_not_run)
     start = time.monotonic()
     with pytest.raises(WeightsError, match=r"has 3,000 layers or blocks|describes two networks|does not fit"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from zoo.spec.architectures import ARCHITECTURES
+from zoo.config.architectures import ARCHITECTURES
 
 SMALL_BASELINES = {
     "irevnet_revnext": {"blocks": (2, 1), "channels": 8},

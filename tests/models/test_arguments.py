@@ -126,8 +126,8 @@ def test_the_stride_of_the_last_map_is_an_option(arch) -> None:
 def test_published_weights_may_be_read_at_another_stride(monkeypatch) -> None:
     """Dilation changes no weights: that is what dense prediction wants of them."""
     nothing = StoredWeights(Path("weights.pth.tar"), {}, None, {})
-    monkeypatch.setattr("zoo.registry.read_weights", lambda name: nothing)
-    monkeypatch.setattr("zoo.registry.load_state_dict", lambda model, state_dict, source: None)
+    monkeypatch.setattr("zoo.registry.get.read_weights", lambda name: nothing)
+    monkeypatch.setattr("zoo.registry.get.load_state_dict", lambda model, state_dict, source: None)
     with torch.device("meta"):
         model = zoo.get("resnet34_ipabn-sync_lr_512", pretrained=True, features_only=True, output_stride=8)
     assert model.feature_info.reduction() == [4, 4, 8, 8, 8]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import zoo
 from tests.formula import activated_batch_norm, relative_error
 from tests.layers.test_deeplab_head import paper_head
+from zoo.config.architectures import ARCHITECTURES
 from zoo.layers import ABN, freeze_norms
-from zoo.spec.architectures import ARCHITECTURES
 
 DEEPLABS = [name for name, record in ARCHITECTURES.items() if record.task == "segmentation"]
 

@@ -11,7 +11,8 @@ from torch import nn
 
 import zoo
 from tests.step import step
-from zoo.config import parse_experiment
+from zoo.config.architectures import ARCHITECTURES
+from zoo.config.parse import parse_experiment
 from zoo.errors import ConfigError
 from zoo.layers.conv import drop_path
 from zoo.layers.norm import norm_act
@@ -21,7 +22,6 @@ from zoo.models.resnet import ResidualBlock
 from zoo.remat import Rematerializer
 from zoo.remat import lean as lean_module
 from zoo.remat.lean import lean
-from zoo.spec.architectures import ARCHITECTURES
 
 RATE = 0.4
 NETWORKS: list[tuple[str, dict[str, Any]]] = [

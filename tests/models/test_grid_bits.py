@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 import zoo
 from tests.dist.spawn import run_distributed
 from tests.layers.test_reversible import branch
-from zoo.config import parse_experiment
+from zoo.config.architectures import ARCHITECTURES
+from zoo.config.parse import parse_experiment
 from zoo.engine.reconstruction import reconstruction_errors
 from zoo.layers import ABN, InPlaceABN, ReversibleBlock, ReversibleSequential, init_weights
 from zoo.layers.norm import norm_act
@@ -20,7 +21,6 @@ from zoo.layers.reversible import PairPool
 from zoo.models.build import build_on_meta
 from zoo.models.revnet import RevNet
 from zoo.ops.grid import round_to_grid
-from zoo.spec.architectures import ARCHITECTURES
 
 pytestmark = pytest.mark.usefixtures("small_baselines")
 

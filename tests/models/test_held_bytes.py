@@ -13,7 +13,7 @@ import torch
 
 import zoo
 from tests.held import held_bytes
-from zoo.spec.architectures import ARCHITECTURES, REVERSIBLE_TWINS
+from zoo.config.architectures import ARCHITECTURES, REVERSIBLE_TWINS
 
 pytestmark = pytest.mark.slow  # measures 40 networks
 

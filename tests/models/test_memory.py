@@ -13,6 +13,7 @@ import zoo
 from tests.formula import relative_error
 from tests.held import held_bytes
 from tests.step import step
+from zoo.config.architectures import ARCHITECTURES, LEAN
 from zoo.convert.trace import Trace
 from zoo.layers import ABN, init_weights, norm_act
 from zoo.models import wider_resnet
@@ -20,7 +21,6 @@ from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
 from zoo.remat.lean import StepsAside, is_lean
-from zoo.spec.architectures import ARCHITECTURES, LEAN
 
 SMALL = {
     "resnet": [

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import zoo
+from zoo.config.architectures import ARCHITECTURES
 from zoo.convert import to_torchvision
 from zoo.remat.lean import is_lean
-from zoo.spec.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
 

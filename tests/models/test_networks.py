@@ -21,10 +21,10 @@ from torch import nn
 
 import zoo
 from tests.formula import relative_error
+from zoo.config.architectures import ARCHITECTURES
 from zoo.layers import InPlaceABN, init_weights
-from zoo.spec.architectures import ARCHITECTURES
 
-FILE = Path(__file__).parents[2] / "zoo" / "spec" / "network_sizes.json"
+FILE = Path(__file__).parents[2] / "zoo" / "config" / "network_sizes.json"
 GOLDEN = json.loads(FILE.read_text())
 REMEDY = "python -m tests.golden adds new networks"
 

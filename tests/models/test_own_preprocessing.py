@@ -13,7 +13,7 @@ from torchvision.models import ResNet50_Weights, get_model_weights
 
 import zoo
 from tests.data.sample_images import random_image
-from zoo.data.transforms import ValTransform
+from zoo.data.transforms.classification import ValTransform
 from zoo.models.external import own_preprocessing
 
 # Landscape, portrait, smaller than the crop, square, and elongated.

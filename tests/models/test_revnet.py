@@ -10,11 +10,11 @@ from torch import nn
 import zoo
 from tests.formula import relative_error
 from tests.step import step
+from zoo.config.architectures import ARCHITECTURES
 from zoo.layers import ABN, init_weights, norm_act
 from zoo.layers.revnet_blocks import PooledShortcut, PreactBlock
 from zoo.models.preact import PreactResNet
 from zoo.models.revnet import RevNet
-from zoo.spec.architectures import ARCHITECTURES
 
 # Table 2 of Gomez et al. 2017 has these, rounded; 45.2 M for RevNet-104, whose public code has 45.43 M
 COUNTS = {

@@ -17,11 +17,11 @@ from scripts.measure_depth import PROVIDERS, main
 from tests.formula import relative_error
 from tests.models.test_grid_bits import differing, train
 from tests.step import step
-from zoo.config import parse_experiment
+from zoo.config.network import NetworkSpec
 from zoo.config.optimizer import Optimizer
+from zoo.config.parse import parse_experiment
 from zoo.engine.optim import build_optimizer
 from zoo.models.revvit import RevViT
-from zoo.spec.network import NetworkSpec
 
 TINY: dict[str, Any] = {"structure": (3,), "width": 16, "heads": 2, "patch": 4, "image_size": 16}
 

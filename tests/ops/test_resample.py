@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
+from zoo.config.limits import MAX_PIXELS
 from zoo.errors import DataError
 from zoo.ops.abn import native
 from zoo.ops.resample import resize_image
-from zoo.spec.limits import MAX_PIXELS
 
 compiled = pytest.mark.skipif(
     native.unavailable_reason() is not None, reason=f"compiled kernels: {native.unavailable_reason()}"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zoo.config import experiments_dir, load_experiment, parse_experiment
+from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
 from zoo.reproduce.training_runs import TrainingRun
 
 EXPERIMENT = "revnet38_cifar10_short"

@@ -10,8 +10,10 @@ import torch
 
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
+from zoo.benchmark.plot_style import Line
 from zoo.benchmark.strategies import Strategy
-from zoo.config import experiments_dir, load_experiment
+from zoo.config.network import NetworkSpec
+from zoo.config.parse import experiments_dir, load_experiment
 from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models import build_network
@@ -21,8 +23,6 @@ from zoo.reproduce import inplace_abn_table2 as table2
 from zoo.reproduce import inplace_abn_timing as timing
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.published_numbers import published, published_numbers
-from zoo.run.plot_style import Line
-from zoo.spec.network import NetworkSpec
 
 
 def by_id(section: Section) -> dict[str, Comparison]:

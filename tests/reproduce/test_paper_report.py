@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.reproduce.scoreboards import ENVIRONMENT, found, number, publish, section
+from zoo.benchmark.plot_style import Line, Panel
 from zoo.errors import ConfigError
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.paper_report import read_report, write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.training_runs import load_changed
-from zoo.run.plot_style import Line, Panel
 
 
 def test_all_experiments_of_the_tables_exist() -> None:

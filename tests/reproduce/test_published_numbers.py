@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from zoo.config import experiments_dir, load_experiment
+from zoo.config.architectures import ARCHITECTURES
+from zoo.config.parse import experiments_dir, load_experiment
 from zoo.reproduce.published_numbers import PUBLISHED_DIR, PublishedNumber, published, published_numbers
-from zoo.spec.architectures import ARCHITECTURES
 
 PAPERS = sorted(file.stem for file in PUBLISHED_DIR.glob("*.json"))
 EXPERIMENTS = {file.stem: load_experiment(file) for file in sorted(experiments_dir().glob("*.json"))}

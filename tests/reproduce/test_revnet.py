@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.reproduce.runs import run_of
-from zoo.config import experiments_dir, load_experiment
+from zoo.config.parse import experiments_dir, load_experiment
 from zoo.reproduce import error_rates
 from zoo.reproduce import revnet_figure4 as figures
 from zoo.reproduce import revnet_table1 as table1

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.reproduce.runs import make_run, run_of
-from zoo.config import experiments_dir, load_experiment
+from zoo.config.parse import experiments_dir, load_experiment
 from zoo.layers.invertible import InvertibleNorm
 from zoo.reproduce import revnext_figure12 as figure12
 from zoo.reproduce import revnext_figures5and6 as laws

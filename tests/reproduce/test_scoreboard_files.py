@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.reproduce.scoreboards import found, number, publish, rows, section
+from zoo.benchmark.plot_style import Line, Panel
 from zoo.reproduce.scoreboard_files import csv_text, read_rows, summary, write_forms
-from zoo.run.plot_style import Line, Panel
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from zoo.config import MIN_LINEAR_LR, experiment_names, leaves, load_experiment
+from zoo.config.architectures import architecture
+from zoo.config.describe import leaves
+from zoo.config.parse import experiment_names, load_experiment
+from zoo.config.schedule import MIN_LINEAR_LR
 from zoo.models.deeplab import HEAD_CHANNELS, HEAD_DILATIONS
 from zoo.models.resnext import GROUPS
-from zoo.spec.architectures import architecture
 
 EPOCH = 50_000 // 100  # steps of an epoch of CIFAR with the batches of the RevNet paper
 # Patterns of experiments, the place that prints their settings, and these settings.

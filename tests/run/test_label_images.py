@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from zoo.config import parse_experiment
+from zoo.config.parse import parse_experiment
 from zoo.errors import ConfigError
 from zoo.run.label_images import KINDS, colors_of
 from zoo.tasks.tta import Segments

@@ -18,9 +18,9 @@ from torch.utils.data import Dataset, IterableDataset
 import zoo
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import differences, make_images
+from zoo.config.network import NetworkSpec
 from zoo.engine.checkpoint import read
 from zoo.remat.lean import is_lean
-from zoo.spec.network import NetworkSpec
 
 SETTINGS: dict[str, Any] = {
     "optimizer": {"batch_size": 8, "learning_rate": 0.05, "schedule": {"type": "cosine", "mode": "step", "epochs": 2}},
@@ -178,7 +178,7 @@ def test_settings_are_a_mapping_or_an_experiment_whose_network_is_replaced(tmp_p
     spec = NetworkSpec(arch="resnet32_cifar", num_classes=2, norm="inplace")
     result = zoo.train(spec, Noise(), log_dir=tmp_path, experiment="resnet32_cifar10_short", epochs=1, batch_size=12)
     config = read(result.checkpoint)["config"]
-    bundled = zoo.config.load_experiment("resnet32_cifar10_short")
+    bundled = zoo.config.parse.load_experiment("resnet32_cifar10_short")
     assert (config["network"]["norm"], config["network"]["num_classes"]) == ("inplace", 2)
     assert config["optimizer"]["learning_rate"] == bundled.optimizer.learning_rate
     assert (config["optimizer"]["batch_size"], config["optimizer"]["schedule"]["epochs"]) == (12, 1)

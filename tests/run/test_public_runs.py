@@ -10,7 +10,7 @@ import pytest
 import zoo
 import zoo.run.training
 from tests.engine.tiny import make_images
-from zoo.config import parse_experiment
+from zoo.config.parse import parse_experiment
 from zoo.run.training import TrainingResult
 
 SETTINGS = {

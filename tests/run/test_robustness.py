@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torchvision import transforms
 
 from tests.data.sample_images import random_image
-from zoo.config import parse_experiment
+from zoo.config.parse import parse_experiment
 from zoo.data.imagenet import imagenet_wnids
 from zoo.errors import ConfigError, DataError
+from zoo.registry.load_network import LoadedNetwork
 from zoo.run.robustness import score_set
-from zoo.run.scoring import LoadedNetwork
 from zoo.tasks.prediction import Recorder
 
 SIDE = 8

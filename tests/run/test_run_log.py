@@ -16,7 +16,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from zoo.config import Experiment, parse_experiment
+from zoo.config.experiment import Experiment
+from zoo.config.parse import parse_experiment
 from zoo.engine.reporting import TrainMetrics
 from zoo.run.log_folder import METRICS_FILE
 from zoo.run.run_log import JsonLines, RunLog

@@ -15,10 +15,10 @@ from torchvision.transforms import ToTensor
 from tests.data.sample_images import random_image
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import this_process
-from zoo.config import parse_experiment
+from zoo.config.parse import parse_experiment
 from zoo.errors import ConfigError, DataError
+from zoo.registry.load_network import LoadedNetwork
 from zoo.run.label_images import ORIGINAL_KINDS
-from zoo.run.scoring import LoadedNetwork
 from zoo.run.segmenting import segment as segment_images
 from zoo.tasks.tta import segment
 

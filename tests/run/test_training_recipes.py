@@ -18,14 +18,16 @@ from torchvision import models
 from torchvision.transforms import v2
 
 from tests.engine.tiny import MemoryLog, differences, make_images, run
-from zoo.config import Experiment, experiment_names, leaves, load_experiment, parse_experiment
-from zoo.data.mixing import draw_mix
+from zoo.config.describe import leaves
+from zoo.config.experiment import Experiment
+from zoo.config.network import NetworkSpec
+from zoo.config.parse import experiment_names, load_experiment, parse_experiment
 from zoo.data.seeding import random_of
+from zoo.data.transforms.mixing import draw_mix
 from zoo.engine import trainer
 from zoo.engine.state import TrainState
 from zoo.engine.step import StepBatch
-from zoo.registry import build_from_config
-from zoo.spec.network import NetworkSpec
+from zoo.registry.get import build_from_config
 
 NAMES = [name for name in experiment_names() if name.startswith("imagenet_")]
 TABLE = Path(__file__).parents[1] / "golden" / "training_recipes.csv"

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.synchronization import no_synchronization
-from zoo.config import parse_experiment
+from zoo.config.parse import parse_experiment
 from zoo.engine.meters import Meter, Reading
 from zoo.engine.task import Task
 from zoo.tasks import task_of

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import zoo
 from tests.dist.spawn import run_distributed
-from zoo.config import parse_experiment
-from zoo.data.folder import Batch
+from zoo.config.parse import parse_experiment
+from zoo.data.dataset import Batch
 from zoo.engine.validation import validate
 from zoo.errors import DataError
 from zoo.remat.memory_use import count_memory

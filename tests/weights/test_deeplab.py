@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from zoo.config.architectures import ARCHITECTURES, has_same_tensors
 from zoo.errors import ConfigError, WeightsError
 from zoo.layers import InPlaceABN, InPlaceABNSync
-from zoo.spec.architectures import ARCHITECTURES, has_same_tensors
 from zoo.weights import read_state_dict
 from zoo.weights.stored_spec import check_same_network
 

@@ -266,7 +266,7 @@ def test_get_pretrained_downloads_verifies_and_loads(
     assert len(server.requests) == 1
     assert f"{NAME}: downloading {server.url}/{NAME}.pth.tar" in caplog.text
     weights_path(NAME).write_bytes(server.content[:-1] + b"x")
-    monkeypatch.setattr("zoo.registry._build", lambda *args, **kwargs: pytest.fail("a network was built"))
+    monkeypatch.setattr("zoo.registry.get._build", lambda *args, **kwargs: pytest.fail("a network was built"))
     for load in (lambda: zoo.get(NAME, pretrained=True), lambda: zoo.get("resnet34", weights=NAME)):
         with pytest.raises(WeightsError, match="the md5 is"):
             load()

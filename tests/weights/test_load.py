@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import zoo
 from zoo import load_weights
+from zoo.config.network import NetworkSpec
 from zoo.convert import from_torchvision
 from zoo.errors import ConversionError, WeightsError
 from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync
-from zoo.spec.network import NetworkSpec
 from zoo.weights import LoadReport, load_state_dict
 
 

@@ -10,9 +10,9 @@ import torch
 
 import zoo
 from zoo import load_weights
+from zoo.config.limits import MAX_CLASSES
+from zoo.config.network import NetworkSpec, Preprocessing
 from zoo.errors import WeightsError
-from zoo.spec.limits import MAX_CLASSES
-from zoo.spec.network import NetworkSpec, Preprocessing
 from zoo.weights import read_weights
 from zoo.weights.stored_spec import parse_stored_spec
 

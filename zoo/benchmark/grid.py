@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup
+from zoo.benchmark.plot_style import Line, Panel, draw_panels
 from zoo.benchmark.results import Results
 from zoo.engine.precision import DTYPES, autocast
 from zoo.engine.reconstruction import reconstruction_errors
@@ -25,7 +26,6 @@ from zoo.errors import VerificationError
 from zoo.files import write_bytes
 from zoo.layers.reversible import ReversibleSequential
 from zoo.remat.memory_use import measure_memory
-from zoo.run.plot_style import Line, Panel, draw_panels
 
 FLOAT, BFLOAT16 = "float32", "bfloat16"
 # As in the RevNet paper's experiments on CIFAR-10, whose batches are larger.

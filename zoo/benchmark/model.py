@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo.benchmark.network_setup import Setup, graph_step, room_for_compilations
+from zoo.benchmark.plot_style import Line, Panel, draw_panels
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import BASELINE, Strategy, build_all, refusals_noted
 from zoo.remat.memory_use import measure_memory
 from zoo.remat.timing import Clock, Step, ratios, time_interleaved, training_step
-from zoo.run.plot_style import Line, Panel, draw_panels
 from zoo.tables import counted
 
 

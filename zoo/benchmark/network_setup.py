@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.benchmark.results import Case
-from zoo.config import Segmentation
+from zoo.config.architectures import REVERSIBLE_TWINS, architecture
+from zoo.config.network import NetworkSpec
+from zoo.config.segmentation_section import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
 from zoo.errors import ConfigError, join_names
 from zoo.models import build_network
@@ -25,8 +27,6 @@ from zoo.remat.lean import lean
 from zoo.remat.memory_use import clear_gradients
 from zoo.remat.report.block_checkpointing import checkpoint_blocks
 from zoo.remat.timing import Step, training_step
-from zoo.spec.architectures import REVERSIBLE_TWINS, architecture
-from zoo.spec.network import NetworkSpec
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 from zoo.torch_internals.compiler import recompile_limit
 

@@ -149,9 +149,9 @@ class BenchmarkModel(Benchmark):
 
     def measure(self, results: Results) -> None:
         from zoo.benchmark.model import draw, measure_strategies
+        from zoo.benchmark.plot_style import check_matplotlib
         from zoo.benchmark.strategies import all_strategies, choose_strategies
         from zoo.files import write_bytes
-        from zoo.run.plot_style import check_matplotlib
 
         if self.plot:
             check_matplotlib()
@@ -167,7 +167,7 @@ class BenchmarkModel(Benchmark):
     def setup(self, network: str, results: Results) -> Setup:
         """Return the network and the images to measure."""
         from zoo.benchmark.network_setup import Setup
-        from zoo.spec.network import parse_spec
+        from zoo.config.network import parse_spec
 
         options = {"input_3x3": True} if self.input_3x3 else {}
         spec = parse_spec({"arch": network, "options": options}, network)
@@ -204,9 +204,9 @@ class BenchmarkLean(Benchmark):
     def measure(self, results: Results) -> None:
         from zoo.benchmark.lean_networks import measure_lean_network
         from zoo.benchmark.network_setup import Setup
+        from zoo.config.network import NetworkSpec
         from zoo.models.external import list_networks, smallest_of_each_family, split_name
         from zoo.remat.budget import parse_bytes
-        from zoo.spec.network import NetworkSpec
 
         found = [each for name in self.models for each in ([name] if split_name(name) is None else list_networks(name))]
         if self.one_per_family:
@@ -245,8 +245,8 @@ class BenchmarkGrid(Benchmark):
     def measure(self, results: Results) -> None:
         from zoo.benchmark.grid import draw_errors, measure_grids
         from zoo.benchmark.network_setup import Setup
-        from zoo.run.plot_style import check_matplotlib
-        from zoo.spec.network import NetworkSpec
+        from zoo.benchmark.plot_style import check_matplotlib
+        from zoo.config.network import NetworkSpec
 
         check_matplotlib()
         for network in self.networks:

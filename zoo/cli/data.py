@@ -15,7 +15,7 @@ from zoo.cli.options import (
     default_workers,
     option,
 )
-from zoo.data.location import require_local
+from zoo.data.sources.location import require_local
 from zoo.errors import DataError, escape
 from zoo.tables import counted
 
@@ -32,7 +32,7 @@ class DataCheck(Command):
     """Threads that read files (default: number of cores, at most 4)."""
 
     def run(self) -> int:
-        from zoo.config import load_experiment
+        from zoo.config.parse import load_experiment
         from zoo.data.loader import DEFAULT_OPTIONS
         from zoo.data.named import open_data
         from zoo.data.prepare.check import check_images
@@ -72,7 +72,7 @@ class DataShard(Command):
 
     def run(self) -> int:
         from zoo.data.prepare.write_shards import write_shards
-        from zoo.data.source import FolderSource
+        from zoo.data.sources.folder import FolderSource
 
         for root in _splits(require_local(self.data)):
             is_train, target = root.name == "train", self.out / root.name

@@ -60,7 +60,7 @@ def _devices() -> dict[str, str]:
 
 
 def _files() -> dict[str, str]:
-    from zoo.config import experiments_dir
+    from zoo.config.parse import experiments_dir
     from zoo.files import cache_dir
 
     return {"cache": f"{cache_dir()} (ZOO_CACHE sets another)", "experiments": str(experiments_dir())}

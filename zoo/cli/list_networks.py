@@ -27,7 +27,7 @@ class List(Command):
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from zoo.names import list_models
+        from zoo.registry.names import list_models
         from zoo.tables import markdown_table
 
         patterns = []
@@ -62,8 +62,8 @@ class List(Command):
 
 def describe(name: str) -> dict[str, Any]:
     """Return the facts of a network that ``zoo list`` and ``zoo show`` print: name, sizes and published scores."""
+    from zoo.config.architectures import ARCHITECTURES
     from zoo.config.published import published
-    from zoo.spec.architectures import ARCHITECTURES
 
     about = published().get(name)
     arch, sizes = name, sizes_of(name)
@@ -84,8 +84,8 @@ def describe(name: str) -> dict[str, Any]:
 
 def sizes_of(name: str) -> dict[str, Any]:
     """Return the entry of `network_sizes` for an architecture or a published name; ConfigError for another name."""
+    from zoo.config.architectures import architecture, network_sizes
     from zoo.config.published import published
-    from zoo.spec.architectures import architecture, network_sizes
 
     about = published().get(name)
     if about is None:

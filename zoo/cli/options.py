@@ -34,7 +34,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from zoo.data.location import DataName, DataPath, parse_data_path
+from zoo.data.sources.location import DataName, DataPath, parse_data_path
 from zoo.errors import ConfigError, escape
 
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}

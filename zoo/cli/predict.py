@@ -41,11 +41,11 @@ class Predict(Command):
 
     def run(self) -> int:
         from zoo.data.classes import class_names
-        from zoo.data.scan import find_images
-        from zoo.data.transforms import ValTransform
+        from zoo.data.sources.scan import find_images
+        from zoo.data.transforms.classification import ValTransform
         from zoo.engine.process import open_process
+        from zoo.registry.load_network import load_network
         from zoo.run.console import Progress
-        from zoo.run.scoring import load_network
         from zoo.tasks.prediction import BATCH_SIZE, predict
 
         # In the order of the arguments; files of a folder in the order of a data set.

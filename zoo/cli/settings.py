@@ -25,7 +25,8 @@ class Settings(Command):
     """Print a JSON schema of experiment files, for editors."""
 
     def run(self) -> int:
-        from zoo.config import Experiment, describe_settings
+        from zoo.config.describe import describe_settings
+        from zoo.config.experiment import Experiment
 
         if self.json:
             print(json.dumps(Experiment.model_json_schema(), indent=2))

@@ -13,7 +13,7 @@ from zoo.cli.options import Command, argument
 from zoo.errors import escape, shorten_repr
 
 if TYPE_CHECKING:
-    from zoo.names import Resolved
+    from zoo.registry.names import Resolved
 
 WIDTH = 110
 INDENT = 26
@@ -31,7 +31,7 @@ class Show(Command):
 
     def run(self) -> int:
         from zoo.config.published import published
-        from zoo.names import resolve
+        from zoo.registry.names import resolve
 
         found = resolve(self.name)
         if found.experiment is not None and found.is_experiment and self.name not in published():
@@ -49,9 +49,9 @@ class Show(Command):
 
 def _facts_of_network(name: str) -> dict[str, Any]:
     """Return the structure of a network, its training settings and scores, and the source of its weights."""
-    from zoo.config import describe_options
+    from zoo.config.architectures import ARCHITECTURES
+    from zoo.config.describe import describe_options
     from zoo.config.published import published
-    from zoo.spec.architectures import ARCHITECTURES
 
     entry, about = describe(name), published().get(name)
     arch = ARCHITECTURES[entry["arch"]]
@@ -75,9 +75,9 @@ def _facts_of_network(name: str) -> dict[str, Any]:
 
 def _facts_of_external(name: str) -> dict[str, Any]:
     """Return the size of a network of another package, which is built on the meta device."""
+    from zoo.config.architectures import EXTERNAL_MEMORY
+    from zoo.config.network import NetworkSpec
     from zoo.models.build import build_on_meta
-    from zoo.spec.architectures import EXTERNAL_MEMORY
-    from zoo.spec.network import NetworkSpec
 
     model = build_on_meta(NetworkSpec(arch=name))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())

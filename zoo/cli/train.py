@@ -57,7 +57,7 @@ class Train(Command, ProcessOptions):
     every 10 steps."""
 
     def run(self) -> int:
-        from zoo.config import parse_experiment
+        from zoo.config.parse import parse_experiment
         from zoo.data.named import open_data
         from zoo.engine.process import open_process
         from zoo.run.experiments import experiment_for

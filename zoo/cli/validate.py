@@ -19,16 +19,17 @@ from zoo.cli.options import (
     option,
     positive,
 )
-from zoo.data.location import DataName, require_local
+from zoo.config.limits import CropMode, Interpolation
+from zoo.data.sources.location import DataName, require_local
 from zoo.errors import ConfigError, join_names
-from zoo.spec.limits import CropMode, Interpolation
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_crop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zoo.engine.process import Process
-    from zoo.run.scoring import LoadedNetwork, Scores
+    from zoo.registry.load_network import LoadedNetwork
+    from zoo.run.scoring import Scores
     from zoo.tasks.prediction import Prediction, Recorder
 
 SetName = Literal["imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch", "imagenet-real"]
@@ -95,7 +96,7 @@ class Validate(Command, ScoreOptions):
     def run(self) -> int:
         from zoo.engine.process import open_process
         from zoo.files import write_json
-        from zoo.run.scoring import load_network
+        from zoo.registry.load_network import load_network
         from zoo.tasks.prediction import Recorder
 
         self._check_protocol()

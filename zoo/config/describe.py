@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from zoo.config.architectures import Architecture
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import OPTIMIZER_PARAMS
 from zoo.config.schedule import SCHEDULE_PARAMS
+from zoo.config.section import Section, inner_section, settings_of
 from zoo.errors import join_names
-from zoo.spec.architectures import Architecture
-from zoo.spec.section import Section, inner_section, settings_of
 
 _TYPE_NAMES = {
     "integer": "whole number",

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
+from zoo.config.architectures import ARCHITECTURES, is_external
+from zoo.config.limits import MAX_BATCH, MAX_SIDE, MAX_STEPS
+from zoo.config.network import STORED_ALONE, NetworkSpec, Preprocessing, Scale, Side
 from zoo.config.optimizer import Optimizer
 from zoo.config.regularization import Regularization
+from zoo.config.section import Section
 from zoo.config.segmentation_section import Segmentation
 from zoo.errors import ConfigError
-from zoo.spec.architectures import ARCHITECTURES, is_external
-from zoo.spec.limits import MAX_BATCH, MAX_SIDE, MAX_STEPS
-from zoo.spec.network import STORED_ALONE, NetworkSpec, Preprocessing, Scale, Side
-from zoo.spec.section import Section
 
 # "center" or "tencrop" and the side of the crop in px, as in center224. Segmentation: the whole image at one scale, or
 # the mean of the probabilities of the image and of its mirror image.
@@ -280,7 +280,7 @@ class Experiment(Section):
 def check_world_size(config: Experiment, world_size: int) -> None:
     """Raise ConfigError unless ``optimizer.batch_size`` is a multiple of world size times ``accumulate_steps``.
 
-    With mixed images it also has to be a multiple of twice the world size, see `zoo.data.mixing`.
+    With mixed images it also has to be a multiple of twice the world size, see `zoo.data.transforms.mixing`.
     """
     batch_size, accumulate_steps = config.optimizer.batch_size, config.optimizer.accumulate_steps
     if config.regularization.mixes and batch_size % (2 * world_size):

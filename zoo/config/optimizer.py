@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator
 
+from zoo.config.limits import MAX_BATCH, MAX_RATE, MAX_STEPS
 from zoo.config.schedule import Schedule
-from zoo.spec.limits import MAX_BATCH, MAX_RATE, MAX_STEPS
-from zoo.spec.section import Section
+from zoo.config.section import Section
 
 Rate = Annotated[float, Field(gt=0, le=MAX_RATE)]
 Beta = Annotated[float, Field(ge=0, lt=1)]

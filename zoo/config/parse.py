@@ -14,13 +14,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from zoo.config.architectures import ARCHITECTURES, PACKAGES, is_external
 from zoo.config.describe import describe_settings
 from zoo.config.experiment import Experiment
-from zoo.errors import ConfigError, escape, nearest
-from zoo.files import decode_text, open_regular
-from zoo.spec.architectures import ARCHITECTURES, PACKAGES, is_external
-from zoo.spec.network import read_original_keys
-from zoo.spec.section import (
+from zoo.config.network import read_original_keys
+from zoo.config.section import (
     MAX_PROBLEMS,
     UNKNOWN_KEY,
     KeyPath,
@@ -30,6 +28,8 @@ from zoo.spec.section import (
     problems_of,
     raise_problems,
 )
+from zoo.errors import ConfigError, escape, nearest
+from zoo.files import decode_text, open_regular
 
 logger = logging.getLogger("zoo")
 
@@ -89,7 +89,7 @@ def load_experiment(name: str | Path, log_notices: bool = True, known_networks_o
 def parse_experiment(content: dict[str, Any], source: str) -> Experiment:
     """Return the experiment for parsed JSON ``content``; ``source`` names it in messages.
 
-    Accepts the original project's keys of the ``network`` section, see `zoo.spec.network.read_original_keys`, and
+    Accepts the original project's keys of the ``network`` section, see `zoo.config.network.read_original_keys`, and
     unknown architectures, for custom networks. Raises ConfigError with one line per problem.
     """
     return _parse(content, source, known_networks_only=False)

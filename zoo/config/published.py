@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from zoo.config.experiment import Expected, Experiment, PublishedWeights
+from zoo.config.network import NetworkSpec
 from zoo.config.parse import experiments_dir, find_experiment, load_experiment
 from zoo.errors import ConfigError, nearest
-from zoo.spec.network import NetworkSpec
 
 SUFFIX = ".pth.tar"
 

@@ -1,6 +1,6 @@
 """The ``regularization`` section: mixed images, and the loss of soft targets.
 
-Tested by tests/data/test_mixing.py.
+Tested by tests/data/transforms/test_mixing.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zoo.spec.section import Section
+from zoo.config.section import Section
 
 Alpha = Annotated[float, Field(ge=0, le=1000)]
 Probability = Annotated[float, Field(ge=0, le=1)]

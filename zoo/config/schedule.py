@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
-from zoo.spec.limits import MAX_EPOCHS, MAX_RATE, MAX_STEPS
-from zoo.spec.section import Section
+from zoo.config.limits import MAX_EPOCHS, MAX_RATE, MAX_STEPS
+from zoo.config.section import Section
 
 # Paper, section 4.1: the rate of WideResNet38 decays linearly from 0.1 "to 1e-6". With the published alpha it reaches
 # zero some 400 steps before the end and then becomes negative, so a linear schedule has this lower bound.

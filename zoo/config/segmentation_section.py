@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zoo.spec.limits import MAX_SIDE
-from zoo.spec.section import Section
+from zoo.config.limits import MAX_SIDE
+from zoo.config.section import Section
 
 Factor = Annotated[float, Field(ge=0.01, le=100)]
 

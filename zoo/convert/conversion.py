@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zoo.config.architectures import is_external
+from zoo.config.network import NetworkSpec
 from zoo.errors import ConversionError, VerificationError, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import iter_tensors
-from zoo.names import resolve
-from zoo.spec.architectures import is_external
-from zoo.spec.network import NetworkSpec
+from zoo.registry.names import resolve
 from zoo.weights import load_state_dict
 from zoo.weights.load import num_outputs
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.config.network import NetworkSpec, merge, parse_spec
 from zoo.convert.conversion import REQUIRED, ConversionReport, check_own
 from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 from zoo.errors import ConfigError, ConversionError, escape
 from zoo.files import replacing, write_bytes
-from zoo.spec.network import NetworkSpec, merge, parse_spec
 from zoo.weights import StoredWeights, read_weights
 from zoo.weights.load import num_outputs
 from zoo.weights.safetensors_files import SUFFIX, safetensors_bytes

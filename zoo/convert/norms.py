@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from zoo.config.network import NetworkSpec
 from zoo.convert.conversion import (
     ConversionReport,
     StateDict,
@@ -16,7 +17,6 @@ from zoo.convert.conversion import (
 )
 from zoo.convert.norm_conversion import NormPlan, apply_plans, plan_norms
 from zoo.layers.norm import ABN
-from zoo.spec.network import NetworkSpec
 
 
 def inplace_to_standard(

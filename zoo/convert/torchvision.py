@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from zoo.config.architectures import ARCHITECTURES
+from zoo.config.network import NetworkSpec
 from zoo.convert.conversion import ConversionReport, StateDict, source_spec
 from zoo.errors import ConfigError, ConversionError, join_names
 from zoo.models.build import build_on_meta
-from zoo.spec.architectures import ARCHITECTURES
-from zoo.spec.network import NetworkSpec
 from zoo.weights.load import COUNTER, MAX_KEYS, check_fits
 
 TORCHVISION_LAYERS = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}

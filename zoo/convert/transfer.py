@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from torch import nn
 
+from zoo.config.architectures import ARCHITECTURES
+from zoo.config.network import WITH_PARAMETER, NetworkSpec
 from zoo.convert.norms import inplace_to_standard, standard_to_inplace
 from zoo.errors import ConversionError, WeightsError, escape
-from zoo.spec.architectures import ARCHITECTURES
-from zoo.spec.network import WITH_PARAMETER, NetworkSpec
 from zoo.weights import LoadReport, StoredWeights, load_stored
 from zoo.weights.stored import settings_to_compare
 from zoo.weights.stored_spec import ASKED_BY_NETWORK

@@ -12,7 +12,7 @@ from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
 from zoo.errors import DataError, escape, join_names
 
 if TYPE_CHECKING:
-    from zoo.data.folder import ImageDataset
+    from zoo.data.dataset import ImageDataset
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from zoo.config import Experiment
+from zoo.config.experiment import Experiment
 from zoo.data.classes import check_num_classes
-from zoo.data.folder import Batch, ImageDataset, ImageFolder, Sample, collate
-from zoo.data.location import DataPath
+from zoo.data.dataset import Batch, ImageDataset, ImageFolder, Sample, collate
 from zoo.data.map_dataset import Datasets, MapDataset
 from zoo.data.sampler import Key, TrainBatches, ValBatches
-from zoo.data.transforms import TrainTransform, ValTransform
+from zoo.data.sources.location import DataPath
+from zoo.data.transforms.classification import TrainTransform, ValTransform
 from zoo.errors import DataError
 from zoo.torch_internals.data import end_workers
 

@@ -17,9 +17,9 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from zoo.data.folder import ImageDataset, Sample
+from zoo.data.dataset import ImageDataset, Sample
 from zoo.data.seeding import seeded_global_generators
-from zoo.data.transforms import Drawn, Transform, as_pixels
+from zoo.data.transforms.classification import Drawn, Transform, as_pixels
 from zoo.errors import DataError, join_names, shorten_repr
 
 

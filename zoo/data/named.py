@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from torchvision import datasets as of_torchvision
 
 from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
-from zoo.data.location import DataName, DataPath
 from zoo.data.map_dataset import Datasets
+from zoo.data.sources.location import DataName, DataPath
 from zoo.errors import DataError, join_names, nearest
 from zoo.files import cache_dir, is_offline
 

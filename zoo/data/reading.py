@@ -13,9 +13,9 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
+from zoo.config.limits import MAX_FILE_BYTES, MAX_PIXELS
 from zoo.errors import DataError, escape
 from zoo.files import decode_text, open_regular
-from zoo.spec.limits import MAX_FILE_BYTES, MAX_PIXELS
 
 # PIL's names of the accepted formats, and torchvision's image extensions. PIL supports more formats; one of them, EPS,
 # runs an external program.

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from zoo.config.architectures import ARCHITECTURES, is_external
 from zoo.engine.process import Process
 from zoo.engine.state import TrainState, broadcast_buffers, rank_state, shared_state
 from zoo.errors import CheckpointError, escape, truncate
 from zoo.files import remove_leftovers, replacing
-from zoo.spec.architectures import ARCHITECTURES, is_external
 from zoo.weights.read import load_bounded
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from zoo.config import leaves
-from zoo.data.folder import ImageDataset
+from zoo.config.describe import leaves
+from zoo.data.dataset import ImageDataset
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, join_names
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.config import Optimizer
-from zoo.config.optimizer import TIMM, WITH_MOMENTUM
+from zoo.config.optimizer import TIMM, WITH_MOMENTUM, Optimizer
 from zoo.errors import ConfigError
 from zoo.torch_internals.data import NormBase
 

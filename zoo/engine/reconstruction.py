@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.config import Training
+from zoo.config.experiment import Training
 from zoo.errors import ConfigError
 from zoo.ops.context import RandomState, restored_buffers
 

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.config import Experiment, leaves
+from zoo.config.describe import leaves
+from zoo.config.experiment import Experiment
+from zoo.config.network import NetworkSpec
 from zoo.engine import checkpoint
 from zoo.engine.consistency import ABSENT, differing_keys
 from zoo.engine.process import Process, seed_everything
@@ -19,8 +21,7 @@ from zoo.engine.reconstruction import check_meter
 from zoo.engine.state import TrainState, build_state, load_rank_state, load_shared_state
 from zoo.engine.task import Task
 from zoo.errors import CheckpointError, escape, join_names, truncate
-from zoo.registry import build_from_config, load_weights
-from zoo.spec.network import NetworkSpec
+from zoo.registry.get import build_from_config, load_weights
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from zoo.config import Experiment
+from zoo.config.experiment import Experiment
 from zoo.engine.meters import Meter
 from zoo.engine.optim import build_optimizer
 from zoo.engine.process import Process

@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from zoo.config import Experiment
+from zoo.config.experiment import Experiment
 from zoo.data.loader import Loader, LoaderOptions
-from zoo.data.location import DataPath
 from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
+from zoo.data.sources.location import DataPath
 from zoo.engine.meters import Reading
 
 Forward = Callable[[Tensor], Tensor]

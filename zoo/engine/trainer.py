@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zoo.data.folder import Batch, ImageDataset
+from zoo.config.network import escape_names
+from zoo.data.dataset import Batch, ImageDataset
 from zoo.data.loader import Loader
-from zoo.data.mixing import draw_mix, mix_images, mix_targets, partners
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.seeding import random_of
+from zoo.data.transforms.mixing import draw_mix, mix_images, mix_targets, partners
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.meters import Reading
 from zoo.engine.optim import set_lr
@@ -25,7 +26,6 @@ from zoo.engine.stop import StopSignals
 from zoo.engine.task import Result
 from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, NonFiniteLossError, TrainingInterrupted, escape, join_names
-from zoo.spec.network import escape_names
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from zoo.data.folder import Batch
+from zoo.data.dataset import Batch
 from zoo.engine.meters import Meter
 from zoo.engine.precision import AMP_DTYPES, at_least_float32, autocast
 from zoo.engine.task import EvalProtocol, Result, Task

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from zoo.config.network import NetworkSpec
+from zoo.config.section import parse_section
 from zoo.errors import ConfigError, join_names
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
 from zoo.ops.context import is_fx_proxy
 from zoo.remat.lean import lean
-from zoo.spec.network import NetworkSpec
-from zoo.spec.section import parse_section
 
 Entry = TypeVar("Entry")
 BEFORE_POOL = "stem"  # in out_indices: the input of the stem's pool
@@ -71,7 +71,7 @@ class Network(nn.Module):
     """
 
     pretrained_cfg: dict[str, Any]
-    built_as: Any = None  # the `zoo.spec.network.NetworkSpec` of the network, None if unknown
+    built_as: Any = None  # the `zoo.config.network.NetworkSpec` of the network, None if unknown
     classifier_name = "classifier"  # the module that computes logits from features
     linear_name = "fc"  # the linear layer in it
     norm_name = "bn_out"  # the norm after the last stage, which a network may lack

@@ -1,6 +1,6 @@
 """Builds networks from their `NetworkSpec`.
 
-Tested by tests/test_registry.py.
+Tested by tests/registry/test_get.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from zoo.config.architectures import LEAN, Architecture, architecture
+from zoo.config.network import NetworkSpec
 from zoo.errors import ConfigError
 from zoo.layers.init import init_weights
 from zoo.layers.norm import InPlaceABN, NormFactory, norm_act
@@ -28,8 +30,6 @@ from zoo.models.revnext_baselines import RevNeXtBaseline, TwoBranchIRevNet
 from zoo.models.revvit import RevViT
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
 from zoo.remat.lean import lean
-from zoo.spec.architectures import LEAN, Architecture, architecture
-from zoo.spec.network import NetworkSpec
 from zoo.torch_internals.data import NormBase
 
 

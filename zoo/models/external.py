@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zoo.config.architectures import EXTERNAL_MEMORY, LEAN, PACKAGES
+from zoo.config.network import Preprocessing
+from zoo.config.section import parse_section
 from zoo.errors import ConfigError, join_names, nearest, truncate
 from zoo.remat.lean import lean
-from zoo.spec.architectures import EXTERNAL_MEMORY, LEAN, PACKAGES
-from zoo.spec.network import Preprocessing
-from zoo.spec.section import parse_section
 from zoo.torch_internals.data import tree_leaves
 
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from zoo.config.limits import MAX_GRID_BITS
 from zoo.errors import ConfigError, VerificationError
 from zoo.ops.abn import native, reference
 from zoo.ops.abn.backend import kernels_for
-from zoo.spec.limits import MAX_GRID_BITS
 
 HALF = (torch.float16, torch.bfloat16)
 SIGNIFICAND_BITS = {torch.float32: 24, torch.float64: 53}

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from zoo.config.limits import MAX_PIXELS
 from zoo.errors import DataError
 from zoo.ops.abn import native
-from zoo.spec.limits import MAX_PIXELS
 
 # Values are rounded between the horizontal and the vertical pass, so their order matters. Since version 13 PIL starts
 # with the vertical pass where the height shrinks by more than twice as many pixels as the width.

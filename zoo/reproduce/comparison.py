@@ -11,8 +11,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
+from zoo.benchmark.plot_style import Panel
 from zoo.reproduce.published_numbers import Evidence, PublishedNumber
-from zoo.run.plot_style import Panel
 from zoo.tables import number_text
 
 Value = float | str | None

@@ -17,6 +17,7 @@ from zoo.data.imagenet import NUM_CLASSES, NUM_VAL_IMAGES
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, DataError, ZooError
 from zoo.files import write_json
+from zoo.registry.load_network import LoadedNetwork, load_network
 from zoo.reproduce.comparison import Comparison
 from zoo.reproduce.inplace_abn_scores import compare_imagenet_scores
 from zoo.run import scoring
@@ -75,7 +76,7 @@ def reproduce_imagenet(
             rows.append(
                 {
                     "network": name,
-                    **network.result_json(result, process),
+                    **scoring.result_json(network, result, process),
                     "protocol": protocol,
                     "date": utc_now(),
                     "command": command_line,
@@ -97,11 +98,11 @@ def choose_networks(patterns: Sequence[str]) -> list[str]:
     return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def _load(name: str, process: Process) -> tuple[scoring.LoadedNetwork | None, str]:
+def _load(name: str, process: Process) -> tuple[LoadedNetwork | None, str]:
     """Return the network, or on all ranks None and the reason if one of them cannot load it."""
     network, fault = None, None
     try:
-        network = scoring.load_network(name)
+        network = load_network(name)
     except ZooError as error:
         fault = " ".join(str(error).split())
     faults = [each for each in process.broadcast(process.gather(fault)) if each is not None]

@@ -15,6 +15,7 @@ from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER
 from zoo.benchmark.variants import SLOPE, STRATEGIES, Block
+from zoo.config.network import NetworkSpec
 from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.resnext import GROUPS
@@ -23,7 +24,6 @@ from zoo.reproduce.comparison import Section
 from zoo.reproduce.inplace_abn_table2 import GPUS, IN_PLACE, PLAIN_IABN
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published
-from zoo.spec.network import NetworkSpec
 
 WIDTH, SIDE = 128, 56  # of the bottlenecks in the first module of ResNeXt-101, for images of 224 pixels
 BATCH = 2

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
+from zoo.benchmark.plot_style import Line, Panel
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
-from zoo.config import load_experiment
+from zoo.config.architectures import LEAN, architecture
+from zoo.config.network import NetworkSpec
+from zoo.config.parse import load_experiment
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
-from zoo.run.plot_style import Line, Panel
-from zoo.spec.architectures import LEAN, architecture
-from zoo.spec.network import NetworkSpec
 
 logger = logging.getLogger(__name__)
 

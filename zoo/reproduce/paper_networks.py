@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.config.network import merge, parse_spec
 from zoo.layers.init import init_weights
 from zoo.models import build_network
 from zoo.remat.memory_use import count_memory
-from zoo.spec.network import merge, parse_spec
 
 
 def build_for_training(name: str, device: str = "cpu", **settings: Any) -> nn.Module:

@@ -11,11 +11,11 @@ from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from zoo.benchmark.plot_style import Line, Panel, draw_panels
 from zoo.errors import ConfigError
 from zoo.files import write_bytes, write_json
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
-from zoo.run.plot_style import Line, Panel, draw_panels
 
 
 def write_report(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from zoo.benchmark.plot_style import check_matplotlib
 from zoo.errors import ConfigError, join_names
 from zoo.reproduce.comparison import Comparison
 from zoo.reproduce.imagenet import read_scores
@@ -24,7 +25,6 @@ from zoo.reproduce.scoreboard import Row
 from zoo.reproduce.scoreboard_files import read_rows, write_forms
 from zoo.reproduce.training_runs import draw_runs, read_runs, write_runs
 from zoo.run.environment import describe_environment
-from zoo.run.plot_style import check_matplotlib
 
 logger = logging.getLogger(__name__)
 

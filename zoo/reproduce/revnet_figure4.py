@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from zoo.config import load_experiment
+from zoo.benchmark.plot_style import Line, Panel
+from zoo.config.parse import load_experiment
 from zoo.reproduce.comparison import RULES, Comparison, Section
 from zoo.reproduce.error_rates import facts_of, needs_training
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.training_runs import TrainingRun
-from zoo.run.plot_style import Line, Panel
 
 CIFAR_EXPERIMENT = "revnet164_cifar10"
 LONG_CIFAR_EXPERIMENT = "revnet164_cifar10_longer"  # longer by the published number of epochs, with the angle meter

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
+from zoo.config.network import NetworkSpec
 from zoo.layers.reversible import ReversibleBlock
 from zoo.layers.revnet_blocks import TransitionBlock
 from zoo.reproduce.comparison import Section
@@ -22,7 +23,6 @@ from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
-from zoo.spec.network import NetworkSpec
 from zoo.torch_internals.data import NormBase
 
 

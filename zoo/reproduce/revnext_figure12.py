@@ -9,13 +9,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zoo.benchmark.plot_style import Line, Panel
+from zoo.config.options import RevNeXtOptions
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.error_rates import SETTING, compare_runs
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
-from zoo.run.plot_style import Line, Panel
-from zoo.spec.options import RevNeXtOptions
 
 FLAT, HYBRID = "revnext_flat_cifar10", "revnext_cifar10"
 FLAT_EPOCHS = 40  # hybrids are trained without the epochs past 50, whose learning rate is 0

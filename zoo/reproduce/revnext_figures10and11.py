@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zoo.benchmark.plot_style import Line, Panel
 from zoo.layers.invertible import Invertible, InvertibleNorm, LayerwiseBlock
 from zoo.reproduce.comparison import Section
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.revnext_figures5and6 import signal_to_noise
-from zoo.run.plot_style import Line, Panel
 
 logger = logging.getLogger(__name__)
 

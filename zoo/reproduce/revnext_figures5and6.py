@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from zoo.benchmark.plot_style import Line, Panel
 from zoo.layers import InPlaceABN
 from zoo.layers.invertible import Invertible, InvertibleLeakyReLU, InvertibleNorm
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import PublishedNumber, published
-from zoo.run.plot_style import Line, Panel
 
 SIDE = 64  # side in pixels of the inverted feature maps, which are standard normal
 CHANNELS_OF_ALL = 32  # minimum number of channels of all feature maps together

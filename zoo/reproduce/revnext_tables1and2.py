@@ -14,7 +14,7 @@ from torch import nn
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
-from zoo.config import load_experiment
+from zoo.config.parse import load_experiment
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
 from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock

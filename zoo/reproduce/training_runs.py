@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from zoo.config import Experiment, load_experiment, parse_experiment
+from zoo.benchmark.plot_style import Line, Panel, draw_panels
+from zoo.config.architectures import ARCHITECTURES
+from zoo.config.experiment import Experiment
+from zoo.config.parse import load_experiment, parse_experiment
 from zoo.errors import ConfigError, escape
 from zoo.files import write_bytes, write_json
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE
-from zoo.run.plot_style import Line, Panel, draw_panels
-from zoo.spec.architectures import ARCHITECTURES
 
 logger = logging.getLogger(__name__)
 

@@ -14,18 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.config import Experiment, Input, load_experiment, parse_experiment
-from zoo.data.folder import open_classes
-from zoo.data.location import DataPath
+from zoo.config.architectures import LEAN, architecture
+from zoo.config.experiment import Experiment, Input
+from zoo.config.network import NetworkSpec
+from zoo.config.parse import load_experiment, parse_experiment
+from zoo.config.section import parse_section
+from zoo.data.dataset import open_classes
 from zoo.data.map_dataset import Datasets, MapDataset, class_names_of
-from zoo.data.transforms import TrainTransform
+from zoo.data.sources.location import DataPath
+from zoo.data.transforms.classification import TrainTransform
 from zoo.errors import ConfigError, DataError
 from zoo.models.build import build_on_meta
-from zoo.names import INPUTS, resolve
+from zoo.registry.names import INPUTS, resolve
 from zoo.remat.lean import is_lean
-from zoo.spec.architectures import LEAN, architecture
-from zoo.spec.network import NetworkSpec
-from zoo.spec.section import parse_section
 
 logger = logging.getLogger(__name__)
 

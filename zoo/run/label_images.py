@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from zoo.config import Experiment
+from zoo.config.experiment import Experiment
 from zoo.data.classes import class_names
 from zoo.errors import ConfigError
 from zoo.files import write_bytes

@@ -10,13 +10,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from zoo.config.architectures import HUB_PREFIX
+from zoo.config.network import NetworkSpec
 from zoo.config.published import Published, published
 from zoo.errors import ConfigError, WeightsError, escape, join_names
-from zoo.registry import describe_images
-from zoo.run.scoring import LoadedNetwork
-from zoo.spec.architectures import HUB_PREFIX
-from zoo.spec.network import NetworkSpec
+from zoo.registry.get import describe_images
+from zoo.registry.load_network import LoadedNetwork
 from zoo.tables import markdown_list, markdown_page, markdown_table
+from zoo.tasks import task_of
 from zoo.weights.hub import CONFIG, WEIGHTS, check_hub_installed, is_repository, reason_of
 from zoo.weights.safetensors_files import check_installed, safetensors_bytes
 
@@ -140,7 +141,7 @@ def model_card(
 
 
 def _score_section(network: LoadedNetwork, entry: Published) -> str:
-    labels = network.task.shown_labels
+    labels = task_of(network.experiment).shown_labels
     rows = [[protocol, *map(score.get, labels)] for protocol, score in entry.scores.items()]
     table = markdown_table(["protocol", *(f"{label} %" for label in labels.values())], rows)
     return f"## Scores\n\n{table}\n\nPublished by the authors: {entry.expected.source}."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zoo.tables import Cell, markdown_table
 
 if TYPE_CHECKING:  # commands that only print a table do not wait for torch
-    from zoo.config import Expected
+    from zoo.config.experiment import Expected
     from zoo.engine.task import Result
     from zoo.tasks.segmentation import SegmentationResult
 

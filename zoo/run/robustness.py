@@ -18,15 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.data.folder import open_source
+from zoo.data.dataset import open_source
 from zoo.data.imagenet import NUM_CLASSES, imagenet_wnids
-from zoo.data.prepare.real_labels import read_real_labels, real_labels_of
 from zoo.engine.process import Process
 from zoo.engine.task import EvalProtocol, Result
 from zoo.errors import ConfigError, DataError, escape
+from zoo.registry.load_network import LoadedNetwork
+from zoo.run.real_labels import read_real_labels, real_labels_of
 from zoo.run.results_table import results_table
-from zoo.run.scoring import LoadedNetwork, Scores, score, single_process
+from zoo.run.scoring import Scores, result_json, score, single_process
 from zoo.tables import Cell, markdown_table
+from zoo.tasks import task_of
 from zoo.tasks.classification import LABELS, TOP_K, standard_error
 from zoo.tasks.prediction import Recorder
 
@@ -71,8 +73,8 @@ def score_set(
     if name == "imagenet-real":
         return _score_real(network, folder, protocol, settings)
     result = _score_variant(network, folder, name, protocol, settings)
-    table = results_table(f"{network.title}, {name}", network.task.shown_labels, [result], None)
-    return Scores(table, {"set": name, **network.result_json(result, process)})
+    table = results_table(f"{network.title}, {name}", task_of(network.experiment).shown_labels, [result], None)
+    return Scores(table, {"set": name, **result_json(network, result, process)})
 
 
 def _score_variant(
@@ -145,7 +147,7 @@ def _score_real(
     table = markdown_table([*headers, "images"], [row])
     if num_without:
         table += f"\n\n{num_without:,} more images have no label and are excluded."
-    content = network.result_json(result, process)
+    content = result_json(network, result, process)
     del content["loss"]  # of the single labels
     of_real = {**scores, "standard_errors": errors, "count": len(labeled), "without_label": num_without}
     return Scores(table, {"set": "imagenet-real", **content, **of_real})

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from zoo.config import Experiment
+from zoo.config.experiment import Experiment
 from zoo.engine.reporting import VALIDATION, TrainMetrics
 from zoo.engine.task import Result
 from zoo.errors import ConfigError

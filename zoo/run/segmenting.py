@@ -14,18 +14,18 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as tvF
 
-from zoo.config import Experiment
+from zoo.config.experiment import Experiment
+from zoo.config.limits import MAX_SIDE
 from zoo.data.reading import read_image
-from zoo.data.scan import find_images
-from zoo.data.segmentation_transforms import scale_to_longest_side
+from zoo.data.segmentation.transforms import scale_to_longest_side
+from zoo.data.sources.scan import find_images
 from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, environment_fingerprint, weights_digest
 from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process, open_process
 from zoo.errors import ConfigError, DataError, escape
+from zoo.registry.load_network import LoadedNetwork, load_network
 from zoo.run.console import Progress
 from zoo.run.label_images import KINDS, FileKind, colors_of
-from zoo.run.scoring import LoadedNetwork, load_network
-from zoo.spec.limits import MAX_SIDE
 from zoo.tasks.protocols import Fusion
 from zoo.tasks.tta import check_views
 from zoo.tasks.tta import segment as segment_views

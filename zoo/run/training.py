@@ -17,13 +17,15 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset
 
-from zoo.config import Experiment, check_world_size
+from zoo.config.architectures import ARCHITECTURES, LEAN, is_external
+from zoo.config.experiment import Experiment, check_world_size
+from zoo.config.network import NetworkSpec
 from zoo.data.classes import check_num_classes, check_same_classes
 from zoo.data.loader import Loader, LoaderOptions
-from zoo.data.location import DataPath, parse_data_path
 from zoo.data.map_dataset import Datasets
 from zoo.data.named import open_data
 from zoo.data.sampler import TrainBatches, ValBatches
+from zoo.data.sources.location import DataPath, parse_data_path
 from zoo.engine.checkpoint import BEST, CHECKPOINT
 from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
 from zoo.engine.process import Process, open_process
@@ -34,13 +36,11 @@ from zoo.engine.trainer import Trainer
 from zoo.errors import ConfigError, DataError, escape, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
-from zoo.registry import build_from_config
+from zoo.registry.get import build_from_config
 from zoo.remat.lean import is_lean, lean
 from zoo.run.experiments import experiment_for
 from zoo.run.log_folder import log_folder
 from zoo.run.run_log import HISTOGRAM_NAMES, RunLog, histogram_parameters, read_validation
-from zoo.spec.architectures import ARCHITECTURES, LEAN, is_external
-from zoo.spec.network import NetworkSpec
 from zoo.tables import counted
 from zoo.tasks import task_of
 

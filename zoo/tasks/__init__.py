@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zoo.config import Experiment
+    from zoo.config.experiment import Experiment
     from zoo.engine.task import Task
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.data.loader import Loader, LoaderOptions, build_train_loader, build_val_loader
-from zoo.data.location import DataPath
 from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
-from zoo.data.transforms import ValTransform
+from zoo.data.sources.location import DataPath
+from zoo.data.transforms.classification import ValTransform
 from zoo.engine.meters import Reading
 from zoo.engine.task import Result, Task
 from zoo.tasks.protocols import PROTOCOLS, CropProtocol, center_crop

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.data.folder import Batch
-from zoo.data.location import DataPath
+from zoo.data.dataset import Batch
 from zoo.data.reading import read_bytes
 from zoo.data.seeding import random_of_torch
-from zoo.data.transforms import Transform, prepare
+from zoo.data.sources.location import DataPath
+from zoo.data.transforms.classification import Transform, prepare
 from zoo.errors import DataError, escape
 
 DEFAULT_TOP = 5

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from zoo.spec.limits import CropMode, Interpolation
+from zoo.config.limits import CropMode, Interpolation
 
 if TYPE_CHECKING:  # commands that only list protocols do not import torch
     from torch import Tensor
 
-    from zoo.config import Experiment
+    from zoo.config.experiment import Experiment
     from zoo.engine.task import Forward
 
 Fusion = Literal["mean", "voting", "max"]  # of the views of an image to segment, see `zoo.tasks.tta.segment`
@@ -21,7 +21,7 @@ Fusion = Literal["mean", "voting", "max"]  # of the views of an image to segment
 class CropProtocol(NamedTuple):
     """Evaluation of a classifier: resizes the shorter side to ``scale`` px (-1: no resize), takes 1 or 10 crops.
 
-    For ``interpolation`` and ``crop_mode`` see `zoo.spec.network.Preprocessing`.
+    For ``interpolation`` and ``crop_mode`` see `zoo.config.network.Preprocessing`.
     """
 
     scale: int

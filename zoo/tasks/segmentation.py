@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from zoo.config import Experiment, Segmentation
+from zoo.config.experiment import Experiment
+from zoo.config.segmentation_section import Segmentation
 from zoo.data.loader import Loader, LoaderOptions
-from zoo.data.location import DataPath
 from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
-from zoo.data.segmentation_loader import build_segmentation_train_loader, build_segmentation_val_loader
+from zoo.data.segmentation.loader import build_segmentation_train_loader, build_segmentation_val_loader
+from zoo.data.sources.location import DataPath
 from zoo.engine.meters import Reading
 from zoo.engine.task import Result, Task
 from zoo.errors import ConfigError, DataError

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zoo.config.limits import MAX_PIXELS
 from zoo.errors import ConfigError, DataError, WeightsError, join_names
 from zoo.ops.upsampling import upsample_strips
-from zoo.spec.limits import MAX_PIXELS
 from zoo.tasks.protocols import Fusion
 
 MAX_SCALE = 100.0

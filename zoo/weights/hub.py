@@ -14,12 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from zoo.config.architectures import HUB_PREFIX
+from zoo.config.network import NetworkSpec
+from zoo.config.section import check_extent
 from zoo.errors import ConfigError, WeightsError, escape, shorten_repr, truncate
 from zoo.files import is_offline
 from zoo.models.external import read_timm_preprocessing
-from zoo.spec.architectures import HUB_PREFIX
-from zoo.spec.network import NetworkSpec
-from zoo.spec.section import check_extent
 from zoo.weights.stored_spec import parse_network
 
 logger = logging.getLogger("zoo")

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from zoo.config.network import NetworkSpec
 from zoo.errors import WeightsError, shorten_repr, truncate
-from zoo.spec.network import NetworkSpec
 
 SUFFIX = ".safetensors"
 MAX_HEADER_BYTES = 10**8  # of the format

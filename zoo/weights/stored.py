@@ -14,14 +14,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.config import Experiment
+from zoo.config.architectures import ARCHITECTURES, architecture, has_same_tensors, is_external, is_hub_name
+from zoo.config.experiment import Experiment
+from zoo.config.network import NetworkSpec, merge
 from zoo.config.published import published_spec
 from zoo.errors import ConfigError, WeightsError, escape, shorten_repr
 from zoo.models import Network
 from zoo.models.build import build_on_meta, depth_of
 from zoo.models.deeplab import DeepLab
-from zoo.spec.architectures import ARCHITECTURES, architecture, has_same_tensors, is_external, is_hub_name
-from zoo.spec.network import NetworkSpec, merge
 from zoo.weights.cache import published_name, weights_path
 from zoo.weights.hub import fetch_from_hub
 from zoo.weights.load import LoadReport, check_fits, is_segmentation, load_state_dict, num_outputs

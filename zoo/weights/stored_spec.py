@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from zoo.config import Experiment, parse_experiment
+from zoo.config.architectures import ARCHITECTURES, has_own_layers, is_external
+from zoo.config.experiment import Experiment
+from zoo.config.network import STORED_ALONE, WITH_PARAMETER, NetworkSpec
+from zoo.config.parse import parse_experiment
+from zoo.config.section import check_extent, parse_section
 from zoo.errors import WeightsError, join_names, nearest, shorten_repr
-from zoo.spec.architectures import ARCHITECTURES, has_own_layers, is_external
-from zoo.spec.network import STORED_ALONE, WITH_PARAMETER, NetworkSpec
-from zoo.spec.section import check_extent, parse_section
 
 # Settings that change no weights, or only the classifier.
 FREE_SETTINGS = {

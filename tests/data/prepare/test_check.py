@@ -6,10 +6,10 @@ from pathlib import Path
 
 from tests.data.sample_images import make_folder, random_image
 from tests.data.sample_labels import experiment, label_map, make_labeled
-from zoo.data.folder import ImageFolder
+from zoo.data.dataset import ImageFolder
 from zoo.data.prepare.check import check_images
-from zoo.data.segmentation_loader import build_segmentation_train_loader
-from zoo.data.transforms import ValTransform
+from zoo.data.segmentation.loader import build_segmentation_train_loader
+from zoo.data.transforms.classification import ValTransform
 
 
 def test_all_faulty_label_maps_are_found_at_once(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zoo.data.label_maps import labeled_images, read_pair
 from zoo.data.prepare import scenes as module
 from zoo.data.prepare.sample import ARCHIVE, CLASSES
 from zoo.data.prepare.scenes import GARMENTS_DIR, SCENE_CLASSES, scenes, single_garments, unpack_scenes
+from zoo.data.segmentation.label_maps import labeled_images, read_pair
 
 FEW = {"train": 5, "val": 3}
 

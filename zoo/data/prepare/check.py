@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from zoo.data.folder import ImageDataset
+from zoo.data.dataset import ImageDataset
 from zoo.data.reading import read_many
-from zoo.data.remote import Unreachable
+from zoo.data.sources.remote import Unreachable
 from zoo.errors import DataError
 
 

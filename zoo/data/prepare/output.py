@@ -1,6 +1,6 @@
 """Output folders of commands and of the cache, which are renamed into place when they are complete.
 
-Tested by tests/data/test_shards.py and tests/data/prepare/test_sample.py.
+Tested by tests/data/sources/test_shards.py and tests/data/prepare/test_sample.py.
 """
 
 from __future__ import annotations

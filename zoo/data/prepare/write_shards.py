@@ -1,6 +1,6 @@
 """Writing shards: tar files in webdataset's format, and an index with a checksum of each image.
 
-Tested by tests/data/test_shards.py.
+Tested by tests/data/sources/test_shards.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from tqdm import tqdm
 
 from zoo.data.prepare.output import complete_folder
-from zoo.data.shards import CLASSES, SUFFIX, write_shard_index
-from zoo.data.source import FolderSource
+from zoo.data.sources.folder import FolderSource
+from zoo.data.sources.shards import CLASSES, SUFFIX, write_shard_index
 
 
 def write_shards(source: FolderSource, target: Path, *, per_shard: int, seed: int | None) -> int:

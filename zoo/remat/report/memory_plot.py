@@ -21,7 +21,7 @@ from zoo.files import write_bytes
 from zoo.remat.memory_use import StorageLog, totals_of
 from zoo.torch_internals.data import observer
 
-COLORS = ("0.6", "#0072B2", "#D55E00")
+LINE_COLORS = ("0.6", "#0072B2")  # plain, lean
 WIDTH, HEIGHT, DPI = 9, 4.2, 120
 MIN_SHARE = 0.03  # of forward between two names on the axis
 
@@ -79,7 +79,7 @@ def draw(title: str, timelines: Mapping[str, Timeline], path: Path) -> None:
     figure = Figure((WIDTH, HEIGHT), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for (name, timeline), color in zip(timelines.items(), COLORS, strict=False):
+    for (name, timeline), color in zip(timelines.items(), LINE_COLORS, strict=False):
         times = [timeline.time_of(index) for index in range(len(timeline.bytes))]
         megabytes = [each / 1e6 for each in timeline.bytes]
         axes.fill_between(times, megabytes, step="post", color=color, alpha=0.25, linewidth=0)

@@ -1,0 +1,56 @@
+"""The options of each family of networks: they are the arguments of its class, and are explained and bounded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import pytest
+
+from zoo.config.architectures import ARCHITECTURES, Architecture
+from zoo.config.describe import describe_options
+from zoo.config.network import NetworkSpec
+from zoo.models.build import FAMILIES
+
+# What `build_network` passes to every family, and the option that it passes to `Network.set_drop_path_rate`.
+COMMON = {"memory", "features_only"}
+SET_AFTERWARDS = {"drop_path_rate"}
+
+
+def keyword_arguments(family: str) -> Iterator[str]:
+    """Yield the keyword arguments of a family's class, also those that it passes on to its base class."""
+    builder = FAMILIES[family]
+    callables = [builder] if inspect.isfunction(builder) else [base.__init__ for base in builder.__mro__]  # type: ignore[attr-defined]
+    for function in callables:
+        parameters = inspect.signature(function).parameters.values()
+        yield from (each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty)
+        if all(each.kind is not each.VAR_KEYWORD for each in parameters):
+            return
+
+
+def _body_arguments(arch: Architecture) -> set[str]:
+    return {"input_3x3"} & set(arch.options.model_fields) if arch.family == "deeplab" else set()
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=ARCHITECTURES)
+def test_the_options_of_a_network_are_the_arguments_of_its_class(arch: Architecture) -> None:
+    arguments = {*keyword_arguments(arch.family), *_body_arguments(arch)}
+    assert set(arch.options.model_fields) - SET_AFTERWARDS == arguments - arch.structure.keys() - COMMON
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=ARCHITECTURES)
+def test_every_option_is_explained_with_its_values_and_default(arch: Architecture) -> None:
+    described = describe_options(arch)
+    assert described.keys() == {*arch.options.model_fields, "memory"}
+    assert all("default" in text and text[0].isupper() for text in described.values())
+    assert all(field.description for field in arch.options.model_fields.values())
+
+
+def test_tuples_and_lists_are_the_same_and_only_given_options_are_kept() -> None:
+    spec = NetworkSpec(arch="revnext", options={"blocks": (3, 4)})
+    assert spec.options == {"blocks": [3, 4]}
+    assert spec == NetworkSpec(arch="revnext", options={"blocks": [3, 4]})
+
+
+def test_a_custom_network_may_have_any_options() -> None:
+    assert NetworkSpec(arch="mine", options={"dilation": "wide"}).options == {"dilation": "wide"}

@@ -1,0 +1,150 @@
+"""Image and classes are scaled, cropped, mirrored and padded together."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import functional as tvF
+
+from tests.data.sample_images import random_image
+from tests.data.sample_labels import IGNORE
+from zoo.config.experiment import Input
+from zoo.data.segmentation.transforms import Pixel, SegmentationTrain, SegmentationVal, scale_to_longest_side
+from zoo.errors import DataError
+
+MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
+
+
+def _places(height: int, width: int) -> tuple[Image.Image, np.ndarray]:
+    """Return an image and classes that both say where a pixel is: red the row, green the column, class both."""
+    rows, columns = np.mgrid[:height, :width]
+    image = np.stack([4 * rows, 4 * columns, np.full_like(rows, 255)], axis=-1).astype(np.uint8)
+    return Image.fromarray(image), (rows * 64 + columns).astype(np.int32)
+
+
+def _transform(crop: int, low: float = 1.0, high: float = 1.0, **settings: object) -> SegmentationTrain:
+    values = {"mean": [0.0] * 3, "std": [1.0] * 3} | settings
+    return SegmentationTrain(Input(crop_train=crop, **values), (low, high), IGNORE)
+
+
+def _check_together(image: Tensor, target: Tensor, tolerance: float) -> None:
+    """Check that the place in the image and the place in the target agree, and that both are padded alike."""
+    padded = image[2] == 0
+    assert torch.equal(padded, target == IGNORE)
+    rows, columns = (image[:2] * 255 / 4)[:, ~padded]
+    classes = target[~padded]
+    assert (rows - torch.div(classes, 64, rounding_mode="floor")).abs().max() <= tolerance
+    assert (columns - classes % 64).abs().max() <= tolerance
+
+
+def test_without_scaling_a_crop_is_a_part_of_the_image_or_of_its_mirror_image() -> None:
+    image, classes = _places(20, 30)
+    seen = set()
+    for seed in range(20):
+        crop, target = _transform(8)(image, classes, None, Random(seed))
+        assert (crop.dtype, crop.shape, target.dtype, target.shape) == (torch.float32, (3, 8, 8), torch.int64, (8, 8))
+        mirrored = bool(target[0, 0] > target[0, 1])
+        target = target.flip(-1) if mirrored else target
+        top, left = divmod(int(target[0, 0]), 64)
+        part = tvF.to_tensor(image)[:, top : top + 8, left : left + 8]
+        assert torch.equal(crop.flip(-1) if mirrored else crop, part)
+        assert torch.equal(target, torch.from_numpy(classes[top : top + 8, left : left + 8]).long())
+        seen.add((mirrored, top, left))
+    assert len(seen) > 15
+    assert len({mirrored for mirrored, *_ in seen}) == 2
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.7, 1.3, 2.0])
+def test_scaled_image_and_classes_stay_together(factor: float) -> None:
+    image, classes = _places(40, 50)
+    for seed in range(5):
+        crop, target = _transform(16, factor, factor)(image, classes, None, Random(seed))
+        _check_together(crop, target, tolerance=1.1)
+
+
+@pytest.mark.parametrize("factor", [0.61, 0.7, 1.0, 1.37, 2.0])
+def test_a_crop_has_the_values_of_the_whole_image_scaled_and_then_cut(factor: float) -> None:
+    image = random_image(3, 53, 41)
+    classes = np.arange(53 * 41, dtype=np.int32).reshape(41, 53)
+    width, height = round(53 * factor), round(41 * factor)
+    whole = tvF.to_tensor(image.resize((width, height), Image.Resampling.BILINEAR))
+    columns, rows = (((np.arange(n) + 0.5) * side / n).astype(int) for n, side in ((width, 53), (height, 41)))
+    whole_classes = torch.from_numpy(classes[rows][:, columns]).long()
+    for seed in range(4):
+        crop, target = _transform(20, factor, factor)(image, classes, None, Random(seed))
+        for mirrored in (target, target.flip(-1)):
+            places = (whole_classes == mirrored[0, 0]).nonzero().tolist()
+            fits = [(top, left) for top, left in places if torch.equal(
+                whole_classes[top : top + 20, left : left + 20], mirrored)]  # fmt: skip
+            if fits:
+                (top, left), *_ = fits
+                part = whole[:, top : top + 20, left : left + 20]
+                assert ((crop if mirrored is target else crop.flip(-1)) - part).abs().max() <= 1.01 / 255
+                break
+        else:
+            raise AssertionError("the classes are not a part of the scaled whole")
+
+
+def test_a_small_image_is_padded_at_the_right_and_the_bottom_with_the_mean_and_void() -> None:
+    image, classes = _places(6, 5)
+    for seed in range(6):
+        crop, target = _transform(8, mean=MEAN, std=STD, color_jitter_train=True, lighting_train=True)(
+            image, classes, None, Random(seed)
+        )
+        assert torch.equal(crop[:, 6:], torch.zeros(3, 2, 8))
+        assert torch.equal(crop[:, :, 5:], torch.zeros(3, 8, 3))
+        assert (target[6:] == IGNORE).all()
+        assert (target[:, 5:] == IGNORE).all()
+        assert (target[:6, :5] != IGNORE).all()
+
+
+def test_factors_are_uniform_in_the_range() -> None:
+    image, classes = Image.new("RGB", (100, 100)), np.zeros((100, 100), dtype=np.int32)
+    transform, generator = _transform(250, 0.5, 2.0), Random(0)
+    sides = np.array([int((transform(image, classes, None, generator)[1][0] != IGNORE).sum()) for _ in range(300)])
+    assert (sides.min() >= 50, sides.max() <= 200) == (True, True)
+    assert np.abs(np.quantile(sides, [0.25, 0.5, 0.75]) - [87.5, 125, 162.5]).max() < 12
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.0, 2.0])
+def test_a_crop_contains_the_requested_pixel(factor: float) -> None:
+    image, classes = _places(33, 47)
+    transform = _transform(12, factor, factor)
+    generator = Random(0)
+    for _ in range(60):
+        row, column = generator.randrange(33), generator.randrange(47)
+        target = transform(image, classes, Pixel(row, column), generator)[1]
+        found = target[target != IGNORE]
+        near = ((torch.div(found, 64, rounding_mode="floor") - row).abs() <= 1) & ((found % 64 - column).abs() <= 1)
+        assert near.any()
+        assert factor < 1 or (found == row * 64 + column).any()
+
+
+@pytest.mark.parametrize(("size", "scaled"), [((13, 9), (20, 13)), ((9, 13), (13, 20)), ((40, 30), (20, 15))])
+def test_the_longer_side_is_scaled_and_the_label_map_is_not(size: tuple[int, int], scaled: tuple[int, int]) -> None:
+    image = random_image(0, *size)
+    tensor, target = SegmentationVal([0.0] * 3, [1.0] * 3, 20)(
+        image, np.zeros((size[1], size[0]), dtype=np.int32), None, Random(0)
+    )
+    assert torch.equal(tensor, tvF.to_tensor(image.resize(scaled, Image.Resampling.BILINEAR)))
+    assert target.shape == (size[1], size[0])
+
+
+def test_sides_are_truncated_like_the_original_script_even_just_below_an_integer() -> None:
+    """2048 / 3136 * 3136 is less than 2048 in floats, so that the published network was given one pixel less."""
+    assert scale_to_longest_side(Image.new("RGB", (3136, 2352)), 2048).size == (2047, 1535)
+    assert scale_to_longest_side(Image.new("RGB", (4032, 3024)), 2048).size == (2048, 1536)
+
+
+def test_an_image_that_scaling_would_make_empty_or_too_large_is_an_error() -> None:
+    with pytest.raises(
+        DataError, match=r"segmentation\.longest_side_val = 20: .*50 x 1 px would be resized to 20 x 0 px"
+    ):
+        scale_to_longest_side(Image.new("RGB", (50, 1)), 20)
+    with pytest.raises(DataError, match="would be resized to 9900 x 9900 px"):
+        scale_to_longest_side(Image.new("RGB", (2, 2)), 9900)

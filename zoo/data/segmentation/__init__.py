@@ -1,0 +1,1 @@
+"""Images with label maps: layouts of data sets, class-uniform sampling, transforms, and loaders."""

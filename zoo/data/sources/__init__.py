@@ -1,0 +1,1 @@
+"""Where images are read from: class folders, shards, and shards on a server."""

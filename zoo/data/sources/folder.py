@@ -1,0 +1,64 @@
+"""Class folders as a source of classified images, as `zoo.data.sources.shards` is for tar files.
+
+Tested by tests/data/sources/test_shards.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.data.reading import read_bytes
+from zoo.data.sources.scan import scan_folder
+from zoo.errors import DataError
+
+
+def source_digest(classes: Sequence[str], names: np.ndarray, details: Sequence[np.ndarray] = ()) -> str:
+    """Return the sha256 of the names of classes and images and of ``details``.
+
+    It does not cover file sizes and contents, because network storage takes minutes to stat a million files.
+    """
+    digest = hashlib.sha256("\0".join(classes).encode("utf-8", errors="surrogateescape"))
+    for array in (names, *details):
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+class FolderSource:
+    """The images of class folders, see `zoo.data.sources.scan.scan_folder`, whose errors it raises.
+
+    Names and targets are numpy arrays, because a forked worker copies the page of every Python object that it touches.
+
+    Args:
+    - `root`: the folder.
+    - `allow_empty_classes`: whether class folders may be empty.
+    - `classes`: names of the classes, in the order of their numbers.
+    - `names`: names of the images, relative to ``root``, (n,) bytes.
+    - `targets`: class indices of the images, (n,).
+    """
+
+    details: Sequence[
+        np.ndarray
+    ] = ()  # further arrays that identify the images: none, as the names contain the classes
+
+    def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
+        self.root = root
+        self.classes, names, targets = scan_folder(root, allow_empty_classes)
+        self.names, self.targets = np.array(names), np.array(targets)
+
+    def read(self, index: int) -> bytes:
+        """Return the encoded image ``index``."""
+        return read_bytes(os.path.join(self.root, os.fsdecode(self.names[index])))
+
+    def order(self, generator: torch.Generator, window: int | None) -> Tensor:
+        """Return a random permutation of the images; DataError for a ``window``, which needs shards."""
+        if window is not None:
+            what = f"input.shuffle_shards = {window} needs shards, not class folders"
+            raise DataError(what, self.root, "remove the key, or create shards with zoo data shard")
+        return torch.randperm(len(self.names), generator=generator)

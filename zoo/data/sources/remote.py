@@ -1,0 +1,143 @@
+"""Shards on a server: a web server, S3, Google Cloud Storage, or any other that fsspec knows.
+
+A shard is fetched when its first image is read, into a folder that all processes of the machine share:
+CACHE/shards/DIGEST, where DIGEST depends on the address and on the index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import sleep
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import fsspec
+import requests
+from filelock import FileLock
+
+from zoo.data.reading import Unreadable
+from zoo.data.sources.index import Index, parse_index
+from zoo.data.sources.location import RemoteFolder
+from zoo.data.sources.shards import Shards
+from zoo.errors import DataError, escape, hide_password, truncate
+from zoo.files import cache_dir, is_offline, remove_leftovers, replacing
+
+logger = logging.getLogger(__name__)
+
+TRIES = 5
+TIMEOUTS_S = (10.0, 30.0)  # to connect, and between two bytes
+MAX_READS = 3
+PERMANENT_ERRORS = (ImportError, ValueError, FileNotFoundError, PermissionError, NotADirectoryError)
+FETCH_REMEDY = (
+    "check the address, where the index has to be beside the folder of the shards (their first use in a local folder "
+    "writes it), and the room in the cache, see ZOO_CACHE"
+)
+
+T = TypeVar("T")
+
+
+class Unreachable(DataError):
+    """Shards cannot be fetched or cached, which is not the fault of a single image."""
+
+
+class RemoteShards(Shards):
+    """The shards at an address, with an index beside them, as ``zoo data shard`` writes it.
+
+    Raises Unreachable if they cannot be fetched or cached.
+
+    Args:
+    - `root`: the folder of the shards.
+    - `allow_empty_classes`: whether classes may have no image.
+    """
+
+    root: RemoteFolder
+
+    def __init__(self, root: RemoteFolder, allow_empty_classes: bool = False) -> None:
+        index, folder = _fetch_index(root)
+        self._begin(root, folder, index, allow_empty_classes)
+        shards = index.header["shards"]
+        logger.info(
+            "%d shards, %.3g GB, are read from %s and cached in %s",
+            len(shards), sum(size for _, size in shards) / 1e9, escape(root), escape(folder),
+        )  # fmt: skip
+
+    def read(self, index: int) -> bytes:
+        """Return the bytes of image ``index``; a damaged shard is fetched again."""
+        name, size = self._index.header["shards"][self._shards[index]]
+        path, address, reason = self._folder / name, self.root / name, ""
+        for _ in range(MAX_READS):
+            if not path.exists():
+                _retry(lambda: _fetch(address, size, path), address)
+            try:
+                return super().read(index)
+            except Unreadable as error:
+                reason = str(error)
+                path.unlink(missing_ok=True)
+        raise Unreachable(reason, address, FETCH_REMEDY)
+
+
+def _fetch(address: RemoteFolder, size: int, path: Path) -> None:
+    """Fetch a shard of ``size`` bytes to ``path``, unless another process does so first."""
+    with FileLock(path.with_suffix(".lock")):
+        if path.exists():
+            return
+        remove_leftovers(path)
+        with replacing(path) as temporary, _open(address.url) as source, temporary.open("wb") as file:
+            shutil.copyfileobj(source, file)
+            if file.tell() != size:
+                raise DataError(f"the shard has {file.tell():,} bytes, and its index says {size:,}")
+
+
+def _fetch_index(root: RemoteFolder) -> tuple[Index, Path]:
+    """Return the index of the shards, and the folder of the cache for shards of this address and index."""
+    address = root.parent / f"{root.name}.index"
+    if is_offline():
+        raise Unreachable("ZOO_OFFLINE is set", root, "unset it, or give a folder of this machine")
+
+    def fetch() -> tuple[Index, Path]:
+        with _open(address.url) as source:
+            content = source.read()
+        index = parse_index(content, address)
+        folder = cache_dir() / "shards" / hashlib.sha256(f"{address.url}\0".encode() + content).hexdigest()[:32]
+        folder.mkdir(parents=True, exist_ok=True)
+        return index, folder
+
+    return _retry(fetch, address)
+
+
+def _retry(fetch: Callable[[], T], address: RemoteFolder) -> T:
+    """Return ``fetch()``, which is called again after a fault that may pass; Unreachable if it fails."""
+    tried = 0
+    while True:
+        try:
+            return fetch()
+        except MemoryError:
+            raise
+        except Exception as error:  # each kind of server has errors of its own
+            tried += 1
+            reason = truncate(hide_password(str(error)) or type(error).__name__)
+            if tried == TRIES or isinstance(error, PERMANENT_ERRORS):
+                raise Unreachable(f"the file cannot be fetched: {reason}", address, FETCH_REMEDY) from error
+            logger.warning("%s: %s; next try in %d s", escape(address), reason, 2 ** (tried - 1))
+            sleep(2.0 ** (tried - 1))
+
+
+@contextmanager
+def _open(url: str) -> Iterator[Any]:
+    """Yield the open file at ``url``. Web servers are read through requests, as fsspec would need aiohttp."""
+    if not url.lower().startswith(("http://", "https://")):
+        with fsspec.open(url, "rb") as file:
+            yield file
+        return
+    folder, _, name = url.rpartition("/")
+    encoding = {"Accept-Encoding": "identity"}  # the bytes of the file
+    with requests.get(f"{folder}/{quote(name)}", stream=True, timeout=TIMEOUTS_S, headers=encoding) as response:
+        if response.status_code in (401, 403, 404, 410):
+            raise FileNotFoundError(f"the server answered {response.status_code} {response.reason}")
+        response.raise_for_status()
+        yield response.raw

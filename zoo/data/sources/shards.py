@@ -1,0 +1,265 @@
+"""Images in shards: tar files in the format of the webdataset package, with random access to each image.
+
+The members of a sample share a key, their name up to the first dot: KEY.jpg (or another image format) and KEY.cls, the
+number of the class, or KEY.json, which has it under "label". Shards are never unpacked.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import torch
+from filelock import FileLock
+from torch import Tensor
+
+from zoo.config.limits import MAX_CLASSES, MAX_FILE_BYTES
+from zoo.data.reading import EXTENSIONS, naming, read_bytes, read_names
+from zoo.data.seeding import windowed_permutation
+from zoo.data.sources.index import REINDEX_HINT, SUFFIX, Index, index_path, parse_index, write_index
+from zoo.data.sources.location import DataPath
+from zoo.data.sources.scan import check_filled, log_skipped
+from zoo.errors import DataError, ZooError, escape, join_names
+
+logger = logging.getLogger(__name__)
+
+CLASSES = "classes.txt"  # the names of the classes, one per line
+SYSTEM_FOLDER = "__MACOSX"  # of copies of hidden files, which macOS writes into archives
+PIECE_BYTES = 2**20
+REPLACE = "replace it, or create it anew"
+
+
+class _Position(NamedTuple):
+    """Where an image is in its shard: the key of its sample, its bytes, its class, and its CRC-32."""
+
+    key: str
+    offset: int
+    length: int
+    target: int
+    checksum: int
+
+
+class _Member(NamedTuple):
+    """Where a member of a tar file is."""
+
+    offset: int
+    size: int
+
+
+class Shards:
+    """The images of the tar files in ``root``, in the order of the files and of the images in them; see
+    `zoo.data.sources.folder.FolderSource`.
+
+    The index beside ``root`` is written on first use. Raises DataError if shards are damaged, if the index does not fit
+    them, or if it cannot be written.
+
+    Args:
+    - `root`: the folder.
+    - `allow_empty_classes`: whether classes may have no image.
+    """
+
+    root: DataPath
+
+    def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
+        self._begin(root, root, _open_index(root), allow_empty_classes)
+
+    def _begin(self, root: DataPath, folder: Path, index: Index, allow_empty_classes: bool) -> None:
+        """Set the state: ``folder`` has the files of ``root``, which messages name."""
+        self.root, self._folder, self._index = root, folder, index
+        arrays = index.arrays
+        self.names, self.targets = arrays["names"], arrays["targets"]
+        self._shards, self._offsets, self._lengths = arrays["shards"], arrays["offsets"], arrays["lengths"]
+        self._checksums = arrays["checksums"]
+        self.details = self.targets, self._lengths, self._checksums  # identify the images besides their names
+        self.classes = [str(name) for name in self._index.header["classes"]]
+        check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
+
+    def read(self, index: int) -> bytes:
+        """Return the bytes of image ``index``; Unreadable if that is impossible or the checksum differs."""
+        with naming(escape(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
+            path = os.path.join(self._folder, self._index.header["shards"][self._shards[index]][0])
+            with open(path, "rb", buffering=0) as file:
+                file.seek(self._offsets[index])
+                encoded = file.read(self._lengths[index])
+            if zlib.crc32(encoded) != self._checksums[index]:
+                raise ValueError("the shard is damaged, or has changed since it was indexed")
+            return encoded
+
+    def order(self, generator: torch.Generator, window: int | None) -> Tensor:
+        """Return a random order of the images, (n,) int64, that needs only ``window`` shards at a time, or all."""
+        if window is None:
+            return torch.randperm(len(self.names), generator=generator)
+        shards = torch.from_numpy(np.array(self._shards, dtype=np.int64))
+        return windowed_permutation(shards, int(shards.max()) + 1, window, generator)
+
+
+def write_shard_index(root: Path) -> int:
+    """Write the index of the tar files in ``root``; return the number of images. Raises DataError."""
+    shards = shard_files(root)
+    positions = [list(_scan_shard(shard)) for shard in shards]
+    flat = [position for share in positions for position in share]
+    classes = _class_names(root, max((position.target for position in flat), default=-1) + 1)
+    names = [
+        os.fsencode(f"{shard.name}/{position.key}")
+        for shard, share in zip(shards, positions, strict=True)
+        for position in share
+    ]
+    arrays = {
+        "names": np.array(names, dtype=bytes),
+        "targets": np.array([position.target for position in flat], dtype=np.int32),
+        "shards": np.repeat(np.arange(len(shards), dtype=np.int32), [len(share) for share in positions]),
+        "offsets": np.array([position.offset for position in flat], dtype=np.int64),
+        "lengths": np.array([position.length for position in flat], dtype=np.int32),
+        "checksums": np.array([position.checksum for position in flat], dtype=np.int64),
+    }
+    write_index(index_path(root), {"classes": classes, "shards": _names_and_sizes(shards)}, arrays)
+    return len(flat)
+
+
+def _names_and_sizes(shards: Sequence[Path]) -> list[list[Any]]:
+    return [[shard.name, shard.stat().st_size] for shard in shards]
+
+
+def _open_index(root: Path) -> Index:
+    """Return the index of the shards in ``root``. If it does not exist, one process of several writes it.
+
+    Raises DataError if the index cannot be written or does not fit the shards.
+    """
+    path = index_path(root)
+    if not path.exists():
+        try:
+            with FileLock(path.with_name(f".{path.name}.lock")):
+                if not path.exists():  # another process may have written it meanwhile
+                    logger.info("writing the index of the shards; %s", escape(root))
+                    write_shard_index(root)
+        except OSError as error:
+            remedy = "open the folder once where it can be written to"
+            raise DataError(f"the index cannot be written: {error.strerror}", path, remedy) from error
+    index = parse_index(read_bytes(path, "an index"), path)
+    if index.header["shards"] != _names_and_sizes(shard_files(root)):
+        raise DataError("the index belongs to other shards", path, REINDEX_HINT)
+    if (root / CLASSES).exists() and _class_names(root, 0) != index.header["classes"]:
+        raise DataError(f"{CLASSES} and the index have different names", path, REINDEX_HINT)
+    return index
+
+
+def _class_names(root: Path, num_classes: int) -> list[str]:
+    path = root / CLASSES
+    if not path.exists():
+        return [str(number) for number in range(num_classes)]
+    names = read_names(path, errors="surrogateescape")  # of folders
+    if len(names) < num_classes:
+        what = f"an image is of class {num_classes - 1}, but there are only {len(names)} names of classes"
+        raise DataError(what, path, "add the missing names, one per line")
+    return names
+
+
+def shard_files(root: Path) -> list[Path]:
+    """Return the tar files in the folder ``root``, sorted by name."""
+    try:
+        names = [entry.name for entry in os.scandir(root) if entry.name.endswith(SUFFIX) and entry.is_file()]
+    except OSError:  # the search for images in the folder reports it
+        return []
+    return [root / name for name in sorted(names) if not name.startswith(".")]
+
+
+def _scan_shard(path: Path) -> Iterator[_Position]:
+    """Yield the positions of the images in a tar file; DataError if it is damaged or a sample has no class."""
+    skipped: list[str] = []
+    try:
+        num_bytes = path.stat().st_size
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            yield from _scan_tar(tar, file, num_bytes, skipped)
+    except ZooError as error:
+        raise DataError(error, path, REPLACE) from error
+    except (
+        *(tarfile.TarError, OSError, ValueError, OverflowError, EOFError),
+        *(RecursionError, MemoryError),  # of headers that refer to each other, or claim a size
+    ) as error:
+        reason = str(error) or type(error).__name__
+        raise DataError(f"the shard cannot be read: {reason}", path, REPLACE) from error
+    log_skipped(path, skipped)
+
+
+def _scan_tar(tar: Any, file: IO[bytes], num_bytes: int, skipped: list[str]) -> Iterator[_Position]:
+    """Yield the positions of the images in an open tar file of ``num_bytes``; append hidden members to ``skipped``.
+
+    Members are forgotten after each sample, because each can hold as much memory as the longest header before it.
+    """
+    sample: dict[str, _Member] = {}
+    key = ""
+    while (member := tar.next()) is not None:
+        tar.members.clear()
+        if member.isdir():
+            continue
+        folder, name = os.path.split(member.name)
+        if name.startswith(".") or SYSTEM_FOLDER in folder.split("/"):
+            skipped.append(member.name)
+            continue
+        if not member.isreg() or member.issparse():
+            raise DataError(f"{member.name} is a link or a device")
+        if not 0 <= member.size <= num_bytes - member.offset_data:
+            raise DataError(f"{member.name} is truncated")
+        start, _, extension = name.partition(".")
+        if os.path.join(folder, start) != key:
+            yield from _scan_sample(file, key, sample)
+            key, sample = os.path.join(folder, start), {}
+        if extension.lower() in sample:
+            raise DataError(f"{member.name} occurs twice")
+        sample[extension.lower()] = _Member(member.offset_data, member.size)
+    yield from _scan_sample(file, key, sample)
+    _check_end(file, tar.offset, num_bytes)
+
+
+def _check_end(file: IO[bytes], offset: int, num_bytes: int) -> None:
+    """Raise DataError unless at least one block of zeros, and nothing else, follows what tarfile takes for the end.
+
+    tarfile also stops at a truncated or damaged header, and the images behind it would be lost.
+    """
+    file.seek(offset)
+    is_zero = num_bytes - offset >= tarfile.BLOCKSIZE
+    while is_zero and (piece := file.read(PIECE_BYTES)):
+        is_zero = not any(piece)
+    if not is_zero:
+        raise DataError(f"the shard is truncated or damaged after byte {offset:,}")
+
+
+def _scan_sample(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Iterator[_Position]:
+    """Yield the position of the image of a sample; nothing before the first sample."""
+    if not sample:
+        return
+    images = [member for extension, member in sample.items() if f".{extension}" in EXTENSIONS]
+    if len(images) != 1:
+        members = join_names(f"{key}.{extension}" for extension in sample)
+        what = f"sample {key} has {len(images)} images, not one: its members are {members}"
+        raise DataError(f"{what}, as the key of a sample ends at the first dot of a name")
+    if images[0].size > MAX_FILE_BYTES:
+        raise DataError(f"the image of sample {key} has {images[0].size:,} bytes, more than {MAX_FILE_BYTES:,}")
+    label = sample.get("cls") or sample.get("json")
+    if label is None:
+        what = f"sample {key} has no class: neither {key}.cls nor .json"
+        raise DataError(f"{what}; if this is an archive of one class, unpack it into a folder of the class")
+    file.seek(label.offset)
+    target = _target_of(file.read(label.size), label is sample.get("cls"), key)
+    file.seek(images[0].offset)
+    yield _Position(key, images[0].offset, images[0].size, target, zlib.crc32(file.read(images[0].size)))
+
+
+def _target_of(content: bytes, is_number: bool, key: str) -> int:
+    try:
+        target = int(content.decode("ascii")) if is_number else json.loads(content)["label"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        target = None
+    if type(target) is not int or not 0 <= target < MAX_CLASSES:
+        raise DataError(
+            f"sample {key} has no class: {'its .cls' if is_number else 'label in its .json'} is not a whole "
+            f"number from 0 to {MAX_CLASSES - 1:,}"
+        )
+    return target

@@ -1,0 +1,192 @@
+"""What a name stands for: `resolve` finds its network, its experiment and its weights. Imports no torch by itself.
+
+Tested by tests/registry/test_get.py.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from zoo.config.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
+from zoo.config.experiment import Experiment, Input
+from zoo.config.network import NetworkSpec
+from zoo.config.parse import experiment_names, find_experiment, load_experiment
+from zoo.config.published import published
+from zoo.errors import ConfigError, WeightsError, escape, nearest
+
+if TYPE_CHECKING:
+    from zoo.weights.stored import StoredWeights
+
+CIFAR_INPUT = Input(
+    crop_train=32,
+    scale_val=-1,
+    crop_val=32,
+    mean=[0.4914, 0.4822, 0.4465],
+    std=[0.2471, 0.2435, 0.2616],
+)
+INPUTS = {"imagenet": Input(), "cifar": CIFAR_INPUT}  # for networks that belong to no experiment
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a name stands for.
+
+    Args:
+    - `name`: of the network, the experiment or the file.
+    - `spec`: the network; None if the name is a weights file that does not describe its network.
+    - `experiment`: the settings that the network is trained with; None if the name has none.
+    - `stored`: the content of the weights file, if it was read.
+    - `is_experiment`: whether the name is the name or the file of an experiment.
+    """
+
+    name: str
+    spec: NetworkSpec | None
+    experiment: Experiment | None = None
+    stored: StoredWeights | None = None
+    is_experiment: bool = False
+
+    @property
+    def network(self) -> NetworkSpec:
+        """The network. Raises WeightsError if the weights file does not describe it."""
+        if self.spec is None:
+            remedy = "name the network or its experiment, and give the file as weights"
+            raise WeightsError("the file does not describe its network", escape(self.name), remedy)
+        return self.spec
+
+    def with_weights(self, weights: str | os.PathLike[str]) -> Resolved:
+        """Return this network with the content of a weights file, or of published weights.
+
+        The file's description of an architecture completes the name. Raises WeightsError if it is another network.
+        """
+        from zoo.weights.stored import read_weights
+
+        stored = read_weights(weights)
+        if self.experiment is not None or stored.spec is None:
+            return replace(self, stored=stored)
+        stored.check_architecture(self.network.arch)
+        return replace(self, spec=stored.checked_spec(), experiment=stored.experiment(), stored=stored)
+
+
+def resolve(name: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> Resolved:
+    """Return what a name stands for.
+
+    Args:
+    - `name`: an architecture, "timm:NAME" or "torchvision:NAME", a published variant, a bundled experiment, the path of
+      an experiment file (.json), the path of a weights file, or "hf-hub:OWNER/NAME".
+    - `weights`: path of a weights file, name of published weights, or "hf-hub:OWNER/NAME", in place of the weights of
+      the name.
+
+    A weights file is read. Published weights are not, unless ``weights`` names them. Raises ConfigError for an unknown
+    name, and WeightsError for a file that cannot be read or that belongs to another network.
+    """
+    name = os.fspath(name)
+    found = _experiment_of(name) or _network_of(name) or _file_of(name)
+    if found is None:
+        raise _unknown(name)
+    return found if weights is None else found.with_weights(weights)
+
+
+def _experiment_of(name: str) -> Resolved | None:
+    if name in ARCHITECTURES:
+        return None
+    if name in published():
+        experiment = published()[name].experiment
+    elif (file := find_experiment(name)) is not None:
+        name, experiment = file.stem, load_experiment(file)
+    else:
+        return None
+    spec = experiment.network.described(experiment.input)
+    return Resolved(name, spec, experiment, is_experiment=True)
+
+
+def _network_of(name: str) -> Resolved | None:
+    return Resolved(name, NetworkSpec(arch=name)) if name in ARCHITECTURES or is_external(name) else None
+
+
+def _file_of(name: str) -> Resolved | None:
+    if not is_stored(name):
+        return None
+    from zoo.weights.stored import read_weights
+
+    stored = read_weights(name)
+    spec = stored.checked_spec()
+    return Resolved(name, spec, None if spec is None else stored.experiment(), stored)
+
+
+def is_stored(name: str | os.PathLike[str]) -> bool:
+    """Return whether ``name`` is the path of a file or the name of a repository on the Hugging Face Hub."""
+    return os.path.isfile(name) or is_hub_name(name)
+
+
+def is_weights_file(name: str | os.PathLike[str]) -> bool:
+    """Return whether `resolve` reads a weights file for this name."""
+    name = os.fspath(name)
+    return is_stored(name) and not is_model(name) and not name.endswith(".json")
+
+
+def list_models(pattern: str | Sequence[str] = "*", pretrained: bool = False) -> list[str]:
+    """Return the names that match the shell-style ``pattern``, sorted: architectures and published variants.
+
+    Several patterns give the names that match any of them. With ``pretrained`` only the published variants. Raises
+    ConfigError for anything but text.
+    """
+    patterns = [pattern] if isinstance(pattern, str) else pattern
+    if not isinstance(patterns, (list, tuple)) or not all(isinstance(each, str) for each in patterns):
+        raise ConfigError(f"a pattern must be text, or a list of texts, got {pattern!r}")
+    names = list(published()) if pretrained else [*ARCHITECTURES, *published()]
+    matching = {name for each in patterns for name in fnmatch.filter(names, each)}
+    return sorted(matching, key=lambda name: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", name)])
+
+
+def list_pretrained(pattern: str | Sequence[str] = "*") -> list[str]:
+    """Return the names of the published variants, as ``list_models(pattern, pretrained=True)`` does."""
+    return list_models(pattern, pretrained=True)
+
+
+def is_model(name: str) -> bool:
+    """Return whether `list_models` has this name: an architecture or a published variant."""
+    return name in ARCHITECTURES or name in published()
+
+
+def only_variant(name: str) -> str:
+    """Return ``name`` if it is a published variant, or the only published variant of the architecture ``name``."""
+    if name in published():
+        return name
+    if name not in ARCHITECTURES:
+        raise _unknown(name)
+    variants = [variant for variant, entry in published().items() if entry.arch == name]
+    if not variants:
+        raise WeightsError(f"{name} has no published weights; those that have: {', '.join(published())}")
+    if len(variants) > 1:
+        raise WeightsError(f"{name} has several published weights, name one of them: {', '.join(variants)}")
+    return variants[0]
+
+
+def spec_of(name: str) -> NetworkSpec:
+    """Return the spec of an architecture or published variant, with its preprocessing; ConfigError for other names."""
+    return with_preprocessing(resolve(name).network)
+
+
+def with_preprocessing(spec: NetworkSpec) -> NetworkSpec:
+    """Return a spec with the default preprocessing of its architecture, unless it has one or is external."""
+    if spec.is_external or spec.preprocessing is not None:
+        return spec
+    images = INPUTS[architecture(spec.arch).input].preprocessing()
+    return spec.model_copy(update={"preprocessing": images})
+
+
+def _unknown(name: str) -> ConfigError:
+    """Return the error for a name that stands for nothing."""
+    if os.sep in name or os.path.exists(name) or name.endswith((".pth", ".pt", ".tar", ".safetensors", ".json")):
+        if os.path.isdir(name):
+            return ConfigError("this is a folder", name, "give a file in it, such as model_best.pth.tar")
+        remedy = "give the path of a file, or the name of a network or an experiment (zoo list shows all networks)"
+        return ConfigError("there is no such file", name, remedy)
+    names = [*ARCHITECTURES, *published(), *experiment_names()]
+    what = f"there is no network, experiment or file called {escape(name)}"
+    return ConfigError(what, remedy=nearest(name, names, "zoo list shows all networks"))
