@@ -233,7 +233,9 @@ def headline() -> str:
             "pareto_revnet164", "resnet164_cifar", "RevNet, iABN",
         ),
     ]  # fmt: skip
-    return table(["you have", "you call", "held", "peak", "time, CPU", "time, H100"], rows, text_columns=2)
+    return table(
+        ["network", "call", "activations held", "peak memory", "time, CPU", "time, H100"], rows, text_columns=2
+    )
 
 
 def _headline(

@@ -1,4 +1,4 @@
-"""Layers whose weights are frozen keep nothing: what autograd saves for them, although backward reads little of it.
+"""Saves less for layers with frozen weights: backward reads little of what autograd saves for them.
 
 Autograd saves the input of a frozen convolution, of which backward reads only the shape, and the output of a ReLU, of
 which it reads only the signs. A ReLU is decided for once nothing else can save its output any more. Whatever else saves
@@ -27,7 +27,7 @@ from zoo.torch_internals.dispatch import DisableTorchDispatch, skip_autograd_and
 
 
 class FrozenLayers:
-    """What is not decided yet for layers whose weights are frozen.
+    """Pending decisions about tensors that frozen layers save.
 
     ``is_seen`` tells whether there is such a layer. Without one, nothing has to be deferred.
 
