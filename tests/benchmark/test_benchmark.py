@@ -305,6 +305,14 @@ def test_the_bytes_that_lean_networks_hold_are_predicted() -> None:
         assert predicted.held == pytest.approx(taken.held, rel=TOLERANCE)
 
 
+def test_the_lean_rule_takes_every_budget_that_it_is_given() -> None:
+    model = nn.Linear(2, 2)
+    compiled = [each for each in all_strategies([0.0, 0.5, 1.0]) if each.budget is not None]
+    assert {each.budget for each in compiled if each.has_lean_rule} == {0.5, 1.0}
+    for strategy in compiled:
+        assert strategy.prepare(model) is not model
+
+
 # --- plot ---
 
 

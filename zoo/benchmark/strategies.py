@@ -96,7 +96,7 @@ EAGER = (
 
 
 def all_strategies(budgets: Sequence[float]) -> list[Strategy]:
-    """Return the eager strategies, and compiled networks at each budget, by torch's choice and by the lean rule."""
+    """Return the eager strategies, and compiled ones at each budget, above 0 by the lean rule too."""
     compiled = [
         Strategy(f"compiled {name} {budget:g}", norm, memory, budget, has_lean_rule)
         for name, norm, memory, has_lean_rule in (
@@ -105,6 +105,7 @@ def all_strategies(budgets: Sequence[float]) -> list[Strategy]:
             ("iABN", "inplace", "auto", False),
         )
         for budget in budgets
+        if budget > 0 or not has_lean_rule  # which takes no fraction of 0, as torch does
     ]
     return [*EAGER, *compiled]
 
