@@ -67,13 +67,13 @@ def stored_sizes(block: Callable[[Tensor], Tensor], batch: int) -> list[int]:
 
 
 @measures("inplace_abn", "Figure 2")
-def count_stored_tensors(batch: int = BATCH) -> Section:
+def count_stored_tensors() -> Section:
     """Return the tensors that five strategies store for backward, and the memory that in-place norms save (Figure 2).
 
     The memory of section 5 is measured on the same block. It counts all tensors held between forward and backward.
     """
     section = Section("figure2", "Figure 2: tensors stored for backward by norm, activation and convolution")
-    x = torch.randn(batch, WIDTH, SIDE, SIDE)
+    x = torch.randn(BATCH, WIDTH, SIDE, SIDE)
     held = {}
     for strategy, what in STRATEGIES.items():
         block = Block(WIDTH, GROUPS, strategy)

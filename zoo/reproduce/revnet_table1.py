@@ -70,17 +70,17 @@ def measure_operations() -> Section:
 
 
 @measures("revnet", "Table 1")
-def measure_complexity(depths: Sequence[int] = DEPTHS) -> Section:
+def measure_complexity() -> Section:
     """Return the growth of memory and computation of a chain with its number of blocks L (Table 1).
 
     Memory is the peak of a step without the gradients of the parameters, and computation the calls of F and G. Both are
     given as the exponent p of L^p between the last two depths.
     """
-    costs, (low, high) = _chain_costs(depths), depths[-2:]
+    costs, (low, high) = _chain_costs(DEPTHS), DEPTHS[-2:]
     section = Section("table1", "Table 1: memory and computation against depth")
     for name, row in KEY_BY_STRATEGY.items():
         peaks = [cost.peak for cost in costs[name]]
-        calls = [cost.calls * depth for cost, depth in zip(costs[name], depths, strict=True)]
+        calls = [cost.calls * depth for cost, depth in zip(costs[name], DEPTHS, strict=True)]
         for column, values in (("memory", peaks), ("computation", calls)):
             number = published("revnet", f"table1/{row}/{column}")
             exponent = math.log(values[-1] / values[-2]) / math.log(high / low)
