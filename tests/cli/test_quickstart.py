@@ -49,7 +49,7 @@ def test_the_second_quickstart_only_scores_and_prints_the_same(
     for text in ("center10-scale12", "runs/quickstart/checkpoint.pth.tar", "tensorboard"):
         assert text in first.out
     assert (in_small / "runs" / "quickstart" / "checkpoint.pth.tar").is_file()
-    assert "about two minutes on two CPU cores" in first.err
+    assert "less than a minute on two CPU cores" in first.err
     (suggested,) = [line.split()[3:] for line in first.out.splitlines() if line.startswith("try next      zoo ")]
     assert main(suggested) == 0
 
