@@ -1,20 +1,15 @@
-"""One thread per test process: faster for small tensors, and the same bits on every machine. No downloads.
-
-Bytecode is written, also where the environment says not to: each process that a test starts would compile all modules
-of torch that it imports.
-"""
+"""One thread per test process: faster for small tensors, and the same bits on every machine. No downloads."""
 
 import gc
 import logging
 import os
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-sys.dont_write_bytecode = False
+# Before torch is imported: processes that a test starts inherit all of this. Without bytecode, each of them and each
+# worker of xdist would compile all modules of torch that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# Before torch is imported: processes that a test starts inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The tests of downloads take it away: they have a server on this machine.
 os.environ["ZOO_OFFLINE"] = "1"
