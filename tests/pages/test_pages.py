@@ -141,7 +141,7 @@ def test_json_examples_are_experiments(page: str, example: str) -> None:
 
 def test_the_settings_beside_timms_flags_match_the_experiment() -> None:
     settings = dict(leaves(load_experiment("imagenet_convnext_tiny").model_dump(mode="json")))
-    text = TEXTS["docs/training.md"].partition("## From a command of timm")[2].partition("\n## ")[0]
+    text = TEXTS["docs/integrations.md"].partition("## From a command of timm")[2].partition("\n##")[0]
     shown = re.findall(r"\| `([a-z_.]+) = ([^`]*)` \|", text)
     assert len(shown) > 20
     assert {key: json.loads(value) for key, value in shown} == {key: settings[key] for key, _ in shown}
