@@ -18,7 +18,7 @@ from zoo.config.parse import load_experiment
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
 from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock
-from zoo.ops.abn.backend import name_for
+from zoo.ops.backend import name_for
 from zoo.remat.memory_use import count_memory, measure_memory
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.error_rates import needs_training, report_errors
