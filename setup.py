@@ -65,7 +65,7 @@ def kernels() -> list[Extension]:
     torch = Path(spec.submodule_search_locations[0])
     return [
         Extension(
-            "zoo.ops.abn._native",
+            "zoo.ops._native",
             sources=[f"csrc/{name}" for name in SOURCES],
             depends=["csrc/kernels.h", "csrc/kernels-inl.h", "csrc/numbers.h", "csrc/tensors.h"],
             include_dirs=[str(torch / "include")],

@@ -85,7 +85,7 @@ import sys, torch, torchvision, zoo
 from zoo.cli import main
 from zoo.engine import trainer
 from zoo.layers import InPlaceABN
-from zoo.ops.abn import backend
+from zoo.ops import backend
 
 def of_step(model):
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))

@@ -13,23 +13,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.formula import relative_error
-from tests.ops.triton_cases import ACTIVATIONS, FLOATS, LAYOUTS, Case, lay_out, make, run
+from tests.ops.triton_cases import ACTIVATIONS, FLOATS, LAYOUTS, REFERENCE, TRITON, Case, lay_out, make, run
 from tests.synchronization import no_synchronization
-from zoo.ops.abn import inplace_abn, reference, triton
-from zoo.ops.abn.backend import forced, kernels_for
-from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.functional import inplace_abn
+from zoo.ops.abn.kernels import kernels_for
+from zoo.ops.abn.reference import NormSettings
+from zoo.ops.backend import forced, unavailable_reason
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(triton.unavailable_reason() is not None, reason=str(triton.unavailable_reason())),
+    pytest.mark.skipif(unavailable_reason("triton") is not None, reason=str(unavailable_reason("triton"))),
 ]
 LAYER_SHAPES = [(8, 64, 112, 112), (8, 256, 56, 56), (8, 512, 28, 28), (8, 1024, 14, 14), (8, 2048, 7, 7)]
 ODD_SHAPES = [(2, 176, 14, 14), (5, 3, 225, 223), (1, 1, 1000, 1001), (4099, 37), (2, 24, 5, 6, 7), (2, 64, 3, 2)]
 
 
 def test_the_kernels_of_a_cuda_tensor_are_these():
-    assert kernels_for(torch.zeros(1, device="cuda")) is triton
+    assert kernels_for(torch.zeros(1, device="cuda")) is TRITON
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -37,8 +38,8 @@ def test_the_kernels_of_a_cuda_tensor_are_these():
 @pytest.mark.parametrize("shape", LAYER_SHAPES + ODD_SHAPES)
 def test_layers_of_real_size_equal_the_float64_reference(shape, dtype, layout):
     case = Case(dtype, layout, "elu", shape, shortcut=True, weight=0.8)
-    ours = run(triton, case, "cuda")
-    truth = run(reference, case, "cuda", exact=True)
+    ours = run(TRITON, case, "cuda")
+    truth = run(REFERENCE, case, "cuda", exact=True)
     tolerance = 1e-10 if dtype == "float64" else 32 * torch.finfo(getattr(torch, dtype)).eps
     assert {name for name in ours if not relative_error(ours[name], truth[name]) < tolerance} == set()
 
@@ -47,24 +48,24 @@ def test_layers_of_real_size_equal_the_float64_reference(shape, dtype, layout):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_runs_repeat_bit_for_bit_under_load(dtype, layout):
     case = Case(dtype, layout, "leaky_relu", (16, 64, 113, 97), shortcut=True)
-    first = run(triton, case, "cuda")
+    first = run(TRITON, case, "cuda")
     other = torch.cuda.Stream()
     for _ in range(5):
         with torch.cuda.stream(other):
             noise = torch.randn(4096, 4096, device="cuda")
             noise @ noise
-        again = run(triton, case, "cuda")
+        again = run(TRITON, case, "cuda")
         assert all(torch.equal(first[name], again[name]) for name in first)
     torch.cuda.synchronize()
 
 
 def step(x: Tensor, dz: Tensor, shortcut: Tensor | None, settings: NormSettings) -> list[Tensor]:
     """Return the results of one training step of a norm, in new tensors."""
-    mean, var = triton.statistics(x)
-    z = triton.apply(x, mean, var, settings, shortcut)
-    sums = triton.backward_reduce(z, dz, settings, shortcut)
+    mean, var = TRITON.statistics(x)
+    z = TRITON.apply(x, mean, var, settings, shortcut)
+    sums = TRITON.backward_reduce(z, dz, settings, shortcut)
     count = x.numel() // x.shape[1]
-    dx, dshortcut = triton.backward_apply(z, dz, var, (sums[0] / count, sums[1] / count), settings, shortcut)
+    dx, dshortcut = TRITON.backward_apply(z, dz, var, (sums[0] / count, sums[1] / count), settings, shortcut)
     return [t for t in (mean, var, z, *sums, dx, dshortcut) if t is not None]
 
 
@@ -96,12 +97,12 @@ def test_nothing_waits_for_the_device(layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_backward_allocates_nothing_of_full_size_but_its_gradients(layout):
     x, dz, shortcut, settings = make(Case("bfloat16", layout, shape=(8, 64, 112, 112), shortcut=True), "cuda")
-    mean, var = triton.statistics(x)
-    triton.apply_(x, mean, var, settings, shortcut)
+    mean, var = TRITON.statistics(x)
+    TRITON.apply_(x, mean, var, settings, shortcut)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    sums = triton.backward_reduce(x, dz, settings, shortcut)
-    gradients = triton.backward_apply(x, dz, var, sums, settings, shortcut)
+    sums = TRITON.backward_reduce(x, dz, settings, shortcut)
+    gradients = TRITON.backward_apply(x, dz, var, sums, settings, shortcut)
     full_size = sum(g.numel() * g.element_size() for g in gradients if g is not None)
     assert torch.cuda.max_memory_allocated() - before < 1.1 * full_size
 
@@ -178,16 +179,16 @@ def test_more_elements_than_32_bits_count_are_right(layout):
     x = lay_out(torch.zeros(1, 8, 1, 1, dtype=torch.bfloat16, device="cuda").expand(shape), layout)
     assert x.numel() > 2**31
     x[-1, -1, -1, -2:] = 3.0  # at the end of memory
-    mean, _ = triton.statistics(x)
+    mean, _ = TRITON.statistics(x)
     count = x.numel() // 8
     assert mean[:-1].abs().max() == 0
     assert relative_error(mean[-1:] * count, torch.tensor([6.0], device="cuda")) < 1e-5
     settings, zero = NormSettings(None, None, 1.0, "leaky_relu", 0.01), torch.zeros(8, device="cuda")
-    triton.apply_(x, zero, zero, settings)  # eps is 1: nothing changes
+    TRITON.apply_(x, zero, zero, settings)  # eps is 1: nothing changes
     assert x[-1, -1, -1, -2:].tolist() == [3.0, 3.0]
-    sums = triton.backward_reduce(x, x, settings)
+    sums = TRITON.backward_reduce(x, x, settings)
     assert sums[0].tolist() == [0.0] * 7 + [6.0]
-    dx, _ = triton.backward_apply(x, x, zero, None, settings)
+    dx, _ = TRITON.backward_apply(x, x, zero, None, settings)
     assert torch.equal(dx[-1, -1, -1], x[-1, -1, -1])
 
 
@@ -195,5 +196,5 @@ def test_a_tensor_on_another_device_than_the_current_one_is_computed_there():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     case = Case("float32", "channels_last", shortcut=True)
-    here, there = run(triton, case, "cuda:0"), run(triton, case, "cuda:1")
+    here, there = run(TRITON, case, "cuda:0"), run(TRITON, case, "cuda:1")
     assert all(torch.equal(here[name], there[name].to("cuda:0")) for name in here)

@@ -59,10 +59,9 @@ def is_torchs(name: str, dtype: str, layout: str, device: str = "cpu") -> bool:
 
 
 def main() -> None:
-    from zoo.ops import pooling, pooling_triton
-    from zoo.ops.abn import backend, triton
+    from zoo.ops import backend, pooling, pooling_triton
 
-    backend._chosen["cpu"] = triton  # the interpreter's tensors are on the CPU
+    backend._chosen["cpu"] = "triton"  # the interpreter's tensors are on the CPU
     x = make("the stem's", "float32", "channels_last")
     report: dict[str, bool] = {}
     with patch.object(pooling_triton, "forward", wraps=pooling_triton.forward) as started:

@@ -14,7 +14,7 @@ from zoo.errors import ConfigError, VerificationError
 from zoo.layers import ReversibleBlock, ReversibleSequential
 from zoo.layers.invertible import InvertibleLeakyReLU
 from zoo.layers.reversible import PairPool
-from zoo.ops.abn.backend import forced
+from zoo.ops.backend import forced
 from zoo.ops.chain import run_chain
 from zoo.ops.grid import digest, round_to_grid, sum_on_grid
 

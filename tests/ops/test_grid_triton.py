@@ -9,11 +9,11 @@ import torch
 
 from tests.ops.grid_cases import CASES
 from tests.ops.triton_stub import Compiler, Device, interpret
-from zoo.ops.abn import triton
+from zoo.ops.backend import unavailable_reason
 
 pytestmark = [
     pytest.mark.slow,  # Triton's interpreter
-    pytest.mark.skipif(triton.unavailable_reason() is not None, reason=str(triton.unavailable_reason())),
+    pytest.mark.skipif(unavailable_reason("triton") is not None, reason=str(unavailable_reason("triton"))),
 ]
 
 

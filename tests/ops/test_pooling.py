@@ -9,9 +9,8 @@ import torch.utils.checkpoint
 from torch import nn
 
 from zoo.layers.conv import MaxPool2d
-from zoo.ops import pooling
-from zoo.ops.abn import native
-from zoo.ops.abn.backend import forced
+from zoo.ops import native, pooling
+from zoo.ops.backend import forced
 from zoo.ops.pooling import max_pool2d
 from zoo.remat.memory_use import measure_memory
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.config.limits import MAX_PIXELS
 from zoo.errors import DataError
-from zoo.ops.abn import native
+from zoo.ops import native
 from zoo.ops.resample import resize_image
 
 compiled = pytest.mark.skipif(

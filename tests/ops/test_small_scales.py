@@ -17,14 +17,14 @@ from tests.ops.small_scales import (
     make,
     measure_kernels,
 )
-from zoo.ops.abn import inplace_abn, native, reference
-from zoo.ops.abn.backend import forced
+from zoo.ops.abn.functional import inplace_abn
+from zoo.ops.abn.kernels import KERNELS
+from zoo.ops.backend import forced, unavailable_reason
 
 needs_native = pytest.mark.skipif(
-    native.unavailable_reason() is not None, reason=f"compiled kernels: {native.unavailable_reason()}"
+    unavailable_reason("native") is not None, reason=f"compiled kernels: {unavailable_reason('native')}"
 )
 BACK_ENDS = [pytest.param("native", marks=needs_native), "reference"]
-KERNELS = {"native": native, "reference": reference}
 
 
 @pytest.mark.parametrize("back_end", BACK_ENDS)

@@ -22,7 +22,7 @@ from zoo.cli import build_parser, main
 from zoo.config.describe import leaves
 from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
 from zoo.config.published import published
-from zoo.ops.abn import native
+from zoo.ops import native
 
 ROOT = tables.ROOT
 TEXTS = {name: path.read_text() for name, path in tables.PAGES.items()}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tests.remat.hunt import Saves
 from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held, gradients, images, network
 from tests.torch_internals.test_dispatch import Watch
-from zoo.ops.abn import backend, native
+from zoo.ops import backend, native
 from zoo.remat import Rematerializer
 from zoo.remat.budget import INPUT, Decision
 from zoo.remat.eager.deciding import Decider

@@ -12,7 +12,7 @@ import PIL
 import pytest
 import torch
 
-from zoo.ops.abn import backend
+from zoo.ops import backend
 from zoo.run import environment
 
 

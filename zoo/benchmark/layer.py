@@ -20,7 +20,7 @@ from zoo.benchmark.strategies import compile_with_budget
 from zoo.engine.precision import DTYPES
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN
-from zoo.ops.abn import backend
+from zoo.ops import backend
 from zoo.remat.memory_use import clear_gradients, measure_memory
 from zoo.remat.timing import Clock, Step, ratios, time_interleaved
 
@@ -68,8 +68,8 @@ def providers(channels: int, device: torch.device) -> dict[str, Provider]:
         "compiled iABN": Provider(fused, _compiled(fused)),
         "iABN reference": ours("reference"),
     }
-    for name, (kind, module) in backend.DEVICES.items():
-        if kind == device.type and module.unavailable_reason() is None:
+    for name, (kind, unavailable_reason) in backend.DEVICES.items():
+        if kind == device.type and unavailable_reason() is None:
             by_name[f"iABN {name}"] = ours(name)
     return by_name
 

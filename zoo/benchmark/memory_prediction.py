@@ -14,7 +14,7 @@ import torch
 
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
-from zoo.ops.abn import backend
+from zoo.ops import backend
 from zoo.remat.memory_use import count_memory
 from zoo.remat.report.fit import largest
 

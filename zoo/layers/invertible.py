@@ -23,7 +23,7 @@ from zoo.layers.conv import conv2d
 from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync, call_norm
 from zoo.layers.reversible import subtract_branch
 from zoo.ops.abn.functional import normalize
-from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.reference import NormSettings
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.chain import Gradients, Tensors, add_gradients
 from zoo.ops.convolution import is_plain_convolution

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from zoo.config.limits import MAX_GRID_BITS
 from zoo.errors import ConfigError, VerificationError
-from zoo.ops.abn import native, reference
-from zoo.ops.abn.backend import kernels_for
+from zoo.ops.backend import back_end_for
 
 HALF = (torch.float16, torch.bfloat16)
 SIGNIFICAND_BITS = {torch.float32: 24, torch.float64: 53}
@@ -64,14 +63,14 @@ def sum_on_grid(
     after the subtraction, and the bits of the largest absolute value of the result.
     """
     r = r.float() if r.dtype in HALF else r
-    kernels = kernels_for(x)
+    back_end = back_end_for(x)
     dense = x.stride() == r.stride() and (x.is_contiguous() or x.movedim(1, -1).is_contiguous())
-    if x.dtype != torch.float32 or r.dtype != x.dtype or not dense or kernels is reference or x.is_meta:
+    if x.dtype != torch.float32 or r.dtype != x.dtype or not dense or back_end == "reference" or x.is_meta:
         rounded = round_to_grid(r, bits)
         return torch.sub(x, rounded, out=out) if subtract else torch.add(x, rounded, out=out), None
     result = torch.empty_like(x) if out is None else out
     summary = torch.empty(2, dtype=torch.int32, device=x.device)
-    if kernels is native:
+    if back_end == "native":
         torch.ops.zoo.grid_sum_into.default(result, summary, x, r, 2.0**bits, subtract)
     else:
         from zoo.ops import grid_triton

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.ops.abn.backend import name_for
+from zoo.ops.backend import name_for
 from zoo.torch_internals.dispatch import DisableTorchDispatch, OperatorOverload, has_kernel, schema_of
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ import torch
 from PIL import features
 
 from zoo.files import DISTRIBUTION
-from zoo.ops.abn import backend
+from zoo.ops import backend
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS_DIR = "docs/results"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.formula import activated_batch_norm, relative_error
 from zoo.layers import InPlaceABN
-from zoo.ops.abn import inplace_abn
+from zoo.ops.abn.functional import inplace_abn
 
 ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 0.3), ("elu", 1.0), ("elu", 0.5), ("identity", 0.01)]
 SHAPES = [(4, 3), (2, 1, 5), (1, 5, 7, 5), (3, 4, 6, 6), (2, 3, 2, 3, 4), (8, 17, 1, 1)]

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from tests.formula import activated_batch_norm, relative_error
 from zoo.benchmark.variants import STRATEGIES, bn_act_conv
-from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.kernels import KERNELS
 from zoo.ops.abn.norm_act_conv import join, norm_act_conv
-from zoo.ops.abn.reference import statistics
+from zoo.ops.abn.reference import NormSettings
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.convolution import Convolution, convolution_dtype
 
@@ -41,7 +41,7 @@ def leaves(channels=(6,), size=3, groups=1, dtype=torch.float64, seed=0):
 def run(weight, bias, conv_weight, conv_bias, *inputs, geometry=PLAIN, activation=("leaky_relu", 0.01), fixed=None):
     with torch.no_grad():
         joined = join(inputs)
-        taken = Statistics(*statistics(joined), joined.numel() // joined.shape[1], None)
+        taken = Statistics(*KERNELS["reference"].statistics(joined), joined.numel() // joined.shape[1], None)
     settings = NormSettings(weight, bias, 1e-5, *activation)
     convolution = Convolution(*geometry, convolution_dtype(joined))
     return norm_act_conv(inputs, joined, fixed or taken, settings, conv_weight, conv_bias, convolution)

@@ -7,7 +7,7 @@ import torch
 
 from tests.formula import activated_batch_norm, relative_error
 from tests.ops.abn.test_functional import ACTIVATIONS, make, run, run_formula
-from zoo.ops.abn import inplace_abn
+from zoo.ops.abn.functional import inplace_abn
 
 SHAPE = (3, 4, 6, 5)
 # The smaller the last scale, the less of x_hat is left in the sum.

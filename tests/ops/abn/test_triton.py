@@ -25,11 +25,12 @@ from tests.ops.triton_cases import (
 from tests.ops.triton_stub import Operations, interpret, stubbed
 from zoo.layers import InPlaceABN, InPlaceABNSync
 from zoo.ops.abn import triton
+from zoo.ops.backend import unavailable_reason
 
 pytestmark = pytest.mark.slow  # Triton's interpreter
 KERNELS = ["statistics", "combine_statistics", "apply", "backward_reduce", "combine_sums", "backward_apply"]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-needs_triton = pytest.mark.skipif(triton.unavailable_reason() is not None, reason=str(triton.unavailable_reason()))
+needs_triton = pytest.mark.skipif(unavailable_reason("triton") is not None, reason=str(unavailable_reason("triton")))
 
 
 @pytest.fixture(scope="module")
