@@ -6,7 +6,7 @@ import pytest
 
 from zoo.config.describe import SCHEDULE_PARAMS, describe_settings
 from zoo.config.experiment import Experiment, Score
-from zoo.config.parse import load_experiment, parse_experiment
+from zoo.config.parse import load_experiment
 from zoo.config.section import settings_of
 from zoo.errors import ConfigError
 
@@ -30,27 +30,6 @@ def test_every_field_of_every_section_is_described() -> None:
         for key, field in settings_of(section).items():
             assert field.description, f"{path}.{key}"
             assert (path, key) in described or hasattr(field.annotation, "model_fields")
-
-
-@pytest.mark.parametrize(
-    ("content", "hint"),
-    [
-        ({"network": {"nrom": 1}}, "network.nrom = 1: unknown key; the nearest is network.norm"),
-        ({"optimizer": {"epochs": 1}}, "unknown key; the nearest is optimizer.schedule.epochs"),
-        ({"clip": 1}, "clip = 1: unknown key; the nearest is optimizer.clip"),
-        (
-            {"network": {"bn_mod": "inplace"}},
-            'bn_mod = "inplace": unknown key; the nearest is network.norm (alias bn_mode)',
-        ),
-        ({"network": {"clases": 3}}, "unknown key; the nearest is network.num_classes (alias classes)"),
-        ({"network": {"leaky_relu_slop": 0.1}}, "the nearest is network.activation_param (alias leaky_relu_slope)"),
-        ({"qqq": 1}, "qqq = 1: unknown key; zoo settings lists all"),
-    ],
-)
-def test_an_unknown_key_is_reported_with_its_likely_place(content, hint) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_experiment(content, "x.json")
-    assert hint in str(caught.value)
 
 
 def test_a_bundled_experiment_is_found_by_its_name_and_a_file_by_its_path(tmp_path, monkeypatch) -> None:

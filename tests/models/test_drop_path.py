@@ -12,8 +12,6 @@ from torch import nn
 import zoo
 from tests.step import step
 from zoo.config.architectures import ARCHITECTURES
-from zoo.config.parse import parse_experiment
-from zoo.errors import ConfigError
 from zoo.layers.conv import drop_path
 from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
@@ -93,18 +91,3 @@ def test_lean_networks_drop_the_same_branches_with_the_same_bits(
         assert all(torch.equal(ours, expected) for ours, expected in zip(result, results[0], strict=True))
     plain.set_drop_path_rate(0.0)
     assert not torch.equal(step(plain, x)[0], results[0][0])
-
-
-@pytest.mark.parametrize(
-    ("network", "message"),
-    [
-        ({"arch": "revnet38_cifar"}, r"no such option; stochastic depth drops branches of residual blocks"),
-        ({"arch": "densenet121"}, r"no such option; stochastic depth drops branches of residual blocks"),
-    ],
-)
-def test_drop_path_rate_raises_config_error_for_networks_without_drop_path(
-    network: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_experiment({"network": {**network, "options": {"drop_path_rate": 0.1}}}, "test")
-    parse_experiment({"network": network}, "test")

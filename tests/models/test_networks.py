@@ -10,7 +10,6 @@ import copy
 import functools
 import hashlib
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -174,44 +173,6 @@ def test_dilation_keeps_the_map_size_and_the_keys(name, dilation, reductions):
     sizes = [feature.shape[-1] for feature in model(torch.empty(2, 3, 64, 64, device="meta"))]
     assert sizes == [64 // reduction for reduction in reductions]
     assert list(model.state_dict()) == list(build_meta(name, features_only=True).state_dict())
-
-
-@pytest.mark.parametrize(
-    ("name", "dilation"),
-    [
-        ("resnet18", [1, 2]),
-        ("resnext50", [1, 1, [2, 0, 1, 1, 1, 1], 1]),
-        ("resnext50", [1, 1, [], 1]),
-        ("resnext50", [[1, 1, 2]]),
-        ("resnet50", [1, 1, [1] * 6, 1]),
-        ("densenet121", [1, 1]),
-        ("densenet121", True),
-        ("resnet18", 1.0),
-        ("wider_resnet16_a2", "no"),
-    ],
-)
-def test_impossible_dilations_are_refused_with_their_value(name, dilation):
-    message = re.escape(f"options.dilation = {json.dumps(dilation)}: should be")
-    with pytest.raises(zoo.ConfigError, match=message):
-        build_meta(name, dilation=dilation)
-
-
-@pytest.mark.parametrize(
-    ("name", "dilation", "index", "blocks"),
-    [
-        ("resnext50", [1, 1, [2], 1], 2, 6),
-        ("resnext101", [1, 1, [2] * 6, 1], 2, 23),
-        ("resnext152", [[1, 2, 3, 4], 1, 1, [2, 2, 2]], 0, 3),
-    ],
-)
-def test_dilations_per_block_of_a_wrong_length_are_refused_with_the_number_of_blocks(name, dilation, index, blocks):
-    words = (
-        f"options.dilation[{index}] = {json.dumps(dilation[index])}: should have {blocks} numbers, one per block of "
-    )
-    with pytest.raises(
-        zoo.ConfigError, match=re.escape(f"{words}mod{index + 2} of {name}, got {len(dilation[index])}")
-    ):
-        build_meta(name, dilation=dilation)
 
 
 def plain_resnext(x: torch.Tensor, model: nn.Module, settings: list[tuple[int, list[int]]]) -> torch.Tensor:

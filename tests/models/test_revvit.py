@@ -19,7 +19,6 @@ from tests.models.test_grid_bits import differing, train
 from tests.step import step
 from zoo.config.network import NetworkSpec
 from zoo.config.optimizer import Optimizer
-from zoo.config.parse import parse_experiment
 from zoo.engine.optim import build_optimizer
 from zoo.models.revvit import RevViT
 
@@ -261,11 +260,7 @@ def test_initial_weights_are_the_authors():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"norm": "inplace"}, "norm.*revvit_s, which has its own norms"),
-        ({"activation": "relu"}, "activation.*revvit_s, which has its own norms"),
         ({"norm": torch.nn.BatchNorm2d}, "norm"),
-        ({"weight_init": "torch"}, "weight_init.*its own norms, activation and initial weights"),
-        ({"memory": "checkpoint"}, "no such strategy; use one of auto, plain, lean"),
         ({"output_stride": 8}, "the network cannot be dilated"),
     ],
 )
@@ -274,9 +269,7 @@ def test_settings_that_do_not_apply_are_refused(arguments, message):
         zoo.get("revvit_s", **arguments)
 
 
-def test_an_experiment_has_no_norm_and_images_have_the_size_of_the_positions():
-    with pytest.raises(zoo.ConfigError, match=r"network\.norm.*its own norms"):
-        parse_experiment({"network": {"arch": "revvit_s", "norm": "standard"}}, "x.json")
+def test_images_of_another_size_raise():
     with pytest.raises(zoo.ConfigError, match=r"images of 20 x 16 pixels: .* positions for 16 x 16"):
         build()(torch.randn(1, 3, 20, 16))
 

@@ -53,7 +53,6 @@ def test_a_published_variant_fixes_norm_activation_and_stem_and_arguments_win():
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnext50", {"input_3x3": "no"}, 'options.input_3x3 = "no": should be a valid boolean'),
         ("resnet18", {"norm": ABN, "activation": "elu"}, "a norm function includes the activation"),
         ("resnet18", {"pretrained": True, "weights": "x.pth"}, "two sources of weights"),
         ("resnet18", {"features_only": True, "num_classes": 10}, "builds no classifier"),
