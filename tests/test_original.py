@@ -56,7 +56,7 @@ def _small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr("scripts.test_vistas.NETWORK", str(request.getfixturevalue("vistas") / "tiny.json"))
 
 
-def test_a_file_may_dilate_each_block_of_a_resnext(tmp_path: Path) -> None:
+def test_file_may_dilate_each_block_of_resnext(tmp_path: Path) -> None:
     network = {"arch": "resnext50", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 3}
     path = tmp_path / "dilated.json"
     path.write_text(json.dumps({"network": {**network, "dilation": [1, 1, [2, 1, 2, 1, 2, 1], [1, 1, 1]]}}))
@@ -131,7 +131,7 @@ def test_training_starts_from_weights_of_another_activation_or_norm(
 
 @pytest.mark.parametrize("mode", ["palette", "raw", "prob"])
 @pytest.mark.parametrize("fusion", ["mean", "voting", "max"])
-def test_the_vistas_script_writes_the_originals_files(vistas: Path, tmp_path: Path, fusion: str, mode: str) -> None:
+def test_vistas_script_writes_originals_files(vistas: Path, tmp_path: Path, fusion: str, mode: str) -> None:
     words = ["--scales", "[0.7, 1]", "--flip", "--fusion-mode", fusion, "--output-mode", mode]
     assert _segment(vistas, tmp_path / "out", *words) == 0
     endings = [".png", "_prob.png"] if mode == "prob" else [".png"]
@@ -145,7 +145,7 @@ def test_the_vistas_script_writes_the_originals_files(vistas: Path, tmp_path: Pa
             assert image.getpalette("RGB")[:6] == [0xA5, 0x2A, 0x2A, 0x00, 0xC0, 0x00]
 
 
-def test_the_vistas_script_has_the_originals_scales_and_abbreviations(vistas: Path, tmp_path: Path) -> None:
+def test_vistas_script_has_originals_scales_and_abbreviations(vistas: Path, tmp_path: Path) -> None:
     assert _segment(vistas, tmp_path / "default") == 0
     assert _segment(vistas, tmp_path / "named", "--sc", "0.7, 1, 1.2", "--fus", "mean", "--out", "raw") == 0
     for name in ("a.png", "b.png"):
@@ -153,18 +153,14 @@ def test_the_vistas_script_has_the_originals_scales_and_abbreviations(vistas: Pa
 
 
 @pytest.mark.parametrize("text", ["", "[]", "1 2", "(1", "__import__('os').abort()", "0x1"])
-def test_the_vistas_script_parses_scales_and_never_evaluates_them(
-    text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vistas_script_parses_scales_and_never_evaluates_them(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         run_script(SegmentVistas, ["model", "in", "out", f"--scales={text}"])
     assert error.value.code == 2
     assert "is not a list of numbers, such as" in capsys.readouterr().err
 
 
-def test_images_whose_files_collide_are_an_error(
-    vistas: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_colliding_output_files_raise(vistas: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.png", "a.jpg"):
         random_image(0).save(tmp_path / name)
     words = [str(vistas / "model.pth.tar"), str(tmp_path), str(tmp_path / "out")]
@@ -193,9 +189,7 @@ def _scored(run: Run, folder: Path, *words: str) -> dict[str, Any]:
         ("--interpolation bicubic", "center224-scale256-bicubic"),
     ],
 )
-def test_the_test_script_has_the_originals_crop_whatever_the_settings_say(
-    finished: Run, tmp_path: Path, words: str, protocol: str
-) -> None:
+def test_test_script_has_originals_crop(finished: Run, tmp_path: Path, words: str, protocol: str) -> None:
     scores = _scored(finished, tmp_path, *words.split())
     assert (scores["protocol"], scores["count"]) == (protocol, NUM_VAL)
 
@@ -209,7 +203,7 @@ def _no_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_local_rank")
 @pytest.mark.parametrize("words", ["--local_rank 3", "--local_rank=3", "--local-rank 3", "--local-rank=3"])
 @pytest.mark.parametrize("first", [True, False])
-def test_local_rank_is_accepted_wherever_it_stands(
+def test_local_rank_is_accepted_at_any_place(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, first: bool
 ) -> None:
     seen: list[int] = []
@@ -243,7 +237,7 @@ def test_local_rank_is_accepted_wherever_it_stands(
     ],
 )
 @pytest.mark.parametrize("command", [ScoreImageNet, OriginalTrain])
-def test_a_wrong_local_rank_is_a_usage_error(
+def test_wrong_local_rank_is_usage_error(
     command: type[Command],
     words: str,
     message: str,
@@ -259,7 +253,7 @@ def test_a_wrong_local_rank_is_a_usage_error(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")
-def test_the_scripts_take_the_backend_of_the_process_group(
+def test_scripts_take_backend_of_process_group(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     score = [str(finished.config), str(finished.checkpoint), str(finished.data), "--limit", "1", "-c", "8", "-j", "0"]
@@ -288,9 +282,7 @@ def _histograms(folder: Path) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("words", ["", "--log-hist"])
-def test_histograms_of_classifier_and_last_norm_are_written_every_ten_steps(
-    finished: Run, tmp_path: Path, words: str
-) -> None:
+def test_histograms_are_written_every_ten_steps(finished: Run, tmp_path: Path, words: str) -> None:
     train = [str(finished.config), str(finished.data), "-j", "0", "--epochs", "4", "--log-dir", str(tmp_path)]
     assert run_script(OriginalTrain, [*train, *words.split()]) == 0
     names = ["bn_out.bias", "bn_out.weight", "classifier.fc.bias", "classifier.fc.weight"] if words else []
@@ -299,7 +291,7 @@ def test_histograms_of_classifier_and_last_norm_are_written_every_ten_steps(
     assert {name: [event.step for event in events] for name, events in found.items()} == {name: [10] for name in names}
 
 
-def test_histograms_leave_out_values_that_are_not_finite(tmp_path: Path) -> None:
+def test_histograms_leave_out_non_finite_values(tmp_path: Path) -> None:
     model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("conv", "bn_out", "fc")})
     model["fc"].weight.data = torch.tensor([[1.0, torch.nan], [torch.inf, 2.0]])
     model["fc"].bias.data.fill_(torch.nan)
@@ -335,7 +327,7 @@ ORIGINAL_OPTIONS = {
 @pytest.mark.parametrize(
     ("command", "words"), [(command, words) for command, options in ORIGINAL_OPTIONS.items() for words in options]
 )
-def test_all_options_of_the_originals_scripts_are_known(
+def test_options_of_original_scripts_are_known(
     command: type[Command], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "run", lambda self: 0)

@@ -54,7 +54,7 @@ def _written(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_segment_writes_the_requested_files_and_prints_their_number(
+def test_segment_writes_requested_files_and_prints_their_number(
     files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--output", "palette", "prob", "overlay", "--scales", "0.5", "1", "--flip", "--fusion-mode", "max")
@@ -72,7 +72,7 @@ def test_segment_writes_the_requested_files_and_prints_their_number(
     assert "3 already had files" in text
 
 
-def test_segment_goes_on_after_a_broken_image_and_exits_with_code_2(
+def test_segment_goes_on_after_broken_image_and_exits_with_code_2(
     files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (images := tmp_path / "in").mkdir()
@@ -93,7 +93,7 @@ def test_segment_goes_on_after_a_broken_image_and_exits_with_code_2(
         (("--longest-side", "100000"), "longest_side = 100000: give a number from 1 to 9459"),
     ],
 )
-def test_invalid_options_raise_an_error_before_anything_is_loaded(
+def test_invalid_options_raise_before_anything_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
     assert _run("segment", "no-such-network", tmp_path, tmp_path / "out", *words) == 2

@@ -46,7 +46,7 @@ def _curve(run: Run) -> list[tuple[Any, ...]]:
     return [(event["event"], event.get("step"), event.get("loss"), event.get("top1")) for event in events]
 
 
-def test_a_lean_run_is_bit_identical_to_a_plain_run(runs: dict[str, Run]) -> None:
+def test_lean_run_is_bit_identical_to_plain_run(runs: dict[str, Run]) -> None:
     assert [event for event, *_ in _curve(runs["lean"])].count("train") == 6
     assert _curve(runs["lean"]) == _curve(runs["plain"])
     assert [is_lean(load_network(run.checkpoint).model) for run in runs.values()] == [False, True]
@@ -56,7 +56,7 @@ def test_a_lean_run_is_bit_identical_to_a_plain_run(runs: dict[str, Run]) -> Non
     assert {key for key in plain if differences(plain[key], lean[key])} == {"config_digest"}
 
 
-def test_a_checkpoint_is_scored_used_and_shown(
+def test_checkpoint_is_scored_used_and_shown(
     runs: dict[str, Run], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     run = runs["lean"]
@@ -81,7 +81,7 @@ def test_a_checkpoint_is_scored_used_and_shown(
         ({"options": {"blocks": 3}}, "': torchvision:shufflenet_v2_x0_5 cannot be built: "),
     ],
 )
-def test_untrainable_settings_are_refused_before_anything_is_written(
+def test_untrainable_settings_fail_before_log_folder_exists(
     network: dict[str, Any], words: str, runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.json").write_text(_settings(**network))

@@ -90,7 +90,7 @@ def test_timm(name: str, data: Path, tmp_path: Path) -> None:
     assert content["protocol"].endswith("-squash")
 
 
-def test_a_robustness_set_by_name(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_robustness_set_by_name(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = get_model("shufflenet_v2_x0_5", weights=None)
     weights = _weights(model, tmp_path / "w.pth")
     command = ["validate", "torchvision:shufflenet_v2_x0_5", str(data / "val"), "--weights", str(weights), "-j", "0"]

@@ -11,7 +11,7 @@ from zoo.config.section import settings_of
 from zoo.errors import ConfigError
 
 
-def test_every_setting_has_a_type_a_default_and_a_sentence_about_it() -> None:
+def test_every_setting_has_type_default_and_sentence_about_it() -> None:
     for setting in (setting for section in describe_settings() for setting in section.settings):
         assert setting.type, setting.name
         assert setting.default, setting.name
@@ -32,7 +32,7 @@ def test_every_field_of_every_section_is_described() -> None:
             assert (path, key) in described or hasattr(field.annotation, "model_fields")
 
 
-def test_a_bundled_experiment_is_found_by_its_name_and_a_file_by_its_path(tmp_path, monkeypatch) -> None:
+def test_experiments_are_found_by_name_or_path(tmp_path, monkeypatch) -> None:
     assert load_experiment("revnet38_cifar10") == load_experiment("revnet38_cifar10.json")
     path = tmp_path / "mine.json"
     path.write_text('{"seed": 3}')

@@ -37,7 +37,7 @@ def test_unusual_but_valid_settings_are_accepted(content: dict[str, Any]) -> Non
     assert not problems_of(content)
 
 
-def test_the_settings_of_an_external_network_round_trip() -> None:
+def test_settings_of_external_network_round_trip() -> None:
     network = {"arch": "timm:efficientnet_b0", "num_classes": 7, "memory": "lean", "options": {"drop_path_rate": 0.1}}
     experiment = parse_experiment({"network": network}, "x.json")
     content = experiment.model_dump(mode="json")
@@ -45,7 +45,7 @@ def test_the_settings_of_an_external_network_round_trip() -> None:
     assert parse_experiment(content, "x.json") == experiment
 
 
-def test_pretrained_weights_are_left_out_where_others_come_from_a_file() -> None:
+def test_pretrained_weights_are_replaced_by_weights_file() -> None:
     options = {"pretrained": True, "drop_path_rate": 0.1}
     content = {"network": {"arch": "timm:efficientnet_b0", "options": options}}
     network = parse_experiment(content, "x.json").network
@@ -57,7 +57,7 @@ def test_pretrained_weights_are_left_out_where_others_come_from_a_file() -> None
     ("batch_size", "accumulate_steps", "world_size", "choices"),
     [(256, 1, 3, "255 or 258"), (12, 2, 4, "8 or 16"), (2, 1, 3, "use 3")],
 )
-def test_an_indivisible_batch_is_refused_with_the_valid_batch_sizes(
+def test_indivisible_batch_raises_with_valid_batch_sizes(
     batch_size: int, accumulate_steps: int, world_size: int, choices: str
 ) -> None:
     content = {"optimizer": {"batch_size": batch_size, "accumulate_steps": accumulate_steps}}
@@ -65,7 +65,7 @@ def test_an_indivisible_batch_is_refused_with_the_valid_batch_sizes(
         check_world_size(parse_experiment(content, "x.json"), world_size)
 
 
-def test_all_wrong_values_are_reported_at_once_and_then_all_that_contradict_each_other() -> None:
+def test_all_wrong_values_and_then_all_conflicts_are_reported() -> None:
     content = {
         "network": {"nrom": "inplace", "classes": True},
         "optimizer": {"schedule": {"type": "step", "params": {"gamma": -1}}},

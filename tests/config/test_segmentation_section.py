@@ -15,7 +15,7 @@ def scenes(**sections: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("section", [{}, {"segmentation": {}}, {"segmentation": None}])
-def test_a_segmentation_network_has_the_section_with_its_defaults(section: dict[str, Any]) -> None:
+def test_segmentation_network_has_section_with_its_defaults(section: dict[str, Any]) -> None:
     config = parse_experiment(scenes(**section), "x.json")
     assert config.task == "segmentation"
     assert config.segmentation == Segmentation(scale_range=[0.7, 2.0], hard_pixels=0.25)
@@ -23,7 +23,7 @@ def test_a_segmentation_network_has_the_section_with_its_defaults(section: dict[
     assert (config.segmentation.class_uniform, config.segmentation.longest_side_val) == (False, None)
 
 
-def test_a_custom_network_segments_if_the_section_is_present() -> None:
+def test_custom_network_segments_if_section_is_present() -> None:
     own = {"network": {"arch": "my_net", "classes": 3}}
     assert parse_experiment(own, "x.json").task == "classification"
     assert parse_experiment({**own, "segmentation": {}}, "x.json").task == "segmentation"

@@ -50,7 +50,7 @@ def test_rates_rise_linearly_from_the_first_block_to_the_last(arch: str, options
 
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize("kind", ["post", "post-in-place", "identity", "preact"])
-def test_a_dropped_block_is_its_shortcut_and_evaluation_drops_nothing(kind: str, dropped: bool) -> None:
+def test_dropped_block_is_its_shortcut(kind: str, dropped: bool) -> None:
     torch.manual_seed(0)
     norm = norm_act("inplace" if kind == "post-in-place" else "standard", "leaky_relu", 0.01)
     block: Any = {

@@ -60,9 +60,7 @@ def plain_step(family, index, training, features_only):
 
 @pytest.mark.parametrize(("training", "features_only"), [(True, False), (False, True)])
 @pytest.mark.parametrize(("family", "index", "memory"), CASES)
-def test_every_strategy_gives_the_gradients_and_statistics_of_the_plain_one(
-    family, index, memory, training, features_only
-):
+def test_every_strategy_equals_plain(family, index, memory, training, features_only):
     x, expected = plain_step(family, index, training, features_only)
     network = build(family, index, memory, features_only=features_only)
     actual = step(network.train(training), x)
@@ -83,7 +81,7 @@ def test_every_strategy_gives_the_gradients_and_statistics_of_the_plain_one(
         ("deeplab_resnet18", "standard", "plain"),
     ],
 )
-def test_a_step_of_a_lean_network_is_bit_identical(name, norm, twin):
+def test_step_of_lean_network_is_bit_identical(name, norm, twin):
     """The maps are large enough for recipes: what is smaller than 64 KiB is kept."""
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(2))
 
@@ -129,7 +127,7 @@ def test_memory_options_change_no_keys():
             assert list(build(family, index, "plain").state_dict()) == list(build(family, index, memory).state_dict())
 
 
-def test_every_family_names_its_strategies_in_the_error_for_another():
+def test_every_family_names_its_strategies_in_error_for_another():
     with torch.device("meta"):
         for arch in ARCHITECTURES:
             with pytest.raises(zoo.ConfigError, match=r"memory = \"none\": should be 'auto', 'plain'.* or 'lean'"):

@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingResult]
     return root, zoo.train(experiment, root / "data", log_dir=str(root / "runs" / "mine"), log_every=1)
 
 
-def test_train_returns_the_scores_of_the_last_validation(run: tuple[Path, TrainingResult]) -> None:
+def test_train_returns_scores_of_the_last_validation(run: tuple[Path, TrainingResult]) -> None:
     root, result = run
     log_dir = root / "runs" / "mine"
     records = [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]

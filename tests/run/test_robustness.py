@@ -151,7 +151,7 @@ def test_real_accepts_any_label_and_leaves_out_images_without(network: LoadedNet
 
 
 @pytest.mark.parametrize("change", ["classes", "names"])
-def test_networks_of_other_classes_are_refused(change: str, network: LoadedNetwork, tmp_path: Path) -> None:
+def test_networks_of_other_classes_raise(change: str, network: LoadedNetwork, tmp_path: Path) -> None:
     other: Any
     if change == "classes":
         settings = {**SETTINGS, "network": {"arch": "resnet18", "classes": 10}}

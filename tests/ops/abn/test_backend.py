@@ -16,7 +16,7 @@ from zoo.ops.abn import backend, kernels, native, reference, triton
 
 
 @pytest.mark.parametrize("module", [reference, native, triton], ids=lambda module: module.__name__)
-def test_every_back_end_has_the_kernels_of_the_contract_with_its_arguments(module):
+def test_every_back_end_has_kernels_of_contract_with_its_arguments(module):
     members = vars(kernels.Kernels).items()
     required = {name: member for name, member in members if inspect.isfunction(member) and name[0] != "_"}
     assert required.keys() == {
@@ -38,7 +38,7 @@ def test_every_back_end_has_the_kernels_of_the_contract_with_its_arguments(modul
         assert kernel is None or contract.startswith(f"{name}({', '.join(inspect.signature(kernel).parameters)}): ")
 
 
-def test_the_reference_can_be_forced_and_the_choice_comes_back():
+def test_reference_can_be_forced_and_choice_comes_back():
     x = torch.zeros(1, 1)
     before = backend.kernels_for(x)
     with backend.forced("reference"):
@@ -53,7 +53,7 @@ def test_the_reference_can_be_forced_and_the_choice_comes_back():
         ("fast", "'fast' is not one of auto, reference, native, triton"),
     ],
 )
-def test_a_forced_but_unavailable_back_end_raises_with_its_reason(name, message, monkeypatch):
+def test_forced_but_unavailable_back_end_raises_with_its_reason(name, message, monkeypatch):
     monkeypatch.setitem(
         backend.DEVICES, "native", ("cpu", SimpleNamespace(unavailable_reason=lambda: "no compiler was found"))
     )
@@ -61,7 +61,7 @@ def test_a_forced_but_unavailable_back_end_raises_with_its_reason(name, message,
         pass
 
 
-def test_the_description_says_why_a_back_end_is_off(monkeypatch):
+def test_description_says_why_back_end_is_off(monkeypatch):
     monkeypatch.setitem(backend.DEVICES, "native", ("cpu", SimpleNamespace(unavailable_reason=lambda: None)))
     assert "active" in backend.describe()["reference"]
     with backend.forced("reference"):
@@ -73,7 +73,7 @@ def test_the_description_says_why_a_back_end_is_off(monkeypatch):
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_without_kernels_the_first_norm_on_a_cpu_warns_once_unless_there_is_a_gpu(monkeypatch, recwarn, has_gpu):
+def test_without_kernels_the_first_norm_on_cpu_warns_once_unless_there_is_gpu(monkeypatch, recwarn, has_gpu):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     missing = SimpleNamespace(unavailable_reason=lambda: "not built")
     for name, device in (("native", "cpu"), ("triton", "cuda")):
@@ -87,7 +87,7 @@ def test_without_kernels_the_first_norm_on_a_cpu_warns_once_unless_there_is_a_gp
 
 
 @pytest.mark.slow
-def test_the_environment_variable_decides_at_import():
+def test_environment_variable_decides_at_import():
     script = "import torch; from zoo.ops.abn.backend import kernels_for; print(kernels_for(torch.zeros(1)).__name__)"
     environment = {**os.environ, "ZOO_KERNELS": "reference"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
