@@ -99,6 +99,22 @@ def test_no_files_import_each_other_in_cycle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
+#: Pronouns and verbs that stand for the noun or the verb of the field: "the gradients of torch", "raises".
+PARAPHRASES = re.compile(r"\b((?:is|are|be) told(?! apart)|(?:that|those) of|what (?:is|are) no|which[e]ver)\b", re.I)
+
+
+def test_code_repeats_nouns_instead_of_paraphrasing():
+    """Repeat the noun, and say what happens: the name of a test ends with "raises", not with a paraphrase of it."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[1]}"
+        for folder in ("zoo", "tests")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text().replace("_", " ").splitlines(), 1)
+        for match in PARAPHRASES.finditer(line)
+    ]
+    assert not found, "\n".join(found)
+
+
 #: Trains a lean step while the packages named by the arguments cannot be found.
 ALONE = """
 import sys

@@ -124,7 +124,7 @@ def test_rows_of_segmentation_table_have_their_crops(name: str) -> None:
 
 @pytest.mark.slow
 def test_network_of_each_experiment_can_be_built() -> None:
-    """Each network once: many experiments differ in other settings alone. Those of timm only where it is installed."""
+    """Each network once: many experiments differ in other settings alone. Skips timm where it is not installed."""
     paths = experiments_dir().glob("*.json")
     networks = {network.model_dump_json(): network for network in (load_experiment(path).network for path in paths)}
     for network in networks.values():

@@ -103,10 +103,10 @@ def test_weights_are_transferred_while_validating(
     with caplog.at_level("WARNING"):
         script = [experiment, weights, data, *options, "--json", str(tmp_path / "script.json")]
         assert run_script(ScoreImageNet, script) == 0
-    told = [line for line in caplog.messages if "relu.pth" in line]
-    assert sum("trained with relu and used with leaky_relu (0.01)" in line for line in told) == (name != "same")
-    assert sum("standard-to-inplace resnet18: exact" in line for line in told) == (name == "inplace")
-    assert len(told) == {"leaky": 1, "inplace": 2, "same": 0}[name]
+    notices = [line for line in caplog.messages if "relu.pth" in line]
+    assert sum("trained with relu and used with leaky_relu (0.01)" in line for line in notices) == (name != "same")
+    assert sum("standard-to-inplace resnet18: exact" in line for line in notices) == (name == "inplace")
+    assert len(notices) == {"leaky": 1, "inplace": 2, "same": 0}[name]
     command = ["validate", experiment, data, "--weights", weights, *options, "--json", str(tmp_path / "zoo.json")]
     assert main(command) == 0
     model = zoo.get("resnet18", activation="relu" if name == "same" else "leaky_relu", num_classes=3)

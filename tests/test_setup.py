@@ -111,7 +111,7 @@ main(["quickstart"])
 
 @pytest.mark.parametrize("kind", ["py3-none-any", pytest.param("cp310-abi3", marks=pytest.mark.exhaustive)])
 def test_wheel_runs_in_fresh_environment(kind: str, tmp_path: Path) -> None:
-    """The commands are those of `make wheel`; torch comes from the environment that runs the test."""
+    """Runs the commands of `make wheel`; torch comes from the environment that runs the test."""
     checkout = _copy_of_the_checkout(tmp_path / "checkout")
     make = ["make", "-n", "wheel", f"BIN={Path(sys.executable).parent}"]
     lines = subprocess.run(make, cwd=checkout, capture_output=True, text=True, check=True).stdout.splitlines()

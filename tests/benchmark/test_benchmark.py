@@ -1,4 +1,4 @@
-"""Benchmarks measure what they say, in one format; no absolute time is looked at."""
+"""Benchmarks measure the named quantities and write one format; no test depends on an absolute time."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ TOLERANCE = 0.05  # of a prediction
 
 
 def predict_and_count(setup: Setup, strategy: Strategy) -> tuple[int, int]:
-    """Return the predicted peak of a step with the setup's batch, and that of the tensors of a real step, in bytes."""
+    """Return the predicted and the measured peak of a step with the setup's batch, in bytes of tensors."""
     predicted, model = memory_prediction.MemoryPrediction(setup, strategy).bytes_for(setup.batch), strategy.build(setup)
     constant = (
         2 * sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers()) + setup.input_bytes
@@ -317,7 +317,7 @@ def test_lean_rule_takes_every_budget() -> None:
 
 
 def front() -> dict[str, Any]:
-    """Points as crowded as those of a real run."""
+    """Points as crowded as in a real run."""
     results = Results("model", "zoo benchmark model x", CPU, {"threads": 1})
     case = Case("net", (2, 3, 8, 8), "float32", "contiguous")
     for index, strategy in enumerate(all_strategies([0.2, 0.5, 1.0])):

@@ -1,4 +1,4 @@
-"""The benchmark of grids finds what is known: exact reconstruction on a grid, and rounding errors without one."""
+"""The benchmark of grids finds exact reconstruction on a grid and rounding errors without one."""
 
 from __future__ import annotations
 

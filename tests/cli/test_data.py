@@ -1,4 +1,4 @@
-"""``zoo data`` prints what is in a folder and all that is wrong with it."""
+"""``zoo data`` prints the contents of a folder and all its faults."""
 
 from __future__ import annotations
 

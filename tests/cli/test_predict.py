@@ -1,4 +1,4 @@
-"""``zoo predict`` names what is in images."""
+"""``zoo predict`` prints the classes of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``zoo reproduce`` PAPER and ``all`` write reports and the scoreboard, and refuse what they cannot use at once."""
+"""``zoo reproduce`` PAPER and ``all`` write reports and the scoreboard, and reject unusable input at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``zoo show FILE`` says what is in a checkpoint or a weights file, without building anything."""
+"""``zoo show FILE`` describes a checkpoint or a weights file without building a network."""
 
 from __future__ import annotations
 

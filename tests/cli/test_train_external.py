@@ -1,4 +1,4 @@
-"""Networks of other packages are trained, resumed, scored and shown as those of this package are."""
+"""Networks of other packages are trained, resumed, scored and shown like networks of this package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NETWORK = {"arch": "torchvision:shufflenet_v2_x0_5", "classes": 2}  # a small on
 
 
 def _settings(**network: Any) -> str:
-    """Return an experiment on images of 48 px, whose maps are larger than what is kept for being small."""
+    """Return an experiment on images of 48 px, whose maps are too large to be kept as small tensors."""
     optimizer = {"batch_size": 8, "learning_rate": 0.01, "ema_decay": 0.9, "schedule": {"epochs": 2}}
     images = {"crop_train": 48, "scale_val": 48, "crop_val": 48}
     return json.dumps({"network": {**NETWORK, **network}, "optimizer": optimizer, "input": images})
@@ -66,7 +66,7 @@ def test_checkpoint_is_scored_used_and_shown(
     assert main(["validate", NETWORK["arch"], str(run.data), "--weights", checkpoint, "-j", "0"]) == 0
     capsys.readouterr()
     assert main(["predict", checkpoint, str(run.data / "val" / "class0" / "0.png")]) == 0
-    assert "class1" in capsys.readouterr().out, "the names of the classes are those of the training"
+    assert "class1" in capsys.readouterr().out, "the checkpoint has the class names of the training data"
     assert main(["show", checkpoint]) == 0
     assert re.search("arch +torchvision:shufflenet", capsys.readouterr().out)
     assert main(["show", NETWORK["arch"]]) == 0

@@ -45,7 +45,7 @@ def _weights(model: nn.Module, path: Path) -> Path:
 def _check(
     name: str, model: nn.Module, transform: Any, data: Path, weights: Path, tmp_path: Path, *options: str
 ) -> Any:
-    """Compare the predictions of the command with those of ``model`` on images of ``transform``; return the JSON."""
+    """Compare the command's predictions with ``model`` on images of ``transform``; return the JSON."""
     files = ["--predictions", str(tmp_path / "p.csv"), "--json", str(tmp_path / "r.json")]
     assert main(["validate", name, str(data), "--weights", str(weights), "-j", "0", *files, *options]) == 0
     model.eval()

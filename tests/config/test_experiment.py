@@ -1,4 +1,4 @@
-"""The experiment schema: what is accepted, and that every fault is named with its place."""
+"""The experiment schema: which settings are accepted, and that all faults are reported at once."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The description of a network: what it accepts, in every place that has one."""
+"""The description of a network: its defaults, merging, storing and reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The segmentation section: which networks have it, what it refuses, and that classification does not notice it."""
+"""The segmentation section: which networks have it, and its defaults."""
 
 from typing import Any
 

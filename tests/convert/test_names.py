@@ -1,4 +1,4 @@
-"""Conversions take the name of a network in place of its description, and say what is missing."""
+"""Conversions take the name of a network in place of its description."""
 
 from __future__ import annotations
 

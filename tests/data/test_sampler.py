@@ -83,7 +83,7 @@ def test_skipping_gives_tail_of_the_same_sequence() -> None:
 
 
 def _interleaved(shares: list[list[tuple[int, ...]]]) -> list[tuple[int, ...]]:
-    """Return the keys of a global batch from those of its ranks."""
+    """Return the keys of a global batch from the keys of its ranks."""
     keys: list[tuple[int, ...]] = [()] * sum(map(len, shares))
     for rank, share in enumerate(shares):
         keys[rank :: len(shares)] = share

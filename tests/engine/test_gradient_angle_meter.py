@@ -1,4 +1,4 @@
-"""The angle between reconstructed and stored gradients is that of the step's own batch, and changes no run."""
+"""The angle between reconstructed and stored gradients is measured on the step's batch, and changes no run."""
 
 from __future__ import annotations
 

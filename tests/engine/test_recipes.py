@@ -104,7 +104,7 @@ def test_workers_change_no_bit(
 
 
 def _build(network: NetworkSpec) -> nn.Module:
-    """Return a network without norms, whose statistics would be those of a part, and without random numbers."""
+    """Return a network without norms, which would use the statistics of a part, and without random numbers."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.LeakyReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, network.num_classes)
     )

@@ -45,7 +45,7 @@ def test_second_run_in_folder_fails(finished: Run, log_dir: Path, capsys: pytest
 
 def test_folder_with_run_is_not_replaced(finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = _states(log_dir)
-    for options in ([], ["--resume", str(finished.checkpoint)]):  # that of another folder
+    for options in ([], ["--resume", str(finished.checkpoint)]):  # a checkpoint of another folder
         assert _train(finished, log_dir, *options) == 2
         message = capsys.readouterr().err
         assert all(way in message for way in ("--resume auto", "remove the folder", "--log-dir", "checkpoint.pth.tar"))

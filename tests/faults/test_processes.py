@@ -33,7 +33,7 @@ END_S = 30.0  # Gloo itself would wait for half an hour
 
 
 def _command_on_rank(commands: list[list[str]], folder: str) -> tuple[int, str, float]:
-    """Run this rank's command; return its exit code, what it printed on stderr, and the seconds it took."""
+    """Run this rank's command; return its exit code, its stderr, and the seconds it took."""
     os.chdir(folder)
     printed, start = io.StringIO(), time.monotonic()
     with contextlib.redirect_stderr(printed):

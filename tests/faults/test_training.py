@@ -1,4 +1,4 @@
-"""What interrupts a training run, and what it leaves behind."""
+"""Interrupted training runs, and the files that they leave behind."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def build_head(norm: str = "standard", pooling_size=None, seed: int = 0) -> Deep
 def paper_head(x: Tensor, head: DeeplabV3, norm: str, training: bool, dilations=(2, 3, 4)) -> Tensor:
     """Return the head as the paper draws it: five branches, concatenated, and one convolution that reduces them.
 
-    The mean is that of the whole map, or in evaluation that of each window of ``pooling_size``, place by place.
+    The mean is taken over the whole map, and in evaluation over a window of ``pooling_size`` at each position.
     """
     parameters = dict((*head.named_parameters(), *head.named_buffers()))
 

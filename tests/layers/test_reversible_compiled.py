@@ -26,7 +26,7 @@ def _fresh_compiler():
 
 
 class Graphs:
-    """A backend of torch.compile that counts the graphs it is given and runs them as they are."""
+    """A backend of torch.compile that counts the graphs it is given and runs them unchanged."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -1,4 +1,4 @@
-"""DeepLabV3 on the bodies: agreement with plain torch, arguments and options, and what it has in common with others."""
+"""DeepLabV3 on the bodies: agreement with plain torch, arguments and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that networks hold between forward and backward are those of two golden files, the README's tables.
+"""Bytes that networks hold between forward and backward equal two golden files, the README's tables.
 
 ``python -m tests.golden`` counts them anew and writes the files.
 """
@@ -86,7 +86,7 @@ GOLDEN = json.loads(FILE.read_text()) if FILE.exists() else {}
 REVERSIBLE = json.loads(REVERSIBLE_FILE.read_text()) if REVERSIBLE_FILE.exists() else {}
 
 
-# Counted on demand: others have the same blocks, and tests/layers/test_dense.py counts those of a DenseNet.
+# Counted on demand: others have the same blocks, and tests/layers/test_dense.py counts a DenseNet.
 OF_KNOWN_BLOCKS = ("resnet101", "resnext101", "wider_resnet38_a2", "densenet264")
 
 

@@ -82,7 +82,7 @@ def test_every_strategy_equals_plain(family, index, memory, training, features_o
     ],
 )
 def test_step_of_lean_network_is_bit_identical(name, norm, twin):
-    """The maps are large enough for recipes: what is smaller than 64 KiB is kept."""
+    """The maps are large enough for recipes: tensors below 64 KiB are kept."""
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(2))
 
     def results(memory):

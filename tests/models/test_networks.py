@@ -1,7 +1,7 @@
 """The networks: published keys, shapes and parameter counts, features, options, and agreement with torchvision.
 
 Networks without published weights keep the keys of this package's first release that had them, so that checkpoints stay
-loadable; ``python -m tests.golden`` adds those of new networks to the golden file.
+loadable; ``python -m tests.golden`` adds the keys of new networks to the golden file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RevNets and their pre-activation twins: the paper's sizes, what they compute, and what they hold for backward."""
+"""RevNets and their pre-activation twins: the paper's sizes, outputs and gradients, and held bytes."""
 
 from __future__ import annotations
 

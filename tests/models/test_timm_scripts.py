@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Return a function that runs a script with the original or the changed line and returns what it prints."""
+    """Return a function that runs a script with the original or the changed line and returns its output."""
 
     def run(script: str, argument: Path, line: str) -> list[str]:
         text = (SCRIPTS / script).read_text()

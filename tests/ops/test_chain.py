@@ -1,4 +1,4 @@
-"""The chain's operator: Algorithm 1 against autograd, and what it keeps, counts, draws and refuses."""
+"""The chain's operator: Algorithm 1 against autograd, held tensors, calls, random numbers and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pooling that keeps bytes: torch's outputs and gradients bit for bit, and what it keeps."""
+"""The pooling that saves indices as bytes: torch's outputs and gradients bit for bit, and held bytes."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_all_16_bit_values_compare_like_torch():
 def test_opcheck_accepts_both_operators(layout):
     x = torch.randn(2, 3, 9, 8).contiguous(memory_format=layout)
     window = [3, 3], [2, 2], [1, 1], [1, 1], False
-    tests = ("test_schema", "test_faketensor")  # the gradient is that of the autograd Function above the operators
+    tests = ("test_schema", "test_faketensor")  # the autograd Function above has the gradient
     torch.library.opcheck(torch.ops.zoo.max_pool2d.default, (x, *window), test_utils=tests)
     z, place = torch.ops.zoo.max_pool2d(x, *window)
     channels_last = layout == torch.channels_last

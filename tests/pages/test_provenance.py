@@ -1,4 +1,4 @@
-"""Result files state where they come from, and what is generated from them is up to date."""
+"""Result files state their origin, and texts generated from them are up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small networks, what they hold, and programs of tensor operations that run with and without recipes."""
+"""Small networks, their held bytes, and programs of tensor operations that run with and without recipes."""
 
 from __future__ import annotations
 

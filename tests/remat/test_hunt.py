@@ -24,7 +24,7 @@ from zoo.remat.eager import recording
 from zoo.remat.inductor import partition
 from zoo.remat.rules import RULES, rule_of
 
-#: Programs that failed, by what they exercise.
+#: Programs that failed, with the reason.
 FOUND: dict[str, Program] = {
     "A chunk of a recomputed value is read after the value itself was read for the last time.": program("""
         c = conv(x)
@@ -189,14 +189,14 @@ def test_regression_program_trains_correctly(name: str) -> None:
     assert not verdict.is_failure, verdict
 
 
-def told(program: Program, verdict: Verdict) -> str:
+def describe(program: Program, verdict: Verdict) -> str:
     return f"{verdict.verdict}: {verdict.detail}\n{shrink(program, seconds=10.0)}"
 
 
 @pytest.mark.parametrize(("count", "seed"), [(200, 0), pytest.param(20000, 1, marks=pytest.mark.exhaustive)])
 def test_random_programs_train_correctly(count: int, seed: int) -> None:
     for each, verdict in programs(count, seed):
-        assert not verdict.is_failure, told(each, verdict)
+        assert not verdict.is_failure, describe(each, verdict)
 
 
 @pytest.mark.slow

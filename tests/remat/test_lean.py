@@ -25,7 +25,7 @@ from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget, Decision
 from zoo.remat.lean import StepsAside, is_lean, lean
 
-SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are larger than what is kept for being small
+SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are too large to be kept as small tensors
 
 
 def test_lean_training_is_disabled_and_replaced() -> None:

@@ -1,4 +1,4 @@
-"""A limit on the peak of a training step is met, exactly and by little recomputation, or is told to be impossible."""
+"""A limit on the peak of a training step is met with little recomputation, and an impossible limit raises."""
 
 from __future__ import annotations
 
@@ -124,15 +124,15 @@ def test_unreachable_limit_raises_with_minimum() -> None:
     match = r"without the state of the optimizer, .* at least \d+\.\d\d MB, more than the limit of 1\.00 MB"
     with pytest.raises(ConfigError, match=match) as error:
         lean(products(), "1MB")(x)
-    told = float(str(error.value).split("at least ")[1].split()[0])
-    assert told == pytest.approx((least - x.nbytes) / (1 - planning.MARGIN) / 1e6, rel=0.01)  # without the output
+    minimum = float(str(error.value).split("at least ")[1].split()[0])
+    assert minimum == pytest.approx((least - x.nbytes) / (1 - planning.MARGIN) / 1e6, rel=0.01)  # without the output
 
 
 def test_existing_optimizer_state_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = sys.modules["torch.optim.optimizer"]
-    monkeypatch.setattr(module, "_global_optimizer_post_hooks", OrderedDict())  # without those of earlier tests
+    monkeypatch.setattr(module, "_global_optimizer_post_hooks", OrderedDict())  # without the hooks of earlier tests
     planning.watch_optimizers.cache_clear()
     try:
         model, x = lean(nn.Linear(512, 512)), torch.randn(8, 512)

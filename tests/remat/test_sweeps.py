@@ -1,5 +1,5 @@
 """Operators of torch have the results of plain training in a `Rematerializer`, with autocast and without, and the
-kernels that replace those of torch have their bits and layouts.
+kernels that replace kernels of torch have their bits and layouts.
 """
 
 from __future__ import annotations
@@ -232,9 +232,9 @@ def test_composite_operator_has_results_of_plain_training(name: str, is_cast: bo
 def test_every_operator_of_torch_has_results_of_plain_training(is_cast: bool) -> None:
     differences = {}
     for name, function, arguments in operators():
-        told = difference(function, arguments, is_cast)
-        if told:
-            differences.setdefault(name, told)
+        found = difference(function, arguments, is_cast)
+        if found:
+            differences.setdefault(name, found)
     assert not differences
 
 

@@ -1,4 +1,4 @@
-"""Training runs to test with: what their log folders hold, and what is read of them."""
+"""Training runs to test with: their log folders, and the values read from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def settings_of(name: str, seed: int = 1, **network: Any) -> dict[str, Any]:
 
 
 def make_run(folder: Path, top1: list[float], name: str = EXPERIMENT, **changes: Any) -> Path:
-    """Write what a training run of an experiment leaves behind; ``changes`` are those of `settings_of`."""
+    """Write the log folder of a training run of an experiment; for ``changes``, see `settings_of`."""
     config = settings_of(name, **changes)
     folder.mkdir()
     (folder / "experiment.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""The numbers of `zoo reproduce inplace_abn` follow from what is measured, and each published one has its row."""
+"""The numbers of `zoo reproduce inplace_abn` follow from the measurements, and each published number has its row."""
 
 from __future__ import annotations
 

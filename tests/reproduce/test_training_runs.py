@@ -1,4 +1,4 @@
-"""What is kept of training runs stands for their log folders: the same report follows from it."""
+"""A runs file replaces log folders: the same report follows from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(epoch: int, loss: float) -> dict[str, Any]:
 
 
 def test_log_folder_yields_one_line_per_epoch(tmp_path: Path) -> None:
-    """The last report of an epoch has its means; what an interrupted run did again replaces what it had done."""
+    """The last report of an epoch has its means; repeated epochs of a resumed run replace the earlier ones."""
     folder = make_run(tmp_path / "a", [])
     images = {"train": {"images": 500, "names": "12ab"}, "val": {"images": 50, "names": "34cd"}}
     add_records(

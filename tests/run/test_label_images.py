@@ -1,4 +1,4 @@
-"""Files of segmented images hold the classes as they are, in the colors of their palette."""
+"""Files of segmented images hold classes as pixel values and show the colors of a palette."""
 
 from __future__ import annotations
 

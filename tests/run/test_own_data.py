@@ -229,7 +229,7 @@ NAMED = Items((X, 0), ["cat", "dog"])
         (make_module(), (Noise(), Noise(label=-1)), r"item \d+ of Noise: its label is -1, but "),
         (make_module(), (Items((X, -1)),), "item 0 of Items: its label is -1, negative; labels count from 0"),
         (make_module(), (Items((X.double(), 0)),), "item 0 of Items: its image is a tensor of torch.float64, and the "),
-        (make_module(), (Sizes(),), r"item \d of Sizes: its image is .*, and that of item \d of Sizes is .*; give all"),
+        (make_module(), (Sizes(),), r"item \d of Sizes: its image is .*, but the image of item \d of Sizes is .*"),
         (make_module(), (Items(X),), r"item 0 of Items: it is tensor.*, not a pair \("),
         (make_module(), (Items((X, 0.5)),), "item 0 of Items: its label is 0.5, not an integer"),
         (make_module(), (Items(("a.png", 0)),), "expected an image, got a str"),

@@ -22,7 +22,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingResult]:
-    """A folder with data, and with runs/mine, which one call of `zoo.train` made; and what it returned."""
+    """A folder with data and the log folder runs/mine of one call of `zoo.train`, and its result."""
     root = tmp_path_factory.mktemp("public")
     make_images(root / "data", num_train=4, num_val=3)
     experiment = parse_experiment(SETTINGS, "test")

@@ -54,7 +54,7 @@ def _logits(network: LoadedNetwork, path: Path) -> Tensor:
 
 
 def _write(root: Path, classes: dict[str, int], predicted: Callable[[Path], int], hits: int = 2) -> None:
-    """Write images into class folders; those of the first classes are images that the network classifies as such."""
+    """Write images into class folders; the network classifies the images of the first classes correctly."""
     seed = len(str(root))
     for name, number in classes.items():
         (root / name).mkdir(parents=True)

@@ -52,7 +52,7 @@ FIXED = {
     "warmup_start": None,
     "decay_after_warmup": False,
 }  # a schedule that starts at the full rate
-# A small network in place of that of a recipe, of the same family: its architecture and options.
+# A small network of the same family that replaces the network of a recipe: its architecture and options.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "torchvision:resnet50": ("torchvision:shufflenet_v2_x0_5", {}),
     "torchvision:mobilenet_v3_large": ("torchvision:mobilenet_v3_large", {"width_mult": 0.25}),
@@ -293,7 +293,7 @@ def test_step_equals_step_of_the_other_package(name: str, data: Path, tmp_path: 
 
 
 def _check_average(name: str, of_timm: bool, first: Step, second: Step) -> None:
-    """Compare the moving average after the second step with that of the other package."""
+    """Compare the moving average after the second step with the average of the other package."""
     assert first.average is not None
     assert second.average is not None
     expected = first.weights  # torchvision updates the average in each 32nd step

@@ -1,4 +1,4 @@
-"""Top-1 and top-5 are those of a hand count, and the loss is smoothed in training alone."""
+"""Top-1 and top-5 equal a manual count, and the loss is smoothed in training alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of a confusion matrix are those of a count by hand."""
+"""Scores of a confusion matrix equal a manual count."""
 
 from __future__ import annotations
 

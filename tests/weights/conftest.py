@@ -24,7 +24,7 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the weights in an empty cache; the md5 of NAME is that of CONTENT."""
+    """The folder of the weights in an empty cache; NAME is registered with the md5 of CONTENT."""
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.delenv("ZOO_OFFLINE", raising=False)

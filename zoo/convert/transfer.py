@@ -49,7 +49,7 @@ def transferred(stored: StoredWeights, network: NetworkSpec | None) -> StoredWei
 
 
 def _with_activation(stored: StoredWeights, activation: str, activation_param: float) -> StoredWeights:
-    """Return the same weights as those of a network with another activation."""
+    """Return the same weights for a network with another activation."""
     spec = stored.spec
     assert spec is not None
     changed = spec.changed(activation=activation, activation_param=activation_param)

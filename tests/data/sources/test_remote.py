@@ -1,4 +1,4 @@
-"""Shards on a server are read as those of a folder, through a cache, with every fault of a server."""
+"""Shards on a server are read like shards in a folder, through a cache, with every fault of a server."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def test_jitter_draws_factors_from_its_whole_range_and_does_not_clamp() -> None:
     assert torch.equal(colors[:, 3:], torch.zeros(2000, 3))
     assert (factors.amin(0) >= 0.6).all()
     assert (factors.amax(0) <= 1.4).all()
-    # The mean and the variance of each factor are those of a uniform distribution, and no two factors are alike.
+    # Each factor has the mean and variance of a uniform distribution, and no two factors are alike.
     assert torch.allclose(factors.mean(0), torch.ones(3), atol=0.02)
     assert torch.allclose(factors.T.cov(), torch.eye(3) * 0.8**2 / 12, atol=0.005)
     white = torch.full((2000, 3, 2, 2), 255, dtype=torch.uint8)  # neither saturation nor contrast changes it

@@ -1,4 +1,4 @@
-"""Mixed images and targets are those of timm and torchvision, and the same however a batch is divided."""
+"""Mixed images and targets equal timm's and torchvision's, and do not depend on how a batch is divided."""
 
 from __future__ import annotations
 

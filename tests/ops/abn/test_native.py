@@ -382,7 +382,7 @@ def test_opcheck_accepts_every_operator(dtype, layout):
     x, dz, shortcut, weight, bias = make((2, 3, 4, 5), dtype, layout)
     mean, var = native.statistics(x)
     settings, means = (weight, bias, 1e-5, 0, 0.01), (mean, var)
-    # The gradients are those of the autograd Function above the operators.
+    # The autograd Function above the operators has the gradients.
     tests = ("test_schema", "test_faketensor")
     for name, arguments in {
         "statistics": (x,),

@@ -149,7 +149,7 @@ def test_half_precision_agrees_within_its_own_rounding(dtype):
     out, truth = run(*tensors), run_formula(*exact)
     found = gradients(out, tensors)
     assert all(gradient.dtype == dtype for gradient in found)
-    # The gradient of conv_bias is a sum of 105 numbers in half precision. All others are as precise as those of the
+    # The gradient of conv_bias is a sum of 105 numbers in half precision. All others are as precise as in the
     # in-place norm, with a convolution on both sides.
     assert worst(found, gradients(truth, exact)) < 16 * torch.finfo(dtype).eps
 

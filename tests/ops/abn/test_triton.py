@@ -1,4 +1,4 @@
-"""The Triton kernels: their results in Triton's interpreter and on a GPU, their compiled code, and what they start."""
+"""The Triton kernels: their results in Triton's interpreter and on a GPU, their compiled code, and their launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fits into memory is told with the margin, and the largest batch is the largest that fits."""
+"""Fit reports include the margin, and the largest batch is the largest that fits."""
 
 from __future__ import annotations
 
