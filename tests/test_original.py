@@ -18,7 +18,7 @@ import zoo
 from scripts.test_imagenet import ScoreImageNet
 from scripts.test_vistas import SegmentVistas
 from scripts.train_imagenet import OriginalTrain
-from tests.cli.conftest import NUM_VAL, Run, finished
+from tests.cli.conftest import NUM_VAL, Run, finished, write_segmenter
 from tests.convert.networks import scramble
 from tests.data.sample_images import make_splits, random_image
 from zoo.cli import main, run_script
@@ -28,21 +28,12 @@ from zoo.run.run_log import RunLog
 
 __all__ = ["finished"]
 
-SETTINGS = {
-    "network": {"arch": "deeplab_resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 65},
-    "segmentation": {"layout": "vistas", "longest_side_val": 48},
-}
-
 
 @pytest.fixture(scope="module")
 def vistas(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with settings, a file of body, head and cls as the published one, and two images in ``in``."""
     root = tmp_path_factory.mktemp("vistas")
-    (root / "tiny.json").write_text(json.dumps(SETTINGS))
-    torch.manual_seed(0)
-    model = zoo.get("deeplab_resnet18", norm="inplace", num_classes=65).eval()
-    parts = {part: getattr(model, part).state_dict() for part in ("body", "head", "cls")}
-    torch.save({"state_dict": parts}, root / "model.pth.tar")
+    write_segmenter(root)
     (root / "in").mkdir()
     for seed, name in enumerate(("a.png", "b.jpg")):
         random_image(seed, 40, 60).save(root / "in" / name)
@@ -63,9 +54,6 @@ def test_file_may_dilate_each_block_of_resnext(tmp_path: Path) -> None:
     model = zoo.get(str(path))
     assert [block.convs.conv2.dilation[0] for block in model.mod4] == [2, 1, 2, 1, 2, 1]
     assert model.feature_info.reduction() == [4, 4, 8, 8, 8]
-    path.write_text(json.dumps({"network": {**network, "dilation": [1, 1, 1, [2]]}}))
-    with pytest.raises(zoo.ConfigError, match=r"network.options.dilation\[3\] = \[2\]: should have 3 numbers, one per"):
-        zoo.get(str(path))
 
 
 def _segment(root: Path, out: Path, *words: str) -> int:

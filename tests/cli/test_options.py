@@ -102,6 +102,7 @@ def test_exit_code_matches_error(monkeypatch: pytest.MonkeyPatch) -> None:
         ("train a b --helpp", "unrecognized arguments: --helpp"),
         ("trian a b", "invalid choice: 'trian' (choose from "),
         ("data", "the following arguments are required: KIND"),
+        ("segment a b c --scales=__import__('os').abort()", "invalid float value"),
     ],
 )
 def test_wrong_command_or_option_is_named(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,10 +136,7 @@ def test_interrupted_run_keeps_its_scores_and_continues(
 
 
 def test_networks_without_weights_are_left_out_with_reason(
-    loads: Loads,
-    data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    loads: Loads, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loads.without_weights = {NAME}
     code, rows = _reproduce(data, tmp_path, "--protocols", "center224", models=("resnet*",))

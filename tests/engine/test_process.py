@@ -78,21 +78,18 @@ def test_group_has_requested_backend(monkeypatch: pytest.MonkeyPatch, asked: str
     assert opened == ([] if refused else [asked or {"cpu": "gloo", "cuda": "nccl"}[device]])
 
 
-@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE"])
-def test_half_set_environment_raises(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    _set(monkeypatch, {name: value for name, value in TWO_RANKS.items() if name != missing})
-    with pytest.raises(ConfigError, match="only one of RANK and WORLD_SIZE is set"), open_process():
-        pass
-
-
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
-def test_non_numeric_variable_raises(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    _set(monkeypatch, {**TWO_RANKS, name: "two"})
-    with pytest.raises(ConfigError, match=f"environment: {name}='two' is not a whole number"), open_process():
-        pass
-
-
-def test_rank_beyond_world_size_does_not_wait_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set(monkeypatch, {**TWO_RANKS, "RANK": "3"})
-    with pytest.raises(ConfigError, match="environment: RANK=3 is not below WORLD_SIZE=2"), open_process():
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        *((name, None, "only one of RANK and WORLD_SIZE is set") for name in ("RANK", "WORLD_SIZE")),
+        *((name, "two", f"environment: {name}='two' is not a whole number") for name in list(TWO_RANKS)[:3]),
+        ("RANK", "3", "environment: RANK=3 is not below WORLD_SIZE=2"),
+    ],
+)
+def test_invalid_environment_raises(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str | None, message: str
+) -> None:
+    variables = {**TWO_RANKS, name: value}
+    _set(monkeypatch, {key: each for key, each in variables.items() if each is not None})
+    with pytest.raises(ConfigError, match=message), open_process():
         pass

@@ -48,10 +48,6 @@ def test_second_signal_ends_process(
         assert caught.value.code == 143
 
 
-def _handlers() -> list[object]:
-    return [signal.getsignal(number) for number in SIGNALS]
-
-
 def _steps_until_stop(signaled_rank: int, step: int, at_once: bool) -> list[str | None]:
     answers = []
     with StopSignals(dist.new_group(backend="gloo")) as stop:

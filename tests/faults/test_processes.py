@@ -102,7 +102,7 @@ def test_different_weights_on_ranks_fail(tmp_path: Path, data: Path) -> None:
         assert "rank 1: val.images = 4, not 2 as on rank 0" in printed
 
 
-def test_all_ranks_refuse_folder_together(tmp_path: Path, data: Path) -> None:
+def test_all_ranks_fail_together_for_unusable_folder(tmp_path: Path, data: Path) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "model_best.pth.tar").touch()
     command = ["train", _write_settings(tmp_path / "a.json"), str(data), "-j", "0", "--log-dir", "log"]

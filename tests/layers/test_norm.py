@@ -179,7 +179,7 @@ def test_gradients_can_be_taken_once(inplace, training):
 
 
 @pytest.mark.parametrize("cls", [InPlaceABN, InPlaceABNSync])
-def test_refused_input_and_statistics_of_layer_stay_unchanged(cls):
+def test_invalid_input_leaves_input_and_statistics_unchanged(cls):
     layer, leaf = cls(3), torch.randn(4, 3, 5, 5, requires_grad=True)
     single, before = torch.randn(1, 3, 1, 1), leaf.detach().clone()
     with pytest.raises(RuntimeError, match=r"leaf tensor .* inplace = False"):

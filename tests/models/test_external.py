@@ -55,7 +55,7 @@ def test_network_is_built_with_its_number_of_classes() -> None:
         build_external("torchvision:shufflenet_v2_x0_5", num_classes=0)
 
 
-def test_options_are_handed_to_builder_and_unknown_ones_refused() -> None:
+def test_options_reach_builder_and_unknown_ones_raise() -> None:
     model = build_external("torchvision:resnet18", width_per_group=64, norm_layer=torch.nn.Identity)
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
     with pytest.raises(ConfigError, match=r"torchvision:resnet18 cannot be built: .*'drop_path_rate'"):

@@ -73,21 +73,21 @@ def test_every_strategy_equals_plain(family, index, memory, training, features_o
 
 
 @pytest.mark.parametrize(
-    ("name", "norm", "twin"),
+    ("name", "twin"),
     [
-        ("resnet18", "standard", "plain"),
-        ("densenet121", "standard", "plain"),
-        ("revnet38_cifar", "standard", "auto"),  # which computes activations again, in other bits than it had
-        ("deeplab_resnet18", "standard", "plain"),
+        ("resnet18", "plain"),
+        ("densenet121", "plain"),
+        ("revnet38_cifar", "auto"),  # which computes activations again, in other bits than it had
+        ("deeplab_resnet18", "plain"),
     ],
 )
-def test_step_of_lean_network_is_bit_identical(name, norm, twin):
+def test_step_of_lean_network_is_bit_identical(name, twin):
     """The maps are large enough for recipes: tensors below 64 KiB are kept."""
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(2))
 
     def results(memory):
         torch.manual_seed(0)
-        network = zoo.get(name, norm=norm, activation="relu" if norm == "standard" else None, memory=memory)
+        network = zoo.get(name, norm="standard", activation="relu", memory=memory)
         assert is_lean(network) == (memory == LEAN)
         return step(network, x)
 

@@ -187,20 +187,11 @@ def test_two_backward_passes_accumulate_and_leave_outputs_unchanged():
     assert all(map(torch.equal, outputs, before))
 
 
-def test_second_derivative_raises():
-    xs = pair()
-    (grad,) = torch.autograd.grad(loss(run_chain(blocks(), *xs)), xs[:1], create_graph=True)
-    with pytest.raises(RuntimeError, match="has no second derivatives"):
-        grad.sum().backward()
-
-
-@pytest.mark.parametrize("what", ["output", "parameter"])
-def test_inputs_changed_before_backward_raise(what):
-    chain = blocks()
-    y1, y2 = run_chain(chain, *pair())
+def test_output_changed_before_backward_raises():
+    y1, y2 = run_chain(blocks(), *pair())
     total = (y1 * 2).sum() + (y2 * 2).sum()
     with torch.no_grad():
-        (y1 if what == "output" else chain[0].f.linear.weight).add_(1)
+        y1.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         total.backward()
 

@@ -233,7 +233,9 @@ def test_training_equals_stored_activations_and_state_advances_once(layer, kind)
 
 
 @pytest.mark.parametrize("kind", ["reversible", "shifted", "checkpoint"])
-@pytest.mark.parametrize("layer", ["spectral norm", "spectral norm by hooks", "running scale", "warm-up", "ActNorm"])
+@pytest.mark.parametrize(
+    "layer", ["spectral norm", "spectral norm by hooks", "running scale", "warm-up", "ActNorm", "batch norm"]
+)
 def test_several_micro_batches_may_be_pending(layer, kind):
     assert_equal_training(NETWORKS[kind](STATEFUL[layer]), micro_batches=2)
 

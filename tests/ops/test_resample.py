@@ -107,7 +107,7 @@ def test_opcheck_accepts_operator():
         ("outside of the image", {5: float("nan")}),
     ],
 )
-def test_operator_refuses_out_of_bounds_memory(message, changed):
+def test_out_of_bounds_memory_raises(message, changed):
     arguments = [torch.empty(3, 8, 9, dtype=torch.uint8), make_image(20, 30), 10, 12, 0.0, 0.5, 29.5, 20.0, 1, 2, False]
     for place, value in changed.items():
         arguments[place] = value

@@ -62,15 +62,6 @@ class FrozenBody(nn.Module):
         return self.head(F.avg_pool2d(F.relu(F.max_pool2d(x, 2)), 2))
 
 
-class Convolutions(nn.Module):
-    """Two convolutions, and what the subclasses do between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-
-
 def images(size: int = 12, **options: Any) -> Tensor:
     torch.manual_seed(3)
     return torch.randn(2, 3, size, size, **options)

@@ -316,9 +316,7 @@ def test_low_rank_product_is_not_saved() -> None:
     assert_same_step(*networks, x)
 
 
-def test_call_without_large_tensors_runs_plainly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_call_without_large_tensors_runs_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[int] = []
     enter = Rematerializer.__enter__
     monkeypatch.setattr(Rematerializer, "__enter__", lambda self: [entered.append(1), enter(self)][1])

@@ -128,9 +128,7 @@ def test_unreachable_limit_raises_with_minimum() -> None:
     assert minimum == pytest.approx((least - x.nbytes) / (1 - planning.MARGIN) / 1e6, rel=0.01)  # without the output
 
 
-def test_existing_optimizer_state_is_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_existing_optimizer_state_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules["torch.optim.optimizer"]
     monkeypatch.setattr(module, "_global_optimizer_post_hooks", OrderedDict())  # without the hooks of earlier tests
     planning.watch_optimizers.cache_clear()

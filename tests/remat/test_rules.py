@@ -331,9 +331,7 @@ def test_batch_norms_have_bits_of_torch(shape: tuple[int, ...], is_tracked: bool
         assert found is wanted is None or torch.equal(found.nan_to_num(), wanted.nan_to_num())
 
 
-def test_other_norms_without_compiled_kernels_do_not_warn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_norms_without_compiled_kernels_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The warning about the norms of this package is for those who use them."""
     missing = SimpleNamespace(unavailable_reason=lambda: "not built")
     monkeypatch.setitem(backend.DEVICES, "native", ("cpu", missing))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.reproduce.runs import by_key
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.plot_style import Line
@@ -23,14 +24,6 @@ from zoo.reproduce import inplace_abn_table2 as table2
 from zoo.reproduce import inplace_abn_timing as timing
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.published_numbers import published, published_numbers
-
-
-def by_id(section: Section) -> dict[str, Comparison]:
-    """Return the first comparison with each published number, by the key of the number."""
-    found: dict[str, Comparison] = {}
-    for comparison in section.comparisons:
-        found.setdefault(comparison.published.id.removeprefix("inplace_abn/"), comparison)
-    return found
 
 
 def test_published_gains_are_ratios_of_pixels_to_the_first_row() -> None:
@@ -70,7 +63,7 @@ def test_pixel_gain_of_in_place_norms_equals_manual_count(monkeypatch: pytest.Mo
     near = "reproduced: +0.00 points"
     assert found["fixed batch: iABN"] == (56, "20 x 80^2", near), "64 times the root of 10 / 6, in steps of 8"
     assert found["fixed crop: iABN plain"] == (0, "20 x 64^2", "off: -50.00 points")
-    assert by_id(section)["table2/coco_stuff_resnext101_ipabn-sync_fixed_batch/pixels"].measured == 0
+    assert by_key(section)["table2/coco_stuff_resnext101_ipabn-sync_fixed_batch/pixels"].measured == 0
     largest = [c.measured for c in section.comparisons if c.what.startswith("largest published gain")]
     assert largest == [0, 60], "the networks of 2018, and the defaults of this package"
     (panel,) = section.panels
@@ -85,7 +78,7 @@ def rows_of(protocol: str, top1: float, top5: float, count: int = 50_000) -> lis
 
 
 def test_imagenet_scores_have_verdict_error_and_origin() -> None:
-    found = by_id(scores.report_imagenet_scores(rows_of("center224", 77.1, 94.0)))
+    found = by_key(scores.report_imagenet_scores(rows_of("center224", 77.1, 94.0)))
     top1, top5 = (found[f"table1/resnext101_stdbn_lr_256/center224/{metric}"] for metric in ("top1", "top5"))
     assert (top1.measured, str(top1.verdict)) == (77.1, "reproduced: +0.06 points")
     assert (top5.measured, str(top5.verdict)) == (94.0, "off: +0.50 points")
@@ -99,21 +92,21 @@ def test_imagenet_scores_have_verdict_error_and_origin() -> None:
 
 def test_subset_of_imagenet_is_underpowered() -> None:
     part = rows_of("tencrop224", 80.0, 95.0, count=1000)
-    top1 = by_id(scores.report_imagenet_scores(part))["table1/resnext101_stdbn_lr_256/tencrop224/top1"]
+    top1 = by_key(scores.report_imagenet_scores(part))["table1/resnext101_stdbn_lr_256/tencrop224/top1"]
     assert (top1.measured, top1.verdict.state) == (80.0, "underpowered")
     assert "scored on 1,000 of 50,000 images" in top1.verdict.reason
 
 
 def test_every_published_score_has_row() -> None:
     sections = [scores.report_imagenet_scores([]), scores.report_segmentation_scores(), scores.report_readme_scores([])]
-    assert [len(by_id(section)) for section in sections] == [36, 21, 19]
-    found = {key: comparison.pending for section in sections for key, comparison in by_id(section).items()}
+    assert [len(by_key(section)) for section in sections] == [36, 21, 19]
+    found = {key: comparison.pending for section in sections for key, comparison in by_key(section).items()}
     assert {key for key, pending in found.items() if pending == scores.NO_LABELS} == {
         "table2/cityscapes_test/miou",
         "table2/vistas_test/miou",
         "readme/wider_resnet38_deeplab_vistas/whole-flip/miou",
     }
-    training = by_id(sections[1])["table2/cityscapes_resnext101_stdbn/miou"].verdict
+    training = by_key(sections[1])["table2/cityscapes_resnext101_stdbn/miou"].verdict
     assert re.match("not measured: `zoo train cityscapes_resnext101_stdbn DATA`", str(training))
     assert published("inplace_abn", "table2/vistas_test/miou").network == ""
 
@@ -136,7 +129,7 @@ def test_block_stores_maps_of_figure_1(norm: str, maps: int) -> None:
 
 
 def test_figures_1_and_2_and_saved_half_are_counted_as_published(figures_1_and_2: list[Section]) -> None:
-    found = {key: comparison for section in figures_1_and_2 for key, comparison in by_id(section).items()}
+    found = {key: comparison for section in figures_1_and_2 for key, comparison in by_key(section).items()}
     assert len(found) == 2 + 5 + 1
     assert {comparison.verdict.state for comparison in found.values()} == {"reproduced"}
     assert found["figure2/standard"].measured == "x and z"
@@ -150,7 +143,7 @@ def network_memory() -> Section:
 
 
 def test_in_place_norms_almost_halve_held_bytes(network_memory: Section) -> None:
-    most = by_id(network_memory)["abstract/memory"]
+    most = by_key(network_memory)["abstract/memory"]
     assert most.what == "largest of all networks: resnext50, iABN plain"
     assert isinstance(most.measured, float)
     assert 45 < most.measured < 50
@@ -172,7 +165,7 @@ class BatchByHand:
 def test_batches_of_section_4_1_are_batches_of_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "MemoryPrediction", BatchByHand)
     section = figures.measure_batches()
-    found = {key: (comparison.measured, str(comparison.verdict)) for key, comparison in by_id(section).items()}
+    found = {key: (comparison.measured, str(comparison.verdict)) for key, comparison in by_key(section).items()}
     assert found == {
         "section4.1/resnext101_stdbn_lr_256/batch": (320, "reproduced: at least 256 and at most 511"),
         "section4.1/resnext101_ipabn_lr_512/batch": (600, "reproduced: at least 512"),
@@ -228,6 +221,6 @@ def test_noisy_rounds_are_underpowered() -> None:
 
 def test_both_blocks_are_timed_in_every_module() -> None:
     section = timing.measure_overheads({"CONV1": (64, 4), "CONV2": (128, 2)}, batch=2, rounds=3, sample_s=1e-6)
-    assert len(by_id(section)) == 2
+    assert len(by_key(section)) == 2
     assert {comparison.n for comparison in section.comparisons} == {3}
     assert "CONV2 128 x 2^2" in section.setting

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,7 +81,7 @@ def test_network_of_each_number_exists_in_zoo(paper: str) -> None:
     assert [number.id for number in published_numbers(paper).values() if number.network not in known] == []
 
 
-def test_number_needs_id_and_one_of_four_kinds(tmp_path: Path) -> None:
+def test_number_needs_id_and_one_of_four_kinds() -> None:
     number = published("inplace_abn", "table1/resnext101_stdbn_lr_256/center224/top1")
     assert number.id == "inplace_abn/table1/resnext101_stdbn_lr_256/center224/top1"
     assert (number.paper, number.number, number.text, number.kind) == ("inplace_abn", 77.04, "77.04", "printed")

@@ -10,27 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from tests.reproduce.runs import run_of
+from tests.reproduce.runs import by_key, run_of
 from zoo.config.parse import experiments_dir, load_experiment
 from zoo.reproduce import error_rates
 from zoo.reproduce import revnet_figure4 as figures
 from zoo.reproduce import revnet_table1 as table1
 from zoo.reproduce import revnet_tables2to5 as tables2to5
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Section
 from zoo.reproduce.paper_networks import build_for_training
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
 
 NUMBERS = published_numbers("revnet")
 WHOLE = {"num_training_images": 50_000, "num_validation_images": 10_000}
-
-
-def by_key(section: Section) -> dict[str, Comparison]:
-    """Return the first comparison with each published number, which is the number's row in the scoreboard."""
-    found: dict[str, Comparison] = {}
-    for comparison in section.comparisons:
-        found.setdefault(comparison.published.id.removeprefix("revnet/"), comparison)
-    return found
 
 
 def states(section: Section) -> dict[str, str]:
@@ -176,14 +168,14 @@ def test_angles_are_drawn_and_the_largest_is_named() -> None:
     assert section.panels[0].lines[0].y == [0.5, 9.0, 3.0]
 
 
-def test_non_finite_angle_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_angle_is_the_largest() -> None:
     (run,) = trained(figures.CIFAR_EXPERIMENT, 94.0)
     section = figures.report_reconstruction([metered(run, 1.0, None)])
     assert section.notes == [f"{figures.CIFAR_EXPERIMENT}: the largest angle is inf degrees"]
     assert section.panels[0].lines[0].y == [1.0]
 
 
-def test_jump_of_error_after_regular_training_is_unstable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jump_of_error_after_regular_training_is_unstable() -> None:
     (run,) = trained(figures.LONG_CIFAR_EXPERIMENT, 94.0)
     jumped = replace(run, epochs=[*run.epochs[:-1], {"epoch": 164, "val_top1": 90.0}])
     assert states(figures.report_reconstruction([jumped]))["figure4/more_epochs"] == "off"

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.reproduce.runs import make_run, run_of
+from tests.reproduce.runs import by_key, make_run, run_of
 from zoo.config.parse import experiments_dir, load_experiment
 from zoo.layers.invertible import InvertibleNorm
 from zoo.reproduce import revnext_figure12 as figure12
 from zoo.reproduce import revnext_figures5and6 as laws
 from zoo.reproduce import revnext_figures10and11 as chains
 from zoo.reproduce import revnext_tables1and2 as memory
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Section
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published, published_numbers
@@ -27,14 +27,6 @@ NUMBERS = published_numbers("revnext")
 
 def states(section: Section) -> dict[str, str]:
     return {comparison.what: comparison.verdict.state for comparison in section.comparisons}
-
-
-def by_key(section: Section) -> dict[str, Comparison]:
-    """Return the first comparison with each published number, which is the number's row in the scoreboard."""
-    found: dict[str, Comparison] = {}
-    for comparison in section.comparisons:
-        found.setdefault(comparison.published.id.removeprefix("revnext/"), comparison)
-    return found
 
 
 def test_hybrids_have_published_units_per_branch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,11 +189,6 @@ class Stream(IterableDataset[int]):
         return iter(())
 
 
-class Endless(Dataset[int]):
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 class Items(Dataset[Any]):
     def __init__(self, item: Any, classes: Any = ()) -> None:
         self._item = item

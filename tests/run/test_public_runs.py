@@ -40,10 +40,3 @@ def test_train_returns_scores_of_the_last_validation(run: tuple[Path, TrainingRe
         assert path is not None
         assert zoo.score(zoo.load_network(path), root / "data").top1 == result.scores["top1"]
     assert "epoch 1 validation: " in (log_dir / "training_0.log").read_text()
-
-
-def test_train_refuses_unknown_options_and_names(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="print_freq"):
-        zoo.train("resnet18", tmp_path, log_dir=tmp_path / "log", print_freq=3)
-    with pytest.raises(zoo.ConfigError, match="no network, experiment or file called resnet19"):
-        zoo.train("resnet19", tmp_path, log_dir=tmp_path / "log")

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from zoo.torch_internals import compiler
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch 2.11's own compiler
-NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def test_compiler_traces_neither_disabled_function_nor_its_callees():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,10 +37,5 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server of CONTENT, set as the mirror."""
     with Server(CONTENT) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         monkeypatch.setenv("ZOO_WEIGHTS_URL", server.url)
         yield server
-        server.is_over.set()
-        server.shutdown()
-        thread.join()

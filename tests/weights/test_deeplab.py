@@ -136,7 +136,7 @@ def test_weights_of_another_body_raise(name, arguments, error, message, body_fil
         zoo.get(name, body_weights=body_file, **arguments)
 
 
-def test_a2_body_takes_weights_of_plain_form(tmp_path: Path) -> None:
+def test_a2_body_takes_weights_of_plain_form() -> None:
     """Pools and dropout, in which they differ, hold no tensors."""
     assert has_same_tensors("wider_resnet38", "wider_resnet38_a2")
     assert not has_same_tensors("wider_resnet38", "wider_resnet20_a2")

@@ -115,13 +115,6 @@ def test_trainer_file_with_numpy_numbers_is_read(tmp_path: Path, zipped: bool) -
     assert (read["epoch"], read["best_prec1"], read["others"]) == (90, 78.08, [1.5, -3, True, 4, 2])
 
 
-def test_moving_average_of_trainer_file_is_read(tmp_path: Path) -> None:
-    averaged = weights()
-    assert_same(read_state_dict(save({"state_dict": weights(), "ema": averaged}, tmp_path / "a.pth.tar")), averaged)
-    trained = weights()
-    assert_same(read_state_dict(save({"state_dict": trained, "ema": None}, tmp_path / "b.pth.tar")), trained)
-
-
 def test_numpy_numbers_pickled_by_numpy_1_are_read(tmp_path: Path) -> None:
     path = save(weights() | {"best_prec1": np.float64(78.08)}, tmp_path / "w.pth", zipped=False)
     content = path.read_bytes()
@@ -223,18 +216,11 @@ def test_truncated_file_is_reported_as_truncated(tmp_path: Path, zipped: bool, k
     assert "damaged or truncated" in message_of(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"\n <!DOCTYPE html><html>Google Drive - Virus scan warning</html>", "is not a weights file"),
-        (b"", "is not a weights file"),
-        (b"\x80\x02K\x01.", "is not a weights file"),
-    ],
-)
-def test_file_with_other_content_is_identified_in_error(tmp_path: Path, content: bytes, said: str) -> None:
+@pytest.mark.parametrize("content", [b"\n <!DOCTYPE html><html>Google Drive</html>", b"", b"\x80\x02K\x01."])
+def test_file_with_other_content_raises(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "w.pth"
     path.write_bytes(content)
-    assert said in message_of(path)
+    assert "is not a weights file" in message_of(path)
 
 
 @pytest.mark.parametrize(
@@ -397,9 +383,7 @@ def test_numpy_number_with_foreign_pointer_raises(
         read_checkpoint(path)
 
 
-def test_directory_entry_raises(
-    tmp_path: Path,
-) -> None:
+def test_directory_entry_raises(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save({"a": torch.arange(5)}, path)
     with zipfile.ZipFile(path) as archive:
@@ -492,6 +476,7 @@ def test_moving_average_of_trainer_is_read(content, tmp_path):
         ({"state_dict": {}}, []),
         ({"state_dict": TRAINED, "state_dict_ema": {}}, ["conv.weight"]),
         ({"state_dict": TRAINED, "state_dict_ema": None}, ["conv.weight"]),
+        ({"state_dict": TRAINED, "ema": None}, ["conv.weight"]),
         ({"n_averaged": torch.tensor(3)}, []),
         ({"ema": torch.zeros(2), "w": torch.zeros(2)}, ["ema", "w"]),
     ],

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 from tests.data.sample_images import make_splits, small_experiment
+from tests.local_server import LocalServer
 from zoo.cli import main
 from zoo.config.segmentation_section import Segmentation
 from zoo.data.dataset import open_source
@@ -53,21 +53,11 @@ class Handler(SimpleHTTPRequestHandler):
         pass
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class Server(LocalServer):
     def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        super().__init__(partial(Handler, directory=str(folder)))
         self.asked: list[str] = []
         self.script: dict[str, list[Answer]] = {}
-        self.is_over = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def handle_error(self, *args: Any) -> None:
-        pass
 
 
 def _sends(content: bytes, length: int | None = None) -> Answer:
@@ -108,12 +98,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def server(local_shards: Path) -> Iterator[Server]:
     with Server(local_shards) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         yield server
-        server.is_over.set()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ def _write_tar(path: Path, members: dict[str, bytes]) -> None:
             tar.addfile(member, io.BytesIO(content))
 
 
-def test_shards_of_others_are_indexed_on_first_use(data: Path, tmp_path: Path) -> None:
+def test_external_shards_are_indexed_on_first_use(data: Path, tmp_path: Path) -> None:
     image = (data / "train" / "ant" / "000.png").read_bytes()
     root = tmp_path / "others" / "train"
     _write_tar(

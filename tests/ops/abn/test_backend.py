@@ -73,7 +73,7 @@ def test_description_says_why_back_end_is_off(monkeypatch):
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_without_kernels_the_first_norm_on_cpu_warns_once_unless_there_is_gpu(monkeypatch, recwarn, has_gpu):
+def test_missing_kernels_warn_once_without_gpu(monkeypatch, recwarn, has_gpu):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     missing = SimpleNamespace(unavailable_reason=lambda: "not built")
     for name, device in (("native", "cpu"), ("triton", "cuda")):

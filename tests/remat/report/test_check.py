@@ -504,10 +504,6 @@ def test_losses_and_steps_without_comparison_raise(options: Any, error: type[Exc
 
 
 def test_output_without_default_loss_needs_loss() -> None:
-    class Frozen(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.detach()
-
     class Words(nn.Linear):
         def forward(self, x: Tensor) -> str:
             return "words"
