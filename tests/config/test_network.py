@@ -14,7 +14,7 @@ from zoo.config.experiment import Experiment
 from zoo.config.network import NetworkSpec, Preprocessing, escape_names, merge, parse_spec
 from zoo.config.parse import parse_experiment
 from zoo.errors import DataError
-from zoo.weights.stored_spec import parse_stored_spec
+from zoo.weights.description import parse_description
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +57,7 @@ def test_stored_file_is_read_back_unchanged() -> None:
     spec = spec.described(Preprocessing(scale_val=36, crop_val=32), ["cat", "b\n", "\udcff"])
     assert spec.class_names == ["cat", "b\\n", "\\udcff"]
     network = json.loads(json.dumps(spec.model_dump(mode="json")))
-    assert parse_stored_spec({"state_dict": {}, "network": network}, "w.pth") == spec
+    assert parse_description({"state_dict": {}, "network": network}, "w.pth")[0] == spec
 
 
 def test_class_names_that_look_the_same_raise() -> None:

@@ -19,7 +19,7 @@ from zoo.cli import main
 from zoo.config.limits import MAX_CLASSES
 from zoo.config.parse import parse_experiment
 from zoo.errors import ConfigError, WeightsError
-from zoo.weights.stored_spec import parse_stored_spec
+from zoo.weights.description import parse_description
 
 Door = Callable[[dict[str, Any], Path], str]
 
@@ -231,7 +231,7 @@ def from_section(settings: dict[str, Any], folder: Path) -> str:
 def from_weights(settings: dict[str, Any], folder: Path) -> str:
     network = {key: value for key, value in (STORED | settings).items() if value != LACKS}
     with pytest.raises(WeightsError, match=r"^w\.pth: ") as caught:
-        parse_stored_spec({"state_dict": {}, "network": network}, "w.pth")
+        parse_description({"state_dict": {}, "network": network}, "w.pth")
     return str(caught.value).removeprefix("w.pth: ")
 
 
