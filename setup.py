@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 SOURCES = ["abn.cpp", "batch_norm.cpp", "grid.cpp", "kernels_full.cpp", "kernels_half.cpp", "pool.cpp", "resample.cpp"]
-# The first two flags are also those of torch. Without them compilers do not vectorize code that selects values.
+# Torch is built with the first two flags too. Without them compilers do not vectorize code that selects values.
 FLAGS = ["-fno-trapping-math", "-fno-math-errno", "-fopenmp-simd", "-O3", "-std=c++17", "-fvisibility=hidden", "-g0"]
 OLDEST_TORCH = "0x020b000000000000"  # 2.11
 

@@ -1,4 +1,4 @@
-"""Throughput of zoo's training loader beside those of other packages, on the same files with the same work.
+"""Throughput of zoo's training loader and of other packages' loaders, on the same files with the same work.
 
 The work: read JPEG files in random order, crop 0.08 to 1 of the area at an aspect ratio of 3/4 to 4/3, resize the crop
 to 224 x 224 px bilinearly with antialiasing, flip it with probability 1/2, and collate batches. All loaders give uint8
@@ -497,7 +497,7 @@ def _cpu_s() -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the loaders that the command line names; return the exit status."""
-    parser = argparse.ArgumentParser(description="Compare zoo's training loader with those of other packages.")
+    parser = argparse.ArgumentParser(description="Compare zoo's training loader with loaders of other packages.")
     parser.add_argument("data", type=Path, metavar="DATA", help="data set with JPEG files in DATA/train")
     parser.add_argument("--loaders", nargs="+", choices=PIPELINES, default=list(PIPELINES), help="default: all")
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2], help="numbers of processes or threads")

@@ -36,9 +36,7 @@ def _replace_experiments(monkeypatch: pytest.MonkeyPatch, folder: Path, **experi
     monkeypatch.setattr("zoo.config.parse.experiments_dir", lambda: folder)
 
 
-def test_the_second_quickstart_only_scores_and_prints_the_same(
-    in_small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_second_quickstart_only_scores_and_prints_the_same(in_small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quickstart"]) == 0
     first = capsys.readouterr()
     assert main(["quickstart"]) == 0
@@ -55,7 +53,7 @@ def test_the_second_quickstart_only_scores_and_prints_the_same(
 
 
 @pytest.mark.exhaustive
-def test_the_real_quickstart_reaches_its_score(
+def test_real_quickstart_reaches_its_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # What three seeds gave is in docs/results/quickstart.json; chance is 10.
@@ -66,7 +64,7 @@ def test_the_real_quickstart_reaches_its_score(
     assert float(row[3]) > 80
 
 
-def test_the_segmentation_quickstart_explains_classes(
+def test_segmentation_quickstart_explains_classes(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {

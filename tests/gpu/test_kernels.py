@@ -29,14 +29,14 @@ LAYER_SHAPES = [(8, 64, 112, 112), (8, 256, 56, 56), (8, 512, 28, 28), (8, 1024,
 ODD_SHAPES = [(2, 176, 14, 14), (5, 3, 225, 223), (1, 1, 1000, 1001), (4099, 37), (2, 24, 5, 6, 7), (2, 64, 3, 2)]
 
 
-def test_the_kernels_of_a_cuda_tensor_are_these():
+def test_kernels_of_cuda_tensor_are_these():
     assert kernels_for(torch.zeros(1, device="cuda")) is TRITON
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float64", *FLOATS])
 @pytest.mark.parametrize("shape", LAYER_SHAPES + ODD_SHAPES)
-def test_layers_of_real_size_equal_the_float64_reference(shape, dtype, layout):
+def test_layers_of_real_size_equal_float64_reference(shape, dtype, layout):
     case = Case(dtype, layout, "elu", shape, shortcut=True, weight=0.8)
     ours = run(TRITON, case, "cuda")
     truth = run(REFERENCE, case, "cuda", exact=True)
@@ -70,7 +70,7 @@ def step(x: Tensor, dz: Tensor, shortcut: Tensor | None, settings: NormSettings)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_recorded_graph_replays_new_input_as_eager_computes_it(layout):
+def test_recorded_graph_replays_new_input_as_eager_computes_it(layout):
     x, dz, shortcut, settings = make(Case("bfloat16", layout, shape=(8, 64, 57, 56), shortcut=True), "cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -87,7 +87,7 @@ def test_a_recorded_graph_replays_new_input_as_eager_computes_it(layout):
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "transposed"])
-def test_nothing_waits_for_the_device(layout):
+def test_nothing_waits_for_device(layout):
     x, dz, shortcut, settings = make(Case("bfloat16", layout, shape=(4, 64, 28, 28), shortcut=True), "cuda")
     step(x, dz, shortcut, settings)
     with no_synchronization():
@@ -149,7 +149,7 @@ COMPILED = [
 @pytest.mark.usefixtures("_full_precision")
 @pytest.mark.filterwarnings("default")  # the compiler's advice on precision and processors
 @pytest.mark.parametrize(("layout", "activation", "options"), COMPILED)
-def test_a_network_compiled_in_one_graph_gives_eager_outputs_and_gradients(layout, activation, options):
+def test_compiled_network_equals_eager(layout, activation, options):
     torch._dynamo.reset()
     eager = run_network(network, layout, torch.float32, activation)
     compiled = torch.compile(network, fullgraph=True, **options)
@@ -162,11 +162,11 @@ def test_a_network_compiled_in_one_graph_gives_eager_outputs_and_gradients(layou
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-5), (torch.bfloat16, 0.2)])
-def test_a_network_gives_the_outputs_and_gradients_of_the_reference(dtype, tolerance, layout, inplace):
+def test_network_gives_outputs_and_gradients_of_reference(dtype, tolerance, layout, inplace):
     ours = run_network(network, layout, dtype, "leaky_relu", inplace)
     with forced("reference"):
         truth = run_network(network, layout, dtype, "leaky_relu", inplace)
-    # Roundings of bfloat16 grow over six layers: its largest gradient is as far from that of float32.
+    # Roundings of bfloat16 grow over six layers: its largest gradient differs from float32 as much.
     for result, expected in zip(ours, truth, strict=True):
         assert relative_error(result, expected) < tolerance
 
@@ -192,7 +192,7 @@ def test_more_elements_than_32_bits_count_are_right(layout):
     assert torch.equal(dx[-1, -1, -1], x[-1, -1, -1])
 
 
-def test_a_tensor_on_another_device_than_the_current_one_is_computed_there():
+def test_tensor_on_another_device_than_current_one_is_computed_there():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     case = Case("float32", "channels_last", shortcut=True)

@@ -1,4 +1,4 @@
-"""The cases of maximum pooling for the Triton kernels; as a program, what they give in Triton's interpreter.
+"""The cases of maximum pooling for the Triton kernels; as a program, prints their results in Triton's interpreter.
 
 tests/ops/test_pooling_triton.py runs the program with TRITON_INTERPRET=1, which has to be set before Triton is
 imported.

@@ -13,7 +13,7 @@ from zoo.errors import ConfigError
 from zoo.ops import backend
 
 
-def test_the_reference_can_be_forced_and_the_choice_comes_back():
+def test_reference_can_be_forced_and_choice_comes_back():
     x = torch.zeros(1, 1)
     before = backend.back_end_for(x)
     with backend.forced("reference"):
@@ -28,13 +28,13 @@ def test_the_reference_can_be_forced_and_the_choice_comes_back():
         ("fast", "'fast' is not one of auto, reference, native, triton"),
     ],
 )
-def test_a_forced_but_unavailable_back_end_raises_with_its_reason(name, message, monkeypatch):
+def test_forced_but_unavailable_back_end_raises_with_its_reason(name, message, monkeypatch):
     monkeypatch.setitem(backend.DEVICES, "native", ("cpu", lambda: "no compiler was found"))
     with pytest.raises(ConfigError, match=message), backend.forced(name):
         pass
 
 
-def test_the_description_says_why_a_back_end_is_off(monkeypatch):
+def test_description_says_why_back_end_is_off(monkeypatch):
     monkeypatch.setitem(backend.DEVICES, "native", ("cpu", lambda: None))
     assert "active" in backend.describe()["reference"]
     with backend.forced("reference"):
@@ -46,7 +46,7 @@ def test_the_description_says_why_a_back_end_is_off(monkeypatch):
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_without_kernels_the_first_norm_on_a_cpu_warns_once_unless_there_is_a_gpu(monkeypatch, recwarn, has_gpu):
+def test_without_kernels_the_first_norm_on_cpu_warns_once_unless_there_is_gpu(monkeypatch, recwarn, has_gpu):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     for name, device in (("native", "cpu"), ("triton", "cuda")):
         monkeypatch.setitem(backend.DEVICES, name, (device, lambda: "not built"))
@@ -59,7 +59,7 @@ def test_without_kernels_the_first_norm_on_a_cpu_warns_once_unless_there_is_a_gp
 
 
 @pytest.mark.slow
-def test_the_environment_variable_decides_at_import():
+def test_environment_variable_decides_at_import():
     script = "import torch; from zoo.ops import backend; print(backend.back_end_for(torch.zeros(1)))"
     environment = {**os.environ, "ZOO_KERNELS": "reference"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)

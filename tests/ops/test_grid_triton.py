@@ -17,12 +17,12 @@ pytestmark = [
 ]
 
 
-def test_the_kernel_has_the_bits_of_the_separate_operations() -> None:
+def test_kernel_has_bits_of_separate_operations() -> None:
     assert interpret("tests.ops.grid_cases") == dict.fromkeys(CASES, True)
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_the_kernel_compiles_and_reads_128_bits_at_once(
+def test_kernel_compiles_and_reads_128_bits_at_once(
     capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     from triton.runtime.driver import driver

@@ -31,7 +31,7 @@ SMALL_SCALES = [("float32", "channels_last"), ("bfloat16", "contiguous")]
 
 
 class Case(NamedTuple):
-    """Arguments of the kernels; ``layout`` is that of x, ``gradient`` that of dz, ``programs`` how many run at once."""
+    """Arguments of the kernels: the ``layout`` of x, the ``gradient`` dz, and how many ``programs`` run at once."""
 
     dtype: str = "float32"
     layout: str = "contiguous"
@@ -133,7 +133,7 @@ def make(case: Case, device: str, exact: bool = False) -> tuple[Tensor, Tensor, 
 
 
 def running_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a mean and a variance that are not those of x."""
+    """Return a mean and a variance other than the statistics of x."""
     vector = torch.ones(x.shape[1], dtype=torch.float64, device=x.device)
     return 0.3 * vector, 1.7 * vector
 
@@ -314,7 +314,7 @@ def measure_compiled() -> list[float]:
 
 
 def measure_running(dtype: str, layout: str, device: str = "cpu") -> dict[str, float]:
-    """Return the errors of running statistics after a batch, against torch's own, and of those of a group of three."""
+    """Return the errors of running statistics after a batch, alone and in a group of three, relative to torch's."""
     momentum, x = 0.3, make(Case(dtype, layout, shape=(6, 5, 7, 5)), device)[0]
     expected = [v.double().to(device) for v in (torch.linspace(-1, 1, 5), torch.linspace(0.5, 2, 5))]
     start = [v.to(torch.float64 if dtype == "float64" else torch.float32, copy=True) for v in expected]

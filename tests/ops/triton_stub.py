@@ -95,7 +95,7 @@ def stubbed(capability: int = 90) -> Iterator[Device]:
         patch.object(triton, "_compiled", {}),
         patch.dict(backend._chosen, {"cpu": "triton"}),
     ):
-        for kernel in jitted:  # what is compiled for another device stays out
+        for kernel in jitted:  # kernels for another device stay out
             kernel.device_caches.clear()
         yield device
         for kernel in jitted:

@@ -1,4 +1,4 @@
-"""Checks that result files state their provenance and that what is generated from them is up to date."""
+"""Checks that result files state their provenance and that generated texts are up to date."""
 
 from __future__ import annotations
 

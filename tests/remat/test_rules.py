@@ -225,7 +225,7 @@ def repeated_by(program: Callable[..., Tensor], *inputs: Tensor) -> set[Any]:
 @pytest.mark.parametrize(
     "operation", [each for each in ROWS if each not in {aten.alias.default, aten.detach.default}], ids=name_of
 )
-def test_every_row_is_repeated_and_gives_the_bits_of_plain_autograd(operation: Any) -> None:
+def test_every_row_is_repeated_and_gives_bits_of_plain_autograd(operation: Any) -> None:
     program, repeat = example(operation, ROWS[operation]), functional(operation)
     assert repeated_by(program, X, Y) & {repeat, in_place_of(repeat)}
     assert_same(program, X, Y)
@@ -256,7 +256,7 @@ def called_by_schema(operation: Any, x: Tensor, y: Tensor) -> Any:
     return operation(*args, **keywords)
 
 
-def test_every_pointwise_operation_of_torch_is_repeated_with_the_same_bits() -> None:
+def test_pointwise_operations_are_repeated_with_the_same_bits() -> None:
     for operation in POINTWISE:
 
         def program(x: Tensor, y: Tensor, change: Callable[[Tensor], Tensor], operation: Any = operation) -> Tensor:
@@ -277,7 +277,7 @@ def test_every_pointwise_operation_of_torch_is_repeated_with_the_same_bits() -> 
 
 
 @pytest.mark.parametrize(("smaller", "larger"), [(torch.bfloat16, torch.float32), (torch.float32, torch.float64)])
-def test_values_written_into_a_tensor_are_rounded_to_its_dtype(smaller: torch.dtype, larger: torch.dtype) -> None:
+def test_values_written_into_tensor_are_rounded_to_its_dtype(smaller: torch.dtype, larger: torch.dtype) -> None:
     """The operation that only returns the same would return the larger dtype."""
     for operation, rule in ROWS.items():
 
@@ -311,7 +311,7 @@ def test_max_pools_have_the_same_bits_with_ties_and_nan(channels: int, dtype: to
 
 @pytest.mark.parametrize("shape", [(3, 16, 5, 7), (2, 24, 4, 4), (16, 8), (2, 12, 5, 5), (2, 8, 3, 3, 3)])
 @pytest.mark.parametrize("is_tracked", [True, False])
-def test_batch_norms_have_the_bits_of_torch(shape: tuple[int, ...], is_tracked: bool) -> None:
+def test_batch_norms_have_bits_of_torch(shape: tuple[int, ...], is_tracked: bool) -> None:
     torch.manual_seed(0)
     x = 3 * torch.randn(shape) + 1
     x.view(-1)[5] = float("nan")  # the statistics of one channel
@@ -329,9 +329,7 @@ def test_batch_norms_have_the_bits_of_torch(shape: tuple[int, ...], is_tracked: 
         assert found is wanted is None or torch.equal(found.nan_to_num(), wanted.nan_to_num())
 
 
-def test_without_compiled_kernels_lean_training_of_other_norms_warns_of_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_norms_without_compiled_kernels_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The warning about the norms of this package is for those who use them."""
     monkeypatch.setitem(backend.DEVICES, "native", ("cpu", lambda: "not built"))
     backend._warn_of_reference.cache_clear()
@@ -350,7 +348,7 @@ POOLED = {
 
 
 @pytest.mark.parametrize("shape", POOLED.values(), ids=POOLED)
-def test_max_pools_have_the_strides_of_torch(shape: tuple[int, ...]) -> None:
+def test_max_pools_have_strides_of_torch(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     outputs = max_pool(x, [2, 2], [2, 2]), aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
     for found, expected in zip(*outputs, strict=True):
@@ -359,7 +357,7 @@ def test_max_pools_have_the_strides_of_torch(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}], ids=str)
-def test_batch_norms_under_autocast_have_the_kernel_of_forward(options: dict[str, bool]) -> None:
+def test_batch_norms_under_autocast_have_kernel_of_forward(options: dict[str, bool]) -> None:
     results = []
     for context in (nullcontext(), Rematerializer(smallest_bytes=0)):
         torch.manual_seed(0)

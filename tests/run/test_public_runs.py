@@ -24,14 +24,14 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingResult]:
-    """A folder with data, and with runs/mine, which one call of `zoo.train` made; and what it returned."""
+    """A folder with data and the log folder runs/mine of one call of `zoo.train`, and its result."""
     root = tmp_path_factory.mktemp("public")
     make_images(root / "data", num_train=4, num_val=3)
     experiment = parse_experiment(SETTINGS, "test")
     return root, zoo.train(experiment, root / "data", log_dir=str(root / "runs" / "mine"), log_every=1)
 
 
-def test_train_returns_the_scores_of_the_last_validation(run: tuple[Path, TrainingResult]) -> None:
+def test_train_returns_scores_of_the_last_validation(run: tuple[Path, TrainingResult]) -> None:
     root, result = run
     log_dir = root / "runs" / "mine"
     records = [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]
@@ -55,10 +55,3 @@ def test_train_continues_from_a_loaded_network(run: tuple[Path, TrainingResult],
     assert any(not torch.equal(value, before[key]) for key, value in again.model.state_dict().items())
     with pytest.raises(zoo.ConfigError, match="is loaded with its weights"):
         zoo.score(loaded, root / "data", weights=result.checkpoint)
-
-
-def test_train_refuses_unknown_options_and_names(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="print_freq"):
-        zoo.train("resnet18", tmp_path, log_dir=tmp_path / "log", print_freq=3)
-    with pytest.raises(zoo.ConfigError, match="no network, experiment or file called resnet19"):
-        zoo.train("resnet19", tmp_path, log_dir=tmp_path / "log")

@@ -54,7 +54,7 @@ def _logits(network: LoadedNetwork, path: Path) -> Tensor:
 
 
 def _write(root: Path, classes: dict[str, int], predicted: Callable[[Path], int], hits: int = 2) -> None:
-    """Write images into class folders; those of the first classes are images that the network classifies as such."""
+    """Write images into class folders; the network classifies the images of the first classes correctly."""
     seed = len(str(root))
     for name, number in classes.items():
         (root / name).mkdir(parents=True)
@@ -151,7 +151,7 @@ def test_real_accepts_any_label_and_leaves_out_images_without(network: LoadedNet
 
 
 @pytest.mark.parametrize("change", ["classes", "names"])
-def test_networks_of_other_classes_are_refused(change: str, network: LoadedNetwork, tmp_path: Path) -> None:
+def test_networks_of_other_classes_raise(change: str, network: LoadedNetwork, tmp_path: Path) -> None:
     other: Any
     if change == "classes":
         settings = {**SETTINGS, "network": {"arch": "resnet18", "classes": 10}}

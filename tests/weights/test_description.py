@@ -55,7 +55,7 @@ def test_files_of_other_trainers_have_no_record(content: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(("classes", "claimed"), [(3, MAX_CLASSES), (3, 0), (0, MAX_CLASSES)])
-def test_a_record_cannot_claim_other_classes_than_the_file_has(classes: int, claimed: int, tmp_path: Path) -> None:
+def test_record_cannot_claim_other_classes_than_file_has(classes: int, claimed: int, tmp_path: Path) -> None:
     """So that no file of a few bytes makes a reader build a classifier of gigabytes."""
     state_dict = {"classifier.fc.weight": torch.ones(classes, 2)} if classes else {"a": torch.ones(1)}
     record = _changed(num_classes=claimed, class_names=None)
@@ -66,7 +66,7 @@ def test_a_record_cannot_claim_other_classes_than_the_file_has(classes: int, cla
         zoo.get(tmp_path / "w.pth")
 
 
-def test_options_that_change_no_weights_do_not_contradict_the_file(relu_file: Path, tmp_path: Path) -> None:
+def test_options_without_effect_on_weights_do_not_contradict_file(relu_file: Path, tmp_path: Path) -> None:
     model = zoo.get("resnet18", activation="relu", num_classes=3, memory="checkpoint", dilation=[1, 1, 1, 2])
     load_weights(model, relu_file)
     load_weights(zoo.get("resnet18", activation="relu", num_classes=7), relu_file)

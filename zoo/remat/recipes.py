@@ -354,8 +354,8 @@ def _take(
 ) -> None:
     """Put a recomputed tensor into ``tensors`` and the store.
 
-    A tensor is fresh if it shares its memory with no other, whichever operation computed it; the inputs of a view are
-    fresh no longer.
+    A tensor is fresh if it shares its memory with no other, no matter which operation computed it; the inputs of a view
+    are fresh no longer.
     """
     tensor = _restored(tensor, value)
     sharing = [source for source in recipe.sources() if source in tensors and is_alias_of(tensor, tensors[source])]

@@ -32,7 +32,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "small.npz", **small)
 
 
-def test_the_tree_is_an_image_folder_of_5000_gray_images_with_its_license() -> None:
+def test_tree_is_image_folder_with_license() -> None:
     unpacked = unpack_sample()
     for split, count in (("train", 400), ("val", 100)):
         folder = TorchvisionFolder(unpacked / split)
@@ -44,7 +44,7 @@ def test_the_tree_is_an_image_folder_of_5000_gray_images_with_its_license() -> N
 
 
 @pytest.mark.usefixtures("few")
-def test_an_existing_tree_is_reused_unchanged() -> None:
+def test_existing_tree_is_reused_unchanged() -> None:
     tree = unpack_sample()
     times = {path: path.stat().st_mtime_ns for path in tree.rglob("*")}
     assert unpack_sample() == tree
@@ -63,9 +63,7 @@ def test_each_archive_has_its_own_tree(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("few")
-def test_an_interrupted_extraction_leaves_no_folder_that_looks_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_extraction_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def _fail(*args: object) -> None:
         raise KeyboardInterrupt
 
@@ -76,7 +74,7 @@ def test_an_interrupted_extraction_leaves_no_folder_that_looks_complete(
 
 
 @pytest.mark.usefixtures("few")
-def test_an_unwritable_cache_raises_an_error_with_a_remedy(tmp_path: Path) -> None:
+def test_unwritable_cache_raises_with_remedy(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     with pytest.raises(DataError, match=r"cannot be unpacked: .*set ZOO_CACHE to another folder"):
         unpack_sample()

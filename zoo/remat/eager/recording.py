@@ -115,7 +115,7 @@ class Recorder:
         return out
 
     def write(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that writes into tensors, and record which memory it writes, whichever alias they are."""
+        """Run an operation that writes into tensors, and record the memory that it writes."""
         addresses = traits.written_memory(args, kwargs)
         for address in addresses:
             self._decider.copy_before_it_is_overwritten(address)
