@@ -159,7 +159,7 @@ def metered(run: TrainingRun, *degrees: float | None) -> TrainingRun:
     return replace(run, angles=[{"step": 10 * step, "degrees": value} for step, value in enumerate(degrees, start=1)])
 
 
-def test_the_angles_are_drawn_beside_the_length_of_a_stable_training() -> None:
+def test_angles_are_drawn_beside_length_of_stable_training() -> None:
     (run,) = trained(figures.LONG_CIFAR_EXPERIMENT, 94.0)
     section = figures.report_reconstruction([metered(run, 0.5, 9.0, 3.0)])
     more = by_key(section)["figure4/more_epochs"]
@@ -167,7 +167,7 @@ def test_the_angles_are_drawn_beside_the_length_of_a_stable_training() -> None:
     assert section.panels[0].lines[0].y == [0.5, 9.0, 3.0]
 
 
-def test_an_angle_that_is_not_finite_is_not_drawn() -> None:
+def test_angle_not_finite_is_not_drawn() -> None:
     (run,) = trained(figures.CIFAR_EXPERIMENT, 94.0)
     section = figures.report_reconstruction([metered(run, 1.0, None)])
     assert section.panels[0].lines[0].y == [1.0]

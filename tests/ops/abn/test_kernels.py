@@ -15,7 +15,7 @@ COMPILED = [type(KERNELS[name]) for name in backend.DEVICES]
 
 
 @pytest.mark.parametrize("back_end", COMPILED)
-def test_a_back_end_overrides_kernels_of_the_reference_with_the_same_signatures(back_end):
+def test_back_end_overrides_kernels_of_reference_with_the_same_signatures(back_end):
     kernels = {name: kernel for name, kernel in vars(back_end).items() if inspect.isfunction(kernel)}
     assert {"statistics", "apply", "apply_", "backward_reduce", "backward_apply"} <= kernels.keys()
     for name, kernel in kernels.items():
@@ -28,7 +28,7 @@ def test_every_kernel_of_the_reference_is_documented():
     assert [name for name, kernel in kernels.items() if not kernel.__doc__] == []
 
 
-def test_a_tensor_gets_the_kernels_of_the_back_end_of_its_device():
+def test_tensor_gets_kernels_of_back_end_of_its_device():
     x = torch.zeros(1, 1)
     assert kernels_for(x) is KERNELS[backend.name_for(x.device)]
     with backend.forced("reference"):
