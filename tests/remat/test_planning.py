@@ -43,7 +43,7 @@ class Count:
 def measured(monkeypatch: pytest.MonkeyPatch) -> Count:
     count, measure = Count(), planning._measure
 
-    def counted(*args: Any, **options: Any) -> planning.Step:
+    def counted(*args: Any, **options: Any) -> planning.StepPeak:
         count.number += 1
         return measure(*args, **options)
 
@@ -77,7 +77,7 @@ def assert_met(build: Callable[[], nn.Module], x: Tensor, share: float) -> None:
 )
 def test_the_peak_is_close_below_the_limit_after_a_few_measured_steps(share: float, measured: Count) -> None:
     assert_met(products, torch.randn(768, 128), share)
-    assert measured.number <= 1 + planning.MAX_STEPS
+    assert measured.number <= 1 + planning.MAX_TRIALS
 
 
 @pytest.mark.slow

@@ -21,11 +21,11 @@ from zoo.reproduce import inplace_abn_figures1and2 as figures
 from zoo.reproduce import inplace_abn_scores as scores
 from zoo.reproduce import inplace_abn_table2 as table2
 from zoo.reproduce import inplace_abn_timing as timing
-from zoo.reproduce.comparison import Comparison, Section
-from zoo.reproduce.published_numbers import published, published_numbers
+from zoo.reproduce.comparison import Comparison, ReportSection
+from zoo.reproduce.published_numbers import published_number, published_numbers
 
 
-def by_id(section: Section) -> dict[str, Comparison]:
+def by_id(section: ReportSection) -> dict[str, Comparison]:
     """Return the first comparison with each published number, by the key of the number."""
     found: dict[str, Comparison] = {}
     for comparison in section.comparisons:
@@ -115,11 +115,11 @@ def test_every_published_score_has_a_row_and_those_on_test_images_cannot_be_meas
     }
     training = by_id(sections[1])["table2/cityscapes_resnext101_stdbn/miou"].verdict
     assert re.match("not measured: `zoo train cityscapes_resnext101_stdbn DATA`", str(training))
-    assert published("inplace_abn", "table2/vistas_test/miou").network == ""
+    assert published_number("inplace_abn", "table2/vistas_test/miou").network == ""
 
 
 @pytest.fixture(scope="module")
-def figures_1_and_2() -> list[Section]:
+def figures_1_and_2() -> list[ReportSection]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "SIDE", 8)
         return [figures.count_block_buffers(), figures.count_stored_tensors()]
@@ -131,11 +131,11 @@ def test_a_block_stores_the_maps_of_figure_1_with_a_first_norm_of_twice_the_size
     block = IdentityResidualBlock(2 * width, (width, width, 2 * width), norm_act(norm), groups=64)
     one = 4 * 2 * width * side**2
     assert sorted(figures.stored_sizes(block, batch=2)) == sorted([one] * (maps * 2 // 3) + [2 * one] * (maps // 3))
-    number = published("inplace_abn", f"figure1/buffers_{norm}")
+    number = published_number("inplace_abn", f"figure1/buffers_{norm}")
     assert number.value == maps
 
 
-def test_figures_1_and_2_and_the_saved_half_are_counted_as_published(figures_1_and_2: list[Section]) -> None:
+def test_figures_1_and_2_and_the_saved_half_are_counted_as_published(figures_1_and_2: list[ReportSection]) -> None:
     found = {key: comparison for section in figures_1_and_2 for key, comparison in by_id(section).items()}
     assert len(found) == 2 + 5 + 1
     assert {comparison.verdict.state for comparison in found.values()} == {"reproduced"}
@@ -145,11 +145,13 @@ def test_figures_1_and_2_and_the_saved_half_are_counted_as_published(figures_1_a
 
 
 @pytest.fixture(scope="module")
-def network_memory() -> Section:
+def network_memory() -> ReportSection:
     return figures.count_network_memory({"resnext50": True}, batch=2)
 
 
-def test_a_network_of_blocks_with_three_norms_holds_almost_half_with_in_place_norms(network_memory: Section) -> None:
+def test_a_network_of_blocks_with_three_norms_holds_almost_half_with_in_place_norms(
+    network_memory: ReportSection,
+) -> None:
     most = by_id(network_memory)["abstract/memory"]
     assert most.what == "largest of all networks: resnext50, iABN plain"
     assert isinstance(most.measured, float)
@@ -180,7 +182,7 @@ def test_batches_of_section_4_1_are_the_batches_of_four_gpus(monkeypatch: pytest
         "section4.1/wider_resnet38_ipabn_lr_256/batch_stdbn": (320, "better: at most 255"),
         "section4.1/densenet264_ipabn_lr_256/batch_stdbn": (320, "better: at most 255"),
     }
-    number = published("inplace_abn", "section4.1/resnext101_stdbn_lr_256/batch")
+    number = published_number("inplace_abn", "section4.1/resnext101_stdbn_lr_256/batch")
     judged = [Comparison("a", images, number).verdict.state for images in (255, 256, 511, 512)]
     assert judged == ["off", "reproduced", "reproduced", "better"]
 

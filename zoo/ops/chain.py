@@ -31,7 +31,7 @@ torch.fx.wrap("round_to_grid")
 
 Tensors = tuple[Tensor, ...]
 Gradients = dict[Tensor, Tensor]  # parameter -> gradient
-Meter = Callable[[int, float], None]
+ErrorCallback = Callable[[int, float], None]  # number of a block, relative error of a link's reconstructed inputs
 
 
 class Link(Protocol):
@@ -81,7 +81,7 @@ def run_chain(
     links: Sequence[Any],
     *xs: Tensor,
     store: bool = False,
-    meter: Meter | None = None,
+    meter: ErrorCallback | None = None,
     grid_bits: int | None = None,
 ) -> Tensors:
     """Run ``links`` one after the other and return the outputs of the last, the only tensors saved for backward.
@@ -157,7 +157,7 @@ def _is_end(link: Any) -> bool:
 
 # The decorator is on the whole function, so that compiled graphs break once.
 @disable_compiler
-def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None, grid_bits: int | None) -> Tensors:
+def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: ErrorCallback | None, grid_bits: int | None) -> Tensors:
     xs = _streams(xs, grid_bits)
     if are_transforms_active() or is_exporting():
         return _run(links, xs)
@@ -204,7 +204,7 @@ class _Chain(torch.autograd.Function):
         ctx: Any,
         places: list[_Place],
         parameters: list[Tensor],
-        meter: Meter | None,
+        meter: ErrorCallback | None,
         digests: Digests | None,
         handover: _Handover | None,
         is_last: bool,

@@ -57,7 +57,7 @@ class Decision(NamedTuple):
         return self.bytes if self.is_kept else 0
 
 
-class Step(NamedTuple):
+class StepPeak(NamedTuple):
     """The peak of a measured training step in bytes, without what existed before forward.
 
     Args:
@@ -79,13 +79,13 @@ class Planned:
     - `keeps_outputs`: whether the outputs were alive in backward.
     """
 
-    def __init__(self, input_bytes: int, sizes: dict[float, int], least: Step, keeps_outputs: bool) -> None:
+    def __init__(self, input_bytes: int, sizes: dict[float, int], least: StepPeak, keeps_outputs: bool) -> None:
         self.input_bytes, self.sizes, self.keeps_outputs = input_bytes, sizes, keeps_outputs
         self.prices = [0.0, *sorted(sizes)]
         self.steps = {self.prices[-1]: least}
         self._is_bound = True
 
-    def add(self, price: float, step: Step) -> None:
+    def add(self, price: float, step: StepPeak) -> None:
         """Add a measured step."""
         self._is_bound &= step.peak <= self.bytes_at(price, accumulates=False)
         self.steps[price] = step

@@ -24,10 +24,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zoo.errors import ConfigError
-from zoo.remat.budget import Budget, Decision, Planned, Step, bytes_text
+from zoo.remat.budget import Budget, Decision, Planned, StepPeak, bytes_text
 from zoo.remat.eager.recording import traits_of
 from zoo.remat.eager.rematerializer import Rematerializer
-from zoo.remat.eager.tracking import copy_of, is_plain
+from zoo.remat.eager.tracking import copy_of, is_trackable
 from zoo.remat.effects import collected
 from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize, watched
 from zoo.remat.rules import Operation
@@ -37,7 +37,7 @@ from zoo.torch_internals.dispatch import EagerDispatchMode, is_profiling
 
 MARGIN = 0.02  # of the limit, for what a real step takes beyond a measured one
 CLOSE = 0.05  # of the limit: a peak that is so close below it is not improved
-MAX_STEPS = 4  # measured after the first one, so that planning takes no more than ten steps' time
+MAX_TRIALS = 4  # measured after the first one, so that planning takes no more than ten steps' time
 
 PLACE = "budget of zoo.lean"  # in messages
 
@@ -99,7 +99,7 @@ def plan(
     else:
         planned = price = None
 
-    def measure(price: float, keeps_outputs: bool) -> tuple[Step, list[Decision]]:
+    def measure(price: float, keeps_outputs: bool) -> tuple[StepPeak, list[Decision]]:
         decisions: list[Decision] = []
         context = rematerializer(Budget(price), log=decisions)
         return _measure(module, context, call, args, kwargs, keeps_outputs=keeps_outputs), decisions
@@ -160,7 +160,7 @@ def _meet_share(
             higher = _raised_price(price, decisions, budget)
     if any(each.plain_bytes for each in decisions):
         input_bytes = sum(each.nbytes for each in tensors_of((args, kwargs)))
-        budget.flops_per_byte, budget.planned = price, Planned(input_bytes, {}, Step(0, 0), keeps_outputs=True)
+        budget.flops_per_byte, budget.planned = price, Planned(input_bytes, {}, StepPeak(0, 0), keeps_outputs=True)
     else:
         _skip(budget)
 
@@ -188,12 +188,12 @@ def _raised_price(price: float, decisions: Iterable[Decision], budget: Budget) -
 
 def _skip(budget: Budget) -> int:
     """Let a call recompute all it can, and the next one be planned; return 0."""
-    budget.flops_per_byte, budget.planned = float("inf"), Planned(-1, {}, Step(0, 0), keeps_outputs=True)
+    budget.flops_per_byte, budget.planned = float("inf"), Planned(-1, {}, StepPeak(0, 0), keeps_outputs=True)
     return 0
 
 
 def _find_price(
-    measure: Callable[[float, bool], tuple[Step, list[Decision]]],
+    measure: Callable[[float, bool], tuple[StepPeak, list[Decision]]],
     input_bytes: int,
     room: float,
     accumulates: bool,
@@ -201,7 +201,7 @@ def _find_price(
 ) -> tuple[Planned, float | None]:
     """Return measured steps, and up to which price operations are recomputed for a peak close to ``room``."""
 
-    def peak_of(step: Step) -> int:
+    def peak_of(step: StepPeak) -> int:
         return step.accumulating if accumulates else step.peak
 
     least, decisions = measure(float("inf"), keeps_outputs)
@@ -217,7 +217,7 @@ def _find_price(
     if peak_of(least) > room:
         return planned, None
     low, high = 0, len(planned.prices) - 1  # the peak at the price `high` is within the limit
-    for _ in range(MAX_STEPS):
+    for _ in range(MAX_TRIALS):
         if low == high or peak_of(planned.steps[planned.prices[high]]) > (1 - CLOSE) * room:
             break
         price = planned.lowest_price(room, accumulates=accumulates)
@@ -257,7 +257,7 @@ def _measure(
     *,
     keeps_outputs: bool,
     log: StorageLog | AllocatorLog | None = None,
-) -> Step:
+) -> StepPeak:
     """Return the most bytes that forward, in a context, and backward allocate; no gradient is accumulated."""
     inputs = tree_map(as_leaf, (args, kwargs))
     args, kwargs = tree_map(clone, inputs)  # forward may overwrite its inputs
@@ -280,7 +280,7 @@ def _measure(
     addresses = log.addresses(each.untyped_storage() for each in dense)
     memory = summarize(log.changes, len(log.changes), addresses)
     largest = max((each.nbytes for each in dense), default=0)
-    return Step(memory.peak, memory.peak_without_gradients + largest)
+    return StepPeak(memory.peak, memory.peak_without_gradients + largest)
 
 
 class _RestoredParameters(EagerDispatchMode):
@@ -290,7 +290,7 @@ class _RestoredParameters(EagerDispatchMode):
         super().__init__()
         parameters = list(module.parameters())
         gradients = [each.grad for each in parameters if each.grad is not None]
-        self._unwritten = {memory_id(each): each for each in (*parameters, *gradients) if is_plain(each)}
+        self._unwritten = {memory_id(each): each for each in (*parameters, *gradients) if is_trackable(each)}
         self._copies: list[tuple[Tensor, Tensor, int]] = []
 
     def __torch_dispatch__(

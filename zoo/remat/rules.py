@@ -127,7 +127,7 @@ LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
 VECTOR = 8  # channels
 
 
-def max_pool(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+def max_pool_with_indices(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Return the outputs of `max_pool2d_with_indices`.
 
     On the CPU, torch's kernel for channels-last tensors is three times as fast as the other if there are enough
@@ -182,11 +182,11 @@ def _contiguous_strides(x: Tensor) -> tuple[int, ...]:
 
 #: Operations -> functions with the same bits that take less time, in forward too.
 FASTER = {
-    aten.max_pool2d_with_indices.default: max_pool,
+    aten.max_pool2d_with_indices.default: max_pool_with_indices,
     aten.native_batch_norm.default: batch_norm,
 }
 #: Rules by the operations as a `TorchDispatchMode` sees them; `rule_of` adds rules of pointwise operations.
-RULES = _rules() | {aten.max_pool2d_with_indices.default: Rule(max_pool, is_view=False, overwrites=False)}
+RULES = _rules() | {aten.max_pool2d_with_indices.default: Rule(max_pool_with_indices, is_view=False, overwrites=False)}
 
 ENLARGES = {operation for name in ENLARGING for operation in _overloads(name)}
 TIE_BREAK = 1e-6  # relative difference in price that orders operations of equal price
@@ -288,10 +288,10 @@ def writes_inside(operation: Operation) -> bool:
 
 
 #: Operations that save their input although backward reads only its shape and strides.
-POOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
-         "_adaptive_avg_pool3d")  # fmt: skip
-READS_SHAPE = {operation for name in POOLS for operation in _overloads(name)}
-POOL_BACKWARDS = {operation for name in POOLS for operation in _overloads(f"{name}_backward")}
+POOLINGS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
+            "_adaptive_avg_pool3d")  # fmt: skip
+READS_SHAPE = {operation for name in POOLINGS for operation in _overloads(name)}
+POOL_BACKWARDS = {operation for name in POOLINGS for operation in _overloads(f"{name}_backward")}
 
 
 def unread_input(operation: Operation, args: tuple[Any, ...]) -> Tensor | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from zoo.remat.budget import INPUT, INTERMEDIATE, RECOMPUTED, Decision
-from zoo.remat.eager.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_plain
+from zoo.remat.eager.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_trackable
 from zoo.remat.recipes import Recipe, SavedHandle, SavedTensor, TrackedTensor, detached
 from zoo.remat.rules import CONCATENATE, Operation, rule_of
 from zoo.torch_internals.data import memory_id, storage_id
@@ -153,7 +153,7 @@ class Decider:
                 return detached(tensor), tensor._version
         value = self._tracker.find(tensor)
         if value is None:
-            if not is_plain(tensor):
+            if not is_trackable(tensor):
                 return tensor if tensor.is_leaf else tensor.detach(), tensor._version
             if tensor.is_leaf:
                 self.decide(tensor, NOT_RECOMPUTABLE, is_kept=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from zoo.remat.budget import INPUT, RECOMPUTED, Decision
 from zoo.remat.eager.deciding import Decider, DecisionLog
-from zoo.remat.eager.tracking import Tracker, is_plain
+from zoo.remat.eager.tracking import Tracker, is_trackable
 from zoo.remat.recipes import SavedHandle, TrackedTensor, detached, unmodified, unpack
 from zoo.remat.rules import rectified_of, signs_of
 from zoo.torch_internals.data import is_alias_of
@@ -48,7 +48,7 @@ class FrozenLayers:
         """Return what autograd holds in place of a saved tensor until it is decided; None if it can be decided now."""
         is_of_relu = self._of_relu is not None and self._of_relu() is tensor
         self._of_relu = None  # a ReLU saves its output once; whatever saves it next reads its elements
-        if not (is_plain(tensor) and tensor.requires_grad and self._tracker.is_large(tensor)):
+        if not (is_trackable(tensor) and tensor.requires_grad and self._tracker.is_large(tensor)):
             return None
         value = self._tracker.find(tensor) or self._tracker.note(tensor, None, 0, tensor._version)
         if value.readers > 0 or value.kept is not None:

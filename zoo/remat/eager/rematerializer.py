@@ -18,7 +18,7 @@ from zoo.remat.budget import Budget, Decision
 from zoo.remat.eager.deciding import Decider, DecisionLog
 from zoo.remat.eager.frozen import DeferredHandle, FrozenLayers
 from zoo.remat.eager.recording import Recorder, traits_of
-from zoo.remat.eager.tracking import KeptMemory, Tracker, is_plain
+from zoo.remat.eager.tracking import KeptMemory, Tracker, is_trackable
 from zoo.remat.recipes import Recipe, SavedHandle, unpack
 from zoo.remat.rules import (
     CONVOLUTION,
@@ -133,7 +133,7 @@ class Rematerializer(EagerDispatchMode):
         self._budget = Budget.parse(budget)
         self._budget.check_planned("Rematerializer")
         self._depth, self._smallest_bytes = depth, smallest_bytes
-        self._parameters = cache(lambda: [each for each in parameters if is_plain(each)])
+        self._parameters = cache(lambda: [each for each in parameters if is_trackable(each)])
         self._log, self._signature = log, signature
         self.place = ""
 
@@ -245,7 +245,7 @@ class _OfBackward(Rematerializer):
             push_mode(self)
         elif _innermost() is not self:
             return
-        if not is_plain(tensor):
+        if not is_trackable(tensor):
             return
         if isinstance(packed, SavedHandle):
             self._pass.tracker.note_unpacked(tensor, Recipe(aten.alias.default, (packed.value,), {}, is_view=True))

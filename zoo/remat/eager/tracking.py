@@ -20,7 +20,7 @@ from zoo.remat.rules import MIN_BYTES
 from zoo.torch_internals.data import is_wrapper, memory_id
 from zoo.torch_internals.dispatch import DisableTorchDispatch
 
-Memory = Callable[[], torch.UntypedStorage | None]
+StorageRef = Callable[[], torch.UntypedStorage | None]
 
 # Tensors are saved that are smaller than the largest output so far by this factor, from `MIN_BYTES` to `MAX_BYTES`.
 SMALL_RATIO, MAX_BYTES = 64, 2**16
@@ -88,10 +88,10 @@ class Tracker:
         self._is_relative = smallest_bytes is None
         self.smallest_bytes = MIN_BYTES if smallest_bytes is None else smallest_bytes
         # id of a tensor -> (weak reference to it, its version, a weak reference to its storage, its contents)
-        self.known: dict[int, tuple[Callable[[], Tensor | None], int, Memory, TrackedTensor]] = {}
+        self.known: dict[int, tuple[Callable[[], Tensor | None], int, StorageRef, TrackedTensor]] = {}
         # id of a storage -> its contents by their layout and version. Only once there are new objects for the same
         # elements: operations of a subclass of Tensor wrap their outputs, and autograd what it unpacks
-        self._by_memory: dict[int, dict[tuple[Any, ...], tuple[Memory, TrackedTensor]]] | None = None
+        self._by_memory: dict[int, dict[tuple[Any, ...], tuple[StorageRef, TrackedTensor]]] | None = None
         # address of a storage -> the value of the clock at the last write into it
         self._writes: dict[int, int] = {}
         self.clock = 0
@@ -174,7 +174,7 @@ class Tracker:
 
     def _find_by_memory(self, tensor: Tensor) -> TrackedTensor | None:
         """Return the current contents of a tensor that is another object for the same elements; else None."""
-        if not is_plain(tensor):
+        if not is_trackable(tensor):
             return None
         if self._by_memory is None:
             self._by_memory = {}
@@ -224,7 +224,7 @@ class Tracker:
 
     def _note_external(self, tensor: Tensor) -> TrackedTensor | None:
         """Track a tensor that no recorded operation has computed, if it is plain."""
-        if not is_plain(tensor):
+        if not is_trackable(tensor):
             return None
         limit = MAX_BYTES if self._is_relative and not tensor.requires_grad else self.smallest_bytes
         is_small = tensor.nbytes < limit
@@ -248,7 +248,7 @@ def _layout_of(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
 
 
-def is_plain(tensor: Tensor) -> bool:
+def is_trackable(tensor: Tensor) -> bool:
     """Return whether a tensor is strided, owns its memory and has a version counter.
 
     Excludes sparse, nested and lazy tensors, wrapper subclasses, and tensors of `torch.inference_mode`.

@@ -133,7 +133,7 @@ def _largest_batch(bytes_for: Callable[[int], int], limit: int) -> int:
             PLACE,
             "make the report of a batch, whose inputs have the batch as their first dimension",
         )
-    found = largest(bytes_for, limit)
+    found = largest_fitting(bytes_for, limit)
     if found == 0:
         try:
             return int(bytes_for(1) <= limit)
@@ -142,7 +142,7 @@ def _largest_batch(bytes_for: Callable[[int], int], limit: int) -> int:
     return found
 
 
-def largest(bytes_for: Callable[[int], int], memory_bytes: int, power: int = 1) -> int:
+def largest_fitting(bytes_for: Callable[[int], int], memory_bytes: int, power: int = 1) -> int:
     """Return the largest integer n whose ``bytes_for`` fit in ``memory_bytes``; 0 if not even 2 fits.
 
     The bytes are piecewise linear in n ** ``power``, so the next guess is an interpolation of two values.

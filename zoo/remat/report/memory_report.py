@@ -26,7 +26,7 @@ from zoo.remat.meta_attention import kernel_device, meta_attention
 from zoo.remat.planning import count_peak, plan
 from zoo.remat.report.block_checkpointing import blocks_checkpointed, blocks_of
 from zoo.remat.report.fit import Fit, Subject
-from zoo.remat.report.memory_plot import Timeline, draw
+from zoo.remat.report.memory_plot import Timeline, draw_timelines
 from zoo.remat.trial import as_leaf, clone, trained_outputs, unchanged
 from zoo.tables import Cell, markdown_table
 from zoo.torch_internals.data import observer, tensors_of, tree_map
@@ -168,7 +168,7 @@ class MemoryReport:
             raise ConfigError(
                 "no training step was measured", "MemoryReport.plot", "make the report without a budget in bytes"
             )
-        draw("memory of a training step", self.timelines, Path(path))
+        draw_timelines("memory of a training step", self.timelines, Path(path))
 
     @property
     def plain(self) -> int:
