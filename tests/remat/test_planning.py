@@ -347,7 +347,7 @@ def test_the_least_limit_is_enough_for_a_loop_that_frees_the_outputs() -> None:
     least = round(1.001e6 * float(str(error.value).split("at least ")[1].split()[0]))
     model, target = lean(build(), least), torch.zeros(512, dtype=torch.long)
     existing = sum(each.nbytes for each in (*model.parameters(), x))
-    with pytest.warns(planning.OutputsAreFreed, match="without a name for the outputs"):
+    with pytest.warns(planning.OutputsAreFreed, match="without assigning the outputs"):
         found = measure_memory(lambda: F.cross_entropy(model(x), target), model.parameters()).peak
     assert 0.9 * least < existing + found <= least
     assert found < peak(lean(build()), x) - existing - 4 * 500 * 8192  # the outputs

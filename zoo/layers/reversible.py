@@ -38,7 +38,7 @@ class ReversibleBlock(nn.Module):
     - `f`, `g`: modules whose output has the shape of their input. They must not overwrite the input: set
       ``inplace = False`` on a leading `InPlaceABN`. The output may depend only on the input, parameters, buffers and
       attributes. Buffers that forward changes, and attributes that it assigns, have their old values in the
-      recomputation (`zoo.ops.module_state`); lists and other objects that it changes have not. The modules' hooks also
+      recomputation (`zoo.ops.module_state`); lists and other objects that it changes do not. The modules' hooks also
       run in the recomputation.
     - `grid_bits`: round what f and g return to multiples of 2^-grid_bits, see `ReversibleSequential`.
 

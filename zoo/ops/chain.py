@@ -31,7 +31,7 @@ torch.fx.wrap("round_to_grid")
 
 Tensors = tuple[Tensor, ...]
 Gradients = dict[Tensor, Tensor]  # parameter -> gradient
-ErrorCallback = Callable[[int, float], None]  # number of a block, relative error of a link's reconstructed inputs
+ErrorCallback = Callable[[int, float], None]  # number of a block, relative error of its reconstructed inputs
 
 
 class Link(Protocol):
@@ -95,10 +95,10 @@ def run_chain(
     - `links`: see `Link`.
     - `xs`: the inputs of the first link.
     - `store`: save activations as autograd does. Always on in transforms of `torch.func` and in `torch.export`.
-    - `meter`: called in backward with the number of each link and the relative error of its reconstructed inputs, last
-      link first. It needs the memory of all inputs.
-    - `grid_bits`: round the inputs to multiples of 2^-grid_bits, so that links which do the same with what they add can
-      be inverted exactly (`zoo.ops.grid`). Backward compares digests of what it reconstructs with forward's.
+    - `meter`: called in backward with the number of each block and the relative error of its reconstructed inputs, last
+      block first. Needs the memory of the inputs of all blocks.
+    - `grid_bits`: round the inputs to multiples of 2^-grid_bits, so that links that round what they add in the same way
+      can be inverted exactly (`zoo.ops.grid`). Backward compares digests of what it reconstructs with forward's.
 
     Raises RuntimeError if FSDP2 has sharded the parameters of a single link, because nothing would gather them here;
     in backward, if modules have changed since forward. Raises ConfigError if a block has another ``grid_bits``, or the

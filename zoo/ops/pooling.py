@@ -37,7 +37,7 @@ class Window(NamedTuple):
     ceil_mode: bool
 
     def outputs(self, sides: Sequence[int]) -> list[int] | None:
-        """Return the output's (height, width) for a map's; None for a window that torch rejects."""
+        """Return (height, width) of the output for a map of these ``sides``; None for a window that torch rejects."""
         outputs = []
         for length, size, stride, padding, dilation in zip(sides, *self[:4], strict=True):
             reach = dilation * (size - 1) + 1

@@ -67,7 +67,7 @@ def gradient(dx, dz, place, images, height, width, rows, columns, channels,
              SIZE_H: tl.constexpr, SIZE_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
              PAD_H: tl.constexpr, PAD_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
              ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Write for each element the sum of the gradients of the windows whose maximum it is."""
+    """Write, for each element, the sum of the gradients of the windows in which it is the maximum."""
     image, line, element, channel, exists = locate(height, width, channels, CHANNELS_LAST, ROWS, COLS)
     exists = exists & (image < images)
     depth = channels if CHANNELS_LAST else 1

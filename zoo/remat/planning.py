@@ -56,25 +56,28 @@ def plan(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> int:
-    """Set ``budget.flops_per_byte`` so that a training step stays within the limit; return its peak if that is limited.
+    """Set ``budget.flops_per_byte`` so that a training step stays within the limit.
 
-    A fraction is met, or missed by as little as possible, by forward passes alone. For a limit on the peak, forward
-    and backward run several times. Both happen unless they did for inputs of this size: then the price is looked up.
-    Buffers, gradients, attributes and random states are afterwards as before (`zoo.remat.trial.unchanged`).
+    Returns the peak of the step in bytes if the budget limits it, otherwise 0.
+
+    For a fraction, forward runs several times; if the fraction cannot be met, it is missed by as little as possible.
+    For a limit on the peak, forward and backward run several times. If a step with inputs of this size or larger was
+    planned before, nothing runs and the price is looked up. Buffers, gradients, attributes and random states are
+    restored (`zoo.remat.trial.unchanged`).
 
     The peak counts all memory: parameters, buffers, gradients, the state of optimizers that have made a step,
     inputs, and everything from the start of forward to the end of backward. On CUDA, all that the process had
     allocated before counts too.
 
-    A call that holds nothing for backward, and the first call of lazy modules, recompute all they can, and the peak is
-    0. The next call is planned.
+    A call that saves nothing for backward and the first call of lazy modules are not planned: they recompute all they
+    can, and 0 is returned.
 
     Args:
     - `module`: the network.
     - `rematerializer`: returns a `Rematerializer` for a budget and a ``log`` of decisions.
     - `call`: computes the outputs of the module from ``args`` and ``kwargs``.
 
-    Raises ConfigError if the limit on the peak is impossible.
+    Raises ConfigError if no training step stays within the limit on the peak.
     """
     watch_optimizers()
     inputs = tensors_of((args, kwargs))
@@ -124,7 +127,8 @@ def plan(
         if not planned.keeps_outputs:
             warnings.warn(
                 f"the limit of {bytes_text(budget.peak_bytes)} is met only if the outputs of the network are freed "
-                "before backward: compute the loss as criterion(model(x), target), without a name for the outputs",
+                "before backward: compute the loss as criterion(model(x), target), without assigning the outputs to a "
+                "variable",
                 OutputsAreFreed,
                 stacklevel=2,
             )
@@ -187,7 +191,7 @@ def _raised_price(price: float, decisions: Iterable[Decision], budget: Budget) -
 
 
 def _skip(budget: Budget) -> int:
-    """Let a call recompute all it can, and the next one be planned; return 0."""
+    """Let this call recompute all it can and leave planning to the next call; return 0."""
     budget.flops_per_byte, budget.planned = float("inf"), Planned(-1, {}, StepPeak(0, 0), keeps_outputs=True)
     return 0
 
@@ -239,9 +243,9 @@ def count_peak(
     kwargs: dict[str, Any],
     log: StorageLog,
 ) -> int:
-    """Return the peak of a training step, without the scratch memory of operations; forward runs in a context.
+    """Return the peak of a training step in bytes, excluding the scratch memory of operations.
 
-    Memory that existed before counts as in `plan`.
+    Forward runs in ``context``. Memory that existed before counts as in `plan`.
     """
     inputs = tensors_of((args, kwargs))
     step = _measure(module, context, module, args, kwargs, keeps_outputs=True, log=log)
@@ -258,7 +262,7 @@ def _measure(
     keeps_outputs: bool,
     log: StorageLog | AllocatorLog | None = None,
 ) -> StepPeak:
-    """Return the most bytes that forward, in a context, and backward allocate; no gradient is accumulated."""
+    """Return the peak bytes that forward, in ``context``, and backward allocate; accumulates no gradients."""
     inputs = tree_map(as_leaf, (args, kwargs))
     args, kwargs = tree_map(clone, inputs)  # forward may overwrite its inputs
     parameters = [each for each in module.parameters() if each.requires_grad]
@@ -316,7 +320,7 @@ def _accumulates(module: nn.Module) -> bool:
 
 
 def _existing_bytes(module: nn.Module, inputs: list[Tensor]) -> int:
-    """Return the bytes that exist before a step, the inputs included."""
+    """Return the bytes that exist before a step, including its inputs."""
     device = device_of(module)
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)

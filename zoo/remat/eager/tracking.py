@@ -1,4 +1,4 @@
-"""Which contents the tensors of a forward pass have, and which memory stays alive until backward.
+"""Tracks the contents of the tensors of a forward pass, and the memory that stays alive until backward.
 
 Tested by tests/remat/test_rematerializer.py.
 """
@@ -30,7 +30,7 @@ class KeptMemory(set[int]):
     """The addresses of storages that stay alive until backward.
 
     Args:
-    - `parameters`: returns the parameters and buffers of the network, over which it walks.
+    - `parameters`: walks over the network and returns its parameters and buffers.
     """
 
     def __init__(self, parameters: Callable[[], Sequence[Tensor]]) -> None:
@@ -42,14 +42,14 @@ class KeptMemory(set[int]):
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def keep(self, tensor: Tensor) -> None:
-        """Record that the memory of a tensor is saved. It is forgotten when it is freed."""
+        """Record that the memory of a tensor is saved, until it is freed."""
         address = memory_id(tensor)
         if address not in self:
             self._alive[address] = weakref.ref(tensor.untyped_storage(), lambda _: self._forget(address))
             self.add(address)
 
     def close(self) -> None:
-        """Forget all memory: nothing asks for it any more."""
+        """Forget all addresses."""
         self._alive.clear()
         self.clear()
 
@@ -80,7 +80,7 @@ class Tracker:
     """The contents of the tensors of a forward pass, and the writes into them, which ``clock`` counts.
 
     Args:
-    - `smallest_bytes`: the size from which a tensor is large. None: from 16 to 64 KiB, by the largest output so far.
+    - `smallest_bytes`: size from which a tensor is large. None: 16 to 64 KiB, depending on the largest output so far.
     """
 
     def __init__(self, kept: KeptMemory, smallest_bytes: int | None) -> None:
@@ -138,7 +138,7 @@ class Tracker:
         self._know(copy, copy._version, value)
 
     def note_unpacked(self, tensor: Tensor, recipe: Recipe) -> None:
-        """Record the contents of a tensor that autograd makes a new object of."""
+        """Record the contents of a tensor that autograd returns as a new object."""
         if self._by_memory is None:
             self._by_memory = {}
         self.note(tensor, recipe, 0, tensor._version)
@@ -173,7 +173,7 @@ class Tracker:
         contents[(version, *_layout_of(tensor))] = weakref.ref(tensor.untyped_storage(), forget), value
 
     def _find_by_memory(self, tensor: Tensor) -> TrackedTensor | None:
-        """Return the current contents of a tensor that is another object for the same elements; else None."""
+        """Return the current contents of a tensor that aliases a tracked tensor; None if there is none."""
         if not is_trackable(tensor):
             return None
         if self._by_memory is None:
@@ -193,7 +193,7 @@ class Tracker:
         return value
 
     def was_written(self, tensor: Tensor, value: TrackedTensor) -> bool:
-        """Return whether a tensor's memory was written since. Not every write increments its version."""
+        """Return whether a tensor's memory was written after ``value``. Not every write increments the version."""
         if not self._writes:
             return False
         return self._writes.get(memory_id(tensor), 0) > value.clock
@@ -203,12 +203,12 @@ class Tracker:
         return memory_id(tensor) in self._writes
 
     def is_modified(self, tensor: Tensor, value: TrackedTensor) -> bool:
-        """Return whether a tensor has other contents by now: another version or memory, or its memory was written."""
+        """Return whether a tensor's contents changed: it has another version or memory, or its memory was written."""
         has_moved = value.kept is None and value.memory() is not tensor.untyped_storage()
         return has_moved or tensor._version != value.version or self.was_written(tensor, value)
 
     def values_of(self, args: Sequence[Any]) -> list[Any] | None:
-        """Return arguments with tracked tensors in place of tensors, also in lists; None if a tensor is not plain."""
+        """Return arguments with tracked tensors in place of tensors, also in lists; None if one is not trackable."""
         values = []
         for arg in args:
             if isinstance(arg, Tensor):
@@ -223,7 +223,7 @@ class Tracker:
         return values
 
     def _note_external(self, tensor: Tensor) -> TrackedTensor | None:
-        """Track a tensor that no recorded operation has computed, if it is plain."""
+        """Track a tensor that no recorded operation has computed, if it is trackable."""
         if not is_trackable(tensor):
             return None
         limit = MAX_BYTES if self._is_relative and not tensor.requires_grad else self.smallest_bytes
@@ -262,7 +262,7 @@ def is_trackable(tensor: Tensor) -> bool:
 
 
 def is_parameter(tensor: Tensor) -> bool:
-    """Return ``isinstance(tensor, Parameter)``, which takes longer."""
+    """Return ``isinstance(tensor, Parameter)``, in less time."""
     return type(tensor) is Parameter or (type(tensor) is not Tensor and isinstance(tensor, Parameter))
 
 

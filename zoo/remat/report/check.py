@@ -49,17 +49,17 @@ Variant = Callable[[nn.Module], nn.Module]
 
 @dataclass
 class Check:
-    """What `check` found. ``str`` of it is at most ten lines.
+    """Result of `check`; its string has at most ten lines.
 
     Args:
     - `same`: whether all values have the bits of plain training; None if plain training is not deterministic.
-    - `values`: number of values that were compared.
-    - `difference`: the first value that differs between plain training and the variant, or if `same` is None between
+    - `values`: number of compared values.
+    - `difference`: the first value that differs between plain training and the variant or, if `same` is None, between
       two runs of plain training.
-    - `fixed`: what the steps could not vary, as the network or the loss raises an error: "batch", "batch size",
+    - `fixed`: what the steps could not vary because the network or the loss raised an error: "batch", "batch size",
       "evaluation mode".
     - `plain`, `variant`: bytes of a training step.
-    - `time_ratio`: the time of a step of the variant, relative to one of plain training: the median of interleaved
+    - `time_ratio`: time of a step of the variant divided by the time of a plain step: the median over interleaved
       forward and backward passes.
     """
 
@@ -122,16 +122,16 @@ def check(
         zoo.check(model, loss=lambda outputs: outputs.loss, **batch)
 
     Args:
-    - `model`: the network, in the mode in which it shall be checked.
+    - `model`: the network, in the mode to check.
     - `inputs`, `keywords`: arguments of the network.
     - `variant`: returns a variant of a network. It may change its argument, which is a copy. It may rename parameters
       and buffers, which are then matched by their order.
     - `loss`: computes a scalar of the output of the network. By default it is the sum of the scalars of the output,
-      or if there are none the cross-entropy of its tensors over the last dimension.
+      or without scalars the cross-entropy of its tensors over the last dimension.
     - `steps`: number of training steps.
 
     Raises ConfigError if the network cannot be copied or trained, or if the variant has other parameters or buffers,
-    and TypeError if an argument is not of its kind.
+    and TypeError for an argument of another type.
     """
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
@@ -170,7 +170,7 @@ ModelInputs = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords o
 
 @dataclass
 class _Run:
-    """What all runs of a check have in common. Each starts with the present state of the random number generators.
+    """The network, loss and batches of all runs of a check. Each run starts with the current random states.
 
     Args:
     - `steps`: the batches of each step.
@@ -207,7 +207,7 @@ class _Run:
         return run
 
     def _accepts(self, batch: ModelInputs, training: bool = True) -> bool:
-        """Return whether the network takes a batch between two given ones, of which it may remember something."""
+        """Return whether the network accepts a batch between two given ones, whose sizes it may have stored."""
         model, given = copy.deepcopy(self.model), self.steps[0][0]
         with unchanged(self.model), torch.set_grad_enabled(training):
             try:
@@ -222,7 +222,7 @@ class _Run:
         return True
 
     def compared(self, variant: Variant, places: bool = True) -> Check:
-        """Return the result of a check, with the place of a difference or without, and without bytes and times."""
+        """Return the result of a check without bytes and times; with ``places``, it has the place of a difference."""
         mode = "training mode" if self.model.training else "evaluation mode"
         with unchanged(self.model):
             expected = list(self._train(copy.deepcopy(self.model)))
@@ -362,7 +362,7 @@ class _StepDigests:
         self.clear()
 
     def clear(self) -> None:
-        """Forget a step."""
+        """Forget the recorded step."""
         self._outputs: list[tuple[str, str, list[int]]] = []
         self._owners: dict[Any, str] = {}
         self._nodes: list[tuple[str, str]] = []  # owner and operation

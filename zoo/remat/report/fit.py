@@ -33,7 +33,7 @@ PLACE = "MemoryReport.largest_batch"
 
 @dataclass(frozen=True, repr=False)
 class Fit:
-    """Whether a training step fits: true or false, and printed, the answer with what is left or missing.
+    """Whether a training step fits into memory: true or false. Its string also says how many bytes are left or missing.
 
     Args:
     - `peak`: bytes of the step at its peak; infinite if they could not be allocated.
@@ -58,7 +58,7 @@ class Fit:
 class Subject:
     """A network and inputs, whose training steps with other batches are counted.
 
-    The inputs are kept on the meta device, the network as it is.
+    The inputs are kept on the meta device, and the network on its own.
 
     Args:
     - `budget`: the budget of lean training.
@@ -71,7 +71,7 @@ class Subject:
         self._state_bytes = sum(each.nbytes for each in optimizer_states(model))
 
     def state_bytes(self, copies: int) -> int:
-        """Return what the optimizer has or will have: copies of the trained parameters unless it has made a step."""
+        """Return the bytes of the optimizer's state; before its first step, ``copies`` of the trained parameters."""
         trained = sum(each.nbytes for each in self._model.parameters() if each.requires_grad)
         return self._state_bytes or copies * trained
 

@@ -1,4 +1,4 @@
-"""What each module of a network holds between forward and backward in plain and in lean training, and why."""
+"""Memory that each module of a network holds between forward and backward, in plain and in lean training, and why."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_NAME_CHARS, MAX_KIND_CHARS = 32, 18
 
 
 class ModuleMemory(NamedTuple):
-    """What the operations of one module, without its submodules, hold.
+    """Memory that the operations of one module hold, without its submodules.
 
     Args:
     - `name`: qualified name of the module; "" for the network itself.
@@ -88,7 +88,7 @@ class WithBudget(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class MemoryReport:
-    """What a network holds between forward and backward; printed, a summary of at most fifteen lines.
+    """Memory that a network holds between forward and backward; its string is a summary of at most fifteen lines.
 
     A peak is the most bytes of tensors that exist at any time of a training step, with parameters, buffers, gradients,
     inputs and the state of the optimizer. It is infinite if the step does not fit into the memory of a GPU, and None if
@@ -127,8 +127,8 @@ class MemoryReport:
 
         Args:
         - `memory`: bytes, as "24GB", "22 GiB" or an int. The scratch memory of operations is not counted: leave room.
-        - `plain`: whether plain training is asked for.
-        - `optimizer_states`: what the optimizer will keep, in copies of the trained parameters: 1 for SGD with
+        - `plain`: whether to count plain training instead.
+        - `optimizer_states`: size of the optimizer's state in copies of the trained parameters: 1 for SGD with
           momentum, 2 for Adam. It is ignored if the optimizer has made a step, which the peak then includes.
 
         Raises ConfigError if ``memory`` is not an amount of memory, or if the step was not measured.
@@ -183,7 +183,7 @@ class MemoryReport:
     def table(self) -> str:
         """Return a Markdown table with a row per module: bytes held, what is kept and why, what is recomputed.
 
-        What is less than `SHOWN_BYTES` is left out.
+        Entries below `SHOWN_BYTES` are left out.
         """
         headers = ("module", "kind", "plain, MB", "lean, MB", "kept", "recomputed")
         rows = [
