@@ -62,7 +62,7 @@ class _Run:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Return the context of a recomputation. Raises RuntimeError if parameters or unchanged buffers were modified."""
+        """Return the context of a recomputation. Raises RuntimeError if parameters or buffers were modified."""
         self.parameters.check()
         with self.state.restored(), paused_statistics(self.module):
             yield

@@ -374,9 +374,9 @@ def recipe_of_batch_norm(
 
     The arguments are in two parts: the norm's own, and small ones that nothing else modifies. Running statistics are
     not updated. If the norm used batch statistics, only the dtype of its running statistics is needed, which selects
-    the kernel. In training, torch's own norms are recomputed from their saved mean and inverse standard deviation, in one
-    pass over x: on the CPU as a scale and shift, on CUDA by the second of the norm's kernels. cuDNN's norms recompute
-    their statistics, because their rounding is not documented.
+    the kernel. In training, torch's own norms are recomputed from their saved mean and inverse standard deviation, in
+    one pass over x: on the CPU as a scale and shift, on CUDA by the second of the norm's kernels. cuDNN's norms
+    recompute their statistics, because their rounding is not documented.
     """
     x, weight, bias, _, _, is_training = args[:6]
     if not is_training:

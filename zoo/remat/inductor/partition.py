@@ -39,8 +39,8 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
     """Return ``options`` for torch.compile, with which Inductor's graphs save what `zoo.lean` would save.
 
     ``torch.compile(model, options=zoo.remat.inductor_options())`` fuses recomputation into backward's kernels.
-    Results equal other compiled training up to rounding. Random numbers are drawn once. Without a GPU, Inductor's layout
-    optimization is off: it would hold a copy of each convolution's weights from forward to backward.
+    Results equal other compiled training up to rounding. Random numbers are drawn once. Without a GPU, Inductor's
+    layout optimization is off: it would hold a copy of each convolution's weights from forward to backward.
 
     Args:
     - `budget`: as for `zoo.lean`, except for a limit in bytes; a fraction applies to each graph.
