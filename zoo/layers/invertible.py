@@ -239,7 +239,7 @@ class InvertibleNorm(Invertible):
         if not what and type(norm) not in (InPlaceABN, InPlaceABNSync):
             what = "it is not an InPlaceABN or InPlaceABNSync itself"
         if not what and not has_own_parameters(norm, x):
-            what = "its parameters are on the meta device, or no parameters of its own"
+            what = "its parameters are on the meta device or not its own"
         if what:
             raise BypassedLayerError(
                 norm,

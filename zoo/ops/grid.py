@@ -163,7 +163,7 @@ class Digests:
             remedy = "the network has diverged; lower the learning rate"
         elif largest < limit:
             remedy = (
-                "the block computed something else again: change no parameters and buffers between forward and "
+                "the recomputation of the block differed: change no parameters or buffers between forward and "
                 "backward, and call torch.use_deterministic_algorithms(True)"
             )
         elif (most := significand - math.frexp(largest)[1]) >= 0:

@@ -505,7 +505,7 @@ def _check_trainable(model: nn.Module, *inputs: Any) -> None:
         if any(each.grad_fn is not None for each in tensors_of(value))
     ]
     if results:  # autograd has no copies of them
-        what = f"the network cannot be copied, as it keeps the results of operations in {join_names(results)}"
+        what = f"the network cannot be copied, because it keeps the results of operations in {join_names(results)}"
         raise ConfigError(what, WHERE, "detach them, and use torch.nn.utils.parametrizations for weight norm")
     for title, make_copy in (("the network", lambda: copy.deepcopy(model)), ("an input", lambda: copied(inputs))):
         try:

@@ -252,13 +252,13 @@ def memory_report(
 ) -> MemoryReport:
     """Return what each module of a network holds between forward and backward, in plain and in lean training.
 
-    Runs ``model(*inputs, **named_inputs)`` in the network's current mode and with gradients. Buffers, such as running
-    statistics, gradients and the state of the random number generators are then as before; the inputs are copied.
-    Bytes held count distinct memory that autograd saves; inputs, parameters and buffers are not counted. If an
-    input makes the network return a loss, as ``labels`` do in transformers, what the loss holds is counted too.
+    Runs ``model(*inputs, **named_inputs)`` in the network's current mode and with gradients. Buffers, gradients and the
+    states of the random number generators are restored; the inputs are copied. Bytes held are the distinct memory that
+    autograd saves, without inputs, parameters and buffers. If an input makes the network return a loss, as ``labels``
+    do in transformers, the bytes that the loss holds are included.
 
     For the peaks, forward and backward run in plain training, in lean training, with a budget that helps, and with
-    checkpoints. A scalar output is taken for the loss. Without one, the loss is the cross-entropy of the outputs.
+    checkpoints. A scalar output is assumed to be the loss. Without one, the loss is the cross-entropy of the outputs.
     The scratch memory of operations is not counted. With a ``budget``, the report describes lean training within it. If
     it limits the peak, its scratch memory is counted, and no step runs that is likely to exceed it.
 
@@ -276,9 +276,9 @@ def memory_report(
     - `budget`: as for `zoo.lean`.
     - `named_inputs`: its inputs by name. For a dict of them: ``zoo.memory_report(model, **batch)``.
 
-    Raises TypeError if ``model`` is not a module, or if it has an input that is named ``budget``, too. Raises
-    ConfigError for a value that is not a budget, if only one of the network and its inputs is on the meta device, and
-    for autocast there, which has no effect.
+    Raises TypeError if ``model`` is not a module, or if it has an input named ``budget`` too. Raises ConfigError for an
+    invalid budget, if the network and its inputs are not all on the meta device or all on another, and for autocast on
+    the meta device, where it has no effect.
     """
     if not isinstance(model, nn.Module):
         advice = f"; build the network first, as with zoo.get({model!r})" if isinstance(model, str) else ""
