@@ -17,7 +17,7 @@ import tomllib
 ROOT = Path(__file__).parents[1]
 ROOMS = [
     "errors", "tables", "files", "config", "torch_internals", "ops", "layers", "remat", "models", "weights",
-    "names", "convert", "data", "registry", "engine", "tasks", "run", "benchmark", "reproduce", "cli",
+    "convert", "data", "registry", "engine", "tasks", "run", "benchmark", "reproduce", "cli",
 ]  # fmt: skip
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -28,8 +28,6 @@ MODULES = {
 def room_of(module: str) -> int | None:
     """Return the position of a module's room; None for `zoo` itself and for modules of other packages."""
     parts = module.split(".")
-    if module == "zoo.registry.names":  # above its room: convert/ resolves names, and the room converts weights
-        return ROOMS.index("names")
     return ROOMS.index(parts[1]) if parts[0] == "zoo" and len(parts) > 1 and parts[1] in ROOMS else None
 
 

@@ -39,13 +39,13 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         def measure_table(table: Any = table) -> ReportSection:
             panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0])])
             bytes_ = Comparison("bytes", 2.1, table)
-            return ReportSection("table9", "Table 9", "Measured.", [bytes_], panels=[panel])
+            return ReportSection("table9", "Table 9", [bytes_], panels=[panel])
 
         def measure_figure(inputs: Any, figure: Any = figure) -> ReportSection:
             received.append(inputs)
             needed = Comparison("bytes", None, figure, pending="`zoo train x DATA`")
             ran = Comparison("bytes", 3, figure, environment={"commit": "1"})
-            return ReportSection("figure1", "Figure 1", "Measured.", [ran if inputs else needed])
+            return ReportSection("figure1", "Figure 1", [ran if inputs else needed])
 
         measurements.measures(paper, "Figure 1", given="scores" if paper == "inplace_abn" else "runs")(measure_figure)
         measurements.measures(paper, "Table 9")(measure_table)

@@ -17,7 +17,7 @@ from zoo.config.limits import MAX_CLASSES
 from zoo.config.network import NetworkSpec, Preprocessing, escape_names, merge, parse_spec
 from zoo.config.parse import parse_experiment
 from zoo.errors import ConfigError, DataError, WeightsError
-from zoo.weights.stored_spec import parse_stored_spec
+from zoo.weights.description import parse_description
 
 ROOT = Path(__file__).parents[2]
 STORED = {"arch": "resnet18", "norm": "standard", "activation": "relu", "activation_param": 0.01, "num_classes": 3,
@@ -25,7 +25,7 @@ STORED = {"arch": "resnet18", "norm": "standard", "activation": "relu", "activat
 
 
 def stored_spec(network: dict[str, Any]) -> NetworkSpec | None:
-    return parse_stored_spec({"state_dict": {}, "network": network}, "w.pth")
+    return parse_description({"state_dict": {}, "network": network}, "w.pth")[0]
 
 
 def test_a_description_needs_no_torch() -> None:

@@ -17,7 +17,7 @@ from tests.cli.conftest import SETTINGS
 from tests.faults.fuzz import EXAMPLES, JSON, damaged_tree, fuzz, mutated
 from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
 from zoo.data.reading import decode_as, load_rgb
-from zoo.weights.stored_spec import parse_stored_spec
+from zoo.weights.description import parse_description
 
 
 @EXAMPLES
@@ -46,7 +46,7 @@ def test_any_record_in_a_weights_file_is_a_record_or_a_message(count: int, tmp_p
     cases = damaged_tree({"network": record, "state_dict": {}}) | st.dictionaries(
         st.sampled_from(("network", "config", "class_names", "state_dict")), JSON
     )
-    fuzz(lambda content: parse_stored_spec(content, "weights.pth"), count, cases, tmp_path)
+    fuzz(lambda content: parse_description(content, "weights.pth"), count, cases, tmp_path)
 
 
 def _images() -> list[bytes]:

@@ -19,7 +19,7 @@ from zoo.run.environment import git
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 # Results that were measured before dates were recorded.
-WITHOUT_DATE = ("pareto_resnet50", "pareto_resnext101", "quickstart")
+WITHOUT_DATE = ("pareto_resnet50", "pareto_resnext101")
 
 
 def find_faults(folder: Path) -> list[str]:

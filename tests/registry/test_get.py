@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import zoo
 from zoo.config.architectures import ARCHITECTURES
@@ -241,3 +242,20 @@ def test_a_file_gives_the_network_and_another_the_weights(tmp_path):
     assert not model.classifier.fc.bias.any()
     with pytest.raises(zoo.ConfigError, match="two sources of weights"):
         zoo.get(first, pretrained=True)
+
+
+def test_transforms_by_name_build_no_network(monkeypatch):
+    monkeypatch.setattr(nn.Module, "__init__", lambda self, *args, **kwargs: pytest.fail("a module was built"))
+    for name in ("resnet50", "resnext101_ipabn_lr_512", "revnet38_cifar"):
+        assert zoo.transforms(name) is not None
+
+
+def test_transforms_of_a_weights_file_are_its_own(tmp_path):
+    images = {"scale_val": 36, "crop_val": 32, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+    path = _with_record(zoo.get("resnet18", num_classes=2, in_chans=1), tmp_path / "w.pth", preprocessing=images)
+    assert zoo.transforms(str(path))(Image.new("RGB", (40, 36))).shape == (3, 32, 32)
+
+
+def test_pretrained_experiment_without_published_weights_raises():
+    with pytest.raises(zoo.WeightsError, match="revnet38_cifar10 has no published weights"):
+        zoo.get("revnet38_cifar10", pretrained=True)

@@ -50,9 +50,7 @@ def waiting(published: PublishedNumber) -> Comparison:
 def section(*comparisons: Comparison, key: str = "table3", **environment: Any) -> ReportSection:
     """Return a section of a report on the RevNet paper, measured in this environment."""
     command = "zoo reproduce revnet --only 'Table 3'"
-    return ReportSection(
-        key, "Table 3", "Measured.", list(comparisons), command=command, environment={**ENVIRONMENT, **environment}
-    )
+    return ReportSection(key, "Table 3", list(comparisons), command=command, environment={**ENVIRONMENT, **environment})
 
 
 def rows(*sections: ReportSection) -> dict[str, Row]:

@@ -232,4 +232,3 @@ def test_both_blocks_are_timed_in_every_module() -> None:
     section = timing.measure_overheads({"CONV1": (64, 4), "CONV2": (128, 2)}, batch=2, rounds=3, sample_s=1e-6)
     assert len(by_id(section)) == 2
     assert {comparison.n for comparison in section.comparisons} == {3}
-    assert "CONV2 128 x 2^2" in section.setting

@@ -27,9 +27,9 @@ def test_reports_hold_all_comparisons_and_have_a_plot(tmp_path: Path, monkeypatc
     one, two = number("table3/one", 2, unit="B", evidence="memory measured"), number("table3/two")
     publish(monkeypatch, one, two)
     near = Comparison("bytes", 2.1, one)
-    first = ReportSection("one", "Table 1", "Measured so.", [near], ["a note"], [panel], environment=ENVIRONMENT)
+    first = ReportSection("one", "Table 1", [near], [panel], environment=ENVIRONMENT)
     missing = Comparison("error", None, two, pending="`zoo train x`")
-    plain = ReportSection("two", "Table 2", "Not measured.", [missing], environment=ENVIRONMENT)
+    plain = ReportSection("two", "Table 2", [missing], environment=ENVIRONMENT)
     header = {"benchmark": "revnet", "command": "zoo reproduce", "environment": ENVIRONMENT}
     write_report(tmp_path, header, [first, plain], with_plots=True)
     assert read_report(tmp_path, "revnet") == [first, plain]

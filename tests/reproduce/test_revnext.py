@@ -121,7 +121,7 @@ def test_figures_10_and_11_have_a_point_for_each_layer_depth_and_slope(monkeypat
 
 
 def test_ratios_of_random_networks_are_a_median_with_its_range() -> None:
-    section = ReportSection("figure10", "Figure 10", "Measured.")
+    section = ReportSection("figure10", "Figure 10")
     chains._add(section, "x", "figure10/flat_first", [300.0, 100.0, 150.0])
     (found,) = section.comparisons
     assert (found.measured, found.n, found.spread, found.note) == (150.0, 3, 200.0, "1e+02 to 3e+02")

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import zoo
 import zoo.run.training
 from tests.engine.tiny import make_images
 from zoo.config.parse import parse_experiment
+from zoo.engine.checkpoint import read
 from zoo.run.training import TrainingResult
 
 SETTINGS = {
@@ -38,8 +40,21 @@ def test_train_returns_the_scores_of_the_last_validation(run: tuple[Path, Traini
     assert (result.best_score, result.best_epoch) == (validation["top1"], 0)
     for path in (result.checkpoint, result.best_weights):
         assert path is not None
-        assert zoo.score(zoo.load_network(path), root / "data").top1 == result.scores["top1"]
+        assert zoo.score(path, root / "data").top1 == result.scores["top1"]
     assert "epoch 1 validation: " in (log_dir / "training_0.log").read_text()
+
+
+def test_train_continues_from_a_loaded_network(run: tuple[Path, TrainingResult], tmp_path: Path) -> None:
+    root, result = run
+    loaded = zoo.load_network(result.checkpoint)
+    before = {key: value.clone() for key, value in loaded.model.state_dict().items()}
+    again = zoo.train(loaded, root / "data", log_dir=tmp_path / "again", epochs=2)
+    assert again.model is loaded.model
+    assert read(again.checkpoint)["config"]["optimizer"]["schedule"]["epochs"] == 2
+    assert again.scores.keys() == result.scores.keys()
+    assert any(not torch.equal(value, before[key]) for key, value in again.model.state_dict().items())
+    with pytest.raises(zoo.ConfigError, match="is loaded with its weights"):
+        zoo.score(loaded, root / "data", weights=result.checkpoint)
 
 
 def test_train_refuses_unknown_options_and_names(tmp_path: Path) -> None:

@@ -166,9 +166,7 @@ class ReportSection:
     Args:
     - `key`: short name such as "table3", part of the file name of its plot.
     - `title`: the heading.
-    - `setting`: description of the measurement.
     - `comparisons`: the rows of its table.
-    - `notes`: remarks on the comparisons.
     - `panels`: panels of its plot, if any.
     - `seconds`: duration of the measurement.
     - `command`, `environment`: the command that measured it, and where.
@@ -176,9 +174,7 @@ class ReportSection:
 
     key: str
     title: str
-    setting: str
     comparisons: list[Comparison] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     panels: list[Panel] = field(default_factory=list)
     seconds: float = 0.0
     command: str = ""

@@ -43,13 +43,11 @@ BATCH_KEYS = {
 
 @measures("inplace_abn", "Figure 1")
 def count_block_buffers() -> ReportSection:
-    """Return the number of buffers that a residual block stores with standard and with in-place norms: Figure 1."""
-    section = ReportSection(
-        "figure1", "Figure 1: buffers stored for backward by a residual block",
-        f"Pre-activation bottleneck of ResNeXt-101 without projection: {2 * WIDTH} channels in and out, {WIDTH} "
-        f"between, {SIDE}^2 pixels, {BATCH} images. Counted are the tensors held between forward and backward, "
-        "including the block's input, without its output and without tensors of one value per channel.",
-    )  # fmt: skip
+    """Return the number of buffers that a residual block stores with standard and with in-place norms: Figure 1.
+
+    The block is a pre-activation bottleneck of ResNeXt-101 without projection.
+    """
+    section = ReportSection("figure1", "Figure 1: buffers stored for backward by a residual block")
     for norm, name in (("standard", "std-BN"), ("inplace", "InPlace-ABN")):
         block = IdentityResidualBlock(2 * WIDTH, (WIDTH, WIDTH, 2 * WIDTH), norm_act(norm), groups=GROUPS).train()
         sizes = stored_sizes(block, BATCH)
@@ -69,18 +67,13 @@ def stored_sizes(block: Callable[[Tensor], Tensor], batch: int) -> list[int]:
 
 
 @measures("inplace_abn", "Figure 2")
-def count_stored_tensors(batch: int = BATCH) -> ReportSection:
+def count_stored_tensors() -> ReportSection:
     """Return the tensors that five strategies store for backward, and the memory that in-place norms save (Figure 2).
 
-    The memory of section 5 is measured on the same block.
+    The memory of section 5 is measured on the same block. It counts all tensors held between forward and backward.
     """
-    section = ReportSection(
-        "figure2", "Figure 2: tensors stored for backward by norm, activation and convolution",
-        f"The five strategies in plain torch operations: {WIDTH} channels, {SIDE}^2 pixels, {batch} images, a 3x3 "
-        f"convolution in {GROUPS} groups. Stored tensors with one value per pixel are identified by their values. "
-        "The memory that InPlace-ABN I saves counts all tensors held between forward and backward.",
-    )  # fmt: skip
-    x = torch.randn(batch, WIDTH, SIDE, SIDE)
+    section = ReportSection("figure2", "Figure 2: tensors stored for backward by norm, activation and convolution")
+    x = torch.randn(BATCH, WIDTH, SIDE, SIDE)
     held = {}
     for strategy, what in STRATEGIES.items():
         block = Block(WIDTH, GROUPS, strategy)
@@ -120,16 +113,13 @@ def paper_spec(arch: str, input_3x3: bool) -> NetworkSpec:
 def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 64) -> ReportSection:
     """Return the memory that in-place norms save in whole networks: the abstract.
 
+    Bytes held between forward and backward are counted on the meta device.
+
     Args:
     - `networks`: architectures, and whether their stem is three 3x3 convolutions.
     - `batch`: images of a step.
     """
-    section = ReportSection(
-        "abstract", "Abstract: memory saved in whole networks",
-        f"Bytes of all tensors held between forward and backward of a training step with {batch} images of 224 pixels, "
-        "counted on the meta device, relative to PyTorch's BatchNorm2d with an in-place leaky ReLU. "
-        f"{PLAIN_IABN}: the networks of 2018. iABN: the defaults of this package.",
-    )  # fmt: skip
+    section = ReportSection("abstract", "Abstract: memory saved in whole networks")
     saved: dict[str, dict[str, float]] = {name: {} for name in INPLACE_STRATEGIES}
     for arch, input_3x3 in networks.items():
         setup = Setup(paper_spec(arch, input_3x3), batch, IMAGE_SIZE, device=torch.device("meta"))
@@ -149,14 +139,11 @@ def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 6
 
 @measures("inplace_abn", "Section 4.1")
 def measure_batches() -> ReportSection:
-    """Return the largest ImageNet batches with standard and with in-place norms: section 4.1."""
-    section = ReportSection(
-        "section4.1", "Section 4.1: batches that fit",
-        f"The largest number of images of {IMAGE_SIZE} pixels that {GPUS} GPUs of {GPU_BYTES / 1e9:g} GB can train "
-        "with, using SGD with momentum in float32. Bytes of parameters, momentum, gradients, images and all tensors of "
-        "a step are counted on the meta device. Scratch memory of convolutions, which depends on the GPU, and memory "
-        "of the framework itself are not counted.",
-    )  # fmt: skip
+    """Return the largest ImageNet batches with standard and with in-place norms: section 4.1.
+
+    The memory of the framework itself is not counted (see `MemoryPrediction`).
+    """
+    section = ReportSection("section4.1", "Section 4.1: batches that fit")
     for (arch, name), key in BATCH_KEYS.items():
         setup = Setup(paper_spec(arch, NETWORKS[arch]), batch=2, size=IMAGE_SIZE)
         (strategy,) = (strategy for strategy in EAGER if strategy.name == name)

@@ -35,20 +35,16 @@ INPLACE_STRATEGIES = (PLAIN_IABN, "iABN")  # the networks of 2018, and the defau
 
 @measures("inplace_abn", "Table 2")
 def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> ReportSection:
-    """Return the most pixels that each strategy trains with in the memory of the first row.
+    """Return the most pixels that each strategy trains with in the memory of the first row, on one GPU.
+
+    Published percentages are pixels of a batch over the pixels of the first row. The loss is the same for all
+    strategies: it upsamples the logits of one image at a time, in forward and again in backward; the paper's loss
+    presumably stored the logits of the whole batch.
 
     ``setups`` are the first row on one GPU by the names in `COLUMNS`; by default, the experiments of these names.
     """
     setups = {name: first_row(name) for name in COLUMNS} if setups is None else setups
-    section = ReportSection(
-        "table2", "Table 2: pixels per batch in the same memory",
-        f"DeepLabV3 at output stride {STRIDE}, trained with SGD and momentum in float32 on {GPUS} GPUs. The available "
-        "memory is what std-BN needs (BatchNorm2d with an in-place leaky ReLU) for its row of the table on one "
-        f"GPU. Fixed crop: more crops on each GPU. Fixed batch: a larger side, a multiple of {STRIDE}. Bytes of "
-        "parameters, momentum, gradients, images, label maps and all tensors of a step, including its loss at full "
-        "resolution, are counted on the meta device. Scratch memory of convolutions is not counted; it depends on the "
-        "GPU.",
-    )  # fmt: skip
+    section = ReportSection("table2", "Table 2: pixels per batch in the same memory")
     for name, setup in setups.items():
         comparisons, panel = _measure_case(name, setup)
         section.comparisons += comparisons
@@ -59,12 +55,6 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> ReportSec
         replace(each, what=f"largest published gain: {each.what}", published=most)
         for each in section.comparisons
         if each.what in [f"{column}, {regime}: {strategy}" for strategy in INPLACE_STRATEGIES]
-    ]
-    section.notes += [
-        "published percentages are pixels of a batch over the pixels of the first row; all eight follow from the "
-        "printed numbers and sizes of crops",
-        "the loss is the same for all strategies: it upsamples the logits of one image at a time, in forward and again "
-        "in backward; the paper's loss presumably stored the logits of the whole batch",
     ]
     return section
 

@@ -7,7 +7,6 @@ Tested by tests/reproduce/test_revnet.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from zoo.benchmark.plot_style import Line, Panel
@@ -25,15 +24,8 @@ LONG_CIFAR_EXPERIMENT = "revnet164_cifar10_longer"  # longer by the published nu
 @measures("revnet", "Figure 4", given="runs")
 def report_reconstruction(runs: Sequence[TrainingRun]) -> ReportSection:
     """Return Figure 4: the angles of runs that reconstruct activations, and the length of a stable training."""
-    section = ReportSection(
-        "figure4", "Figure 4: reconstructed and stored activations",
-        "Angle between the gradients of a batch from stored and from reconstructed activations, with the same weights: "
-        "2 arcsin(|u - v| / 2) of the unit vectors.",
-    )  # fmt: skip
+    section = ReportSection("figure4", "Figure 4: reconstructed and stored activations")
     metered = [run for run in runs if run.angles and not run.is_stored]
-    for name in dict.fromkeys(run.experiment for run in metered):
-        largest = max(_largest_angle(run) for run in metered if run.experiment == name)
-        section.notes.append(f"{name}: the largest angle is {largest:.2g} degrees")
     if metered:
         lines = [_angle_line(run) for run in metered]
         section.panels.append(Panel("gradients", "training step", "angle, degrees", lines, y_log=True))
@@ -44,10 +36,6 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> ReportSection:
 def _angle_line(run: TrainingRun) -> Line:
     known = [angle for angle in run.angles if angle["degrees"] is not None]
     return run.line([angle["step"] for angle in known], [float(angle["degrees"]) for angle in known])
-
-
-def _largest_angle(run: TrainingRun) -> float:
-    return max(math.inf if angle["degrees"] is None else float(angle["degrees"]) for angle in run.angles)
 
 
 def _compare_length(runs: Sequence[TrainingRun]) -> Comparison:

@@ -48,12 +48,8 @@ class Cost(NamedTuple):
 
 @measures("revnet", "Section 3.2")
 def measure_operations() -> ReportSection:
-    """Return the multiplications and additions of a step (section 3.2)."""
-    section = ReportSection(
-        "section3.2", "Section 3.2: operations of a training step",
-        "Counted operations of convolutions and classifier in a step of ResNet-32 and of RevNet-38. N: the forward "
-        "pass of the same network. Checkpointing: calls of F and G in a chain, see Table 1.",
-    )  # fmt: skip
+    """Return the multiplications and additions of a step (section 3.2), in forward passes of the same network."""
+    section = ReportSection("section3.2", "Section 3.2: operations of a training step")
     (forward, backward), (rev_forward, rev_backward), (_, stored_backward) = (
         count_operations(build_for_training(name, "meta", memory=memory))
         for name, memory in (("resnet32_cifar", "plain"), ("revnet38_cifar", "auto"), ("revnet38_cifar", "plain"))
@@ -74,19 +70,17 @@ def measure_operations() -> ReportSection:
 
 
 @measures("revnet", "Table 1")
-def measure_complexity(depths: Sequence[int] = DEPTHS) -> ReportSection:
-    """Return the growth of memory and computation of a chain with its number of blocks (Table 1)."""
-    costs, (low, high) = _chain_costs(depths), depths[-2:]
-    section = ReportSection(
-        "table1", "Table 1: memory and computation against depth",
-        f"A chain of L additive blocks; F and G are two 3x3 convolutions on {HALF_CHANNELS} channels; {BATCH} maps of "
-        f"{SIZE} pixels; L = {', '.join(map(str, depths))}. Memory: peak of a step without the gradients of the "
-        "parameters. Computation: counted calls of F and G. Both are given as the exponent p of L^p from "
-        f"{low} to {high} blocks.",
-    )  # fmt: skip
+def measure_complexity() -> ReportSection:
+    """Return the growth of memory and computation of a chain with its number of blocks L (Table 1).
+
+    Memory is the peak of a step without the gradients of the parameters, and computation the calls of F and G. Both are
+    given as the exponent p of L^p between the last two depths.
+    """
+    costs, (low, high) = _chain_costs(DEPTHS), DEPTHS[-2:]
+    section = ReportSection("table1", "Table 1: memory and computation against depth")
     for name, row in KEY_BY_STRATEGY.items():
         peaks = [cost.peak for cost in costs[name]]
-        calls = [cost.calls * depth for cost, depth in zip(costs[name], depths, strict=True)]
+        calls = [cost.calls * depth for cost, depth in zip(costs[name], DEPTHS, strict=True)]
         for column, values in (("memory", peaks), ("computation", calls)):
             number = published_number("revnet", f"table1/{row}/{column}")
             exponent = math.log(values[-1] / values[-2]) / math.log(high / low)
@@ -96,12 +90,11 @@ def measure_complexity(depths: Sequence[int] = DEPTHS) -> ReportSection:
 
 @measures("revnet", "Section 4")
 def measure_layer_costs() -> ReportSection:
-    """Return the cost of a step, if forward and backward through a layer cost 1 each (section 4)."""
-    section = ReportSection(
-        "section4", "Section 4: cost of a step for each layer",
-        f"The chains of Table 1, L = {DEPTHS[-1]}. Computation: counted calls of F and G, plus one backward pass. "
-        "Memory: the peak, in units of the bytes that a block adds to the peak of a chain that stores activations.",
-    )  # fmt: skip
+    """Return the cost of a step of the deepest chain, if forward and backward through a layer cost 1 each (section 4).
+
+    The unit of memory is the bytes that a block adds to the peak of a chain that stores activations.
+    """
+    section = ReportSection("section4", "Section 4: cost of a step for each layer")
     costs = _chain_costs(DEPTHS)
     for name in ("naive", "checkpoint sqrt(L)", "reversible"):
         number = published_number("revnet", f"section4/{KEY_BY_STRATEGY[name]}/computation")
@@ -117,11 +110,8 @@ def measure_layer_costs() -> ReportSection:
 
 @measures("revnet", "Section 5.1")
 def measure_passes() -> ReportSection:
-    """Return the cost of a step in forward passes (section 5.1)."""
-    section = ReportSection(
-        "section5.1", "Section 5.1: forward passes of a step",
-        f"The chains of Table 1, L = {DEPTHS[-1]}: counted calls of F and G, plus 2N for the gradients.",
-    )  # fmt: skip
+    """Return the cost of a step of the deepest chain in forward passes, of which the gradients take 2 (section 5.1)."""
+    section = ReportSection("section5.1", "Section 5.1: forward passes of a step")
     costs = _chain_costs(DEPTHS)
     for name, key in (("reversible", "algorithm1"), ("naive", "ordinary")):
         number = published_number("revnet", f"section5.1/{key}")
@@ -132,11 +122,7 @@ def measure_passes() -> ReportSection:
 @measures("revnet", "Section 5.2")
 def measure_update_cost() -> ReportSection:
     """Return the ratio of the step times with reconstructed and with stored activations (section 5.2)."""
-    section = ReportSection(
-        "section5.2", "Section 5.2: time of a step",
-        f"Interleaved timings of forward and backward of {TIMED_NETWORK} with {TIMED_BATCH} random images on this CPU; "
-        f"median and interquartile range of {ROUNDS} ratios.",
-    )  # fmt: skip
+    section = ReportSection("section5.2", "Section 5.2: time of a step")
     models = {memory: build_for_training(TIMED_NETWORK, memory=memory) for memory in ("auto", "plain")}
     steps = {
         memory: training_step(forward_of(model, TIMED_BATCH, CIFAR_SIZE), model) for memory, model in models.items()

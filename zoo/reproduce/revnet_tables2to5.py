@@ -57,7 +57,7 @@ DEEP_BATCH = 2
 @measures("revnet", "Table 2")
 def measure_parameters() -> ReportSection:
     """Return Table 2: number of parameters of the networks."""
-    section = ReportSection("table2", "Table 2: parameters", "Trainable parameters, counted.")
+    section = ReportSection("table2", "Table 2: parameters")
     for number in _of_item("Table 2"):
         classes = int(number.id.rpartition("_")[2])
         count = count_parameters(build_for_training(number.network, "meta", num_classes=classes))
@@ -79,12 +79,11 @@ def report_imagenet_errors(runs: Sequence[TrainingRun]) -> ReportSection:
 
 @measures("revnet", "Section 5.2", given="runs")
 def report_differences(runs: Sequence[TrainingRun]) -> ReportSection:
-    """Return the differences between the test errors of RevNets and their ResNets (section 5.2)."""
-    section = ReportSection(
-        "section5.2_errors", "Section 5.2: test errors of RevNets compared with ResNets",
-        "Mean test error of a RevNet's finished runs minus the mean of its ResNet's runs, in points. The largest "
-        "difference of all pairs of Tables 3 and 4 should be at most the published one.",
-    )  # fmt: skip
+    """Return the differences between the test errors of RevNets and their ResNets (section 5.2).
+
+    The largest difference of all pairs of Tables 3 and 4 should be at most the published one.
+    """
+    section = ReportSection("section5.2_errors", "Section 5.2: test errors of RevNets compared with ResNets")
     number = published_number("revnet", "section5.2/underperforms_by")
     finished = {
         name: [
@@ -107,13 +106,13 @@ def report_differences(runs: Sequence[TrainingRun]) -> ReportSection:
 
 @measures("revnet", "Table 5")
 def measure_imagenet_memory(size: int = SIZE) -> ReportSection:
-    """Return Table 5: bytes of parameters and activations for images of ``size`` pixels, counted on the meta device."""
-    section = ReportSection(
-        "table5", "Table 5: memory for ImageNet",
-        f"float32, images of {size} pixels. Activations: bytes held between forward and backward, counted for one "
-        f"image and multiplied by {IMAGES}, the paper's batch per GPU. The paper states neither the batch nor the "
-        "counting rule of its numbers.",
-    )  # fmt: skip
+    """Return Table 5: bytes of parameters and activations for images of ``size`` pixels, counted on the meta device.
+
+    Activations are counted for one image and multiplied by `IMAGES`, the paper's batch per GPU. The paper states
+    neither the batch nor the counting rule. Less is held than the sum of all outputs, because in-place ReLUs overwrite
+    the outputs of norms.
+    """
+    section = ReportSection("table5", "Table 5: memory for ImageNet")
     numbers = {number.id.removeprefix("revnet/table5/"): number for number in _of_item("Table 5")}
     held = {name: held_bytes(name, 1, size, memory=memory) for name, memory in ((RESNET, "plain"), (REVNET, "auto"))}
     outputs = {name: sum_of_outputs(build_for_training(name, "meta"), size) for name in held}
@@ -124,24 +123,17 @@ def measure_imagenet_memory(size: int = SIZE) -> ReportSection:
         for name, count in counts.items():
             section.add(f"{name}: {rule}", IMAGES * count / MB, numbers[f"{name}/activations"])
         section.add(f"{rule}, ResNet / RevNet", counts[RESNET] / counts[REVNET], numbers["ratio"])
-    section.notes += [
-        "the paper's rule is not stated; outputs of a RevNet: of stem, head and stages, and inside the "
-        "largest residual function, because Algorithm 1 recomputes one function after the other. By this rule both "
-        "networks need 8 % more than published, or 3 % more if the paper's MB are 2^20 bytes",
-        "less is held than the sum of all outputs, because in-place ReLUs overwrite the outputs of norms",
-    ]
     return section
 
 
 @measures("revnet", "Section 7.2")
 def measure_fits() -> ReportSection:
-    """Return the largest batch and depth of RevNets in the memory of a ResNet (sections 7.1 and 7.2)."""
-    section = ReportSection(
-        "section7.2", "Section 7: largest batches in the memory of ResNet-101",
-        f"{SIZE} px, float32, SGD and momentum. All bytes of a step are counted on the meta device, without scratch "
-        f"memory of convolutions. The largest batch of ResNet-101 on the GPU had {IMAGES} images, so the memory of the "
-        f"GPU is between the memory of {IMAGES} and of {2 * IMAGES} images of it.",
-    )  # fmt: skip
+    """Return the largest batch and depth of RevNets in the memory of a ResNet (sections 7.1 and 7.2).
+
+    The largest batch of ResNet-101 on the GPU had `IMAGES` images, so that the memory of the GPU is between the memory
+    of this and of twice this number.
+    """
+    section = ReportSection("section7.2", "Section 7: largest batches in the memory of ResNet-101")
     resnet, revnet = _predict(RESNET, "plain"), _predict(REVNET, "auto")
     memory = resnet.bytes_for(IMAGES)
     images = revnet.largest_batch(memory)

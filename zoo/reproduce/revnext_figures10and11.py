@@ -51,11 +51,6 @@ LEVELS_OVER_SLOPES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "hybrid": ("hybrid 1-1", {"blocks": [1, 1], "units": 2}),
 }
 LOWEST_SLOPE, LOWEST_DEPTH = 0.05, 8  # minimum of the only published curve whose minimum is not its last point
-NOTE = (
-    f"medians of {len(SEEDS)} networks with different random weights and images; the note has the smallest and the "
-    f"largest value, and the spread is their difference. {AUTHORS_INVERSE}: batches of {BATCHES[True]}, on which the "
-    "limit of the ratios depends"
-)
 
 Ratios = list[float]  # infinite if nothing is lost
 
@@ -147,13 +142,8 @@ def _watch(layer: nn.Module) -> list[Watched]:
 
 @measures("revnext", "Figure 10")
 def measure_ratios_over_layers() -> ReportSection:
-    """Return Figure 10: the ratios over the layers of one flat and one hybrid network."""
-    section = ReportSection(
-        "figure10", "Figure 10: signal-to-noise ratio over the layers",
-        f"Untrained networks, slope {SLOPE}, random images, batches of {BATCHES[False]}; the loss is the sum of "
-        "the logits. The plot shows the ratio of each layer's reconstructed input, also inside the branches of "
-        "reversible blocks.", notes=[NOTE],
-    )  # fmt: skip
+    """Return Figure 10: the ratios over the layers of one flat and one hybrid network, medians over the `SEEDS`."""
+    section = ReportSection("figure10", "Figure 10: signal-to-noise ratio over the layers")
     lines = []
     for family, label, levels in (
         ("flat", "flat 2-3-3", {"layers": (2, 3, 3)}),
@@ -205,13 +195,7 @@ def measure_depths() -> ReportSection:
 
     Norms are inverted as in the authors' code for published points only.
     """
-    section = ReportSection(
-        "figure11", "Figure 11: smallest signal-to-noise ratio over depth and slope",
-        f"As in Figure 10, batches of {BATCHES[False]}: the smallest ratio over all layers. Over depth: the "
-        "authors' flat networks of 4 to 13 layers and hybrids of 3 to 9 blocks with one unit per branch, which they "
-        "draw at depths 3 to 12. Over slopes: flat 1-1-1, and hybrid 1-1 with two units per branch.",
-        notes=[NOTE],
-    )  # fmt: skip
+    section = ReportSection("figure11", "Figure 11: smallest signal-to-noise ratio over depth and slope")
     for family, unit in DEPTH_UNITS.items():
         lines = []
         for slope in SLOPES:

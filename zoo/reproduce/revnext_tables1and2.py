@@ -18,7 +18,6 @@ from zoo.config.parse import load_experiment
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
 from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock
-from zoo.ops.abn.backend import name_for
 from zoo.remat.memory_use import count_memory, measure_memory
 from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.error_rates import needs_training, report_errors
@@ -54,17 +53,13 @@ DATA_SETS, PAPER_IMAGES = {"mnist": 28, "cifar10": 32}, 50_000
 def measure_pixels(
     names: Sequence[str] = tuple(NETWORKS), sizes: tuple[int, int] = SIZES, batch: int = BATCH
 ) -> ReportSection:
-    """Return bytes per pixel, the slope over image sizes, and the resulting totals of the paper's batch."""
+    """Return bytes per pixel, the slope over image sizes, and the resulting totals of the paper's batch.
+
+    The slope is between the allocator's peaks in a step, without the gradients of the parameters. It excludes memory
+    that does not grow with the images, and depends on sizes and batch, to which scratch memory is not proportional.
+    """
     small, large = sizes
-    section = ReportSection(
-        "pixels", "Bytes per input pixel, and Table 1: memory",
-        f"float32, batches of {batch} images of {small} and {large} pixels, norms by the "
-        f"{name_for(torch.device('cpu'))} kernels. "
-        "Bytes per pixel: slope between the two sizes of the allocator's peak in a training step, without the "
-        "gradients of the parameters. The slope excludes memory that does not grow with the images. Total: the slope "
-        "times the paper's 32 images of 240 pixels, plus the weights if the paper adds them.",
-        notes=["the slope depends on sizes and batch: scratch memory of convolutions is not proportional to them"],
-    )  # fmt: skip
+    section = ReportSection("pixels", "Bytes per input pixel, and Table 1: memory")
     for name in names:
         logger.info("%s", name)
         model = build_revnext(name)
@@ -126,11 +121,7 @@ def count_by_rule(name: str) -> float:
 @measures("revnext", "Section 1")
 def count_whole_data_sets() -> ReportSection:
     """Return the bytes of section 1: a step whose batch is a whole data set, counted on the meta device."""
-    section = ReportSection(
-        "data_sets", "Section 1: memory for a whole data set in one batch",
-        "revnext in float32. The weights and the peak of all tensors of a step are counted on the meta device, without "
-        "the gradients of the parameters, the images, and the scratch memory of convolutions.",
-    )  # fmt: skip
+    section = ReportSection("data_sets", "Section 1: memory for a whole data set in one batch")
     for name, size in DATA_SETS.items():
         number = published_number("revnext", f"section1/{name}")
         model = build_revnext("revnext", device="meta")
@@ -155,11 +146,7 @@ def report_gpu() -> ReportSection:
     """Return Table 2: the time, which needs the paper's GPU, and the memory that training needs."""
     config = load_experiment(EXPERIMENT)
     batch, size = config.optimizer.batch_size, config.input.crop_train
-    section = ReportSection(
-        "table2", "Table 2: time to 93.3 %, and the memory of the GPU",
-        f"Memory: bytes of {EXPERIMENT} with its batch of {batch} images, counted on the meta device: parameters, "
-        "momentum, gradients, images and all tensors of a step, without scratch memory of convolutions.",
-    )  # fmt: skip
+    section = ReportSection("table2", "Table 2: time to 93.3 %, and the memory of the GPU")
     strategy = Strategy(EXPERIMENT, config.network.norm, config.network.memory)
     megabytes = MemoryPrediction(Setup(config.network, batch, size), strategy).bytes_for(batch) / BYTES_OF_UNIT["MB"]
     number = published_number("revnext", "abstract/minutes")

@@ -23,7 +23,7 @@ from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, enviro
 from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process, open_process
 from zoo.errors import ConfigError, DataError, escape
-from zoo.registry.load_network import LoadedNetwork, load_network
+from zoo.registry.load_network import LoadedNetwork, as_loaded
 from zoo.run.console import Progress
 from zoo.run.label_images import KINDS, FileKind, colors_of
 from zoo.tasks.protocols import Fusion
@@ -69,7 +69,7 @@ def segment(
     of all.
 
     Args:
-    - `network`: result of `zoo.load_network`, or its ``name`` argument.
+    - `network`: a name as `zoo.load_network` takes it, or its result.
     - `source`: image, or folder.
     - `out`: folder for the files, outside of ``source``.
     - `weights`: weights file or published name; default the weights of ``network``.
@@ -97,7 +97,7 @@ def segment(
         raise ConfigError(f"output = {unknown[0]!r}: give one or more of {', '.join(KINDS)}")
     kinds = [KINDS[kind] if isinstance(kind, str) else kind for kind in output]
     with open_process() if process is None else nullcontext(process) as process:
-        loaded = network if isinstance(network, LoadedNetwork) else load_network(network, weights)
+        loaded = as_loaded(network, weights)
         section = loaded.experiment.segmentation
         if section is None:
             raise ConfigError(

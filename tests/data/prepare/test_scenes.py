@@ -31,8 +31,11 @@ def test_the_garments_of_a_scene_are_of_one_class_and_brighter_than_the_ground()
 
 
 @pytest.mark.usefixtures("few")
-def test_the_folder_has_images_and_label_maps_in_the_layout_of_folders(tmp_path: Path) -> None:
-    tree = unpack_scenes(tmp_path)
+def test_the_folder_has_images_and_label_maps_in_the_layout_of_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    tree = unpack_scenes()
     for split, count in FEW.items():
         found = labeled_images(tree, split, "folders", 11, 255)
         assert (len(found.images), tuple(found.classes)) == (count, SCENE_CLASSES)

@@ -18,6 +18,11 @@ from zoo.data.segmentation.label_maps import LabeledImages, labeled_images, read
 from zoo.errors import DataError
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def found(tmp_path: Path) -> LabeledImages:
     """Five images: class 0 in all, class 1 in two, class 2 in one, class 3 in none."""
@@ -36,41 +41,40 @@ INDEX = [[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-def test_the_index_says_which_image_holds_which_class(found: LabeledImages, tmp_path: Path, workers: int) -> None:
-    index = load_class_index(found, workers=workers, cache=tmp_path / "cache")
+def test_the_index_says_which_image_holds_which_class(found: LabeledImages, workers: int) -> None:
+    index = load_class_index(found, workers=workers)
     assert (index.dtype, index.tolist()) == (bool, [list(map(bool, row)) for row in INDEX])
 
 
 def test_the_index_is_read_once_and_again_when_a_label_map_changes(
-    found: LabeledImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: LabeledImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
     monkeypatch.setattr(
         class_uniform, "read_label", lambda path, table: reads.append(path.name) or read_label(path, table)
     )
-    cache = tmp_path / "cache"
-    first = load_class_index(found, cache=cache)
-    assert np.array_equal(load_class_index(found, cache=cache), first)
+    first = load_class_index(found)
+    assert np.array_equal(load_class_index(found), first)
     assert len(reads) == 5
     os.utime(found.root / found.labels[0], ns=(1, 1))
-    load_class_index(found, cache=cache)
+    load_class_index(found)
     assert len(reads) == 10
 
 
 def test_an_unwritable_cache_raises_an_error(found: LabeledImages, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     with pytest.raises(DataError, match=r"cache/class-index: the index of classes cannot be made: Not a directory"):
-        load_class_index(found, cache=tmp_path / "cache")
+        load_class_index(found)
 
 
-def test_a_label_map_that_cannot_be_read_is_named(found: LabeledImages, tmp_path: Path) -> None:
+def test_a_label_map_that_cannot_be_read_is_named(found: LabeledImages) -> None:
     bad = found.root / found.labels[1]
     bad.write_bytes(b"")
     with pytest.raises(DataError, match=f"{bad}: a label map cannot be read: "):
-        load_class_index(found, cache=tmp_path / "cache")
+        load_class_index(found)
     bad.unlink()
     with pytest.raises(DataError, match=f"{bad}: the index of classes cannot be made: No such file or directory"):
-        load_class_index(found, cache=tmp_path / "cache")
+        load_class_index(found)
 
 
 def test_classes_are_drawn_uniformly_and_then_the_images_that_hold_them(

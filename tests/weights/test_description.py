@@ -14,7 +14,7 @@ from zoo.config.limits import MAX_CLASSES
 from zoo.config.network import NetworkSpec, Preprocessing
 from zoo.errors import WeightsError
 from zoo.weights import read_weights
-from zoo.weights.stored_spec import parse_stored_spec
+from zoo.weights.description import parse_description
 
 SPEC = NetworkSpec(
     arch="resnet18",
@@ -51,7 +51,7 @@ def relu_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_files_of_other_trainers_have_no_record(content: dict[str, Any]) -> None:
-    assert parse_stored_spec(content, "w.pth") is None
+    assert parse_description(content, "w.pth") == (None, None)
 
 
 @pytest.mark.parametrize(("classes", "claimed"), [(3, MAX_CLASSES), (3, 0), (0, MAX_CLASSES)])
@@ -61,7 +61,7 @@ def test_a_record_cannot_claim_other_classes_than_the_file_has(classes: int, cla
     record = _changed(num_classes=claimed, class_names=None)
     torch.save({"state_dict": state_dict, "network": record}, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=f"w.pth: .*num_classes = {claimed}, but the classifier has {classes} "):
-        read_weights(tmp_path / "w.pth").checked_spec()
+        read_weights(tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"network\.num_classes"):
         zoo.get(tmp_path / "w.pth")
 
