@@ -33,7 +33,7 @@ from zoo.layers import InPlaceABN
 from zoo.ops import backend, native
 from zoo.remat.budget import parse_bytes
 from zoo.remat.memory_use import count_memory, measure_memory
-from zoo.remat.timing import Clock, Step, time_interleaved
+from zoo.remat.timing import Clock, TimedStep, time_interleaved
 
 CPU = torch.device("cpu")
 
@@ -95,12 +95,12 @@ class _FakeClock(Clock):
 def test_steps_alternate_and_each_round_starts_with_different_step() -> None:
     clock, order = _FakeClock(), []
 
-    def step(name: str, seconds: float) -> Step:
+    def step(name: str, seconds: float) -> TimedStep:
         def run(times: int) -> None:
             order.append((name, times))
             clock.now += times * seconds
 
-        return Step(run)
+        return TimedStep(run)
 
     seconds = time_interleaved({"slow": step("slow", 0.5), "fast": step("fast", 0.002)}, clock, rounds=3, warmup=1)
     assert order[:2] == [("slow", 1), ("fast", 1)]  # the warm-up, from which follow the calls per sample
@@ -330,7 +330,7 @@ def front() -> dict[str, Any]:
 
 def test_plot_is_png() -> None:
     pytest.importorskip("matplotlib")
-    assert model.draw(front()).startswith(b"\x89PNG\r\n")
+    assert model.draw_strategies(front()).startswith(b"\x89PNG\r\n")
 
 
 def test_strategies_are_points_and_budgets_are_curve() -> None:

@@ -52,8 +52,8 @@ def test_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) -> N
 def test_different_bits_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = recipes.compute
 
-    def wrong(value: recipes.Value) -> Tensor:
-        return compute(value) * 1.5
+    def wrong(target: recipes.TrackedTensor) -> Tensor:
+        return compute(target) * 1.5
 
     monkeypatch.setattr(recipes, "compute", wrong)
     command = ["benchmark", "lean", "--models", "resnet18", "--batch", "2", "--size", "64", "--rounds", "0"]

@@ -14,7 +14,7 @@ from tests.reproduce.scoreboards import number, publish
 from zoo.benchmark.plot_style import Line, Panel
 from zoo.cli import main
 from zoo.reproduce import measurements
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.papers import PAPERS
 
 pytestmark = pytest.mark.slow  # trains and scores
@@ -36,16 +36,16 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     received: list[Any] = []
     for paper, (table, figure) in NUMBERS.items():
 
-        def measure_table(table: Any = table) -> Section:
+        def measure_table(table: Any = table) -> ReportSection:
             panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0])])
             bytes_ = Comparison("bytes", 2.1, table)
-            return Section("table9", "Table 9", [bytes_], panels=[panel])
+            return ReportSection("table9", "Table 9", [bytes_], panels=[panel])
 
-        def measure_figure(inputs: Any, figure: Any = figure) -> Section:
+        def measure_figure(inputs: Any, figure: Any = figure) -> ReportSection:
             received.append(inputs)
             needed = Comparison("bytes", None, figure, pending="`zoo train x DATA`")
             ran = Comparison("bytes", 3, figure, environment={"commit": "1"})
-            return Section("figure1", "Figure 1", [ran if inputs else needed])
+            return ReportSection("figure1", "Figure 1", [ran if inputs else needed])
 
         measurements.measures(paper, "Figure 1", given="scores" if paper == "inplace_abn" else "runs")(measure_figure)
         measurements.measures(paper, "Table 9")(measure_table)

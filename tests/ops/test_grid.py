@@ -176,7 +176,7 @@ def test_changed_parameter_is_named_with_block():
     chain = chain_of(Scaled(), Scaled(), Scaled())
     y = chain(images())
     chain[2].f.scale.data.mul_(1.01)
-    with pytest.raises(VerificationError, match=r"block 2 of the blocks 0 to 2.*change no parameters and buffers"):
+    with pytest.raises(VerificationError, match=r"block 2 of the blocks 0 to 2.*change no parameters or buffers"):
         y.sum().backward()
 
 

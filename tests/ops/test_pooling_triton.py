@@ -43,7 +43,7 @@ def test_kernels_compile_without_atomics(capability, dtype, layout, monkeypatch,
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(driver, "_active", Device(capability))
     record: list[str] = []
-    for name in ("largest", "gradient"):
+    for name in ("maxima", "gradient"):
         monkeypatch.setattr(pooling_triton, name, Compiler(getattr(pooling_triton, name), record))
     x = torch.zeros(2, 64, 56, 56, dtype=getattr(torch, dtype)).contiguous(memory_format=LAYOUTS[layout])
     z = torch.zeros(2, 64, 28, 28, dtype=x.dtype).contiguous(memory_format=LAYOUTS[layout])

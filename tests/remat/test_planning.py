@@ -43,7 +43,7 @@ class Count:
 def measured(monkeypatch: pytest.MonkeyPatch) -> Count:
     count, measure = Count(), planning._measure
 
-    def counted(*args: Any, **options: Any) -> planning.Step:
+    def counted(*args: Any, **options: Any) -> planning.StepPeak:
         count.number += 1
         return measure(*args, **options)
 
@@ -77,7 +77,7 @@ def assert_met(build: Callable[[], nn.Module], x: Tensor, share: float) -> None:
 )
 def test_peak_is_close_below_limit_after_few_measured_steps(share: float, measured: Count) -> None:
     assert_met(products, torch.randn(768, 128), share)
-    assert measured.number <= 1 + planning.MAX_STEPS
+    assert measured.number <= 1 + planning.MAX_TRIALS
 
 
 @pytest.mark.slow
@@ -345,7 +345,7 @@ def test_least_limit_suffices_if_outputs_are_freed() -> None:
     least = round(1.001e6 * float(str(error.value).split("at least ")[1].split()[0]))
     model, target = lean(build(), least), torch.zeros(512, dtype=torch.long)
     existing = sum(each.nbytes for each in (*model.parameters(), x))
-    with pytest.warns(planning.OutputsAreFreed, match="without a name for the outputs"):
+    with pytest.warns(planning.OutputsAreFreed, match="without assigning the outputs"):
         found = measure_memory(lambda: F.cross_entropy(model(x), target), model.parameters()).peak
     assert 0.9 * least < existing + found <= least
     assert found < peak(lean(build()), x) - existing - 4 * 500 * 8192  # the outputs

@@ -27,7 +27,7 @@ from zoo.remat.rules import (
     batch_norm,
     batch_norm_is_exact,
     in_place_of,
-    max_pool,
+    max_pool_with_indices,
     rule_of,
 )
 
@@ -304,7 +304,7 @@ def test_max_pools_have_the_same_bits_with_ties_and_nan(channels: int, dtype: to
         x = torch.where(where < 0.3, x.round(), x)  # ties, and zeros of both signs
         x[where > 0.9], x[where > 0.95] = -torch.inf, torch.nan
         args = x.to(dtype), [kernel] * 2, [stride] * 2, [kernel // 2] * 2, [dilation] * 2, is_ceiling
-        for repeated, expected in zip(max_pool(*args), aten.max_pool2d_with_indices(*args), strict=True):
+        for repeated, expected in zip(max_pool_with_indices(*args), aten.max_pool2d_with_indices(*args), strict=True):
             assert repeated.stride() == expected.stride()
             assert torch.equal(repeated.view(torch.uint8), expected.view(torch.uint8))
 
@@ -350,7 +350,7 @@ POOLED = {
 @pytest.mark.parametrize("shape", POOLED.values(), ids=POOLED)
 def test_max_pools_have_strides_of_torch(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
-    outputs = max_pool(x, [2, 2], [2, 2]), aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
+    outputs = max_pool_with_indices(x, [2, 2], [2, 2]), aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
     for found, expected in zip(*outputs, strict=True):
         assert torch.equal(found, expected)
         assert found.stride() == expected.stride()

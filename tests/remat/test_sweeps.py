@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.remat.hunt import copied, same_bits
 from zoo.remat import Rematerializer
-from zoo.remat.rules import FASTER, aten, batch_norm, max_pool
+from zoo.remat.rules import FASTER, aten, batch_norm, max_pool_with_indices
 
 NUM_SAMPLES = 8  # of an operator
 #: Operators that return memory without writing it, and one that torch itself refuses under autocast unless it is empty.
@@ -336,7 +336,7 @@ def written(kernel: Callable[..., Any], case: tuple[Any, ...]) -> list[Any]:
 
 #: Operations -> the kernel that replaces theirs, and its cases.
 CASES = {
-    aten.max_pool2d_with_indices.default: (max_pool, pools),
+    aten.max_pool2d_with_indices.default: (max_pool_with_indices, pools),
     aten.native_batch_norm.default: (batch_norm, norms),
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.training_runs import TrainingRun
 
 EXPERIMENT = "revnet38_cifar10_short"
@@ -43,7 +43,7 @@ def run_of(
     return TrainingRun("test", config, epochs, experiment=name, **counts)
 
 
-def by_key(section: Section) -> dict[str, Comparison]:
+def by_key(section: ReportSection) -> dict[str, Comparison]:
     """Return the first comparison with each published number, which is the number's row in the scoreboard.
 
     The keys are the ids of the numbers without the name of the paper.

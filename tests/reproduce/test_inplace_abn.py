@@ -22,8 +22,8 @@ from zoo.reproduce import inplace_abn_figures1and2 as figures
 from zoo.reproduce import inplace_abn_scores as scores
 from zoo.reproduce import inplace_abn_table2 as table2
 from zoo.reproduce import inplace_abn_timing as timing
-from zoo.reproduce.comparison import Comparison, Section
-from zoo.reproduce.published_numbers import published, published_numbers
+from zoo.reproduce.comparison import Comparison, ReportSection
+from zoo.reproduce.published_numbers import published_number, published_numbers
 
 
 def test_published_gains_are_ratios_of_pixels_to_the_first_row() -> None:
@@ -108,11 +108,11 @@ def test_every_published_score_has_row() -> None:
     }
     training = by_key(sections[1])["table2/cityscapes_resnext101_stdbn/miou"].verdict
     assert re.match("not measured: `zoo train cityscapes_resnext101_stdbn DATA`", str(training))
-    assert published("inplace_abn", "table2/vistas_test/miou").network == ""
+    assert published_number("inplace_abn", "table2/vistas_test/miou").network == ""
 
 
 @pytest.fixture(scope="module")
-def figures_1_and_2() -> list[Section]:
+def figures_1_and_2() -> list[ReportSection]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "SIDE", 8)
         return [figures.count_block_buffers(), figures.count_stored_tensors()]
@@ -124,11 +124,11 @@ def test_block_stores_maps_of_figure_1(norm: str, maps: int) -> None:
     block = IdentityResidualBlock(2 * width, (width, width, 2 * width), norm_act(norm), groups=64)
     one = 4 * 2 * width * side**2
     assert sorted(figures.stored_sizes(block, batch=2)) == sorted([one] * (maps * 2 // 3) + [2 * one] * (maps // 3))
-    number = published("inplace_abn", f"figure1/buffers_{norm}")
+    number = published_number("inplace_abn", f"figure1/buffers_{norm}")
     assert number.value == maps
 
 
-def test_figures_1_and_2_and_saved_half_are_counted_as_published(figures_1_and_2: list[Section]) -> None:
+def test_figures_1_and_2_and_saved_half_are_counted_as_published(figures_1_and_2: list[ReportSection]) -> None:
     found = {key: comparison for section in figures_1_and_2 for key, comparison in by_key(section).items()}
     assert len(found) == 2 + 5 + 1
     assert {comparison.verdict.state for comparison in found.values()} == {"reproduced"}
@@ -138,11 +138,11 @@ def test_figures_1_and_2_and_saved_half_are_counted_as_published(figures_1_and_2
 
 
 @pytest.fixture(scope="module")
-def network_memory() -> Section:
+def network_memory() -> ReportSection:
     return figures.count_network_memory({"resnext50": True}, batch=2)
 
 
-def test_in_place_norms_almost_halve_held_bytes(network_memory: Section) -> None:
+def test_in_place_norms_almost_halve_held_bytes(network_memory: ReportSection) -> None:
     most = by_key(network_memory)["abstract/memory"]
     assert most.what == "largest of all networks: resnext50, iABN plain"
     assert isinstance(most.measured, float)
@@ -173,7 +173,7 @@ def test_batches_of_section_4_1_are_batches_of_four_gpus(monkeypatch: pytest.Mon
         "section4.1/wider_resnet38_ipabn_lr_256/batch_stdbn": (320, "better: at most 255"),
         "section4.1/densenet264_ipabn_lr_256/batch_stdbn": (320, "better: at most 255"),
     }
-    number = published("inplace_abn", "section4.1/resnext101_stdbn_lr_256/batch")
+    number = published_number("inplace_abn", "section4.1/resnext101_stdbn_lr_256/batch")
     judged = [Comparison("a", images, number).verdict.state for images in (255, 256, 511, 512)]
     assert judged == ["off", "reproduced", "reproduced", "better"]
 

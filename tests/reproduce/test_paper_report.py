@@ -10,7 +10,7 @@ import pytest
 from tests.reproduce.scoreboards import ENVIRONMENT, found, number, publish, section
 from zoo.benchmark.plot_style import Line, Panel
 from zoo.errors import ConfigError
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.paper_report import read_report, write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.training_runs import load_changed
@@ -27,9 +27,9 @@ def test_reports_hold_all_comparisons_and_have_plot(tmp_path: Path, monkeypatch:
     one, two = number("table3/one", 2, unit="B", evidence="memory measured"), number("table3/two")
     publish(monkeypatch, one, two)
     near = Comparison("bytes", 2.1, one)
-    first = Section("one", "Table 1", [near], [panel], environment=ENVIRONMENT)
+    first = ReportSection("one", "Table 1", [near], [panel], environment=ENVIRONMENT)
     missing = Comparison("error", None, two, pending="`zoo train x`")
-    plain = Section("two", "Table 2", [missing], environment=ENVIRONMENT)
+    plain = ReportSection("two", "Table 2", [missing], environment=ENVIRONMENT)
     header = {"benchmark": "revnet", "command": "zoo reproduce", "environment": ENVIRONMENT}
     write_report(tmp_path, header, [first, plain], with_plots=True)
     assert read_report(tmp_path, "revnet") == [first, plain]

@@ -11,7 +11,7 @@ import pytest
 
 from zoo.config.architectures import ARCHITECTURES
 from zoo.config.parse import experiments_dir, load_experiment
-from zoo.reproduce.published_numbers import PUBLISHED_DIR, PublishedNumber, published, published_numbers
+from zoo.reproduce.published_numbers import PUBLISHED_DIR, PublishedNumber, published_number, published_numbers
 
 PAPERS = sorted(file.stem for file in PUBLISHED_DIR.glob("*.json"))
 EXPERIMENTS = {file.stem: load_experiment(file) for file in sorted(experiments_dir().glob("*.json"))}
@@ -82,7 +82,7 @@ def test_network_of_each_number_exists_in_zoo(paper: str) -> None:
 
 
 def test_number_needs_id_and_one_of_four_kinds() -> None:
-    number = published("inplace_abn", "table1/resnext101_stdbn_lr_256/center224/top1")
+    number = published_number("inplace_abn", "table1/resnext101_stdbn_lr_256/center224/top1")
     assert number.id == "inplace_abn/table1/resnext101_stdbn_lr_256/center224/top1"
     assert (number.paper, number.number, number.text, number.kind) == ("inplace_abn", 77.04, "77.04", "printed")
     with pytest.raises(ValueError, match="kind"):

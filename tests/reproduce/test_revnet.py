@@ -16,16 +16,16 @@ from zoo.reproduce import error_rates
 from zoo.reproduce import revnet_figure4 as figures
 from zoo.reproduce import revnet_table1 as table1
 from zoo.reproduce import revnet_tables2to5 as tables2to5
-from zoo.reproduce.comparison import Section
+from zoo.reproduce.comparison import ReportSection
 from zoo.reproduce.paper_networks import build_for_training
-from zoo.reproduce.published_numbers import published, published_numbers
+from zoo.reproduce.published_numbers import published_number, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
 
 NUMBERS = published_numbers("revnet")
 WHOLE = {"num_training_images": 50_000, "num_validation_images": 10_000}
 
 
-def states(section: Section) -> dict[str, str]:
+def states(section: ReportSection) -> dict[str, str]:
     return {key: comparison.verdict.state for key, comparison in by_key(section).items()}
 
 
@@ -64,7 +64,7 @@ def test_predicted_networks_fit_into_memory(
     [("naive", 1), ("reversible", 2), ("checkpoint recursively", 13 / 8)],
 )
 def test_calls_of_f_and_g_are_counted(strategy: str, calls: float) -> None:
-    assert table1.measure_cost(table1.STRATEGIES[strategy], 4).calls == calls
+    assert table1.measure_cost(table1.CHAIN_STRATEGIES[strategy], 4).calls == calls
 
 
 def test_operations_are_counted_as_by_hand() -> None:
@@ -88,7 +88,7 @@ def test_parameter_counts_equal_published_ones() -> None:
     assert len(found) == 14
     assert {verdict.state for verdict in found.values()} == {"reproduced"}
     assert found["table2/revnet104/parameters_1000"].reason == "+0.5 %", "the same tolerance as in Table 5"
-    assert published("revnet", "table2/revnet104/parameters_1000").finding
+    assert published_number("revnet", "table2/revnet104/parameters_1000").finding
 
 
 def test_outputs_of_imagenet_networks_are_summed_as_by_hand() -> None:

@@ -21,7 +21,7 @@ from zoo.data.imagenet import imagenet_wnids
 from zoo.errors import ConfigError, DataError
 from zoo.registry.load_network import LoadedNetwork
 from zoo.run.robustness import score_set
-from zoo.tasks.prediction import Recorder
+from zoo.tasks.prediction import PredictionCollector
 
 SIDE = 8
 SETTINGS = {
@@ -138,13 +138,13 @@ def test_real_accepts_any_label_and_leaves_out_images_without(network: LoadedNet
             if labels[number - 1]:
                 hits.append(any(label in order[:top] for label in labels[number - 1]))
     (tmp_path / "real.json").write_text(json.dumps(labels))
-    recorder = Recorder(tmp_path)
-    scores = score_set(network, tmp_path, "imagenet-real", record=recorder)
+    collector = PredictionCollector(tmp_path)
+    scores = score_set(network, tmp_path, "imagenet-real", record=collector)
     assert scores.content["top1"] == pytest.approx(100 * sum(expected[1]) / len(expected[1]))
     assert scores.content["top5"] == pytest.approx(100 * sum(expected[5]) / len(expected[5]))
     assert (scores.content["count"], scores.content["without_label"]) == (6, 2)
     assert "2 more images have no label and are excluded" in scores.table
-    assert len(recorder.predictions) == 8
+    assert len(collector.predictions) == 8
     (tmp_path / "real.json").unlink()
     with pytest.raises(DataError, match=r"real\.json"):
         score_set(network, tmp_path, "imagenet-real")

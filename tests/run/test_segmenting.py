@@ -20,7 +20,7 @@ from zoo.errors import ConfigError, DataError
 from zoo.registry.load_network import LoadedNetwork
 from zoo.run.label_images import ORIGINAL_KINDS
 from zoo.run.segmenting import segment as segment_images
-from zoo.tasks.tta import segment
+from zoo.tasks.tta import segment_image
 
 CLASSES = 4
 
@@ -76,7 +76,9 @@ def test_all_output_kinds_have_original_size_of_image(tmp_path: Path) -> None:
     settings = network.experiment.input
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (settings.mean, settings.std))
     scaled = image.resize((int(image.width * (64 / image.height)), 64), Image.Resampling.BILINEAR)
-    expected = segment(network.model, (ToTensor()(scaled) - mean) / std, (0.5, 1.0), True, (image.height, image.width))
+    expected = segment_image(
+        network.model, (ToTensor()(scaled) - mean) / std, (0.5, 1.0), True, (image.height, image.width)
+    )
     for kind in ("palette", "ids"):
         with Image.open(tmp_path / "out" / kind / "sub" / "a.png") as written:
             assert np.array_equal(np.asarray(written), expected.classes)

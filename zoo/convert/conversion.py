@@ -25,12 +25,12 @@ StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)
 ROUNDING_TOLERANCE = 1e4  # largest difference of exact conversions, in units of eps times the largest output
 MAX_PRINTED_NAMES = 6  # in a printed report
-RELU = {"norm": "standard", "activation": "relu"}
+RELU_NETWORK = {"norm": "standard", "activation": "relu"}
 # Kind of conversion -> settings that the network of its source must have.
-REQUIRED: dict[str, dict[str, str]] = {
-    "from-torchvision": RELU,
-    "to-torchvision": RELU,
-    "relu-to-leaky-relu": RELU,
+REQUIRED_SETTINGS: dict[str, dict[str, str]] = {
+    "from-torchvision": RELU_NETWORK,
+    "to-torchvision": RELU_NETWORK,
+    "relu-to-leaky-relu": RELU_NETWORK,
     "inplace-to-standard": {"norm": "inplace"},
     "standard-to-inplace": {"norm": "standard"},
 }
@@ -87,7 +87,7 @@ def source_spec(state_dict: StateDict, network: str | NetworkSpec, conversion: s
     """
     spec = network if isinstance(network, NetworkSpec) else _named(network, conversion)
     check_own(spec.arch, conversion)
-    for key, value in REQUIRED.get(conversion, {}).items():
+    for key, value in REQUIRED_SETTINGS.get(conversion, {}).items():
         found = getattr(spec, key)
         if found != value and (found, value) != ("sync", "inplace"):
             raise ConversionError(f"{conversion} is for networks with {key}={value!r}, and this has {found!r}")
@@ -104,7 +104,7 @@ def _named(name: str, conversion: str) -> NetworkSpec:
         experiment = load_experiment(file)
         return experiment.network.described(experiment.input)
     check_own(name, conversion)
-    return parse_spec({"arch": name, **REQUIRED[conversion]}, conversion)
+    return parse_spec({"arch": name, **REQUIRED_SETTINGS[conversion]}, conversion)
 
 
 def check_own(arch: str, conversion: str) -> None:

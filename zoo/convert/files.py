@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zoo.config.network import NetworkSpec, merge, parse_spec
-from zoo.convert.conversion import REQUIRED, ConversionReport, check_own
+from zoo.convert.conversion import REQUIRED_SETTINGS, ConversionReport, check_own
 from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 from zoo.errors import ConfigError, ConversionError, escape
@@ -105,7 +105,7 @@ def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any]) -> 
     if kind != "export":
         check_own(asked["arch"], kind)
     key = "fc.weight" if kind == "from-torchvision" else None
-    given = merge(asked, REQUIRED.get(kind, {}), {"num_classes": num_outputs(stored.state_dict, path, key)})
+    given = merge(asked, REQUIRED_SETTINGS.get(kind, {}), {"num_classes": num_outputs(stored.state_dict, path, key)})
     spec = parse_spec(given, path)
     stored.warn_of_assumptions(spec)
     return spec

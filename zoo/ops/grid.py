@@ -54,13 +54,14 @@ class _RoundToGrid(torch.autograd.Function):
 def sum_on_grid(
     x: Tensor, r: Tensor, bits: int, subtract: bool = False, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return x + round_to_grid(r), or x less it, and a summary of it if a kernel computes both in one pass.
+    """Return x + round_to_grid(r) or, with ``subtract``, x - round_to_grid(r), and a summary or None.
 
     For links, which add in forward and subtract in backward, without gradients. x is on the grid, and has the shape of
     r. The result is in a new tensor or in ``out``, which may be x.
 
-    The summary is an int32 tensor of two numbers: the `digest` of the term that is on the grid before the addition or
-    after the subtraction, and the bits of the largest absolute value of the result.
+    The summary is an int32 tensor of two numbers: the `digest` of x before the addition or of the result of the
+    subtraction, and the bits of the largest absolute value of the result. It is None without a kernel that computes
+    both in one pass.
     """
     r = r.float() if r.dtype in HALF else r
     back_end = back_end_for(x)
@@ -161,7 +162,7 @@ class Digests:
             remedy = "the network has diverged; lower the learning rate"
         elif largest < limit:
             remedy = (
-                "the block computed something else again: change no parameters and buffers between forward and "
+                "the recomputation of the block differed: change no parameters or buffers between forward and "
                 "backward, and call torch.use_deterministic_algorithms(True)"
             )
         elif (most := significand - math.frexp(largest)[1]) >= 0:

@@ -23,7 +23,7 @@ from zoo.ops.operators import operator
 from zoo.ops.second_derivatives import first_derivatives_only
 from zoo.torch_internals.data import pair
 
-Pair = int | tuple[int, int]
+IntOrPair = int | tuple[int, int]
 
 
 class Window(NamedTuple):
@@ -36,7 +36,7 @@ class Window(NamedTuple):
     ceil_mode: bool
 
     def outputs(self, sides: Sequence[int]) -> list[int] | None:
-        """Return the output's (height, width) for a map's; None for a window that torch rejects."""
+        """Return (height, width) of the output for a map of these ``sides``; None for a window that torch rejects."""
         outputs = []
         for length, size, stride, padding, dilation in zip(sides, *self[:4], strict=True):
             reach = dilation * (size - 1) + 1
@@ -53,7 +53,12 @@ class Window(NamedTuple):
 
 
 def max_pool2d(
-    x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False
+    x: Tensor,
+    kernel_size: IntOrPair,
+    stride: IntOrPair,
+    padding: IntOrPair = 0,
+    dilation: IntOrPair = 1,
+    ceil_mode: bool = False,
 ) -> Tensor:
     """Return `torch.nn.functional.max_pool2d` of the same arguments; the gradient has torch's bits, too.
 
@@ -70,14 +75,14 @@ def max_pool2d(
 
 def _is_supported(x: Tensor, window: Window) -> bool:
     """Return whether the operator can pool x; otherwise torch pools it, or raises its own error."""
-    if x.dtype not in DTYPES or x.dim() not in (3, 4):
+    if x.dtype not in POOLED_DTYPES or x.dim() not in (3, 4):
         return False
     if window.size[0] * window.size[1] > 256 or not all(x.shape[-3:]) or back_end_for(x) == "reference":
         return False
     return window.outputs(x.shape[-2:]) is not None
 
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+POOLED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WINDOW = "SymInt[2] size, SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, bool ceil_mode"
 _operator = partial(operator, torch.library.Library("zoo", "FRAGMENT"))
 

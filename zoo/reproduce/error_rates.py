@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import TrainingRun, environment_of
 from zoo.tasks import classification
@@ -23,9 +23,9 @@ VALIDATION_IMAGES = {10: 10_000, 100: 10_000, 1000: 50_000}
 
 def report_errors(
     key: str, title: str, published: Mapping[str, PublishedNumber], runs: Sequence[TrainingRun]
-) -> Section:
+) -> ReportSection:
     """Return the test errors of the experiments in ``published``."""
-    section = Section(key, title)
+    section = ReportSection(key, title)
     for name, number in published.items():
         section.comparisons += errors_of(name, number, runs)
     return section
@@ -68,7 +68,7 @@ def facts_of(*groups: Sequence[TrainingRun]) -> dict[str, Any]:
     runs = [run for group in groups for run in group]
     return {
         "n": min(map(len, groups)),
-        "spread": standard_error(*groups),
+        "spread": standard_error_of_means(*groups),
         "weakness": missing_images(runs),
         "environment": environment_of(runs),
     }
@@ -114,7 +114,7 @@ def command_of(experiment: str) -> str:
     return f"zoo train {experiment} DATA"
 
 
-def standard_error(*groups: Sequence[TrainingRun]) -> float | None:
+def standard_error_of_means(*groups: Sequence[TrainingRun]) -> float | None:
     """Return the standard error of a group's mean accuracy, or of the difference between the means of two, in points.
 
     None if the number of scored images of a single run is unknown.

@@ -469,7 +469,7 @@ def old_weight_norm() -> nn.Module:
     [
         (lambda: nn.Linear(8, 2, device="meta"), ConfigError, "on the meta device; move"),
         (lambda: nn.LazyLinear(2), ConfigError, "lazy parameters without a shape; run one forward pass first"),
-        (kept, ConfigError, "cannot be copied, as it keeps the results of operations in 0.last; detach them"),
+        (kept, ConfigError, "cannot be copied, because it keeps the results of operations in 0.last; detach them"),
         (old_weight_norm, ConfigError, "in 0.weight; .*parametrizations for weight norm"),
         (lambda: nn.Linear, TypeError, "model is a module, not the class Linear; pass an instance"),
         (

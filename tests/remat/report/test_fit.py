@@ -12,7 +12,7 @@ import zoo
 from tests.remat import programs
 from zoo.errors import ConfigError
 from zoo.remat.lean import lean
-from zoo.remat.report.fit import Fit, largest
+from zoo.remat.report.fit import Fit, largest_fitting
 
 SIZE_PX = 32
 
@@ -164,4 +164,4 @@ def test_largest_number_is_found_by_interpolation(memory: int, power: int) -> No
         return max(9, 3 * number**power - 40)
 
     expected = max((number for number in range(2, 5000) if bytes_for(number) <= memory), default=0)
-    assert largest(bytes_for, memory, power) == expected
+    assert largest_fitting(bytes_for, memory, power) == expected
