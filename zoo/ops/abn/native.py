@@ -1,4 +1,4 @@
-"""The kernels for the CPU: operators of the compiled library. The results equal the results of reference.py up to rounding.
+"""The kernels for the CPU: operators of the compiled library, which equal reference.py up to rounding.
 
 Contiguous and channels_last tensors are read in place. Tensors of other layouts are first copied to contiguous ones;
 `apply_` copies the result back, and the other kernels then return contiguous tensors. ``dz`` and ``shortcut`` are
