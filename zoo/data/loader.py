@@ -35,12 +35,14 @@ class LoaderOptions:
     - `rank`, `world_size`: rank of the process, and number of processes that share the images.
     - `workers`: number of worker processes; 0 loads in this process.
     - `pin_memory`: as for torch's DataLoader.
+    - `replicas`: number of replicas that share the images, see `TrainBatches`; None for one per process.
     """
 
     rank: int = 0
     world_size: int = 1
     workers: int = 0
     pin_memory: bool = False
+    replicas: int | None = None
 
 
 DEFAULT_OPTIONS = LoaderOptions()
@@ -120,6 +122,7 @@ def loader_of_crops(
         config.optimizer.batch_size,
         rank=options.rank,
         world_size=options.world_size,
+        replicas=options.replicas,
         accumulate_steps=config.optimizer.accumulate_steps,
         seed=config.seed,
         repeats=config.input.repeats_train,
@@ -149,8 +152,13 @@ def build_val_loader(
         images = MapDataset(data.val, transform, num_classes)
     else:
         images = ImageFolder(data / split, transform, allow_empty_classes=True)
-    batches = ValBatches(len(images), batch_size, rank=options.rank, world_size=options.world_size, limit=limit)
-    return Loader(images, batches, options)
+    return Loader(images, val_batches(images, batch_size, options, limit), options)
+
+
+def val_batches(images: ImageDataset, batch_size: int, options: LoaderOptions, limit: int | None) -> ValBatches:
+    """Return the validation batches of one process."""
+    share: dict[str, Any] = {"rank": options.rank, "world_size": options.world_size, "replicas": options.replicas}
+    return ValBatches(len(images), batch_size, **share, limit=limit)
 
 
 def _leave_process_group(worker: int) -> None:
