@@ -29,6 +29,7 @@ from zoo.data.sources.location import DataPath, parse_data_path
 from zoo.engine.checkpoint import BEST, CHECKPOINT
 from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
 from zoo.engine.process import Process, open_process
+from zoo.engine.replicas import fixed_algorithms
 from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
@@ -178,7 +179,7 @@ def train_experiment(
 
     # 2. Task and loaders: all processes have the same images.
     task = task_of(config)
-    loaders = build_loaders(task, data, process.loader_options(workers))
+    loaders = build_loaders(task, data, process.loader_options(workers, config.optimizer.replicas))
     images = _fingerprints(loaders)
     check_same_on_all_ranks(process, lambda: images, "copy the same DATA to every machine", DataError)
 
@@ -186,6 +187,7 @@ def train_experiment(
     num_parameters = _count_parameters(config) if module is None else _size(module)
     build = build_from_config if module is None else partial(_prepared, module)
     with (
+        nullcontext() if config.optimizer.replicas is None else fixed_algorithms(),
         log_folder(log_dir, process, continues=_continues(log_dir, resume)),
         RunLog(log_dir, process.rank, config, histograms=log_hist) as log,
     ):
