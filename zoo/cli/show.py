@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zoo.cli.list_networks import describe, sizes_of
 from zoo.cli.options import Command, argument
-from zoo.errors import ConfigError, escape, shorten_repr
+from zoo.errors import EXIT_VERIFICATION_FAILED, ConfigError, escape, shorten_repr
 
 if TYPE_CHECKING:
     from zoo.registry.names import Resolved
@@ -53,7 +53,7 @@ class Show(Command):
 
 
 def _compare(*names: str) -> int:
-    """Print the names of the tensors that differ between two files, and return 1 if there are any."""
+    """Print the names of the tensors that differ between two files, and return 3 if there are any."""
     from zoo.engine.digest import differences, digest, state_tensors
     from zoo.registry.names import resolve
 
@@ -71,7 +71,7 @@ def _compare(*names: str) -> int:
         print(f"{escape(name)}: {what}")
     more = f" (the first {MAX_COMPARED} above)" if len(differing) > MAX_COMPARED else ""
     print(f"{len(differing):,} of {len({*found[0], *found[1]}):,} tensors differ{more}" if differing else "equal")
-    return int(bool(differing))
+    return EXIT_VERIFICATION_FAILED if differing else 0
 
 
 def _facts_of_network(name: str) -> dict[str, Any]:

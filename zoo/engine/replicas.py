@@ -92,12 +92,12 @@ class Replicas:
 
         ``loss_scale`` is a power of two, so that the division is exact. Does not wait for the device.
         """
-        lows, highs, zero = [], [], loss_scale.new_zeros(())
+        lows, highs, zero, factor = [], [], loss_scale.new_zeros(()), 2.0**GRID_BITS / loss_scale
         present = torch.tensor([parameter.grad is not None for parameter in self._parameters])
         for parameter, total in zip(self._parameters, self._totals, strict=True):
             low = high = zero
             if parameter.grad is not None:
-                scaled = at_least_float32(parameter.grad) * (2.0**GRID_BITS / loss_scale)
+                scaled = at_least_float32(parameter.grad).mul_(factor)
                 low, high = scaled.aminmax()
                 total.view(parameter.shape).add_(scaled.round_().to(torch.int64))
                 parameter.grad = None
@@ -116,7 +116,7 @@ class Replicas:
         """
         if self._process.world_size > 1:
             dist.all_reduce(self._sums)
-        tallies = zip(*self._tallies.tolist(), strict=True)
+        tallies, factor = zip(*self._tallies.tolist(), strict=True), 2.0**-GRID_BITS * loss_scale
         for name, parameter, total, tally in zip(self._names, self._parameters, self._totals, tallies, strict=True):
             num_present, num_infinite, num_beyond = tally
             if num_beyond:
@@ -126,7 +126,7 @@ class Replicas:
                 parameter.grad = torch.full_like(parameter, torch.nan)
             elif num_present:
                 summed = torch.empty_like(parameter).copy_(total.view(parameter.shape))
-                parameter.grad = summed.mul_(2.0**-GRID_BITS * loss_scale)
+                parameter.grad = summed.mul_(factor)
         self._sums.zero_()
         if self._process.world_size > 1:
             broadcast_tensors(list(self._model.buffers()))

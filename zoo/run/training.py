@@ -82,6 +82,7 @@ def train(
     experiment: Experiment | Mapping[str, Any] | str | os.PathLike[str] | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
+    replicas: int | None = None,
     memory: str | None = None,
     process: Process | None = None,
     workers: int = 0,
@@ -115,6 +116,8 @@ def train(
       to 0 after 30 epochs.
     - `epochs`: number of epochs instead of the experiment's; a resumed run with more epochs than before is extended.
     - `batch_size`: images per step, over all processes, instead of the experiment's.
+    - `replicas`: ``optimizer.replicas`` instead of the experiment's: any number of processes, up to this one, trains
+      the same weights to the bit.
     - `memory`: ``network.memory`` instead of the experiment's, such as "lean"; a module can only become "lean".
     - `process`: this process, if `zoo.engine.process.open_process` is open already.
     - `workers`: worker processes that read images, per process of the run; 0 reads them in the process itself.
@@ -136,7 +139,8 @@ def train(
     if module is not None and memory not in (None, LEAN):
         what = f"memory = {memory!r}: a network that is built already can only become {LEAN!r}"
         raise ConfigError(what, type(network).__name__, "build it with this strategy, zoo.get(NAME, memory=...)")
-    config = experiment_for(network, images, settings=experiment, epochs=epochs, batch_size=batch_size, memory=memory)
+    changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "memory": memory, "replicas": replicas}
+    config = experiment_for(network, images, settings=experiment, **changes)
     with open_process() if process is None else nullcontext(process) as process:
         state = train_experiment(
             config, images, Path(log_dir), process,
