@@ -177,13 +177,13 @@ def _expected_weights(config: Experiment, data: Path) -> dict[str, Tensor]:
             loss = F.cross_entropy(model(batch.on(torch.device("cpu"))), batch.targets, reduction="sum")
             gradients = torch.autograd.grad(loss / len(chosen), list(model.parameters()))
             for name, gradient in zip(sums, gradients, strict=True):
-                sums[name] = sums[name] + np.rint(gradient.double().numpy() * 2.0**44).astype(np.int64)
+                sums[name] = sums[name] + np.rint(gradient.double().numpy() * 2.0**40).astype(np.int64)
             for name, buffer in model.named_buffers():
                 if replica == 0:
                     after[name] = buffer.clone()
                 buffer.copy_(before[name])
         for name, parameter in model.named_parameters():
-            parameter.grad = torch.from_numpy(sums[name].astype(np.float32)) * 2.0**-44
+            parameter.grad = torch.from_numpy(sums[name].astype(np.float32)) * 2.0**-40
         nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.param_groups[0]["lr"] = settings.learning_rate * settings.schedule.factor(0, step, 3, 0.05)
         optimizer.step()
@@ -298,8 +298,8 @@ def test_the_loss_scale_changes_no_gradient(amp: str) -> None:
 
 def test_a_gradient_beyond_the_range_is_an_error_with_the_name_of_the_parameter() -> None:
     state = _odd_state()
-    state.model.factor = 1e7
-    with pytest.raises(OverflowError, match=r"the gradient of first\.weight exceeds 262,144"):
+    state.model.factor = 1e9
+    with pytest.raises(OverflowError, match=r"the gradient of first\.weight exceeds 4,194,304"):
         train_step(state, *_odd_batches())
 
 
@@ -309,7 +309,7 @@ class _Steep(nn.Module):
         self.last = nn.Linear(3 * 8 * 8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(x.flatten(1)) * 1e7
+        return self.last(x.flatten(1)) * 1e9
 
 
 def build_steep(network: NetworkSpec) -> nn.Module:

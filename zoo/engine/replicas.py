@@ -26,9 +26,10 @@ from zoo.errors import ConfigError
 from zoo.ops.context import restored_buffers
 from zoo.torch_internals.data import is_wrapper
 
-# Gradients are added as multiples of 2^-44. Those above 1e-6 keep all digits of float32. Those of a replica's mean loss
-# may be as large as 2^18; small batch norms of few images have gradients of thousands.
-GRID_BITS = 44
+# Gradients are added as multiples of 2^-40. Those above 2^-16 keep all digits of float32; smaller ones have an error of
+# at most 2^-41. Those of a replica's mean loss may be as large as 2^22, because batch norms of few values, whose
+# variance may be tiny, have gradients of hundreds of thousands.
+GRID_BITS = 40
 SUM_BITS = 62  # of an int64; the largest sum is below 2^62
 
 
